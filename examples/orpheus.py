@@ -1,0 +1,52 @@
+"""Orpheus: text to speech from a language model and a codec.
+
+The real one is a Llama 3B that writes SNAC codes as tokens, seven for each frame of sound. SNAC turns every window of
+four frames into the sound of its middle one, so sound begins after 28 tokens and goes on every seven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mstar import Audio, Int64, Model, Stream, Tensor, loop, walk, windows
+from mstar.testing.toy_speech import Snac
+from mstar.testing.toys import SampledLM, Sampling
+
+
+@dataclass
+class SpeechRequest:
+    text: str
+    sampling: Sampling
+
+
+class Orpheus(Model):
+    """A Llama writes SNAC codes; SNAC turns each window of them into sound."""
+
+    def __init__(self) -> None:
+        self.lm = SampledLM(vocab=211, eos=5)
+        self.snac = Snac()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Audio]:
+        kv = self.lm.kv()
+        codes = Stream("codes")
+        s = loop(steps=sampling.max_tokens, token=self.lm.prefill(prompt, kv, sampling))
+        for _ in s:
+            codes.put(s.token)
+            s.token = self.lm.decode(s.token, kv, sampling)
+            s.stop_when(self.lm.is_end(s.token))
+
+        for window in windows(codes, size=28, stride=7):  # runs while the loop above still runs
+            yield Audio(self.snac.decode(window), rate=24_000)
+
+    async def route(self, request: SpeechRequest) -> None:
+        await self.speak(self.lm.tokenize(request.text), request.sampling)
+
+
+def requests() -> list[SpeechRequest]:
+    return [
+        SpeechRequest("Good morning.", Sampling(max_tokens=60)),
+        SpeechRequest("A tale of two cities", Sampling(max_tokens=200, temperature=0.6, seed=6)),
+        SpeechRequest("Hm?", Sampling(max_tokens=35, seed=1)),
+    ]

@@ -1,0 +1,76 @@
+"""mstar: one runtime that serves composite AI models.
+
+A model is components and walks over them, written as plain Python. These are the names an author needs.
+"""
+
+from mstar.errors import LoadError, MstarError, ParityError, PlacementError, RouteError, WalkError, WalkNotRun
+from mstar.walk.batching import ONE_ROW, Batch, Layout, alone, padded, ragged, rows, stacked
+from mstar.walk.component import Component, op
+from mstar.walk.control import Stream, choose, each, loop, windows
+from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video
+from mstar.walk.model import Model, Outcome, WalkCall, walk
+from mstar.walk.states import KV, State
+from mstar.walk.types import (
+    BFloat16,
+    Bool,
+    Float,
+    Float16,
+    Float32,
+    Int32,
+    Int64,
+    Static,
+    Tensor,
+    UInt8,
+    View,
+)
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "KV",
+    "ONE_ROW",
+    "Action",
+    "Audio",
+    "BFloat16",
+    "Batch",
+    "Bool",
+    "Component",
+    "Emission",
+    "Float",
+    "Float16",
+    "Float32",
+    "Image",
+    "Int32",
+    "Int64",
+    "Latents",
+    "Layout",
+    "LoadError",
+    "Model",
+    "MstarError",
+    "Outcome",
+    "ParityError",
+    "PlacementError",
+    "RouteError",
+    "State",
+    "Static",
+    "Stream",
+    "Tensor",
+    "Text",
+    "UInt8",
+    "Video",
+    "View",
+    "WalkCall",
+    "WalkError",
+    "WalkNotRun",
+    "alone",
+    "choose",
+    "each",
+    "loop",
+    "op",
+    "padded",
+    "ragged",
+    "rows",
+    "stacked",
+    "walk",
+    "windows",
+]

@@ -1,0 +1,5 @@
+"""The `mstar` command."""
+
+from mstar.cli.commands import main
+
+__all__ = ["main"]

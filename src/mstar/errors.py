@@ -1,0 +1,88 @@
+"""Every exception mstar raises, in one tree.
+
+    MstarError
+    ├── WalkError        a walk cannot become a graph; carries every problem found, not the first
+    ├── PlacementError   a placement file does not fit the model
+    ├── RouteError       a route misused a walk or a state
+    ├── LoadError        a model could not be found or imported
+    └── ParityError      a served run differed from the eager one
+    WalkNotRun           (warning) a walk was called and its result dropped unread
+
+A problem has one shape everywhere: `file:line: what happened, with values`, then `fix: what to write`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where, what, and what to write instead."""
+
+    site: str
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        fix = self.fix.replace("\n", "\n       ")
+        return f"{shown(self.site)}: {self.what}\n  fix: {fix}"
+
+
+class MstarError(Exception):
+    """Anything mstar raises on purpose."""
+
+
+class Faults(MstarError):
+    """Several problems of one kind, reported together."""
+
+    def __init__(self, subject: str, problems: Sequence[Problem]) -> None:
+        self.subject = subject
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{subject}: {count}", *map(str, problems)]))
+
+
+class WalkError(Faults):
+    """A walk cannot be turned into a graph."""
+
+
+class PlacementError(Faults):
+    """A placement does not fit the model it is for."""
+
+
+class RouteError(MstarError):
+    """A route misused a walk or a state."""
+
+
+class LoadError(MstarError):
+    """A model could not be found, imported or built."""
+
+
+class ParityError(MstarError):
+    """A served run gave something else than the eager run."""
+
+
+class WalkNotRun(RuntimeWarning):
+    """A walk was called, but nobody awaited it or read its emissions, so it did nothing."""
+
+
+def shown(site: str) -> str:
+    """A `file:line` as a reader wants it: relative to where they stand, when it is below that."""
+    path, colon, line = site.rpartition(":")
+    here = os.getcwd() + os.sep
+    return (path.removeprefix(here)) + colon + line
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean `x`?)` for the known name most like this one, or nothing."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean `{near[0]}`?)" if near else ""
+
+
+def listed(names: Iterable[str], nothing: str = "nothing") -> str:
+    """Names for a sentence: `a`, `b`, `c`."""
+    return ", ".join(f"`{name}`" for name in names) or nothing

@@ -1,0 +1,318 @@
+"""From graphs and a placement to plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from mstar.graph import ir
+from mstar.graph.types import StateType
+from mstar.plan.lower import STREAM_END, Body, Lowered, Step, Val, lower
+from mstar.plan.placement import Placement
+from mstar.plan.seats import REGIONS, Seating, all_steps
+from mstar.plan.tables import (
+    Arrival,
+    BatchKey,
+    BodyTable,
+    Call,
+    Crossing,
+    Detail,
+    Do,
+    Emit,
+    Instruction,
+    NewState,
+    Part,
+    Plan,
+    Plans,
+    Reader,
+    Region,
+    Send,
+    Window,
+    Writer,
+)
+
+LEAST_BOUND = 32
+"""How many items a stream may hold at least: enough that a producer seldom waits for a consumer's turn."""
+
+
+def plan(graphs: Mapping[str, ir.Walk], placement: Placement | None = None) -> Plans:
+    """Every walk of a model, planned. Raises PlacementError when the placement does not fit."""
+    placement = placement or Placement()
+    placement.check(graphs)
+    keys: dict[BatchKey, int] = {}
+    walks = {name: _Planner(lower(graph), placement, keys).plan() for name, graph in graphs.items()}
+    return Plans(walks, tuple(keys), placement.workers())
+
+
+class _Planner:
+    """What all seats of one walk share."""
+
+    def __init__(self, lowered: Lowered, placement: Placement, keys: dict[BatchKey, int]) -> None:
+        self.lowered = lowered
+        self.seating = Seating(lowered, placement)
+        self.keys = keys
+        steps = [*all_steps(lowered.root)]
+        self.stream_numbers = {name: number for number, name in enumerate(lowered.readers)}
+        readers = [step for found in lowered.readers.values() for step in found]
+        self.reader_numbers = {step.makes[0]: number for number, step in enumerate(readers)}
+        self.bodies = [lowered.root, *(inner for step in steps for inner in step.inner)]
+        self.calls = tuple(
+            (self.key(step.node), self.seating.seat(step)) for step in steps if isinstance(step.node, ir.Call)
+        )
+
+    def key(self, call: ir.Call) -> int:
+        return self.keys.setdefault(BatchKey(call.component, call.op, call.static), len(self.keys))
+
+    def targets(self, value: Val) -> list[int]:
+        """The seats other than its home that are sent a value when it comes to be."""
+        if value.carry is not None or value.is_counter or value in self.lowered.inputs or value.type is STREAM_END:
+            return []
+        home = self.seating.home(value)
+        return [s for s in range(len(self.seating.spots)) if s != home and (s, value) in self.seating.needs.present]
+
+    def plan(self) -> Plan:
+        lowered, spots = self.lowered, tuple(self.seating.spots)
+        parts = tuple(_Part(self, seat).part() for seat in range(len(spots)))
+        return Plan(
+            lowered.walk.name,
+            spots,
+            parts,
+            tuple(self.crossings()),
+            tuple(value.name for value in lowered.walk.inputs),
+            lowered.walk.is_tuple,
+            self.calls,
+        )
+
+    def crossings(self) -> list[Crossing]:
+        found: list[Crossing] = []
+        for step in all_steps(self.lowered.root):
+            for value in (*step.makes, *step.window):
+                home, depth = self.seating.home(value), value.body.depth()
+                found += [Crossing(value.name, value.type, home, target, depth) for target in self.targets(value)]
+            if isinstance(step.node, ir.Put):
+                value, home = step.uses[0], self.seating.seat(step)
+                depth = step.body.depth()
+                for reader in self.lowered.readers[step.node.stream]:
+                    if (target := self.seating.seat(reader)) != home:
+                        name = f"~{step.node.stream}"
+                        found.append(Crossing(name, value.type, home, target, depth, is_stream=True))
+        return list(dict.fromkeys(found))
+
+
+class _Part:
+    """The tables of one seat."""
+
+    def __init__(self, planner: _Planner, seat: int) -> None:
+        self.planner = planner
+        self.seating = planner.seating
+        self.needs = planner.seating.needs
+        self.seat = seat
+        self.slots: dict[Body, dict[Val, int]] = {}
+        self.local: dict[Body, dict[int, int]] = {}
+        self.arrivals: dict[Body, list[Val]] = {}
+
+    def part(self) -> Part:
+        lowered = self.planner.lowered
+        mine = [body for body in self.planner.bodies if (self.seat, body) in self.needs.takes_part]
+        for body in mine:
+            self.number(body)
+        tables = {body.number: self.table(body) for body in mine}
+        root = self.slots.get(lowered.root, {})
+        home = self.seating.home
+        return Part(
+            self.seat,
+            tables,
+            tuple((i, root[value]) for i, value in enumerate(lowered.inputs) if value in root),
+            tuple((i, root[value]) for i, value in enumerate(lowered.outputs) if home(value) == self.seat),
+            tuple((i, root[value]) for i, value in lowered.final_states if home(value) == self.seat),
+        )
+
+    def number(self, body: Body) -> None:
+        """Give the steps of a body that are here their indices, and its values their slots."""
+        here = [step for step in body.steps if self.is_here(step)]
+        self.local[body] = {step.index: index for index, step in enumerate(here)}
+        slots: dict[Val, int] = {}
+        captured = sorted(self.needs.captured[self.seat, body], key=lambda value: value.number)
+        made = [value for step in here for value in step.makes]
+        region = body.owner
+        bound = [*(carry.inner for carry in region.carries), *region.window] if region is not None else []
+        if body.counter is not None:
+            bound.append(body.counter)
+        inputs = self.planner.lowered.inputs if region is None else []
+        self.arrivals[body] = self.arriving(body)
+        for value in (*inputs, *captured, *bound, *self.arrivals[body], *made):
+            if (self.seat, value) in self.needs.present or self.is_made_here(value):
+                self.give_slot(value, body, slots)
+        self.slots[body] = slots
+
+    def is_made_here(self, value: Val) -> bool:
+        return value.maker is not None and self.seating.home(value) == self.seat
+
+    def give_slot(self, value: Val, body: Body, slots: dict[Val, int]) -> None:
+        """A state that a call here extends in place keeps its slot; anything else gets the next one."""
+        before = value.extended_from
+        if before is not None and value.body is body and self.is_made_here(value):
+            slots[value] = slots[before]
+        else:
+            slots.setdefault(value, len(set(slots.values())))
+
+    def arriving(self, body: Body) -> list[Val]:
+        """Values of this body that come from other seats. Whether there is one more window is waited for apart."""
+        makers = [value for step in body.steps for value in step.makes]
+        windows = body.owner.window[1:] if body.owner is not None and body.owner.window else []
+        return [value for value in (*makers, *windows) if self.seat in self.planner.targets(value)]
+
+    def is_here(self, step: Step) -> bool:
+        if step.kind in REGIONS:
+            return (self.seat, step.inner[0]) in self.needs.takes_part
+        return self.seating.seat(step) == self.seat
+
+    def table(self, body: Body) -> BodyTable:
+        here = [body.steps[index] for index in self.local[body]]
+        slots, arrivals = self.slots[body], self.arrivals[body]
+        waits: list[set[int]] = []
+        wanting: defaultdict[Val, list[int]] = defaultdict(list)
+        for index, step in enumerate(here):
+            taken = self.taken(step)
+            makers = {value.maker.index for value in taken if value.maker is not None and value.maker.body is body}
+            before = (step.before | makers) - {step.index}
+            waits.append({self.local[body][i] for i in before if i in self.local[body]})
+            for value in taken:
+                if value in arrivals:
+                    wanting[value].append(index)
+        wakes: defaultdict[int, list[int]] = defaultdict(list)
+        for index, before in enumerate(waits):
+            for earlier in sorted(before):
+                wakes[earlier].append(index)
+        pending = [len(before) for before in waits]
+        for indices in wanting.values():
+            for index in indices:
+                pending[index] += 1
+        instructions = tuple(self.instruction(i, step, tuple(wakes[i])) for i, step in enumerate(here))
+        return BodyTable(
+            body.number,
+            len(set(slots.values())),
+            instructions,
+            tuple(pending),
+            tuple(index for index, count in enumerate(pending) if count == 0),
+            len(here) + len(arrivals),
+            {value.number: Arrival(slots[value], tuple(wanting[value])) for value in arrivals},
+        )
+
+    def taken(self, step: Step) -> list[Val]:
+        """The values of its own body that a step must have here before it starts."""
+        if step.kind not in REGIONS:
+            return step.uses
+        inside = {value for inner in step.inner for value in self.needs.captured[self.seat, inner]}
+        inits = [carry.init for carry in step.carries if carry.inner in self.slots[step.inner[0]]]
+        control = [step.control] if step.control is not None else []
+        reader = step.uses if step.kind == "windows" and self.seating.seat(step) == self.seat else []
+        return sorted({*inside, *inits, *control, *reader}, key=lambda value: value.number)
+
+    def sends(self, values: list[Val], slots: dict[Val, int]) -> tuple[Send, ...]:
+        return tuple(
+            Send(slots[value], target, value.number, isinstance(value.type, StateType))
+            for value in values
+            if self.is_made_here(value)
+            for target in self.planner.targets(value)
+        )
+
+    def instruction(self, index: int, step: Step, wakes: tuple[int, ...]) -> Instruction:
+        slots = self.slots[step.body]
+        do = Do[step.kind.upper()]
+        uses = step.uses if step.kind not in REGIONS else [v for v in step.uses if v.type is STREAM_END and v in slots]
+        outs = [value for value in step.makes if value.extended_from is None and self.is_made_here(value)]
+        sends = self.sends(step.makes, slots)
+        args = tuple(slots[value] for value in uses)
+        return Instruction(index, do, args, tuple(slots[v] for v in outs), wakes, sends, self.detail(step))
+
+    def detail(self, step: Step) -> Detail:
+        node = step.node
+        if step.kind in REGIONS:
+            return self.region(step)
+        match step.kind, node:
+            case "call", ir.Call():
+                names = tuple(name for name, arg in node.args if isinstance(arg, ir.Value))
+                constants = tuple((name, arg) for name, arg in node.args if not isinstance(arg, ir.Value))
+                return Call(self.planner.key(node), names, (*constants, *node.static))
+            case "new", ir.New():
+                return NewState(node.component, str(node.out.type).partition(" ")[2])
+            case "const", ir.Const():
+                return node.literal
+            case "field", ir.Field():
+                return node.name
+            case "writer", ir.Open():
+                return self.writer(node)
+            case "reader", ir.Get() | ir.Windows():
+                number = self.planner.reader_numbers[step.makes[0]]
+                stream = self.planner.stream_numbers[node.stream]
+                writer = self.planner.lowered.readers[node.stream][0].body.steps
+                source = next(s for s in writer if s.kind == "writer" and s.node == self.opened(node.stream))
+                return Reader(number, stream, self.seating.seat(source))
+            case "emit", ir.Emit():
+                return Emit(node.kind, node.clock)
+            case _:
+                return None
+
+    def opened(self, stream: str) -> ir.Open:
+        opens = (s.node for s in all_steps(self.planner.lowered.root) if s.kind == "writer")
+        return next(node for node in opens if isinstance(node, ir.Open) and node.stream == stream)
+
+    def writer(self, node: ir.Open) -> Writer:
+        planner = self.planner
+        steps = planner.lowered.readers[node.stream]
+        readers = tuple((self.seating.seat(step), planner.reader_numbers[step.makes[0]]) for step in steps)
+        sizes = [step.node.size for step in steps if isinstance(step.node, ir.Windows)]
+        least = max(1, *sizes, 1)
+        return Writer(planner.stream_numbers[node.stream], readers, max(LEAST_BOUND, 2 * least), least)
+
+    def region(self, step: Step) -> Region:
+        outer = self.slots[step.body]
+        inner = [self.slots[body] for body in step.inner]
+        is_reading = step.kind == "windows" and self.seating.seat(step) == self.seat
+        counter = step.inner[0].counter
+        node = step.node
+        return Region(
+            bodies=tuple(body.number for body in step.inner),
+            bring=tuple(self.brought(step, body) for body in step.inner),
+            carry=self.moves(step, inner[0]) if step.carries else (),
+            give=self.given(step),
+            collect=tuple((inner[0][v], outer[out]) for v, out in step.collects if self.is_made_here(out)),
+            stop=tuple(inner[0][flag] for flag in step.stops),
+            control=outer[step.control] if step.control is not None else -1,
+            steps=node.steps if isinstance(node, ir.Loop) and isinstance(node.steps, int) else 0,
+            counter=inner[0].get(counter, -1) if counter is not None else -1,
+            more=step.window[0].number if step.window and not is_reading else -1,
+            window=self.window(step, inner[0]) if is_reading else None,
+        )
+
+    def window(self, step: Step, inner: dict[Val, int]) -> Window:
+        node = step.node
+        assert isinstance(node, ir.Windows)
+        slots = [inner.get(value, -1) for value in step.window]
+        return Window(node.size, node.stride, node.first, node.flush, *slots, self.sends(step.window, inner))
+
+    def brought(self, step: Step, body: Body) -> tuple[tuple[int, int], ...]:
+        """Outer slots to copy into an inner body at its start: what it captures, and what its carries start from."""
+        outer, inner = self.slots[step.body], self.slots[body]
+        captured = sorted(self.needs.captured[self.seat, body], key=lambda value: value.number)
+        inits = [(outer[carry.init], inner[carry.inner]) for carry in step.carries if carry.inner in inner]
+        return (*((outer[value], inner[value]) for value in captured), *inits)
+
+    def moves(self, step: Step, inner: dict[Val, int]) -> tuple[tuple[int, int], ...]:
+        pairs = [(inner[c.next], inner[c.inner]) for c in step.carries if c.inner in inner]
+        return tuple((source, target) for source, target in pairs if source != target)
+
+    def given(self, step: Step) -> tuple[tuple[tuple[int, int], ...], ...]:
+        outer = self.slots[step.body]
+        if step.kind == "choose":
+            mine = [choice for choice in step.choices if self.is_made_here(choice.out)]
+            arms = [[(choice.then, choice.out) for choice in mine], [(choice.otherwise, choice.out) for choice in mine]]
+            slots = [self.slots[body] for body in step.inner]
+            return tuple(
+                tuple((inner[source], outer[out]) for source, out in pairs)
+                for inner, pairs in zip(slots, arms, strict=True)
+            )
+        inner = self.slots[step.inner[0]]
+        mine = [carry for carry in step.carries if self.is_made_here(carry.out)]
+        return (tuple((inner[carry.inner], outer[carry.out]) for carry in mine),)

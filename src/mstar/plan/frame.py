@@ -1,0 +1,50 @@
+"""One body being run for one request at one seat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mstar.plan.tables import BodyTable, Call, Instruction
+from mstar.plan.wires import Path
+
+if TYPE_CHECKING:
+    from mstar.plan.run import Run
+
+
+class Frame:
+    """One body being run: its slots, and how many things each of its instructions still waits for."""
+
+    __slots__ = ("index", "instruction", "left", "limit", "parent", "pending", "region", "run", "slots", "table", "unfinished")
+
+    def __init__(self, run: Run, table: BodyTable, parent: Frame | None, instruction: Instruction | None) -> None:
+        self.run = run
+        self.table = table
+        self.parent = parent
+        self.instruction = instruction
+        self.region: Any = instruction.detail if instruction is not None else None
+        self.slots: list[Any] = [None] * table.slots
+        self.pending: list[int] = []
+        self.left = 0
+        self.index = 0
+        self.limit = 0
+        self.unfinished: dict[int, int] | None = None
+        """How many bodies of each `each` in this frame have not ended."""
+
+    def path(self) -> Path:
+        """Which iteration of which region this is, from the outermost in."""
+        frame, found = self, []
+        while frame.parent is not None:
+            found.append(frame.index)
+            frame = frame.parent
+        return tuple(reversed(found))
+
+    def arguments(self, instruction: Instruction) -> dict[str, Any]:
+        """What a ready call of this frame passes to its op."""
+        call = instruction.detail
+        assert isinstance(call, Call)
+        slots = self.slots
+        return dict(zip(call.names, [slots[arg] for arg in instruction.args], strict=True)) | dict(call.constants)
+
+
+Ready = tuple[Frame, Instruction]
+"""A call whose arguments are there."""

@@ -1,0 +1,169 @@
+"""Placement: where the operator wants ops to run.
+
+    [place]
+    lm = "gpu0"                       # a component
+    "lm.prefill" = "gpu1"             # one of its ops
+    snac = ["gpu1", "gpu2"]           # replicas: each request uses one of them
+
+    [walks.draw]                      # for one walk only
+    lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # the states of one request go to different ones
+
+The most particular entry wins: walk before model, op before component. Every op must be covered; a name that the model
+does not have is an error, with the nearest one it has.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from mstar.errors import PlacementError, Problem, listed, nearest
+from mstar.graph import ir
+
+LOCAL = "local"
+"""The one worker of a model that has no placement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Workers of which a request uses one. States that are spread differ in `lane`."""
+
+    workers: tuple[str, ...]
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a placement."""
+
+    workers: tuple[str, ...]
+    spread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Entries by "component" or "component.op", for all walks and for single ones."""
+
+    place: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    walks: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict[str, Mapping[str, Entry]])
+
+    def entry(self, walk: str, component: str, op: str) -> Entry | None:
+        """The entry that decides for an op in a walk."""
+        for entries in (self.walks.get(walk, {}), self.place):
+            for key in (f"{component}.{op}", component):
+                if key in entries:
+                    return entries[key]
+        return None if self.place or self.walks else Entry((LOCAL,))
+
+    def spot(self, walk: str, call: ir.Call, lane: int) -> Spot:
+        """Where a call runs; `lane` counts the request's states."""
+        entry = self.entry(walk, call.component, call.op)
+        assert entry is not None, "check() comes first"
+        return Spot(entry.workers, lane % len(entry.workers) if entry.spread else 0)
+
+    def anywhere(self) -> Spot:
+        """A spot for a walk that calls nothing."""
+        return Spot(self.workers()[:1])
+
+    def workers(self) -> tuple[str, ...]:
+        """Every worker named, in order of first mention."""
+        entries = [*self.place.values(), *(entry for walk in self.walks.values() for entry in walk.values())]
+        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers)) or (LOCAL,)
+
+    def check(self, graphs: Mapping[str, ir.Walk], site: str = "placement") -> None:
+        """Raise PlacementError unless every entry names something and every op is covered."""
+        calls = {name: _calls(graph) for name, graph in graphs.items()}
+        problems: list[Problem] = []
+        for walk in self.walks:
+            if walk not in graphs:
+                what = f"[walks.{walk}] names no walk{nearest(walk, graphs)}"
+                problems.append(Problem(site, what, f"use one of {listed(graphs)}"))
+        every = {call for found in calls.values() for call in found}
+        problems += _unknown(self.place, every, site, "[place]")
+        for walk, entries in self.walks.items():
+            problems += _unknown(entries, calls.get(walk, every), site, f"[walks.{walk}]")
+        for walk, found in calls.items():
+            for component, op in sorted(found):
+                if self.entry(walk, component, op) is None:
+                    what = f"nothing says where {component}.{op} of walk `{walk}` runs"
+                    problems.append(Problem(site, what, f'[place]\n{component} = "a worker"'))
+        if problems:
+            raise PlacementError("placement", problems)
+
+
+def _calls(graph: ir.Walk) -> set[tuple[str, str]]:
+    return {(node.component, node.op) for node in ir.flat(graph.body) if isinstance(node, ir.Call)}
+
+
+def _unknown(entries: Mapping[str, Entry], calls: set[tuple[str, str]], site: str, where: str) -> list[Problem]:
+    known = sorted({component for component, _ in calls} | {f"{component}.{op}" for component, op in calls})
+    return [
+        Problem(site, f"{where} names `{key}`, which the model does not have{nearest(key, known)}", f"use {listed(known)}")
+        for key in entries
+        if key not in known
+    ]
+
+
+def read_placement(path: Path) -> Placement:
+    """A placement file. Raises PlacementError with every problem in it."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise PlacementError(str(path), [Problem(str(path), f"cannot be read: {error}", "see docs/placement.md")]) from error
+    return parse_placement(table, str(path))
+
+
+def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placement:
+    """A placement from parsed TOML."""
+    reader = _Reader(site)
+    reader.keys(table, ("place", "walks"), "the file")
+    place = reader.entries(table.get("place", {}), "[place]")
+    walks = {
+        name: reader.entries(entries, f"[walks.{name}]")
+        for name, entries in reader.table(table.get("walks", {}), "[walks]").items()
+    }
+    if reader.problems:
+        raise PlacementError("placement", reader.problems)
+    return Placement(place, walks)
+
+
+class _Reader:
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self.problems: list[Problem] = []
+
+    def wrong(self, what: str, fix: str) -> None:
+        self.problems.append(Problem(self.site, what, fix))
+
+    def keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        for key in table:
+            if key not in known:
+                self.wrong(f"{where} has the unknown key `{key}`{nearest(key, known)}", f"use {listed(known)}")
+
+    def table(self, value: Any, where: str) -> Mapping[str, Any]:
+        if isinstance(value, Mapping):
+            return cast("Mapping[str, Any]", value)
+        self.wrong(f"{where} is {value!r}, not a table", f'{where}\nlm = "gpu0"')
+        return {}
+
+    def entries(self, value: Any, where: str) -> dict[str, Entry]:
+        return {key: self.entry(line, f"{where} {key}") for key, line in self.table(value, where).items()}
+
+    def entry(self, line: Any, where: str) -> Entry:
+        workers, spread = line, False
+        if isinstance(line, Mapping):
+            fields = cast("Mapping[str, Any]", line)
+            self.keys(fields, ("workers", "spread"), where)
+            workers, spread = fields.get("workers", []), fields.get("spread", False)
+        names = cast("list[Any]", [workers] if isinstance(workers, str) else workers)
+        if not isinstance(cast("object", names), list) or not names or not all(isinstance(n, str) and n for n in names):
+            self.wrong(f"{where} = {line!r} names no workers", 'write "gpu0", ["gpu0", "gpu1"], or { workers = [...] }')
+            return Entry((LOCAL,))
+        if len(set(names)) < len(names):
+            self.wrong(f"{where} names a worker twice: {names}", "name each worker once")
+        if not isinstance(spread, bool):
+            self.wrong(f"{where}: spread = {spread!r}", "spread = true or spread = false")
+        return Entry(tuple(names), bool(spread))

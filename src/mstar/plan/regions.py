@@ -1,0 +1,187 @@
+"""Regions in a running walk: entering loops, windows, eaches and choices, going round, and leaving them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mstar.plan.frame import Frame
+from mstar.plan.streams import ReaderEnd, let_reader_go, release
+from mstar.plan.tables import Do, Instruction, Region
+from mstar.walk.values import stack
+
+if TYPE_CHECKING:
+    from mstar.plan.run import Run
+
+TURN = -1
+"""In a run's list of things to do: an iteration of this frame has ended."""
+GATE = -2
+"""In a run's list of things to do: the next window of this frame may be there."""
+
+
+def enter(run: Run, frame: Frame, instruction: Instruction, arm: int = 0) -> Frame:
+    region = instruction.detail
+    assert isinstance(region, Region)
+    inner = Frame(run, run.part.bodies[region.bodies[arm]], frame, instruction)
+    slots, outer = inner.slots, frame.slots
+    for source, target in region.bring[arm]:
+        slots[target] = outer[source]
+    return inner
+
+
+def loop(run: Run, frame: Frame, instruction: Instruction) -> None:
+    inner = enter(run, frame, instruction)
+    region: Region = inner.region
+    for _, out in region.collect:
+        frame.slots[out] = []
+    inner.limit = region.steps if region.control < 0 else int(frame.slots[region.control])
+    if inner.limit <= 0:
+        leave(run, inner)
+    else:
+        iterate(run, inner)
+
+
+def iterate(run: Run, frame: Frame) -> None:
+    if frame.region.counter >= 0:
+        frame.slots[frame.region.counter] = frame.index
+    run.begin(frame)
+
+
+def windows(run: Run, frame: Frame, instruction: Instruction) -> None:
+    gate(run, enter(run, frame, instruction))
+
+
+def gate(run: Run, frame: Frame) -> None:
+    """Start the next window, end the region, or wait to know which."""
+    region: Region = frame.region
+    window = region.window
+    if window is None:
+        key = (region.more, frame.path())
+        if key in run.mail:
+            told(run, frame, run.mail.pop(key))
+        else:
+            run.expected[key] = frame
+        return
+    assert frame.parent is not None and frame.instruction is not None
+    reader: ReaderEnd = frame.parent.slots[frame.instruction.args[0]]
+    end = window.first + frame.index * window.stride
+    seen = end - window.stride if frame.index else 0
+    has_one = reader.total >= end or (reader.is_closed and window.flush and seen < reader.total)
+    if not has_one and not reader.is_closed:
+        reader.waiting = (frame, GATE)
+        return
+    slots = frame.slots
+    slots[window.more] = has_one
+    if has_one:
+        items = reader.between(max(0, end - window.size), end)
+        if window.item >= 0:
+            slots[window.item] = stack(items)
+        if window.fresh >= 0:
+            slots[window.fresh] = min(end, reader.total) - seen
+        release(run, reader, max(0, end + window.stride - window.size))
+    sends = window.sends if has_one else tuple(send for send in window.sends if send.slot == window.more)
+    if sends:
+        run.send(frame, sends)
+    if has_one:
+        iterate(run, frame)
+    else:
+        let_reader_go(run, reader)
+        leave(run, frame)
+
+
+def told(run: Run, frame: Frame, is_more: bool) -> None:
+    """The seat that reads the stream says whether there is one more window."""
+    if is_more:
+        iterate(run, frame)
+    else:
+        leave(run, frame)
+
+
+def each(run: Run, frame: Frame, instruction: Instruction) -> None:
+    region = instruction.detail
+    assert isinstance(region, Region)
+    count = frame.slots[region.control]
+    for _, out in region.collect:
+        frame.slots[out] = [None] * count
+    if not count:
+        run.finish(frame, instruction)
+        return
+    if frame.unfinished is None:
+        frame.unfinished = {}
+    frame.unfinished[instruction.index] = count
+    for index in range(count):
+        inner = enter(run, frame, instruction)
+        inner.index = index
+        iterate(run, inner)
+
+
+def choose(run: Run, frame: Frame, instruction: Instruction) -> None:
+    region = instruction.detail
+    assert isinstance(region, Region)
+    arm = 0 if bool(frame.slots[region.control]) else 1
+    inner = enter(run, frame, instruction, arm)
+    inner.index = arm
+    run.begin(inner)
+
+
+def turn(run: Run, frame: Frame) -> None:
+    """A body has run to its end: go round again, or leave."""
+    instruction = frame.instruction
+    if instruction is None:
+        run.end(frame)
+        return
+    do = instruction.do
+    if do is Do.LOOP:
+        turn_loop(run, frame)
+    elif do is Do.WINDOWS:
+        carry_over(frame)
+        frame.index += 1
+        gate(run, frame)
+    elif do is Do.EACH:
+        gather(run, frame, instruction)
+    else:
+        leave(run, frame)
+
+
+def turn_loop(run: Run, frame: Frame) -> None:
+    """What is collected and what stops the loop are values of this iteration: look at them before they are replaced."""
+    region, slots = frame.region, frame.slots
+    if region.collect:
+        assert frame.parent is not None
+        for source, out in region.collect:
+            frame.parent.slots[out].append(slots[source])
+    frame.index += 1
+    is_last = frame.index >= frame.limit
+    for flag in region.stop:
+        if slots[flag]:
+            is_last = True
+    carry_over(frame)
+    if is_last:
+        leave(run, frame)
+    else:
+        iterate(run, frame)
+
+
+def carry_over(frame: Frame) -> None:
+    """Give the next iteration its values, all at once: one carry may take what another had."""
+    slots, moves = frame.slots, frame.region.carry
+    values = [slots[source] for source, _ in moves]
+    for (_, target), value in zip(moves, values, strict=True):
+        slots[target] = value
+
+
+def gather(run: Run, frame: Frame, instruction: Instruction) -> None:
+    parent, region = frame.parent, frame.region
+    assert parent is not None and parent.unfinished is not None
+    for source, out in region.collect:
+        parent.slots[out][frame.index] = frame.slots[source]
+    parent.unfinished[instruction.index] -= 1
+    if not parent.unfinished[instruction.index]:
+        run.finish(parent, instruction)
+
+
+def leave(run: Run, frame: Frame) -> None:
+    parent, instruction, region = frame.parent, frame.instruction, frame.region
+    assert parent is not None and instruction is not None
+    for source, target in region.give[frame.index if instruction.do is Do.CHOOSE else 0]:
+        parent.slots[target] = frame.slots[source]
+    run.finish(parent, instruction)

@@ -1,0 +1,197 @@
+"""Streams in a running walk: their two ends, and the instructions that work on them.
+
+A stream is bounded: a writer is held up while the slowest reader has `bound` items before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mstar.plan.frame import Frame
+from mstar.plan.tables import Instruction, Reader, Writer
+from mstar.plan.wires import Closed, ItemSent, Path, Released
+
+if TYPE_CHECKING:
+    from mstar.plan.run import Run
+
+ENDLESS = 1 << 62
+"""As many items as there will ever be."""
+
+
+class ReaderEnd:
+    """Items that one reader has not let go of. `start` is the position of the first of them."""
+
+    __slots__ = ("is_closed", "is_let_go", "items", "number", "path", "source", "start", "total", "waiting")
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number = number
+        self.path = path
+        self.source = (0, 0)
+        """The seat that fills the stream, and the stream's number there."""
+        self.items: list[Any] = []
+        self.start = 0
+        self.total = 0
+        self.is_closed = False
+        self.is_let_go = False
+        self.waiting: tuple[Any, int] | None = None
+        """The frame and instruction to try again when something comes."""
+
+    def between(self, start: int, end: int) -> list[Any]:
+        """The items at these positions."""
+        return self.items[start - self.start : end - self.start]
+
+    def drop(self, count: int) -> None:
+        """Forget the first `count` items of the stream."""
+        del self.items[: count - self.start]
+        self.start = count
+
+
+class WriterEnd:
+    """How many items were put, how many more may be, and the puts that wait."""
+
+    __slots__ = ("bound", "count", "far", "is_closed", "limit", "near", "number", "parked", "path", "released")
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number = number
+        self.path = path
+        self.bound = 0
+        self.near: list[ReaderEnd] = []
+        self.far: list[tuple[int, int]] = []
+        self.count = 0
+        self.limit = 0
+        self.parked: list[tuple[Any, int]] = []
+        self.released: dict[int, int] = {}
+        """How many items each reader is done with; what a reader has not said yet is 0."""
+        self.is_closed = False
+
+    def open(self, bound: int, near: list[ReaderEnd], far: list[tuple[int, int]]) -> None:
+        """Say who reads, and how far the slowest may fall behind."""
+        self.bound, self.near, self.far = bound, near, far
+        readers = (*(end.number for end in near), *(number for _, number in far))
+        self.released = {number: self.released.get(number, 0) for number in readers}
+        self.limit = min(self.released.values()) + bound
+
+    def release(self, reader: int, count: int) -> list[tuple[Any, int]]:
+        """A reader is done with the first `count` items; the puts that may go on now."""
+        self.released[reader] = count
+        self.limit = min(self.released.values()) + self.bound
+        parked, self.parked = self.parked, []
+        return parked
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody will speak of this stream any more."""
+        return self.is_closed and self.limit >= ENDLESS
+
+
+def open_writer(run: Run, frame: Frame, instruction: Instruction) -> None:
+    table, path = instruction.detail, frame.path()
+    assert isinstance(table, Writer)
+    near = [run.reader(number, path) for seat, number in table.readers if seat == run.part.seat]
+    far = [(seat, number) for seat, number in table.readers if seat != run.part.seat]
+    writer = run.writer(table.stream, path)
+    writer.open(table.least if run.is_tight else table.bound, near, far)
+    frame.slots[instruction.outs[0]] = writer
+    run.finish(frame, instruction)
+
+
+def open_reader(run: Run, frame: Frame, instruction: Instruction) -> None:
+    table = instruction.detail
+    assert isinstance(table, Reader)
+    reader = run.reader(table.reader, frame.path())
+    reader.source = (table.writer_seat, table.stream)
+    frame.slots[instruction.outs[0]] = reader
+    run.finish(frame, instruction)
+
+
+def put(run: Run, frame: Frame, instruction: Instruction) -> None:
+    slots = frame.slots
+    value, writer = slots[instruction.args[0]], slots[instruction.args[1]]
+    if writer.count >= writer.limit:
+        writer.parked.append((frame, instruction.index))
+        return
+    writer.count += 1
+    for reader in writer.near:
+        receive(run, reader, value)
+    for seat, number in writer.far:
+        run.outbox.append(ItemSent(seat, number, writer.path, value))
+    run.finish(frame, instruction)
+
+
+def receive(run: Run, reader: ReaderEnd, value: Any) -> None:
+    if not reader.is_let_go:
+        reader.items.append(value)
+        reader.total += 1
+        if reader.waiting is not None:
+            run.todo.append(reader.waiting)
+            reader.waiting = None
+
+
+def take_next(run: Run, frame: Frame, instruction: Instruction) -> None:
+    slots = frame.slots
+    reader: ReaderEnd = slots[instruction.args[1]]
+    if reader.items:
+        item = reader.items[0]
+        release(run, reader, reader.start + 1)
+    elif reader.is_closed:
+        item = slots[instruction.args[0]]
+    else:
+        reader.waiting = (frame, instruction.index)
+        return
+    if instruction.outs:
+        slots[instruction.outs[0]] = item
+    run.finish(frame, instruction)
+
+
+def release(run: Run, reader: ReaderEnd, count: int) -> None:
+    """The first `count` items will not be read again: let the writer go on."""
+    reader.drop(count)
+    seat, stream = reader.source
+    if seat == run.part.seat:
+        released(run, run.writer(stream, reader.path), reader.number, count)
+    else:
+        run.outbox.append(Released(seat, stream, reader.path, reader.number, count))
+
+
+def released(run: Run, writer: WriterEnd, reader: int, count: int) -> None:
+    """A reader has said how far it is, perhaps before the stream was opened here."""
+    run.todo.extend(writer.release(reader, count))
+    if writer.is_over:
+        del run.writers[writer.number, writer.path]
+
+
+def close_writer(run: Run, frame: Frame, instruction: Instruction) -> None:
+    writer: WriterEnd = frame.slots[instruction.args[0]]
+    for reader in writer.near:
+        close(run, reader)
+    for seat, number in writer.far:
+        run.outbox.append(Closed(seat, number, writer.path))
+    writer.is_closed = True
+    if writer.is_over:
+        del run.writers[writer.number, writer.path]
+    run.finish(frame, instruction)
+
+
+def close(run: Run, reader: ReaderEnd) -> None:
+    reader.is_closed = True
+    if reader.waiting is not None:
+        run.todo.append(reader.waiting)
+        reader.waiting = None
+    forget(run, reader)
+
+
+def let_go(run: Run, frame: Frame, instruction: Instruction) -> None:
+    let_reader_go(run, frame.slots[instruction.args[0]])
+    run.finish(frame, instruction)
+
+
+def let_reader_go(run: Run, reader: ReaderEnd) -> None:
+    """Nobody will read any more: what still comes is dropped, and never holds the writer up."""
+    reader.is_let_go = True
+    release(run, reader, ENDLESS)
+    forget(run, reader)
+
+
+def forget(run: Run, reader: ReaderEnd) -> None:
+    if reader.is_closed and reader.is_let_go:
+        run.readers.pop((reader.number, reader.path), None)

@@ -1,0 +1,238 @@
+"""The plan: integer tables that a worker follows without asking anyone.
+
+A plan belongs to a walk and a placement, is made once, and is shared by all requests. A request keeps counters and
+slots (see `run`), never a copy of any of this. Instructions name each other, values and seats by number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from mstar.graph.ir import Literal
+from mstar.graph.types import StateType, Type
+from mstar.plan.placement import Spot
+
+
+class Do(IntEnum):
+    """What an instruction does."""
+
+    CALL = 0
+    NEW = 1
+    FORK = 2
+    CONST = 3
+    TAKE = 4
+    FIELD = 5
+    COUNT = 6
+    WRITER = 7
+    READER = 8
+    PUT = 9
+    GET = 10
+    CLOSE = 11
+    LET_GO = 12
+    EMIT = 13
+    LOOP = 14
+    WINDOWS = 15
+    EACH = 16
+    CHOOSE = 17
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKey:
+    """Calls with the same key may share a forward. It does not name the walk or the step."""
+
+    component: str
+    op: str
+    static: tuple[tuple[str, Literal], ...] = ()
+
+    def __str__(self) -> str:
+        static = ", ".join(f"{name}={literal!r}" for name, literal in self.static)
+        return f"{self.component}.{self.op}" + (f"[{static}]" if static else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """When this slot is filled, its value goes to another seat, where it has this number."""
+
+    slot: int
+    seat: int
+    value: int
+    is_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How to call an op: its batch key, which parameters come from which slots, and the constant ones."""
+
+    key: int
+    names: tuple[str, ...]
+    constants: tuple[tuple[str, Literal], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """Which state to make."""
+
+    component: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The filling end of a stream: its readers as (seat, reader), and how many items may wait.
+
+    With fewer than `least`, the largest window would never fill.
+    """
+
+    stream: int
+    readers: tuple[tuple[int, int], ...]
+    bound: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A reading end of a stream, and the seat that fills it."""
+
+    reader: int
+    stream: int
+    writer_seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """What kind of thing goes to the client, with its clock."""
+
+    kind: str
+    clock: tuple[tuple[str, int | float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How to cut windows from a stream, which inner slots they fill (-1: none), and who is told of them."""
+
+    size: int
+    stride: int
+    first: int
+    flush: bool
+    more: int
+    item: int
+    fresh: int
+    sends: tuple[Send, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A loop, windows, each or choice as one seat takes part in it.
+
+    `bring` copies slots of the outer body into the inner one; `carry` copies inner slots at the end of an iteration;
+    `give` copies inner slots (of each arm, for a choice) out when the region ends.
+    """
+
+    bodies: tuple[int, ...]
+    bring: tuple[tuple[tuple[int, int], ...], ...]
+    carry: tuple[tuple[int, int], ...] = ()
+    give: tuple[tuple[tuple[int, int], ...], ...] = ()
+    collect: tuple[tuple[int, int], ...] = ()
+    stop: tuple[int, ...] = ()
+    control: int = -1
+    """Outer slot of the number of steps, the count or the flag; -1 where `steps` is a constant."""
+    steps: int = 0
+    counter: int = -1
+    """Inner slot of the step or index."""
+    more: int = -1
+    """Of a windows region: the number under which a seat that does not read the stream is told of one more window."""
+    window: Window | None = None
+    """Of a windows region, at the seat that reads the stream."""
+
+
+Detail = Call | NewState | Writer | Reader | Emit | Region | Literal
+"""What an instruction needs beside slots; for a constant, the constant; for a field, its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step at one seat: which slots it reads and fills, whom it wakes, what it sends."""
+
+    index: int
+    do: Do
+    args: tuple[int, ...]
+    outs: tuple[int, ...]
+    wakes: tuple[int, ...]
+    sends: tuple[Send, ...]
+    detail: Detail = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A value of this body that another seat sends each time the body runs."""
+
+    slot: int
+    wakes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTable:
+    """One body at one seat. A run of it starts with `pending`, fires `entry`, and ends after `count` completions."""
+
+    number: int
+    slots: int
+    instructions: tuple[Instruction, ...]
+    pending: tuple[int, ...]
+    entry: tuple[int, ...]
+    count: int
+    arrivals: dict[int, Arrival]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one seat does in a walk."""
+
+    seat: int
+    bodies: dict[int, BodyTable]
+    inputs: tuple[tuple[int, int], ...]
+    """(input, slot) pairs that the seat is given at the start."""
+    outputs: tuple[tuple[int, int], ...]
+    """(output, slot) pairs that the seat gives at the end."""
+    states: tuple[tuple[int, int], ...]
+    """(input, slot) pairs: input states whose last version is here at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that goes from one seat to another, inside so many regions."""
+
+    name: str
+    type: Type
+    source: int
+    target: int
+    depth: int
+    is_stream: bool = False
+
+    @property
+    def is_state(self) -> bool:
+        """Whether this is a state that moves, rather than a value that is sent."""
+        return isinstance(self.type, StateType)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One walk under one placement."""
+
+    walk: str
+    spots: tuple[Spot, ...]
+    parts: tuple[Part, ...]
+    crossings: tuple[Crossing, ...]
+    input_names: tuple[str, ...]
+    gives_tuple: bool
+    calls: tuple[tuple[int, int], ...]
+    """(batch key, seat) of every call, in program order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """All walks of a model under one placement, over one list of batch keys."""
+
+    walks: dict[str, Plan]
+    keys: tuple[BatchKey, ...]
+    workers: tuple[str, ...]

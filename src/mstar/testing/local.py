@@ -1,0 +1,216 @@
+"""LocalRuntime: executes plans in this process, by readiness, in a random order that a seed repeats.
+
+It knows workers, seats and messages as the real runtime does, and nothing of processes, clocks or failures. Values
+cross between workers only where the plan says so, states are copied when they move, streams may be as tight as the
+plan allows, and calls of different requests share batches at random. So whatever it gives is what any schedule and
+placement gives; `parity` compares that with the eager run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar.errors import MstarError
+from mstar.plan.compile import plan
+from mstar.plan.frame import Ready
+from mstar.plan.placement import Placement
+from mstar.plan.run import Run, complete
+from mstar.plan.tables import Call, Plan, Plans
+from mstar.plan.wires import Message
+from mstar.walk.emissions import KINDS
+from mstar.walk.model import Model, Outcome, RouteRun, WalkCall
+from mstar.walk.states import State
+
+
+class StateHandle(State):
+    """What a route holds for a state that lives elsewhere."""
+
+    def __init__(self, real: State) -> None:
+        self.real = real
+
+    def fork(self) -> StateHandle:
+        """A handle for a fork of the state."""
+        return StateHandle(self.real.fork())
+
+
+class Stuck(MstarError):
+    """Requests are left, but nothing can run: a bug in the planner or in the rules that admit a walk."""
+
+
+@dataclass(eq=False)
+class _Tour:
+    """One walk of one request: a run per seat, and the messages on their way between them."""
+
+    call: WalkCall[Any, Any]
+    plan: Plan
+    runs: list[Run]
+    channels: dict[tuple[int, int], deque[Message]] = field(default_factory=dict[tuple[int, int], deque[Message]])
+
+    def post(self, run: Run) -> None:
+        """Put what a run has to say on its way; order is kept between two seats, not among more."""
+        for message in run.outbox:
+            self.channels.setdefault((run.part.seat, message.seat), deque()).append(message)
+        run.outbox.clear()
+
+    def settle(self) -> None:
+        """Deliver what is still on its way after the end; then nothing of the walk may be left anywhere."""
+        for (_, target), queue in self.channels.items():
+            while queue:
+                self.runs[target].deliver(queue.popleft())
+        left = [what for run in self.runs for what in (*run.leftovers(), *map(str, run.outbox))]
+        if left:
+            raise Stuck(f"walk {self.plan.walk} ended and left {left}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every seat has come to its end."""
+        return all(run.is_done for run in self.runs)
+
+
+@dataclass(eq=False)
+class _Served:
+    """One request."""
+
+    route: RouteRun
+    outcome: Outcome
+    tour: _Tour | None = None
+
+
+class LocalRuntime:
+    """Serves requests to one model in this process."""
+
+    def __init__(
+        self,
+        model: Model,
+        placement: Placement | None = None,
+        *,
+        seed: int = 0,
+        is_tight: bool = False,
+        largest_batch: int = 8,
+    ) -> None:
+        self.model = model
+        self.plans: Plans = plan(model.graphs(), placement)
+        self.is_tight = is_tight
+        self.largest_batch = largest_batch
+        self.batches: list[tuple[str, int]] = []
+        """What ran, in order: the op and how many calls it served."""
+        self._random = random.Random(seed)
+        self._components = model.components()
+        self._ready: defaultdict[str, list[Ready]] = defaultdict(list)
+
+    # ---------------------------------------------------------------- what a run asks of its host
+    def new_state(self, component: str, kind: str) -> State:
+        """A fresh state of a component."""
+        owner = self._components[component]
+        return owner.make_state(owner.state_kinds()[kind])
+
+    def fork(self, state: State) -> State:
+        """A copy of a state."""
+        return state.fork()
+
+    # ---------------------------------------------------------------- requests
+    def run(self, request: Any) -> Outcome:
+        """Serve one request."""
+        return self.run_all([request])[0]
+
+    def run_all(self, requests: Sequence[Any]) -> list[Outcome]:
+        """Serve several requests at the same time."""
+        served = [self._admit(request) for request in requests]
+        while active := [one.tour for one in served if one.tour is not None]:
+            self._step(active)
+            for one in served:
+                if one.tour is not None and one.tour.is_over:
+                    self._advance(one, self._collect(one))
+        return [one.outcome for one in served]
+
+    def _admit(self, request: Any) -> _Served:
+        route = RouteRun(self.model, request, lambda component, kind: StateHandle(component.make_state(kind)))
+        served = _Served(route, Outcome([]))
+        self._advance(served, None)
+        return served
+
+    def _advance(self, served: _Served, result: Any) -> None:
+        """Give a route the result of its walk and start the next ones, until one has something to wait for."""
+        while (call := served.route.advance(result)) is not None:
+            served.tour = self._start(call)
+            if not served.tour.is_over:
+                return
+            result = self._collect(served)
+        served.tour = None
+        served.outcome.result = served.route.result
+
+    def _start(self, call: WalkCall[Any, Any]) -> _Tour:
+        the_plan = self.plans.walks[call.name]
+        workers = [self._random.choice(spot.workers) for spot in the_plan.spots]
+        runs = [Run(part, self, self._inbox(workers[part.seat]), is_tight=self.is_tight) for part in the_plan.parts]
+        tour = _Tour(call, the_plan, runs)
+        given = [call.arguments[name] for name in the_plan.input_names]
+        for run in runs:
+            # a copy for each: only what the plan brings back may reach the route's states
+            run.start([value.real.fork() if isinstance(value, StateHandle) else value for value in given])
+            tour.post(run)
+        return tour
+
+    def _inbox(self, worker: str) -> list[Ready]:
+        return self._ready[worker]
+
+    def _collect(self, served: _Served) -> Any:
+        """What a finished walk gave: emissions to the client, states to their handles, results to the route."""
+        tour = served.tour
+        assert tour is not None
+        tour.settle()
+        outputs: dict[int, Any] = {}
+        for run in tour.runs:
+            outputs |= run.outputs
+            emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in run.emitted]
+            served.outcome.emissions.extend(emitted)
+            for index, state in run.states.items():
+                tour.call.arguments[tour.plan.input_names[index]].real = state
+        values = [StateHandle(v) if isinstance(v, State) else v for _, v in sorted(outputs.items())]
+        return tuple(values) if tour.plan.gives_tuple else values[0] if values else None
+
+    # ---------------------------------------------------------------- the schedule
+    def _step(self, tours: list[_Tour]) -> None:
+        """Do one thing, chosen at random: deliver a message or run a batch."""
+        mail = [(tour, key) for tour in tours for key, queue in tour.channels.items() if queue]
+        workers = [worker for worker, calls in self._ready.items() if calls]
+        if not mail and not workers:
+            raise Stuck(f"nothing can run in walks {sorted({tour.call.name for tour in tours})}")
+        pick = self._random.randrange(len(mail) + len(workers))
+        if pick < len(mail):
+            tour, key = mail[pick]
+            run = tour.runs[key[1]]
+            run.deliver(tour.channels[key].popleft())
+            tour.post(run)
+        else:
+            self._run_batch(self._ready[workers[pick - len(mail)]])
+            for tour in tours:
+                for run in tour.runs:
+                    tour.post(run)
+
+    def _run_batch(self, calls: list[Ready]) -> None:
+        """Some of the calls that are ready at a worker and share a batch key, as one."""
+        chosen = self._random.choice(calls)
+        key = _key(chosen)
+        name = self.plans.keys[key]
+        component = self._components[name.component]
+        op = component.ops()[name.op]
+        shapes = op.alike(chosen[0].arguments(chosen[1]))
+        same_key = [call for call in calls if _key(call) == key]
+        alike = [call for call in same_key if op.alike(call[0].arguments(call[1])) == shapes]
+        batch = self._random.sample(alike, self._random.randint(1, min(len(alike), self.largest_batch)))
+        for call in batch:
+            calls.remove(call)
+        arguments = [frame.arguments(instruction) for frame, instruction in batch]
+        self.batches.append((str(name), len(batch)))
+        complete(batch, op.run(component, arguments))
+
+
+def _key(ready: Ready) -> int:
+    call = ready[1].detail
+    assert isinstance(call, Call)
+    return call.key

@@ -1,0 +1,91 @@
+"""parity: is what is served what the model computes eagerly?
+
+The eager run is the oracle. It is compared with LocalRuntime under many schedules, placements, batchings and stream
+bounds, all repeatable from one seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from mstar.errors import ParityError
+from mstar.graph import ir
+from mstar.plan.placement import Entry, Placement
+from mstar.testing.local import LocalRuntime
+from mstar.walk.emissions import Emission
+from mstar.walk.model import Model, Outcome
+from mstar.walk.values import is_array
+
+
+def parity(model: Model, request: Any, *, schedules: int = 5, seed: int = 0) -> None:
+    """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer."""
+    parity_all(model, [request], schedules=schedules, seed=seed)
+
+
+def parity_all(model: Model, requests: Sequence[Any], *, schedules: int = 5, seed: int = 0) -> None:
+    """The same for several requests that are served at the same time and share batches."""
+    eager = [model.run(request) for request in requests]
+    graphs = model.graphs()
+    for schedule in range(schedules):
+        chosen = random.Random(f"{seed}/{schedule}")
+        placement = None if schedule == 0 else random_placement(graphs, chosen)
+        runtime = LocalRuntime(model, placement, seed=chosen.randrange(1 << 30), is_tight=chosen.random() < 0.5)
+        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests), strict=True)):
+            if (what := difference(want, got)) is not None:
+                raise ParityError(
+                    f"request {number} of {type(model).__name__}: {what}\n"
+                    f"  schedule {schedule} of seed {seed}, placement {placement}"
+                )
+
+
+def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Placement:
+    """Any placement of these walks: components or single ops, replicas, spread states, different per walk."""
+    ops = sorted({(n.component, n.op) for g in graphs.values() for n in ir.flat(g.body) if isinstance(n, ir.Call)})
+    workers = [f"w{number}" for number in range(chosen.randint(1, 4))]
+
+    def entry() -> Entry:
+        count = chosen.choice((1, 1, 1, 2, 3))
+        return Entry(tuple(chosen.sample(workers, min(count, len(workers)))), spread=chosen.random() < 0.3)
+
+    place = {component: entry() for component, _ in ops}
+    place |= {f"{component}.{op}": entry() for component, op in ops if chosen.random() < 0.4}
+    walks = {
+        name: {n.component: entry() for n in ir.flat(g.body) if isinstance(n, ir.Call)}
+        for name, g in graphs.items()
+        if chosen.random() < 0.2
+    }
+    return Placement(place, {name: entries for name, entries in walks.items() if entries})
+
+
+def difference(want: Outcome, got: Outcome) -> str | None:
+    """The first thing in which two outcomes differ, or None. Kinds of emissions are not ordered among each other."""
+    wanted, had = _by_kind(want.emissions), _by_kind(got.emissions)
+    for kind in sorted({*wanted, *had}):
+        if len(wanted[kind]) != len(had[kind]):
+            return f"{len(had[kind])} {kind} emissions, eager gave {len(wanted[kind])}"
+        for number, (a, b) in enumerate(zip(wanted[kind], had[kind], strict=True)):
+            if not same(a.value, b.value) or a.clock != b.clock:
+                return f"{kind} emission {number} is {b}, eager gave {a}"
+    if not same(want.result, got.result):
+        return f"the result is {got.result!r}, eager gave {want.result!r}"
+    return None
+
+
+def _by_kind(emissions: list[Emission]) -> defaultdict[str, list[Emission]]:
+    kinds: defaultdict[str, list[Emission]] = defaultdict(list)
+    for emission in emissions:
+        kinds[type(emission).__name__].append(emission)
+    return kinds
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the last bit: arrays by dtype, shape and content."""
+    if is_array(a) and is_array(b):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        xs, ys = cast("Sequence[Any]", a), cast("Sequence[Any]", b)
+        return len(xs) == len(ys) and all(same(x, y) for x, y in zip(xs, ys, strict=True))
+    return bool(a == b)

@@ -1,0 +1,182 @@
+"""Components: weights that live together, and the ops a walk may call on them.
+
+Calling an op runs its body on a batch of one, or, under the tracer, records a call. Making a component must be cheap:
+heavy libraries and weights belong in the op's body or what it calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, overload
+
+from mstar.errors import RouteError, listed, nearest
+from mstar.graph.types import TensorType, Type
+from mstar.walk import context
+from mstar.walk.batching import Batch, Layout, alone, join, lengths_of, part
+from mstar.walk.states import KV, State
+from mstar.walk.types import Hint, read_hint, read_return
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an op takes and gives, read from its annotations."""
+
+    params: dict[str, Hint]
+    outs: tuple[Hint, ...]
+    gives_tuple: bool
+    layout: str | None
+    """The parameter that receives the batch's Layout, if there is one."""
+
+
+class Op:
+    """One callable of a component: the unit of batching, compiling, placing and metering."""
+
+    def __init__(self, body: Callable[..., Any], batch: Batch) -> None:
+        self.body = body
+        self.batch = batch
+        self.name = body.__name__
+        self.call_signature = inspect.signature(body)
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The op's types. Raises when an annotation cannot be read."""
+        hints = typing.get_type_hints(self.body, include_extras=True)
+        params: dict[str, Hint] = {}
+        layout: str | None = None
+        for name in list(self.call_signature.parameters)[1:]:
+            if name not in hints:
+                raise TypeError(f"parameter `{name}` has no annotation")
+            if hints[name] is Layout:
+                layout = name
+            else:
+                params[name] = read_hint(hints[name])
+        outs, gives_tuple = read_return(hints.get("return"))
+        return Signature(params, outs, gives_tuple, layout)
+
+    @functools.cached_property
+    def _types(self) -> dict[str, Type]:
+        return {name: hint.type for name, hint in self.signature.params.items() if not hint.is_static}
+
+    def bind(self, component: Component, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, defaults included, so that all calls of a batch have the same ones."""
+        bound = self.call_signature.bind(component, *args, **kwargs)
+        bound.apply_defaults()
+        return {name: value for name, value in list(bound.arguments.items())[1:] if name in self.signature.params}
+
+    def alike(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
+        """Calls share a batch only if this is equal: the shapes that joining does not level."""
+        if self.batch is alone:
+            return ()
+        dim = self.batch.dim
+        return tuple(
+            tuple(size for size, name in zip(arguments[key].shape, type_.dims, strict=True) if name != dim)
+            for key, type_ in self._types.items()
+            if isinstance(type_, TensorType)
+        )
+
+    def run(self, component: Component, calls: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """Run many calls as one batch; the results in the same order. Static arguments must be equal."""
+        signature = self.signature
+        if self.batch is alone:
+            return [self._results(self.body(component, **call)) for call in calls]
+        static = {name: value for name, value in calls[0].items() if name not in self._types}
+        dynamic = [{name: value for name, value in call.items() if name in self._types} for call in calls]
+        layout = Layout(len(calls), lengths_of(self.batch, self._types, dynamic))
+        given = static | ({signature.layout: layout} if signature.layout else {})
+        joined = self._results(self.body(component, **join(self.batch, self._types, dynamic), **given))
+        if not joined:
+            return [()] * len(calls)
+        hints = signature.outs
+        columns = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
+        return list(zip(*columns, strict=True))
+
+    def _results(self, given: Any) -> tuple[Any, ...]:
+        if not self.signature.outs:
+            return ()
+        return tuple(given) if self.signature.gives_tuple else (given,)
+
+    def call(self, component: Component, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What happens when an author's code calls the op."""
+        if (tracer := context.tracer.get()) is not None:
+            return tracer.call(component, self, args, kwargs)
+        if context.session.get() is not None:
+            raise RouteError(
+                f"{context.author_site()}: the route called the op {component.name}.{self.name}; ops run on workers\n"
+                f"  fix: call it inside a walk, and await that walk"
+            )
+        (results,) = self.run(component, [self.bind(component, args, kwargs)])
+        if self.signature.gives_tuple:
+            return results
+        return results[0] if results else None
+
+
+@overload
+def op(body: F) -> F: ...
+@overload
+def op(*, batch: Batch = alone) -> Callable[[F], F]: ...
+def op(body: F | None = None, *, batch: Batch = alone) -> F | Callable[[F], F]:
+    """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`)."""
+    if body is None:
+        return cast("Callable[[F], F]", functools.partial(op, batch=batch))
+    the_op = Op(body, batch)
+
+    @functools.wraps(body)
+    def call(self: Component, *args: Any, **kwargs: Any) -> Any:
+        return the_op.call(self, args, kwargs)
+
+    call.__dict__["op"] = the_op
+    return cast("F", call)
+
+
+class Component:
+    """Weights that live together on the same device(s). Methods marked `@op` are what a walk may call."""
+
+    name = "?"
+    """The attribute of the model that holds this component; set when it is assigned there."""
+
+    def kv(self) -> KV:
+        """A fresh attention cache."""
+        return self.state(KV)
+
+    def state(self, kind: type[S]) -> S:
+        """A fresh state of any kind."""
+        if (tracer := context.tracer.get()) is not None:
+            return cast("S", tracer.new_state(self, kind))
+        if (session := context.session.get()) is not None:
+            return cast("S", session.new_state(self, kind))
+        return self.make_state(kind)
+
+    def make_state(self, kind: type[S]) -> S:
+        """The real thing, where the component runs. Override it when a state needs more than `kind()`."""
+        return kind()
+
+    @classmethod
+    def ops(cls) -> dict[str, Op]:
+        """The ops of this component, by name."""
+        found = ((name, getattr(cls, name, None)) for name in dir(cls))
+        return {name: member.__dict__["op"] for name, member in found if "op" in getattr(member, "__dict__", ())}
+
+    @classmethod
+    def state_kinds(cls) -> dict[str, type[State]]:
+        """The kinds of state its ops work on, by name."""
+        kinds: dict[str, type[State]] = {KV.__name__: KV}
+        for each_op in cls.ops().values():
+            for hint in each_op.signature.params.values():
+                if isinstance(hint.python, type) and issubclass(hint.python, State):
+                    kinds[hint.python.__name__] = hint.python
+        return kinds
+
+    def __getattr__(self, name: str) -> Any:
+        known = self.ops()
+        if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
+            return tracer.missing(f"component `{self.name}` has no op `{name}`{nearest(name, known)}", known)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}; its ops are {listed(known)}"
+        )

@@ -1,0 +1,49 @@
+"""Which of the three ways a walk's code is being run: eagerly, under the tracer, or from a route.
+
+Author-facing calls (`self.lm.kv()`, `stream.put(x)`, an op) ask here and then either act or record. Nothing else in
+mstar depends on what is current.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mstar.walk.component import Component
+    from mstar.walk.model import WalkCall
+    from mstar.walk.states import State
+    from mstar.walk.tracer import Tracer
+
+
+class Session(Protocol):
+    """Who runs a route: makes its states and takes note of the walks it calls."""
+
+    def new_state(self, component: Component, kind: type[State]) -> State:
+        """A fresh state, or a handle for one that lives on a worker."""
+        ...
+
+    def called(self, call: WalkCall[object, object]) -> None:
+        """A walk was called; it runs when it is awaited."""
+        ...
+
+
+tracer: ContextVar[Tracer | None] = ContextVar("mstar.tracer", default=None)
+session: ContextVar[Session | None] = ContextVar("mstar.session", default=None)
+
+_HERE = str(Path(__file__).parent)
+
+
+def is_author_file(path: str) -> bool:
+    """Whether a file is outside this package."""
+    return not path.startswith(_HERE)
+
+
+def author_site() -> str:
+    """`file:line` of the nearest frame outside this package: the author's own line."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and not is_author_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,81 @@
+"""Finding a model: a file (`orpheus.py`, or `orpheus.py:Orpheus` where it holds several), or an installed name.
+
+Installed models are entry points of the group `mstar.models`; nobody edits a registry.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mstar.errors import LoadError, listed, nearest
+from mstar.walk.model import Model
+
+GROUP = "mstar.models"
+
+
+def load_model(target: str) -> Model:
+    """The model that a path or name stands for, built. Raises LoadError with what to do."""
+    path, _, name = target.partition(":")
+    found = _in_file(Path(path), name) if path.endswith(".py") else _installed(target)
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise LoadError(f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults")
+    return found()
+
+
+def _in_file(path: Path, name: str) -> type[Model]:
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise LoadError(f"{path}: no such file{nearest(path.name, beside)}\n  fix: pass the path of a model's .py file")
+    module = _import(path)
+    models: dict[str, type[Model]] = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Model) and value.__module__ == module.__name__
+    }
+    if name and name not in models:
+        raise LoadError(f"{path}: it has no model `{name}`{nearest(name, models)}\n  fix: use one of {listed(models)}")
+    if not name and len(models) != 1:
+        fix = f"{path}:{next(iter(models))}" if models else "class MyModel(mstar.Model)"
+        raise LoadError(f"{path}: it holds the models {listed(models)}, so one must be named\n  fix: {fix}")
+    return models[name] if name else next(iter(models.values()))
+
+
+def _import(path: Path) -> ModuleType:
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look their module up by name
+    sys.path.insert(0, str(path.parent.resolve()))  # a model may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise LoadError(f"{path}: importing it failed: {type(error).__name__}: {error}\n  fix: python {path}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _installed(name: str) -> type[Model]:
+    known = {point.name: point for point in metadata.entry_points(group=GROUP)}
+    if name not in known:
+        raise LoadError(
+            f"no installed model is called `{name}`{nearest(name, known)}; there are {listed(known)}\n"
+            f"  fix: pass the path of a model's .py file, or install a package with an entry point in {GROUP}"
+        )
+    found: Any = known[name].load()
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise LoadError(f"the entry point `{name}` is {found!r}, not a Model\n  fix: point it at a subclass of mstar.Model")
+    return found

@@ -1,0 +1,203 @@
+"""Models: components, the walks over them, and perhaps a route.
+
+A walk is an ordinary method. Called, it gives a WalkCall that does nothing yet: await it in a route, iterate it for its
+emissions, or `run()` it. The code is the same in each case; only who runs it differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
+
+from mstar.errors import RouteError, WalkError, WalkNotRun, listed, nearest, shown
+from mstar.graph import ir
+from mstar.walk import context
+from mstar.walk.component import Component
+from mstar.walk.emissions import Emission
+from mstar.walk.tracer import trace
+
+E = TypeVar("E")
+R = TypeVar("R")
+M = TypeVar("M")
+P = ParamSpec("P")
+
+
+class WalkCall(Generic[E, R]):
+    """A walk with its arguments, not yet run. Dropping it unread is a mistake, and says so."""
+
+    def __init__(self, model: Model, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self.model = model
+        self.function = function
+        self.name = function.__name__
+        self.arguments = arguments
+        self.site = context.author_site()
+        self.is_started = False
+        self.emissions: list[E] = []
+        if (session := context.session.get()) is not None:
+            session.called(cast("WalkCall[object, object]", self))
+
+    def __await__(self) -> Generator[WalkCall[E, R], R, R]:
+        self.is_started = True
+        return (yield self)
+
+    def __iter__(self) -> Generator[E, None, R]:
+        """Run the walk eagerly; its emissions as they come."""
+        self.is_started = True
+        if context.session.get() is not None:
+            raise RouteError(f"{shown(self.site)}: a route iterated walk `{self.name}`\n  fix: await self.{self.name}(...)")
+        result = self.function(self.model, **self.arguments)
+        if inspect.isgenerator(result):
+            result = yield from cast("Generator[E, None, R]", result)
+        return cast("R", result)
+
+    def run(self) -> R:
+        """Run the walk eagerly to its end. Its emissions are then in `emissions`."""
+        steps = iter(self)
+        while True:
+            try:
+                self.emissions.append(next(steps))
+            except StopIteration as stop:
+                return stop.value
+
+    def __del__(self) -> None:
+        if not self.is_started:
+            fix = f"await self.{self.name}(...) in a route; elsewhere iterate it, or .run()"
+            text = f"{shown(self.site)}: walk `{self.name}` was called but never run\n  fix: {fix}"
+            warnings.warn(text, WalkNotRun, stacklevel=2)
+
+
+@overload
+def walk(function: Callable[Concatenate[M, P], Generator[E, None, R]]) -> Callable[Concatenate[M, P], WalkCall[E, R]]: ...
+@overload
+def walk(function: Callable[Concatenate[M, P], Iterator[E]]) -> Callable[Concatenate[M, P], WalkCall[E, None]]: ...
+@overload
+def walk(function: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], WalkCall[Never, R]]: ...
+def walk(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a method of a model as a walk: traced once at start-up, served many times."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(self: Model, *args: Any, **kwargs: Any) -> Any:
+        if (tracer := context.tracer.get()) is not None:
+            what = f"it calls walk `{function.__name__}`, and walks do not call walks"
+            return tracer.problem(what, "move the shared code into a plain method, and call that from both")
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return WalkCall(self, function, dict(list(bound.arguments.items())[1:]))
+
+    call.__dict__["walk"] = function
+    return call
+
+
+@dataclass
+class Outcome:
+    """What one request gave: its emissions in order, and what its route or walk returned."""
+
+    emissions: list[Emission]
+    result: Any = None
+
+
+class Model:
+    """A composite: components as attributes, walks as methods, and perhaps a route."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Component):
+            if value.name not in ("?", name):
+                raise ValueError(f"this component is already `{value.name}`; `{name}` needs one of its own")
+            value.name = name
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        known = self.components()
+        if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
+            return tracer.missing(f"the model has no component `{name}`{nearest(name, known)}", known)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}")
+
+    def components(self) -> dict[str, Component]:
+        """The components by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Component)}
+
+    @classmethod
+    def walks(cls) -> dict[str, Callable[..., Any]]:
+        """The walks by name, as their plain functions, in the order they were written."""
+        found: dict[str, Callable[..., Any]] = {}
+        for parent in reversed(cls.__mro__):
+            for name, member in vars(parent).items():
+                if "walk" in getattr(member, "__dict__", ()):
+                    found[name] = member.__dict__["walk"]
+        return found
+
+    def graphs(self) -> dict[str, ir.Walk]:
+        """Every walk as a graph. Raises WalkError with all problems of all walks."""
+        traced = {name: trace(function, self) for name, function in self.walks().items()}
+        problems = [problem for _, found in traced.values() for problem in found]
+        if problems:
+            raise WalkError(type(self).__name__, problems)
+        return {name: graph for name, (graph, _) in traced.items()}
+
+    async def route(self, request: Any, /) -> Any:
+        """What to do for one request. A model with one walk needs no route: the request is its arguments."""
+        walks = self.walks()
+        if len(walks) != 1 or not isinstance(request, Mapping):
+            raise RouteError(
+                f"{type(self).__name__} has the walks {listed(walks)} and no route, so a request cannot choose\n"
+                f"  fix: async def route(self, request): await self.{next(iter(walks), 'walk')}(...)"
+            )
+        arguments = cast("Mapping[str, Any]", request)
+        return await getattr(self, next(iter(walks)))(**arguments)
+
+    def run(self, request: Any) -> Outcome:
+        """Serve one request eagerly, here and now: the oracle of every other way to run it."""
+        outcome = Outcome([])
+        route = RouteRun(self, request, lambda component, kind: component.make_state(kind))
+        call = route.advance(None)
+        while call is not None:
+            result = call.run()
+            outcome.emissions.extend(call.emissions)
+            call = route.advance(result)
+        outcome.result = route.result
+        return outcome
+
+
+class RouteRun:
+    """One request's route, driven from outside: it hands out the walks it wants, one at a time.
+
+    It does no IO and keeps no clock, so a conductor can record the results and replay them.
+    """
+
+    def __init__(self, model: Model, request: Any, new_state: Callable[[Component, Any], Any]) -> None:
+        self.result: Any = None
+        self.is_done = False
+        self.new_state = new_state
+        self._calls: list[WalkCall[object, object]] = []
+        self._route = model.route(request)
+
+    def called(self, call: WalkCall[object, object]) -> None:
+        """The route called a walk."""
+        self._calls.append(call)
+
+    def advance(self, result: Any) -> WalkCall[Any, Any] | None:
+        """Give the result of the last walk; get the next one, or None when the route has ended."""
+        token = context.session.set(self)
+        try:
+            wanted: Any = self._route.send(result)
+        except StopIteration as stop:
+            self.result = stop.value
+            self.is_done = True
+            wanted = None
+        finally:
+            context.session.reset(token)
+        if wanted is not None and not isinstance(wanted, WalkCall):
+            raise RouteError(f"a route awaited a {type(wanted).__name__}\n  fix: await walks only; they are all that waits")
+        dropped = [call for call in self._calls if not call.is_started]
+        if dropped and self.is_done:
+            for call in dropped:
+                call.is_started = True  # said here, louder than the warning
+            first = dropped[0]
+            text = f"{shown(first.site)}: the route called walk `{first.name}` and never awaited it"
+            raise RouteError(f"{text}\n  fix: await self.{first.name}(...)")
+        return cast("WalkCall[Any, Any] | None", wanted)

@@ -1,0 +1,250 @@
+"""The recorder: writes down the single steps of a walk while its code runs on symbols.
+
+A mistake is noted and recording goes on with a symbol that no later check complains about, so an author sees all
+problems of a walk at once. Streams and regions are the tracer's, which builds on this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from mstar.errors import Problem, listed, nearest
+from mstar.graph import ir
+from mstar.graph.types import BOOL, INT, ObjectType, StateType, Type, item_of
+from mstar.walk.binding import Call, bind_call
+from mstar.walk.context import author_site
+from mstar.walk.emissions import Emission
+from mstar.walk.states import State
+from mstar.walk.symbols import Scope, Symbol, python_of, scope_of, shown, value_of
+from mstar.walk.types import fields_of
+
+if TYPE_CHECKING:
+    from mstar.walk.component import Component, Op
+
+_LITERALS = {bool: BOOL, int: INT, float: ObjectType("float"), str: ObjectType("str")}
+
+
+class TraceStopped(Exception):
+    """Tracing cannot go on; the problems say why."""
+
+
+class Recorder:
+    """Bodies being written, the names in use, and the problems found."""
+
+    def __init__(self, walk: str, site: str) -> None:
+        self.walk = walk
+        self.problems: list[Problem] = []
+        self.is_over = False
+        self.at: str | None = None
+        """The author's line, where it is not the line of a running frame: a generator that has yielded."""
+        self._scopes = [Scope("walk", site)]
+        self._names: Counter[str] = Counter()
+        self._dims: Counter[str] = Counter()
+        self._branches: Counter[str] = Counter()
+
+    # ---------------------------------------------------------------- problems
+    def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
+        """Note a problem, and give a symbol to go on with."""
+        found = Problem(site or self.site(), f"walk `{self.walk}`: {what}", fix)
+        if not self.is_over and found not in self.problems:
+            self.problems.append(found)
+        return self.nothing()
+
+    def site(self) -> str:
+        """The author's current line."""
+        return self.at or author_site()
+
+    def stuck(self, what: str, fix: str) -> NoReturn:
+        """Note a problem after which this walk's code cannot be run further."""
+        self.problem(what, fix)
+        self.is_over = True
+        raise TraceStopped
+
+    def missing(self, what: str, known: Iterable[str]) -> Missing:
+        """A component or op that does not exist: note it, and give something that can be called."""
+        self.problem(what, f"use one of {listed(sorted(known))}")
+        return Missing(self)
+
+    def branch(self, symbol: Symbol) -> bool:
+        """`if` or `while` on a value. Both ways are followed once each; a loop on it ends."""
+        site = self.site()
+        self.problem(
+            f"a walk cannot branch on {shown(symbol)}: its value is not known until it is served",
+            "to end a loop: s.stop_when(flag); to pick one of two: choose(flag, a, b);\n"
+            "to decide per request: branch in route()",
+        )
+        self._branches[site] += 1
+        if self._branches[site] > 8:
+            self.is_over = True
+            raise TraceStopped
+        return self._branches[site] % 2 == 1
+
+    # ---------------------------------------------------------------- values
+    def new(self, type_: Type, name: str, python: Any = None) -> Symbol:
+        """A symbol for a value of the current body. Names that repeat get a number."""
+        return Symbol(self, ir.Value(self.unique(name), type_), self._scopes[-1], python)
+
+    def unique(self, name: str) -> str:
+        """This name, or it with a number when it was used before."""
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}.{self._names[name]}"
+
+    def dim(self, name: str) -> str:
+        """A dimension that only this value has, named after what its op calls it."""
+        self._dims[name] += 1
+        return f"{name}#{self._dims[name]}"
+
+    def nothing(self) -> Symbol:
+        """What to go on with where a value could not be made."""
+        return Symbol(self, None, self._scopes[-1])
+
+    def use(self, given: Any, role: str) -> ir.Value | None:
+        """The graph's value behind what an author passed, or None if there is a problem with it."""
+        if isinstance(given, Symbol):
+            value = value_of(given)
+            if value is not None and scope_of(given) not in self._scopes:
+                self.problem(*_out_of_scope(given, value, self._scopes))
+                return None
+            return value
+        type_ = _LITERALS.get(type(given))
+        if type_ is None:
+            fix = "pass a value of this walk, or a bool, int, float or str"
+            self.problem(f"{role} is a {type(given).__name__}, which is not a value of this walk", fix)
+            return None
+        out = ir.Value(self.unique("const"), type_)
+        self.add(ir.Const(given, out, self.site()))
+        return out
+
+    def add(self, node: ir.Node) -> None:
+        """Write a node into the current body."""
+        self._scopes[-1].nodes.append(node)
+
+    # ---------------------------------------------------------------- single nodes
+    def call(self, component: Component, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op was called."""
+        bound = bind_call(self, Call(component, op, args, kwargs))
+        if bound is None:
+            return self.failed_call(op)
+        node, outs = bound
+        self.add(node)
+        if op.signature.gives_tuple:
+            return outs
+        return outs[0] if outs else None
+
+    def failed_call(self, op: Op) -> Any:
+        """What to go on with when a call has a problem: as many parts as it would have given."""
+        try:
+            return tuple(self.nothing() for _ in op.signature.outs) if op.signature.gives_tuple else self.nothing()
+        except (TypeError, NameError):
+            return self.nothing()
+
+    def new_state(self, component: Component, kind: type[State]) -> Symbol:
+        """A component was asked for a state."""
+        out = self.new(StateType(kind.__name__), kind.__name__.lower(), kind)
+        self.add(ir.New(component.name, cast("ir.Value", value_of(out)), self.site()))
+        return out
+
+    def fork(self, symbol: Symbol) -> Symbol:
+        """`.fork()` was called."""
+        src = self.use(symbol, "what is forked")
+        if src is None:
+            return symbol
+        if not isinstance(src.type, StateType):
+            return self.problem(f"{shown(symbol)} is no state, so it cannot be forked", "fork states only")
+        out = self.new(src.type, src.name.partition(".")[0], python_of(symbol))
+        self.add(ir.Fork(src, cast("ir.Value", value_of(out)), self.site()))
+        return out
+
+    def take(self, symbol: Symbol, index: Any) -> Symbol:
+        """`x[i]` was written."""
+        src = self.use(symbol, "what is indexed")
+        if src is None:
+            return symbol
+        item = item_of(src.type)
+        if item is None:
+            return self.problem(f"{shown(symbol)} has no first axis to index", "index a tensor or a list")
+        at = self.use(index, "the index") if isinstance(index, Symbol | int) else None
+        if at is None or at.type != INT:
+            got = shown(index) if isinstance(index, Symbol) else repr(index)
+            return self.problem(f"{shown(symbol)} is indexed by {got}", "index by one int; slice inside an @op")
+        out = self.new(item, src.name.partition(".")[0], python_of(symbol))
+        self.add(ir.Take(src, at, cast("ir.Value", value_of(out)), self.site()))
+        return out
+
+    def attribute(self, symbol: Symbol, name: str) -> Any:
+        """`x.name` was written: a field of a request's dataclass, or a tensor method that cannot be traced."""
+        src = value_of(symbol)
+        if src is None:
+            return symbol
+        known = fields_of(python_of(symbol)) if isinstance(src.type, ObjectType) else {}
+        if name not in known:
+            fix = "do tensor work inside a component's @op, and call that op here"
+            if known:
+                fix = f"use one of its fields: {listed(known)}"
+            return self.problem(f"{shown(symbol)} has no `.{name}` in a walk{nearest(name, known)}", fix)
+        self.use(symbol, "the object")
+        out = self.new(known[name].type, name, known[name].python)
+        self.add(ir.Field(src, name, cast("ir.Value", value_of(out)), self.site()))
+        return out
+
+    def emit(self, emission: Any) -> None:
+        """The walk yielded."""
+        if not isinstance(emission, Emission):
+            what = f"a walk yielded a {type(emission).__name__}"
+            self.problem(what, "yield Text(x), Audio(x, rate=...), Image(x), Video(x, fps=...), Action(...) or Latents(x)")
+            return
+        value = self.use(emission.value, f"what {type(emission).__name__} holds")
+        for key, number in emission.clock:
+            if not isinstance(cast("object", number), int | float):
+                what = f"{type(emission).__name__}({key}=...) is {number!r}, not a number known in advance"
+                self.problem(what, f"write the number: {key}=24000")
+                return
+        if value is not None and not self.is_state(value, "emitted", "emit what an op makes of it"):
+            self.add(ir.Emit(type(emission).__name__, value, emission.clock, self.site()))
+
+    def is_state(self, value: ir.Value, done: str, fix: str) -> bool:
+        """Complain when a state is used as a value."""
+        if not isinstance(value.type, StateType):
+            return False
+        self.problem(f"%{value.name} is a state ({value.type.kind}) and cannot be {done}", fix)
+        return True
+
+
+class Missing:
+    """Stands for a component or op that does not exist, so that tracing can go on past it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Missing:
+        return self
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Symbol:
+        return self._recorder.nothing()
+
+
+def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple[str, str]:
+    """What to say of a symbol whose body has ended."""
+    made, name = scope_of(symbol), value.name.partition(".")[0]
+    line = made.site.rpartition(":")[2]
+    if any(scope.earlier is made for scope in scopes):
+        return (
+            f"{shown(symbol)} is made in one iteration and used in the next, but the {made.kind} does not carry it",
+            f"s = loop(..., {name}=<its first value>), then assign s.{name} in the body",
+        )
+    if made.kind == "choice":
+        return (
+            f"{shown(symbol)} is made inside an arm of choose() and used outside it",
+            "give it as the arm's result: x = choose(flag, lambda: ..., lambda: ...)",
+        )
+    if made.kind == "each":
+        return (
+            f"{shown(symbol)} is made inside the each at line {line} and used after it",
+            f"collect it: e.collect({name}=...) in the body; afterwards e.{name} is a list",
+        )
+    return (
+        f"{shown(symbol)} is made inside the {made.kind} at line {line} and used after it ended",
+        f"carry it, so that its last value has a name: s = loop(..., {name}=...)",
+    )

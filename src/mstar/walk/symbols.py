@@ -1,0 +1,122 @@
+"""Symbols: what stands for a value while a walk is traced.
+
+A symbol can be passed to ops, streams, emissions, loops, and indexed. Whatever else Python can do with a value needs
+the value itself, so it is reported as a problem that says where such code belongs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mstar.graph import ir
+
+if TYPE_CHECKING:
+    from mstar.walk.tracer import Tracer
+
+
+@dataclass(eq=False)
+class Scope:
+    """One body being traced. `earlier` is the same body one iteration before."""
+
+    kind: str
+    site: str
+    earlier: Scope | None = None
+    nodes: list[ir.Node] = field(default_factory=list[ir.Node])
+
+
+_OP = "do it inside a component's @op, and call that op here"
+
+
+class Symbol:
+    """Stands for a value that will exist when the walk is served. Without a value, for one that could not be made."""
+
+    __slots__ = ("_python", "_scope", "_tracer", "_value")
+
+    def __init__(self, tracer: Tracer, value: ir.Value | None, scope: Scope, python: Any = None) -> None:
+        self._tracer = tracer
+        self._value = value
+        self._scope = scope
+        self._python = python
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tracer.take(self, index)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._tracer.attribute(self, name)
+
+    def __bool__(self) -> bool:
+        return self._tracer.branch(self)
+
+    def __iter__(self) -> Any:
+        return self._tracer.stuck(
+            f"a walk cannot take {shown(self)} apart: how many parts it has is not known yet",
+            "for step in loop(steps=...), for item in each(...), or an @op that gives a tuple",
+        )
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+    def fork(self) -> Any:
+        """A fork of the state this stands for."""
+        return self._tracer.fork(self)
+
+
+def shown(symbol: Symbol) -> str:
+    """A symbol in a sentence: its name and type."""
+    value = value_of(symbol)
+    return f"%{value.name} ({value.type})" if value is not None else "a value with a problem of its own"
+
+
+def value_of(symbol: Symbol) -> ir.Value | None:
+    """The graph's value behind a symbol."""
+    return symbol._value  # pyright: ignore[reportPrivateUsage]
+
+
+def scope_of(symbol: Symbol) -> Scope:
+    """The body a symbol was made in."""
+    return symbol._scope  # pyright: ignore[reportPrivateUsage]
+
+
+def python_of(symbol: Symbol) -> Any:
+    """The Python class its annotation named."""
+    return symbol._python  # pyright: ignore[reportPrivateUsage]
+
+
+def _refuse(sign: str) -> Any:
+    def method(self: Symbol, *_: Any) -> Any:
+        return self._tracer.problem(  # pyright: ignore[reportPrivateUsage]
+            f"a walk cannot compute `{sign}` on {shown(self)}: its value is not known until it is served", _OP
+        )
+
+    return method
+
+
+for _name, _sign in {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
+    "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>",
+}.items():  # fmt: skip
+    setattr(Symbol, f"__{_name}__", _refuse(_sign))
+    setattr(Symbol, f"__r{_name}__", _refuse(_sign))
+for _name, _sign in {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "neg": "-", "pos": "+", "invert": "~", "abs": "abs()", "round": "round()",
+}.items():  # fmt: skip
+    setattr(Symbol, f"__{_name}__", _refuse(_sign))
+Symbol.__hash__ = object.__hash__  # setting __eq__ after the class would otherwise leave it; keep identity
+
+
+def _need_number(name: str) -> Any:
+    def method(self: Symbol, *_: Any) -> Any:
+        return self._tracer.stuck(  # pyright: ignore[reportPrivateUsage]
+            f"a walk cannot use {shown(self)} as a Python number ({name}): it is not known until it is served",
+            "loop(steps=...) takes it as it is; for anything else, " + _OP,
+        )
+
+    return method
+
+
+for _name in ("int", "float", "index", "len", "complex", "contains"):
+    setattr(Symbol, f"__{_name}__", _need_number(f"{_name}()" if _name != "contains" else "in"))

@@ -1,0 +1,378 @@
+"""The tracer: runs a walk's code once on symbols and writes down what it would do.
+
+This part records streams and regions. Every loop body is run twice: the first time is recorded, the second only proves
+that nothing leaks from one iteration into the next (so a `print` in a body shows twice while tracing).
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import typing
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from mstar.errors import Problem
+from mstar.graph import ir
+from mstar.graph.check import check
+from mstar.graph.overlap import check_overlap
+from mstar.graph.types import INT, ListType, ObjectType, Type, is_flag, item_of, stacked_type
+from mstar.walk import context
+from mstar.walk.context import author_site, is_author_file
+from mstar.walk.control import Stream, arm
+from mstar.walk.recorder import Recorder, TraceStopped
+from mstar.walk.symbols import Scope, Symbol, python_of, shown, value_of
+from mstar.walk.types import UnknownHint, read_hint
+
+if TYPE_CHECKING:
+    from mstar.walk.control import each, windows
+
+
+class Tracer(Recorder):
+    """Records one walk: what the recorder does, and streams and regions."""
+
+    def __init__(self, walk: str, site: str) -> None:
+        super().__init__(walk, site)
+        self._streams: dict[Stream, tuple[str, Scope]] = {}
+        self._items: dict[str, Type] = {}
+
+    # ---------------------------------------------------------------- streams
+    def open(self, stream: Stream) -> None:
+        """A Stream was made."""
+        name = self.unique(stream.name)
+        self._streams[stream] = (name, self._scopes[-1])
+        self.add(ir.Open(name, ObjectType("?"), author_site()))  # its type is known once something is put
+
+    def _stream(self, stream: Stream) -> str | None:
+        if stream not in self._streams:
+            self.problem(f"stream `{stream.name}` was made outside this walk", "make the Stream inside the walk")
+            return None
+        name, scope = self._streams[stream]
+        if scope not in self._scopes:
+            what = f"stream ~{name} was made inside a {scope.kind} that has ended"
+            self.problem(what, f"make the Stream before the {scope.kind}")
+            return None
+        return name
+
+    def put(self, stream: Stream, given: Any) -> None:
+        """`.put(x)` was called."""
+        name, value = self._stream(stream), self.use(given, "what is put")
+        if name is None or value is None or self.is_state(value, "put into a stream", "put what an op makes of it"):
+            return
+        has = self._items.setdefault(name, value.type)
+        if has != value.type:
+            what = f"stream ~{name} holds {has}, but %{value.name} is {value.type}"
+            self.problem(what, "put one type into a stream; use two streams for two")
+        self.add(ir.Put(name, value, author_site()))
+
+    def get(self, stream: Stream, default: Any) -> Any:
+        """`.get(default)` was called."""
+        name, value = self._stream(stream), self.use(default, "the default")
+        has = self._held(name)
+        if name is None or value is None or has is None:
+            return self.nothing()
+        if has != value.type:
+            fix = "give a default of the type the stream holds"
+            return self.problem(f"stream ~{name} holds {has}, but the default is {value.type}", fix)
+        out = self.new(value.type, name, python_of(default) if isinstance(default, Symbol) else None)
+        self.add(ir.Get(name, value, cast("ir.Value", value_of(out)), author_site()))
+        return out
+
+    def _held(self, name: str | None) -> Type | None:
+        if name is not None and name not in self._items:
+            what = f"stream ~{name} is read before anything is put into it"
+            self.problem(what, "write the part that reads after the part that fills")
+        return self._items.get(name) if name is not None else None
+
+    # ---------------------------------------------------------------- regions
+    def _enter(self, kind: str, site: str, earlier: Scope | None = None) -> Scope:
+        self._scopes.append(Scope(kind, site, earlier))
+        return self._scopes[-1]
+
+    def leave(self) -> tuple[ir.Node, ...]:
+        """End the current body; its nodes, with the streams' types filled in."""
+        return tuple(
+            ir.Open(node.stream, self._items.get(node.stream, node.item), node.site)
+            if isinstance(node, ir.Open)
+            else node
+            for node in self._scopes.pop().nodes
+        )
+
+    def _passes(self, kind: str, site: str) -> Iterator[bool]:
+        """Open a body twice, True for the time that is kept; afterwards that body is current once more."""
+        start = self._names.copy(), self._dims.copy()
+        kept = self._enter(kind, site)
+        yield True
+        self._scopes.pop()
+        after = self._names, self._dims
+        self._names, self._dims = start[0].copy(), start[1].copy()  # the same names, so the same problems
+        again = self._enter(kind, site, earlier=kept)
+        yield False
+        self._scopes.pop()
+        self._names, self._dims = after
+        if [type(node) for node in again.nodes] != [type(node) for node in kept.nodes] and not self.problems:
+            what = f"the body of this {kind} does different things in two iterations"
+            self.problem(what, "make every iteration the same; what differs belongs in the carry or in an @op", site)
+        self._scopes.append(kept)
+
+    def _body(self, kind: str, site: str, item: Symbol) -> Iterator[Any]:
+        """Hand the loop variable to the author's body, and notice when the body does not come back."""
+        try:
+            yield item
+        except GeneratorExit:
+            what = f"the {kind} is left by break or return in its body"
+            self.problem(what, "s.stop_when(flag) ends a loop after the iteration that sets the flag", site)
+            self.is_over = True
+            raise
+
+    def loop(self, region: dict[str, Any]) -> Iterator[Any]:
+        """`for step in s` over a loop."""
+        site = author_site()
+        steps = self._steps(region["_steps"])
+        inits: dict[str, ir.Value] = {}
+        python: dict[str, Any] = {}
+        for name in region["_names"]:
+            value = self.use(region[name], f"loop({name}=...)")
+            fix = f"use %{name} directly in the body; fork() it first if the loop needs a copy"
+            if value is not None and not self.is_state(value, "carried by a loop", fix):
+                inits[name] = value
+                python[name] = python_of(region[name]) if isinstance(region[name], Symbol) else None
+        inner: dict[str, Symbol] = {}
+        ends: tuple[dict[str, ir.Value], dict[str, ir.Value], list[ir.Value]] = ({}, {}, [])
+        step = self.nothing()
+        for is_kept in self._passes("loop", site):
+            this = {name: self.new(value.type, name, python[name]) for name, value in inits.items()}
+            index = self.new(INT, "step", int)
+            failed = {name: self.nothing() for name in region["_names"] if name not in inits}
+            region.update(this | failed, _stops=[], _kept={})
+            yield from self._body("loop", site, index)
+            result = self._nexts(region, inits), self._kept(region["_kept"]), self._flags(region["_stops"])
+            if is_kept:
+                inner, step, ends = this, index, result
+        body = self.leave()
+        outs = {name: self.new(value.type, name, python[name]) for name, value in inits.items()}
+        carry = tuple(
+            ir.Carry(name, init, _value(inner[name]), ends[0][name], _value(outs[name]))
+            for name, init in inits.items()
+            if name in ends[0]
+        )
+        collect, lists = self._lists(ends[1])
+        region.update(outs, _lists=lists)
+        self.add(ir.Loop(steps, _value(step), carry, collect, tuple(ends[2]), body, site))
+
+    def _kept(self, kept: dict[str, Any]) -> dict[str, ir.Value]:
+        """The values a body collects."""
+        found: dict[str, ir.Value] = {}
+        for name, given in kept.items():
+            value = self.use(given, f"collect({name}=...)")
+            if value is not None and not self.is_state(value, "collected", "keep states inside the body"):
+                found[name] = value
+        return found
+
+    def _lists(self, kept: dict[str, ir.Value]) -> tuple[tuple[ir.Collect, ...], dict[str, Symbol]]:
+        """The lists they make after the region."""
+        lists = {name: self.new(ListType(value.type), name) for name, value in kept.items()}
+        return tuple(ir.Collect(name, value, _value(lists[name])) for name, value in kept.items()), lists
+
+    def _steps(self, given: Any) -> ir.Value | int:
+        if type(given) is int:
+            return given
+        value = self.use(given, "loop(steps=...)")
+        if value is not None and value.type != INT:
+            got = shown(given) if isinstance(given, Symbol) else repr(given)
+            self.problem(f"loop(steps=...) wants an int, got {got}", "pass an int, or a value of type int")
+        return value if value is not None else 0
+
+    def _nexts(self, region: dict[str, Any], inits: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        nexts: dict[str, ir.Value] = {}
+        for name, init in inits.items():
+            value = self.use(region[name], f"s.{name}")
+            if value is not None and value.type != init.type:
+                what = f"the loop carries `{name}` as {init.type}, but an iteration turns it into {value.type}"
+                self.problem(what, "carry a value that keeps its dtype and shape; convert it in an @op", self._scopes[-1].site)
+            elif value is not None:
+                nexts[name] = value
+        return nexts
+
+    def _flags(self, stops: list[Any]) -> list[ir.Value]:
+        flags: list[ir.Value] = []
+        for given in stops:
+            value = self.use(given, "stop_when(...)")
+            if value is not None and not is_flag(value.type):
+                got = shown(given) if isinstance(given, Symbol) else repr(given)
+                fix = 'give it a bool, or a tensor Bool[Tensor, ""], from an @op'
+                self.problem(f"stop_when(...) wants a flag, got {got}", fix, self._scopes[-1].site)
+            elif value is not None:
+                flags.append(value)
+        return flags
+
+    def windows(self, region: windows) -> Iterator[Any]:
+        """`for window in windows(stream, ...)`."""
+        site = author_site()
+        if not (1 <= region.stride <= region.size and 1 <= region.first <= region.size):
+            sizes = f"size={region.size}, stride={region.stride}, first={region.first} (size includes context)"
+            self.problem(f"these windows lose items or never come: {sizes}", "1 <= stride <= size, 1 <= first <= size")
+        name = self._stream(region.stream)
+        held = self._held(name)
+        is_uniform = region.first == region.size and not region.flush
+        size = region.size if is_uniform else self.dim("W")
+        item = fresh = self.nothing()
+        for is_kept in self._passes("windows", site):
+            this = self.new(stacked_type(held, size), "window") if held is not None else self.nothing()
+            count = self.new(INT, "fresh", int)
+            region.fresh = cast("int", count)
+            yield from self._body("windows", site, this)
+            if is_kept:
+                item, fresh = this, count
+        body = self.leave()
+        if name is not None and held is not None:
+            numbers = (region.size, region.stride, region.first, region.flush)
+            self.add(ir.Windows(name, _value(item), _value(fresh), *numbers, body, site))
+
+    def each(self, region: each) -> Iterator[Any]:
+        """`for item in each(items)`."""
+        site = author_site()
+        items = self.use(region.items, "each(...)")
+        item_type = item_of(items.type) if items is not None else None
+        if items is not None and item_type is None:
+            what = f"each(...) wants a list or a tensor with a first axis, got %{items.name} ({items.type})"
+            self.problem(what, "pass a list, or a tensor whose first axis is the items")
+        item = index = self.nothing()
+        kept: dict[str, ir.Value] = {}
+        for is_kept in self._passes("each", site):
+            this = self.new(item_type, "item", python_of(region.items)) if item_type else self.nothing()
+            at = self.new(INT, "index", int)
+            region.index, region.kept = cast("int", at), {}
+            yield from self._body("each", site, this)
+            result = self._kept(region.kept)
+            if is_kept:
+                item, index, kept = this, at, result
+        body = self.leave()
+        collect, lists = self._lists(kept)
+        region.lists = lists | {name: self.nothing() for name in region.kept if name not in lists}
+        if items is not None and item_type is not None:
+            self.add(ir.Each(items, _value(item), _value(index), collect, body, site))
+
+    def choose(self, flag: Any, then: Any, otherwise: Any) -> Any:
+        """`choose(flag, a, b)`."""
+        site = author_site()
+        flags = self._flags_of_choice(flag)
+        arms: list[ir.Arm] = []
+        shape: list[Any] = []
+        for given in (then, otherwise):
+            self._enter("choice", site)
+            result = arm(given)
+            shape.append(result)
+            values = [self.use(part, "what an arm gives") for part in _parts(result)]
+            arms.append(ir.Arm(self.leave(), tuple(value for value in values if value is not None)))
+        kinds = [[value.type for value in each_arm.results] for each_arm in arms]
+        wanted = [len(_parts(result)) for result in shape]
+        if flags is None or [len(types) for types in kinds] != wanted:
+            return self._like(shape[0], [self.nothing() for _ in _parts(shape[0])])
+        if kinds[0] != kinds[1]:
+            got = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
+            what = f"the arms of choose() give different things: {got}"
+            failed = self.problem(what, "let both arms give as many values, of the same types")
+            return self._like(shape[0], [failed for _ in _parts(shape[0])])
+        for value in arms[0].results:
+            self.is_state(value, "given by an arm", "use states inside the arms")
+        outs = [self.new(value.type, value.name.partition(".")[0]) for value in arms[0].results]
+        self.add(ir.Choose(flags, arms[0], arms[1], tuple(map(_value, outs)), site))
+        return self._like(shape[0], outs)
+
+    def _flags_of_choice(self, flag: Any) -> ir.Value | None:
+        value = self.use(flag, "choose(flag, ...)")
+        if value is not None and not is_flag(value.type):
+            got = shown(flag) if isinstance(flag, Symbol) else repr(flag)
+            self.problem(f"choose(...) wants a flag, got {got}", 'give it a bool, or Bool[Tensor, ""], from an @op')
+            return None
+        return value
+
+    def _like(self, shape: Any, parts: list[Symbol]) -> Any:
+        if shape is None:
+            return None
+        return tuple(parts) if isinstance(shape, tuple) else parts[0]
+
+
+def _value(symbol: Symbol) -> ir.Value:
+    return value_of(symbol) or ir.Value("?", ObjectType("?"))
+
+
+def _parts(result: Any) -> tuple[Any, ...]:
+    if result is None:
+        return ()
+    return cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,)
+
+
+def trace(function: Callable[..., Any], model: Any) -> tuple[ir.Walk, list[Problem]]:
+    """Record one walk of a model: its graph, and everything that is wrong with it."""
+    code = function.__code__
+    name, site = function.__name__, f"{code.co_filename}:{code.co_firstlineno}"
+    tracer = Tracer(name, site)
+    inputs = _inputs(tracer, function, site)
+    outputs: tuple[ir.Value, ...] = ()
+    is_tuple = False
+    token = context.tracer.set(tracer)
+    try:
+        outputs, is_tuple = _run(tracer, function, model, inputs)
+    except TraceStopped:
+        pass
+    except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a problem of the walk
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_author_file(f.filename)]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else site
+        fix = "a walk's code runs once, at start-up, on symbols: it may call ops, loops, streams and emissions"
+        tracer.problem(f"{type(error).__name__}: {error}", fix, where)
+    finally:
+        tracer.is_over = True
+        context.tracer.reset(token)
+    values = tuple(value for value in map(value_of, inputs.values()) if value is not None)
+    graph = ir.Walk(name, values, tracer.leave(), outputs, is_tuple, site)
+    if tracer.problems:
+        return graph, tracer.problems + check_overlap(graph, is_whole=False)
+    return graph, check(graph)
+
+
+def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str, Symbol]:
+    inputs: dict[str, Symbol] = {}
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        hints = {}
+        tracer.problem(f"its annotations cannot be read: {error}", "import what they name at the top of the file", site)
+    for name in list(inspect.signature(function).parameters)[1:]:
+        try:
+            hint = read_hint(hints[name])
+            inputs[name] = tracer.new(hint.type, name, hint.python)
+        except (KeyError, UnknownHint) as error:
+            inputs[name] = tracer.nothing()
+            if hints:
+                reason = "has no annotation" if isinstance(error, KeyError) else f"cannot be typed: {error}"
+                tracer.problem(f"input `{name}` {reason}", f'annotate it: {name}: Int64[Tensor, "T"]', site)
+    return inputs
+
+
+def _run(
+    tracer: Tracer, function: Callable[..., Any], model: Any, inputs: dict[str, Symbol]
+) -> tuple[tuple[ir.Value, ...], bool]:
+    """Run the walk's code on symbols: what it returns, and whether that is a tuple."""
+    result = function(model, **inputs)
+    if inspect.isgenerator(result):
+        while True:
+            try:
+                emission = next(result)
+            except StopIteration as stop:
+                result = stop.value
+                break
+            tracer.at = _yield_site(result)
+            tracer.emit(emission)
+            tracer.at = None
+    tracer.at = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    values = [tracer.use(part, "what the walk returns") for part in _parts(result)]
+    return tuple(value for value in values if value is not None), isinstance(result, tuple)
+
+
+def _yield_site(generator: Any) -> str:
+    """The line at which a generator, or the one it yields from, has stopped."""
+    while inspect.isgenerator(generator.gi_yieldfrom):
+        generator = generator.gi_yieldfrom
+    return f"{generator.gi_code.co_filename}:{generator.gi_frame.f_lineno}"
