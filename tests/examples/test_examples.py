@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from mstar import Model
+from mstar.draw import picture, to_svg
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOLDEN = Path(__file__).parent / "golden"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
@@ -106,3 +108,9 @@ def test_requests_leave_the_model_as_it_was(name):
     shared = [[*map(told, model.run(request).emissions)] for request in module.requests()]
     fresh = [[*map(told, model_of(module).run(request).emissions)] for request in module.requests()]
     assert shared == fresh
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pictures_in_the_docs_are_current(name, golden):
+    for walk, graph in model_of(load(name)).graphs().items():
+        golden(PICTURES / f"{name}.{walk}.svg", to_svg(picture(graph)))

@@ -75,7 +75,7 @@ def _draw(options: argparse.Namespace) -> None:
     forms = {
         ".svg": lambda: to_svg(picture(graph, workers)),
         ".json": lambda: to_json(picture(graph, workers)),
-        ".mmd": lambda: to_mermaid(graph),
+        ".mmd": lambda: to_mermaid(graph, workers),
         ".txt": lambda: str(graph),
     }
     suffix = options.output.suffix
@@ -84,7 +84,9 @@ def _draw(options: argparse.Namespace) -> None:
     try:
         options.output.write_text(forms[suffix]())
     except OSError as error:
-        raise LoadError(f"{options.output}: cannot be written: {error.strerror}\n  fix: choose another place") from error
+        raise LoadError(
+            f"{options.output}: cannot be written: {error.strerror}\n  fix: choose another place"
+        ) from error
     print(f"drew walk {graph.name} to {options.output}")
 
 
@@ -94,7 +96,9 @@ def _walk(graphs: dict[str, ir.Walk], name: str | None) -> ir.Walk:
     if name is None:
         raise LoadError(f"the model has the walks {listed(graphs)}\n  fix: --walk {next(iter(graphs), 'NAME')}")
     if name not in graphs:
-        raise LoadError(f"the model has no walk `{name}`{nearest(name, graphs)}\n  fix: --walk with one of {listed(graphs)}")
+        raise LoadError(
+            f"the model has no walk `{name}`{nearest(name, graphs)}\n  fix: --walk with one of {listed(graphs)}"
+        )
     return graphs[name]
 
 

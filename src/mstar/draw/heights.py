@@ -60,7 +60,7 @@ def _weight(tail: Cell, head: Cell, hop: Hop) -> float:
 
 def _distance(above: Cell, below: Cell) -> int:
     least = BETWEEN_LINES if above.is_thin or below.is_thin else BETWEEN_BOXES
-    return max(least, room_below(above) + room_above(below) + 4)
+    return max(least, room_below(above) + room_above(below) + 12)
 
 
 def _settle(

@@ -54,14 +54,16 @@ def _quoted(text: str) -> str:
 
 def _nodes(sheet: Sheet, pad: str) -> Iterator[str]:
     for item in sheet.items.values():
-        if item.inside is not None:
-            if all(inner.shape in ("port", "frame") for at in sheets(item.inside) for inner in at.items.values()):
-                continue  # Mermaid has no subgraph without nodes
+        if item.inside is not None and _has_boxes(item.inside):
             yield f'{pad}subgraph {_name(item.id)}["{_quoted(item.title)}"]'
             yield from _nodes(item.inside, pad + "  ")
             yield f"{pad}end"
         elif item.shape != "port":
-            yield pad + _name(item.id) + _label(item)
+            yield pad + _name(item.id) + _label(item)  # a frame without boxes too: a subgraph must not be empty
+
+
+def _has_boxes(sheet: Sheet) -> bool:
+    return any(item.shape not in ("port", "frame") for inner in sheets(sheet) for item in inner.items.values())
 
 
 def _label(item: Item) -> str:

@@ -119,32 +119,15 @@ def picture(walk: Walk, placement: Placement | None = None) -> Picture:
     groups = _groups(sheet)
     through = _through(sheet)
     types = _types(walk)
-    boxes: list[Box] = []
-    frames: list[Frame] = []
-    edges: list[Edge] = []
-    for at, x, y in _plates(plate, MARGIN, MARGIN):
-        for cell in at.cells:
-            assert cell.item is not None
-            left, top = x + cell.x, y + int(cell.y)
-            item = cell.item
-            if item.inside is not None:
-                inner = at.plates[item.id]
-                caption_x = left + inner.caption_x
-                frame = Frame(item.id, item.inside.kind, item.title, caption_x, left, top, cell.w, cell.h, at.sheet.id)
-                frames.append(frame)
-            else:
-                colour = groups.get(item.group)
-                boxes.append(
-                    Box(
-                        *(item.id, item.shape, item.title, item.note, left, top, cell.w, cell.h),
-                        *(at.sheet.id, item.workers, colour),
-                    )
-                )
-        edges += _edges(at, x, y, through, types)
+    placed = list(_plates(plate, MARGIN, MARGIN))
+    parts = [part for at, x, y in placed for part in _parts(at, x, y, groups)]
+    boxes = tuple(part for part in parts if isinstance(part, Box))
+    frames = tuple(part for part in parts if isinstance(part, Frame))
+    edges = tuple(edge for at, x, y in placed for edge in _edges(at, x, y, through, types))
     legend = _legend(groups, edges, plate.w, MARGIN + plate.h + LEGEND_ROW)
     width = max(plate.w, *(key.x + SAMPLE + 8 + text_width(key.text, LABEL) - MARGIN for key in legend), 0)
     height = max([MARGIN + plate.h, *(key.y + LEGEND_ROW // 2 for key in legend)])
-    return Picture(*(walk.name, width + 2 * MARGIN, height + MARGIN), tuple(boxes), tuple(frames), tuple(edges), legend)
+    return Picture(walk.name, width + 2 * MARGIN, height + MARGIN, boxes, frames, edges, legend)
 
 
 def _groups(sheet: Sheet) -> dict[str, int]:
@@ -174,6 +157,19 @@ def _plates(plate: Plate, x: int, y: int) -> Iterator[tuple[Plate, int, int]]:
             yield from _plates(plate.plates[cell.id], x + cell.x, y + int(cell.y))
 
 
+def _parts(plate: Plate, x: int, y: int, groups: dict[str, int]) -> Iterator[Box | Frame]:
+    for cell in plate.cells:
+        assert cell.item is not None
+        item, left, top = cell.item, x + cell.x, y + int(cell.y)
+        if item.inside is not None:
+            caption_x = left + plate.plates[item.id].caption_x
+            where = (caption_x, left, top, cell.w, cell.h)
+            yield Frame(item.id, item.inside.kind, item.title, *where, frame=plate.sheet.id)
+        else:
+            where, colour = (left, top, cell.w, cell.h), groups.get(item.group)
+            yield Box(item.id, item.shape, item.title, item.note, *where, plate.sheet.id, item.workers, colour)
+
+
 def _edges(plate: Plate, x: int, y: int, through: frozenset[str], types: dict[str, str]) -> Iterator[Edge]:
     for routed in plate.routes:
         link = routed.link
@@ -187,7 +183,7 @@ def _edges(plate: Plate, x: int, y: int, through: frozenset[str], types: dict[st
         )
 
 
-def _legend(groups: dict[str, int], edges: list[Edge], width: int, y: int) -> tuple[Key, ...]:
+def _legend(groups: dict[str, int], edges: tuple[Edge, ...], width: int, y: int) -> tuple[Key, ...]:
     """The colours and the styles that occur, in rows under the picture."""
     wanted: list[tuple[str, int | None, str]] = [(group, at, "") for group, at in groups.items()]
     seen = {("carry" if edge.is_back and edge.style == "value" else edge.style) for edge in edges}

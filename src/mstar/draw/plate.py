@@ -7,7 +7,7 @@ column, ports, heights, widths and routes. Nothing here knows colours or fonts.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mstar.draw.heights import room_below, stand
 from mstar.draw.measure import CAPTION, LABEL, PORT_STEP, item_size, text_width
@@ -36,14 +36,13 @@ class Plate:
     bottom: dict[str, int]
 
 
-def lay_out(sheet: Sheet, least_width: int = 0) -> Plate:
+def lay_out(sheet: Sheet) -> Plate:
     """The layout of a sheet and of all sheets inside it."""
     columns = arrange(sheet)
-    inner = {item.id: item.inside for item in sheet.items.values() if item.inside is not None}
-    plates = {name: lay_out(inside) for name, inside in inner.items()}
+    plates = {item.id: lay_out(item.inside) for item in sheet.items.values() if item.inside is not None}
     if sheet.kind == "choose":
         widest = max(plate.w for plate in plates.values())
-        plates = {name: lay_out(inside, widest) for name, inside in inner.items()}
+        plates = {name: _widened(plate, widest) for name, plate in plates.items()}
     _size(columns, plates)
     untangle(columns)
     _spread_ports(columns)
@@ -51,8 +50,9 @@ def lay_out(sheet: Sheet, least_width: int = 0) -> Plate:
     tracks = _tracks(sheet, columns)
     lowest = max((cell.y + cell.h + room_below(cell) for cell in columns.cells.values()), default=0)
     width, top = _columns_x(columns, sheet, tracks)
-    caption_x, width = _fit_caption(sheet, top, max(width, least_width))
-    _stretch(columns, width)
+    caption_x, width = _fit_caption(sheet, top, width)
+    for name in columns.order[-1]:
+        columns.cells[name].x = width
     for cell in columns.cells.values():
         cell.y = int(cell.y) + CAPTION_BAND
     height = CAPTION_BAND + int(lowest) + PAD + LANE * _lanes(columns, tracks)
@@ -70,8 +70,19 @@ def lay_out(sheet: Sheet, least_width: int = 0) -> Plate:
         left={cell.id: int(cell.y) for cell in ports if cell.rank == 0},
         right={cell.id: int(cell.y) for cell in ports if cell.rank > 0},
         top=top,
-        bottom={name: x for name, x in tracks.leaving.items() if is_edgewise(sheet.items[name])},
+        bottom=tracks.leaving,
     )
+
+
+def _widened(plate: Plate, width: int) -> Plate:
+    """The same plate with its right border further right, and what ends there drawn out to it."""
+    routes = [
+        replace(routed, path=(*routed.path, (width, plate.right[routed.link.head])))
+        if routed.link.head in plate.right
+        else routed
+        for routed in plate.routes
+    ]
+    return replace(plate, w=width, routes=tuple(routes))
 
 
 def _size(columns: Columns, plates: dict[str, Plate]) -> None:
@@ -159,15 +170,12 @@ def _columns_x(columns: Columns, sheet: Sheet, tracks: Tracks) -> tuple[int, dic
     for rank, column in enumerate(columns.order):
         here = [columns.cells[name] for name in column]
         if rank:
-            labels = max(
-                (cell.x + cell.w + text_width(link.label, LABEL) + 8 - x for link, cell in starts
-                 if link.label and cell.rank == rank - 1),
-                default=0,
-            )  # fmt: skip
+            labelled = [(link, cell) for link, cell in starts if link.label and cell.rank == rank - 1]
+            ends = [cell.x + cell.w + text_width(link.label, LABEL) + 8 for link, cell in labelled]
             used = any(columns.cells[hop.head].rank == rank for _, chain in columns.chains for hop in chain)
             is_border = rank in (1, last)
             least = BORDER_GAP if used and is_border else GAP if used else 0 if is_top else EMPTY_GAP
-            x = _gap(tracks, rank, x + max(0, labels), least, sheet, top)
+            x = _gap(tracks, rank, max(x, *ends, x), least, sheet, top)
         wide = max((cell.w for cell in here), default=0)
         for cell in here:
             cell.x = x + (0 if cell.left or cell.item is None or cell.item.shape == "frame" else wide - cell.w)
@@ -190,7 +198,7 @@ def _gap(tracks: Tracks, rank: int, start: int, least: int, sheet: Sheet, top: d
         elif end == "leave" and is_edgewise(sheet.items[link.head]):
             tracks.leaving[link.head] = at
         at += TRACK
-    return max(start + least, at + (TRACK // 2 if tracks.gaps[rank] else 0) + (least // 2 if tracks.gaps[rank] else 0))
+    return max(start + least, at + (TRACK + least) // 2 if tracks.gaps[rank] else 0)
 
 
 def _fit_caption(sheet: Sheet, top: dict[str, int], width: int) -> tuple[int, int]:
@@ -204,12 +212,6 @@ def _fit_caption(sheet: Sheet, top: dict[str, int], width: int) -> tuple[int, in
     else:
         width = max(width, start + need + PAD)
     return start, width
-
-
-def _stretch(columns: Columns, width: int) -> None:
-    """Move the ports of the right border to where it is."""
-    for name in columns.order[-1]:
-        columns.cells[name].x = width
 
 
 def _lanes(columns: Columns, tracks: Tracks) -> int:

@@ -80,7 +80,7 @@ class _Router:
         if not link.label or port in self.labelled:
             return None
         self.labelled.add(port)
-        return tail.x + tail.w + 5, self.y_out(link) - 4
+        return tail.x + tail.w + 5, self.y_out(link) - (6 if link.style == "pipe" else 4)
 
     def y_out(self, link: Link) -> int:
         tail = self.cells[link.tail]

@@ -76,7 +76,7 @@ class _Checker:
 
     def body(self, body: tuple[Node, ...], outer: dict[str, Type]) -> dict[str, Type]:
         scope = dict(outer)
-        opened: list[str] = []
+        streams = dict(self.streams)
         for node in body:
             self.use(operands(node), scope, node.site)
             self.bind((*binds(node), *defines(node)), node.site)
@@ -84,11 +84,9 @@ class _Checker:
                 if node.stream in self.streams:
                     self.wrong(node.site, f"stream ~{node.stream} is opened twice", "give each stream its own name")
                 self.streams[node.stream] = node.item
-                opened.append(node.stream)
             self.node(node, scope)
             scope.update({value.name: value.type for value in defines(node)})
-        for name in opened:
-            del self.streams[name]
+        self.streams = streams
         return scope
 
     def node(self, node: Node, scope: dict[str, Type]) -> None:

@@ -3,7 +3,7 @@
 A walk is a Kahn network: regions joined by streams run at the same time and share nothing else. These rules keep it
 so. They speak of a well-formed graph in the author's words, because authors do break them:
 
-1. a stream is filled before it is read, and no node does both;
+1. a stream is filled before it is read, no node does both, and windows read it once;
 2. a node that reads a stream does not wait for the end of one that fills it: not through a state, not through the
    sequence of a modality, not through a value. Streams are bounded, so it would wait for ever;
 3. the bodies of an `each` run side by side, so they change nothing they share;
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator
 
 from mstar.errors import Problem
 from mstar.graph.flow import Access, access, drains, fills, order
-from mstar.graph.ir import Call, Each, Fork, New, Node, Open, Value, Walk, bodies, defines, flat
+from mstar.graph.ir import Call, Each, Fork, New, Node, Open, Value, Walk, Windows, bodies, defines, flat
 from mstar.graph.types import StateType
 
 _WORDS = {
-    "state": ("the state %{}", "give each side its own state, or fork() it before the first"),
-    "put": ("filling stream ~{}", "let one of the two fill the stream, or use two streams"),
-    "get": ("reading stream ~{} by get", "let one of the two read the stream, or use two streams"),
-    "emit": ("emitting {}", "emit each modality from one region, so that its order is fixed"),
+    "state": ("use the state %{}", "give each side its own state, or fork() it before the first"),
+    "put": ("fill stream ~{}", "let one of the two fill the stream, or use two streams"),
+    "get": ("read stream ~{} by get", "let one of the two read the stream, or use two streams"),
+    "emit": ("emit {}", "emit each modality from one region, so that its order is fixed"),
 }
 
 
@@ -56,15 +56,26 @@ def _streams(body: tuple[Node, ...], is_whole: bool) -> Iterator[Problem]:
             yield Problem(opened.site, f"stream ~{name} is used before it is opened", "make the Stream first")
         if is_whole and not filling:
             yield Problem(opened.site, f"nothing is put into stream ~{name}", f"{name}.put(value), or remove it")
-        if is_whole and not reading:
+        elif is_whole and not reading:
             fix = f"for window in windows({name}, ...), or {name}.get(default=...), or remove it"
             yield Problem(opened.site, f"nobody reads stream ~{name}", fix)
+        yield from _nested_windows(body, name)
         for i in sorted({*filling} & {*reading}):
             what = f"one loop both fills and reads stream ~{name}; it would wait for itself"
             yield Problem(body[i].site, what, "read the stream in a loop of its own, or carry the value")
         if filling and reading and min(reading) < max(filling) and not {*filling} & {*reading}:
             what = f"stream ~{name} is read before all that fills it: nothing would be there yet"
             yield Problem(body[min(reading)].site, what, "write the part that reads after the part that fills")
+
+
+def _nested_windows(body: tuple[Node, ...], stream: str) -> Iterator[Problem]:
+    for node in body:
+        for inner in bodies(node):
+            for found in flat(inner):
+                if isinstance(found, Windows) and found.stream == stream:
+                    what = f"the windows of stream ~{stream} are inside a region, which may run them again or never"
+                    fix = "read a stream by windows in the body that makes it; inside a loop, use get(default=...)"
+                    yield Problem(found.site, what, fix)
 
 
 def _waits(body: tuple[Node, ...]) -> Iterator[Problem]:
@@ -82,16 +93,23 @@ def _waits(body: tuple[Node, ...]) -> Iterator[Problem]:
 
 
 def _ends_needed(start: int, before: list[frozenset[int]], feeds: set[tuple[int, int]]) -> set[int]:
-    """Nodes that must have ended before `start` starts, given that a producer ends only if its readers have started."""
+    """Nodes that must have ended before `start` starts.
+
+    What fills a stream ends only if its readers have started, and a reader ends only after what it reads.
+    """
     ended: set[int] = set()
-    todo = [start]
-    seen = {start}
-    while todo:
-        for end in before[todo.pop()] - ended:
-            ended.add(end)
-            for node in {end, *(r for p, r in feeds if p == end)} - seen:
-                seen.add(node)
-                todo.append(node)
+    started: set[int] = set()
+    starting, ending = {start}, set[int]()
+    while starting or ending:
+        if ending:
+            node = ending.pop()
+            ended.add(node)
+            ending |= {p for p, r in feeds if r == node} - ended
+            starting |= {node, *(r for p, r in feeds if p == node)} - started
+        else:
+            node = starting.pop()
+            started.add(node)
+            ending |= before[node] - ended
     return ended
 
 
@@ -99,7 +117,7 @@ def _waiting(body: tuple[Node, ...], p: int, r: int) -> Problem:
     stream = sorted(fills(body[p]) & drains(body[r]))[0]
     for thing in sorted(_conflicts(access(body[p]), access(body[r]))):
         words, fix = _WORDS[thing[0]]
-        what = f"both sides of stream ~{stream} want {words.format(thing[1])}, at {_line(body[p])} and here"
+        what = f"both sides of stream ~{stream} {words.format(thing[1])}, at {_line(body[p])} and here"
         return Problem(body[r].site, what, fix)
     names = sorted({value.name for value in defines(body[p])} & access(body[r]).reads)
     through = f"needs %{names[0]}, which is" if names else "needs something that is"
@@ -126,9 +144,10 @@ def _eaches(body: tuple[Node, ...]) -> Iterator[Problem]:
     for node in flat(body):
         if isinstance(node, Each):
             for kind, name in sorted(access(node).extends):
-                words, _ = _WORDS[kind]
-                what = f"the bodies of this each run side by side, so they cannot share {words.format(name)}"
-                yield Problem(node.site, what, fixes[kind].format(name))
+                sites = [inner.site for inner in flat(node.body) if (kind, name) in access(inner).extends]
+                words = _WORDS[kind][0].format(name)
+                what = f"the bodies of an each ({_line(node)}) run side by side, so they cannot all {words}"
+                yield Problem(sites[-1], what, fixes[kind].format(name))
 
 
 def _owners(body: tuple[Node, ...]) -> Iterator[Problem]:

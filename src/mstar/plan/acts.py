@@ -1,4 +1,7 @@
-"""What the instructions do that need no op, and the table that finds them."""
+"""What the instructions do that need no op, and the table that finds them.
+
+An act says whether it is done. One that is not has arranged to be tried again, or to be finished by its region.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +17,53 @@ if TYPE_CHECKING:
     from mstar.plan.run import Run
 
 
-def new(run: Run, frame: Frame, instruction: Instruction) -> None:
-    table = instruction.detail
-    assert isinstance(table, NewState)
+def new(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Make a state."""
+    table: NewState = instruction.detail
     frame.slots[instruction.outs[0]] = run.host.new_state(table.component, table.kind)
-    run.finish(frame, instruction)
+    return True
 
 
-def fork(run: Run, frame: Frame, instruction: Instruction) -> None:
+def fork(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Fork a state."""
     frame.slots[instruction.outs[0]] = run.host.fork(frame.slots[instruction.args[0]])
-    run.finish(frame, instruction)
+    return True
 
 
-def const(run: Run, frame: Frame, instruction: Instruction) -> None:
+def const(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Fill a slot with a constant."""
     frame.slots[instruction.outs[0]] = instruction.detail
-    run.finish(frame, instruction)
+    return True
 
 
-def take(run: Run, frame: Frame, instruction: Instruction) -> None:
+def take(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Take one element."""
     slots = frame.slots
     slots[instruction.outs[0]] = slots[instruction.args[0]][slots[instruction.args[1]]]
-    run.finish(frame, instruction)
+    return True
 
 
-def field(run: Run, frame: Frame, instruction: Instruction) -> None:
+def field(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Take one field."""
     slots = frame.slots
     slots[instruction.outs[0]] = getattr(slots[instruction.args[0]], str(instruction.detail))
-    run.finish(frame, instruction)
+    return True
 
 
-def count(run: Run, frame: Frame, instruction: Instruction) -> None:
+def count(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Count the items of an each."""
     frame.slots[instruction.outs[0]] = len(frame.slots[instruction.args[0]])
-    run.finish(frame, instruction)
+    return True
 
 
-def emit(run: Run, frame: Frame, instruction: Instruction) -> None:
-    table = instruction.detail
-    assert isinstance(table, Emit)
+def emit(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Send a value to the client."""
+    table: Emit = instruction.detail
     run.emitted.append((table, frame.slots[instruction.args[0]]))
-    run.finish(frame, instruction)
+    return True
 
 
-ACTS: dict[Do, Callable[[Run, Frame, Instruction], None]] = {
+_BY_DO: dict[Do, Callable[[Run, Frame, Instruction], bool]] = {
     Do.NEW: new,
     Do.FORK: fork,
     Do.CONST: const,
@@ -74,4 +82,5 @@ ACTS: dict[Do, Callable[[Run, Frame, Instruction], None]] = {
     Do.EACH: each,
     Do.CHOOSE: choose,
 }
-"""The act of every instruction but a call."""
+ACTS = tuple(_BY_DO.get(do, const) for do in Do)
+"""The act of every instruction, by number; a call has none and its place is never looked up."""

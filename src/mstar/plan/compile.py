@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 from mstar.graph import ir
 from mstar.graph.types import StateType
 from mstar.plan.lower import STREAM_END, Body, Lowered, Step, Val, lower
 from mstar.plan.placement import Placement
-from mstar.plan.seats import REGIONS, Seating, all_steps
+from mstar.plan.seats import REGIONS, Seating, all_inner, all_steps
+from mstar.plan.straight import straighten
 from mstar.plan.tables import (
     Arrival,
     BatchKey,
     BodyTable,
     Call,
     Crossing,
-    Detail,
     Do,
     Emit,
     Instruction,
@@ -189,7 +190,7 @@ class _Part:
             for index in indices:
                 pending[index] += 1
         instructions = tuple(self.instruction(i, step, tuple(wakes[i])) for i, step in enumerate(here))
-        return BodyTable(
+        table = BodyTable(
             body.number,
             len(set(slots.values())),
             instructions,
@@ -198,6 +199,7 @@ class _Part:
             len(here) + len(arrivals),
             {value.number: Arrival(slots[value], tuple(wanting[value])) for value in arrivals},
         )
+        return straighten(table)
 
     def taken(self, step: Step) -> list[Val]:
         """The values of its own body that a step must have here before it starts."""
@@ -226,7 +228,7 @@ class _Part:
         args = tuple(slots[value] for value in uses)
         return Instruction(index, do, args, tuple(slots[v] for v in outs), wakes, sends, self.detail(step))
 
-    def detail(self, step: Step) -> Detail:
+    def detail(self, step: Step) -> Any:
         node = step.node
         if step.kind in REGIONS:
             return self.region(step)
@@ -248,11 +250,26 @@ class _Part:
                 stream = self.planner.stream_numbers[node.stream]
                 writer = self.planner.lowered.readers[node.stream][0].body.steps
                 source = next(s for s in writer if s.kind == "writer" and s.node == self.opened(node.stream))
-                return Reader(number, stream, self.seating.seat(source))
+                return Reader(number, stream, self.seating.seat(source), self.beside(step))
             case "emit", ir.Emit():
                 return Emit(node.kind, node.clock)
             case _:
                 return None
+
+    def beside(self, step: Step) -> tuple[int, ...]:
+        """Other readers made in the same body, at the same seat, that one region of it reads too."""
+        mine = [region for region in step.body.steps if self.reads(region, step)]
+        others = [other for other in step.body.steps if other.kind == "reader" and other is not step]
+        return tuple(
+            self.planner.reader_numbers[other.makes[0]]
+            for other in others
+            if self.seating.seat(other) == self.seat and any(self.reads(region, other) for region in mine)
+        )
+
+    def reads(self, region: Step, reader: Step) -> bool:
+        return any(
+            reader.makes[0] in step.uses for step in (region, *all_inner(region)) if step.kind in ("get", "windows")
+        )
 
     def opened(self, stream: str) -> ir.Open:
         opens = (s.node for s in all_steps(self.planner.lowered.root) if s.kind == "writer")
@@ -289,8 +306,9 @@ class _Part:
     def window(self, step: Step, inner: dict[Val, int]) -> Window:
         node = step.node
         assert isinstance(node, ir.Windows)
-        slots = [inner.get(value, -1) for value in step.window]
-        return Window(node.size, node.stride, node.first, node.flush, *slots, self.sends(step.window, inner))
+        more, item, fresh = (inner.get(value, -1) for value in step.window)
+        sends = self.sends(step.window, inner)
+        return Window(node.size, node.stride, node.first, node.flush, more, item, fresh, sends)
 
     def brought(self, step: Step, body: Body) -> tuple[tuple[int, int], ...]:
         """Outer slots to copy into an inner body at its start: what it captures, and what its carries start from."""

@@ -20,7 +20,7 @@ def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:
         calls = Counter(str(plans.keys[key]) for key, at in plan.calls if at == seat)
         ops = ", ".join(name if count == 1 else f"{name} x{count}" for name, count in calls.items())
         lines.append(f"  {_seat(plan, seat)} runs {ops or 'no op'}")
-    lines += [f"  {_crossing(plan, crossing)}" for crossing in plan.crossings]
+    lines += [f"  {_crossing(crossing)}" for crossing in plan.crossings]
     if not plan.crossings:
         lines.append("  nothing crosses")
     loops = sum(isinstance(node, ir.Loop) for node in ir.flat(graph.body))
@@ -35,7 +35,7 @@ def _seat(plan: Plan, seat: int) -> str:
     return f"[{seat}] {one}" + (f", lane {spot.lane}" if spot.lane else "")
 
 
-def _crossing(plan: Plan, crossing: Crossing) -> str:
+def _crossing(crossing: Crossing) -> str:
     what = "moves" if crossing.is_state else "streams" if crossing.is_stream else "sends"
     sigil = "" if crossing.is_stream else "%"
     often = "once" if crossing.depth == 0 else "each iteration" if crossing.depth == 1 else "each inner iteration"

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 class Frame:
     """One body being run: its slots, and how many things each of its instructions still waits for."""
 
-    __slots__ = ("index", "instruction", "left", "limit", "parent", "pending", "region", "run", "slots", "table", "unfinished")
+    __slots__ = (
+        "index",
+        "instruction",
+        "left",
+        "limit",
+        "parent",
+        "pending",
+        "region",
+        "run",
+        "slots",
+        "table",
+        "unfinished",
+    )
 
     def __init__(self, run: Run, table: BodyTable, parent: Frame | None, instruction: Instruction | None) -> None:
         self.run = run
@@ -32,7 +44,8 @@ class Frame:
 
     def path(self) -> Path:
         """Which iteration of which region this is, from the outermost in."""
-        frame, found = self, []
+        frame = self
+        found: list[int] = []
         while frame.parent is not None:
             found.append(frame.index)
             frame = frame.parent
@@ -40,8 +53,7 @@ class Frame:
 
     def arguments(self, instruction: Instruction) -> dict[str, Any]:
         """What a ready call of this frame passes to its op."""
-        call = instruction.detail
-        assert isinstance(call, Call)
+        call: Call = instruction.detail
         slots = self.slots
         return dict(zip(call.names, [slots[arg] for arg in instruction.args], strict=True)) | dict(call.constants)
 

@@ -170,7 +170,7 @@ class _Lowering:
             done = self.extra(body, "let_go", opened, [self.getters[opened.stream]], "", STREAM_END)
             done.before = getting
 
-    def step(self, step: Step, node: ir.Node, env: dict[str, Val]) -> None:
+    def step(self, step: Step, node: ir.Node, env: dict[str, Val]) -> None:  # noqa: C901 - a case for each node
         step.uses = [env[value.name] for value in ir.operands(node)]
         match node:
             case ir.Call():
@@ -308,7 +308,18 @@ class _Lowering:
 
 
 _KIND = {
-    ir.Call: "call", ir.New: "new", ir.Fork: "fork", ir.Const: "const", ir.Take: "take", ir.Field: "field",
-    ir.Open: "writer", ir.Put: "put", ir.Get: "get", ir.Emit: "emit",
-    ir.Loop: "loop", ir.Windows: "windows", ir.Each: "each", ir.Choose: "choose",
+    ir.Call: "call",
+    ir.New: "new",
+    ir.Fork: "fork",
+    ir.Const: "const",
+    ir.Take: "take",
+    ir.Field: "field",
+    ir.Open: "writer",
+    ir.Put: "put",
+    ir.Get: "get",
+    ir.Emit: "emit",
+    ir.Loop: "loop",
+    ir.Windows: "windows",
+    ir.Each: "each",
+    ir.Choose: "choose",
 }

@@ -101,7 +101,9 @@ def _calls(graph: ir.Walk) -> set[tuple[str, str]]:
 def _unknown(entries: Mapping[str, Entry], calls: set[tuple[str, str]], site: str, where: str) -> list[Problem]:
     known = sorted({component for component, _ in calls} | {f"{component}.{op}" for component, op in calls})
     return [
-        Problem(site, f"{where} names `{key}`, which the model does not have{nearest(key, known)}", f"use {listed(known)}")
+        Problem(
+            site, f"{where} names `{key}`, which the model does not have{nearest(key, known)}", f"use {listed(known)}"
+        )
         for key in entries
         if key not in known
     ]
@@ -112,7 +114,9 @@ def read_placement(path: Path) -> Placement:
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise PlacementError(str(path), [Problem(str(path), f"cannot be read: {error}", "see docs/placement.md")]) from error
+        raise PlacementError(
+            str(path), [Problem(str(path), f"cannot be read: {error}", "see docs/placement.md")]
+        ) from error
     return parse_placement(table, str(path))
 
 

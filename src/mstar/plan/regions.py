@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mstar.plan.frame import Frame
-from mstar.plan.streams import ReaderEnd, let_reader_go, release
+from mstar.plan.streams import ReaderEnd, let_reader_go, release, wait
 from mstar.plan.tables import Do, Instruction, Region
 from mstar.walk.values import stack
 
 if TYPE_CHECKING:
     from mstar.plan.run import Run
+
+LOOP, WINDOWS, EACH, CHOOSE = Do.LOOP, Do.WINDOWS, Do.EACH, Do.CHOOSE
 
 TURN = -1
 """In a run's list of things to do: an iteration of this frame has ended."""
@@ -19,8 +21,8 @@ GATE = -2
 
 
 def enter(run: Run, frame: Frame, instruction: Instruction, arm: int = 0) -> Frame:
-    region = instruction.detail
-    assert isinstance(region, Region)
+    """A frame for a body of a region, with what it takes from outside."""
+    region: Region = instruction.detail
     inner = Frame(run, run.part.bodies[region.bodies[arm]], frame, instruction)
     slots, outer = inner.slots, frame.slots
     for source, target in region.bring[arm]:
@@ -28,7 +30,8 @@ def enter(run: Run, frame: Frame, instruction: Instruction, arm: int = 0) -> Fra
     return inner
 
 
-def loop(run: Run, frame: Frame, instruction: Instruction) -> None:
+def loop(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start a loop."""
     inner = enter(run, frame, instruction)
     region: Region = inner.region
     for _, out in region.collect:
@@ -38,16 +41,20 @@ def loop(run: Run, frame: Frame, instruction: Instruction) -> None:
         leave(run, inner)
     else:
         iterate(run, inner)
+    return False
 
 
 def iterate(run: Run, frame: Frame) -> None:
+    """Run a frame's body for its current index."""
     if frame.region.counter >= 0:
         frame.slots[frame.region.counter] = frame.index
     run.begin(frame)
 
 
-def windows(run: Run, frame: Frame, instruction: Instruction) -> None:
+def windows(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start reading a stream by windows."""
     gate(run, enter(run, frame, instruction))
+    return False
 
 
 def gate(run: Run, frame: Frame) -> None:
@@ -61,13 +68,14 @@ def gate(run: Run, frame: Frame) -> None:
         else:
             run.expected[key] = frame
         return
-    assert frame.parent is not None and frame.instruction is not None
+    assert frame.parent is not None
+    assert frame.instruction is not None
     reader: ReaderEnd = frame.parent.slots[frame.instruction.args[0]]
     end = window.first + frame.index * window.stride
     seen = end - window.stride if frame.index else 0
     has_one = reader.total >= end or (reader.is_closed and window.flush and seen < reader.total)
     if not has_one and not reader.is_closed:
-        reader.waiting = (frame, GATE)
+        wait(run, reader, end, (frame, GATE))
         return
     slots = frame.slots
     slots[window.more] = has_one
@@ -96,15 +104,14 @@ def told(run: Run, frame: Frame, is_more: bool) -> None:
         leave(run, frame)
 
 
-def each(run: Run, frame: Frame, instruction: Instruction) -> None:
-    region = instruction.detail
-    assert isinstance(region, Region)
+def each(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start the bodies of an each, all at once."""
+    region: Region = instruction.detail
     count = frame.slots[region.control]
     for _, out in region.collect:
         frame.slots[out] = [None] * count
     if not count:
-        run.finish(frame, instruction)
-        return
+        return True
     if frame.unfinished is None:
         frame.unfinished = {}
     frame.unfinished[instruction.index] = count
@@ -112,66 +119,76 @@ def each(run: Run, frame: Frame, instruction: Instruction) -> None:
         inner = enter(run, frame, instruction)
         inner.index = index
         iterate(run, inner)
+    return False
 
 
-def choose(run: Run, frame: Frame, instruction: Instruction) -> None:
-    region = instruction.detail
-    assert isinstance(region, Region)
+def choose(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start one arm of a choice."""
+    region: Region = instruction.detail
     arm = 0 if bool(frame.slots[region.control]) else 1
     inner = enter(run, frame, instruction, arm)
     inner.index = arm
     run.begin(inner)
+    return False
 
 
-def turn(run: Run, frame: Frame) -> None:
-    """A body has run to its end: go round again, or leave."""
+def turn(run: Run, frame: Frame) -> bool:
+    """A body has run to its end. Whether it is to run again at once."""
     instruction = frame.instruction
     if instruction is None:
         run.end(frame)
-        return
+        return False
     do = instruction.do
-    if do is Do.LOOP:
-        turn_loop(run, frame)
-    elif do is Do.WINDOWS:
+    if do is LOOP:
+        return turn_loop(run, frame)
+    if do is EACH:
+        gather(run, frame, instruction)
+    elif do is WINDOWS:
         carry_over(frame)
         frame.index += 1
         gate(run, frame)
-    elif do is Do.EACH:
-        gather(run, frame, instruction)
     else:
         leave(run, frame)
+    return False
 
 
-def turn_loop(run: Run, frame: Frame) -> None:
+def turn_loop(run: Run, frame: Frame) -> bool:
     """What is collected and what stops the loop are values of this iteration: look at them before they are replaced."""
     region, slots = frame.region, frame.slots
     if region.collect:
         assert frame.parent is not None
         for source, out in region.collect:
             frame.parent.slots[out].append(slots[source])
-    frame.index += 1
-    is_last = frame.index >= frame.limit
+    index = frame.index = frame.index + 1
+    goes_on = index < frame.limit
     for flag in region.stop:
         if slots[flag]:
-            is_last = True
+            goes_on = False
     carry_over(frame)
-    if is_last:
+    if not goes_on:
         leave(run, frame)
-    else:
-        iterate(run, frame)
+    elif region.counter >= 0:
+        slots[region.counter] = index
+    return goes_on
 
 
 def carry_over(frame: Frame) -> None:
     """Give the next iteration its values, all at once: one carry may take what another had."""
     slots, moves = frame.slots, frame.region.carry
-    values = [slots[source] for source, _ in moves]
-    for (_, target), value in zip(moves, values, strict=True):
-        slots[target] = value
+    if len(moves) == 1:
+        source, target = moves[0]
+        slots[target] = slots[source]
+    else:
+        values = [slots[source] for source, _ in moves]
+        for (_, target), value in zip(moves, values, strict=True):
+            slots[target] = value
 
 
 def gather(run: Run, frame: Frame, instruction: Instruction) -> None:
+    """One body of an each has ended."""
     parent, region = frame.parent, frame.region
-    assert parent is not None and parent.unfinished is not None
+    assert parent is not None
+    assert parent.unfinished is not None
     for source, out in region.collect:
         parent.slots[out][frame.index] = frame.slots[source]
     parent.unfinished[instruction.index] -= 1
@@ -180,8 +197,10 @@ def gather(run: Run, frame: Frame, instruction: Instruction) -> None:
 
 
 def leave(run: Run, frame: Frame) -> None:
+    """Give what a region gives, and go on behind it."""
     parent, instruction, region = frame.parent, frame.instruction, frame.region
-    assert parent is not None and instruction is not None
-    for source, target in region.give[frame.index if instruction.do is Do.CHOOSE else 0]:
+    assert parent is not None
+    assert instruction is not None
+    for source, target in region.give[frame.index if instruction.do is CHOOSE else 0]:
         parent.slots[target] = frame.slots[source]
     run.finish(parent, instruction)

@@ -8,14 +8,19 @@ what runs next; the answer does not depend on that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mstar.plan.acts import ACTS
 from mstar.plan.frame import Frame, Ready
 from mstar.plan.regions import GATE, TURN, gate, told, turn
+from mstar.plan.straight import count_from
 from mstar.plan.streams import ReaderEnd, WriterEnd, close, receive, released
-from mstar.plan.tables import Do, Emit, Instruction, Part, Send
+from mstar.plan.tables import Call, Do, Emit, Instruction, Part, Segment, Send
 from mstar.plan.wires import Closed, ItemSent, Message, Path, Released, ValueSent
+
+CALL = Do.CALL
+UNCOUNTED: list[int] = []
+"""The counters of a frame that follows a straight body."""
 
 
 class Host(Protocol):
@@ -79,6 +84,10 @@ class Run:
     def begin(self, frame: Frame) -> None:
         """Start a run of a frame's body."""
         table = frame.table
+        if table.first is not None:
+            frame.pending = UNCOUNTED
+            self.follow(frame, table.first)
+            return
         frame.pending = [*table.pending]
         frame.left = table.count
         for index in table.entry:
@@ -140,15 +149,30 @@ class Run:
             frame, index = todo.pop()
             if index >= 0:
                 instruction = frame.table.instructions[index]
-                if instruction.do is Do.CALL:
+                if instruction.do is CALL:
                     ready.append((frame, instruction))
-                else:
-                    ACTS[instruction.do](self, frame, instruction)
+                elif ACTS[instruction.do](self, frame, instruction):
+                    self.finish(frame, instruction)
             elif index == TURN:
-                turn(self, frame)
+                if turn(self, frame):
+                    self.begin(frame)
             else:
                 assert index == GATE
                 gate(self, frame)
+
+    def follow(self, frame: Frame, segment: Segment) -> None:
+        """Go on in a straight body: to its next call, or to its end."""
+        while True:
+            for act in segment.acts:
+                if not ACTS[act.do](self, frame, act):
+                    self.todo.extend(count_from(frame, act.index))
+                    return
+            if segment.call is not None:
+                self.ready.append((frame, segment.call))
+                return
+            if not turn(self, frame):
+                return
+            segment = cast("Segment", frame.table.first)
 
     def reader(self, number: int, path: Path) -> ReaderEnd:
         """A reading end here, made by whoever comes first: its reader, its writer or an item."""
@@ -179,9 +203,30 @@ class Run:
 def complete(calls: Sequence[Ready], results: Sequence[tuple[Any, ...]]) -> None:
     """A batch of ready calls has run; its results in the same order."""
     for (frame, instruction), values in zip(calls, results, strict=True):
-        slots = frame.slots
-        for slot, value in zip(instruction.outs, values, strict=True):
-            slots[slot] = value
-        run = frame.run
-        run.finish(frame, instruction)
-        run.drain()
+        slots, run, outs = frame.slots, frame.run, instruction.outs
+        if len(outs) == 1:
+            slots[outs[0]] = values[0]
+        else:
+            for slot, value in zip(outs, values, strict=True):
+                slots[slot] = value
+        segment = instruction.then
+        if segment is None or frame.pending:
+            run.finish(frame, instruction)
+        elif segment.acts or segment.call is None:
+            run.follow(frame, segment)
+        else:
+            run.ready.append((frame, segment.call))
+        if run.todo:
+            run.drain()
+
+
+def columns(calls: Sequence[Ready]) -> dict[str, list[Any]]:
+    """The arguments of ready calls of one op, by parameter: one value for each call."""
+    first = calls[0][1]
+    table: Call = first.detail
+    slots = [frame.slots for frame, instruction in calls if instruction is first]
+    if len(slots) == len(calls):
+        found = {name: [row[arg] for row in slots] for name, arg in zip(table.names, first.args, strict=True)}
+        return found | {name: [constant] * len(calls) for name, constant in table.constants}
+    rows = [frame.arguments(instruction) for frame, instruction in calls]
+    return {name: [row[name] for row in rows] for name in rows[0]}

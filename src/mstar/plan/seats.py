@@ -28,6 +28,12 @@ def all_steps(body: Body) -> Iterator[Step]:
             yield from all_steps(inner)
 
 
+def all_inner(step: Step) -> Iterator[Step]:
+    """Every step inside a region."""
+    for inner in step.inner:
+        yield from all_steps(inner)
+
+
 class Seating:
     """The seats of one walk under one placement, and what each needs."""
 
@@ -66,6 +72,9 @@ class Seating:
                     uses[value].append(self._seats[step])
                 elif step.kind in ("take", "field", "fork"):
                     uses[value].extend(step.makes)
+            if step.control is not None:
+                inside = (self._seats[inner] for inner in all_inner(step) if inner.kind == "call")
+                uses[step.control] += [*inside][:1]
             for carry in step.carries:
                 uses[carry.init] += [carry.inner, carry.out]
                 uses[carry.next] += [carry.inner, carry.out]

@@ -21,20 +21,35 @@ ENDLESS = 1 << 62
 class ReaderEnd:
     """Items that one reader has not let go of. `start` is the position of the first of them."""
 
-    __slots__ = ("is_closed", "is_let_go", "items", "number", "path", "source", "start", "total", "waiting")
+    __slots__ = (
+        "beside",
+        "is_closed",
+        "is_let_go",
+        "items",
+        "number",
+        "path",
+        "source",
+        "start",
+        "total",
+        "waiting",
+        "wanted",
+    )
 
     def __init__(self, number: int, path: Path) -> None:
         self.number = number
         self.path = path
-        self.source = (0, 0)
+        self.source: tuple[int, int] = (0, 0)
         """The seat that fills the stream, and the stream's number there."""
+        self.beside: list[ReaderEnd] = []
+        """Other readers that the same region reads."""
         self.items: list[Any] = []
         self.start = 0
         self.total = 0
         self.is_closed = False
         self.is_let_go = False
         self.waiting: tuple[Any, int] | None = None
-        """The frame and instruction to try again when something comes."""
+        """The frame and instruction to try again when `wanted` items have come in all, or no more will."""
+        self.wanted = 0
 
     def between(self, start: int, end: int) -> list[Any]:
         """The items at these positions."""
@@ -73,7 +88,7 @@ class WriterEnd:
 
     def release(self, reader: int, count: int) -> list[tuple[Any, int]]:
         """A reader is done with the first `count` items; the puts that may go on now."""
-        self.released[reader] = count
+        self.released[reader] = max(count, self.released.get(reader, 0))
         self.limit = min(self.released.values()) + self.bound
         parked, self.parked = self.parked, []
         return parked
@@ -84,50 +99,76 @@ class WriterEnd:
         return self.is_closed and self.limit >= ENDLESS
 
 
-def open_writer(run: Run, frame: Frame, instruction: Instruction) -> None:
-    table, path = instruction.detail, frame.path()
-    assert isinstance(table, Writer)
+def open_writer(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Make the filling end of a stream."""
+    table: Writer = instruction.detail
+    path = frame.path()
     near = [run.reader(number, path) for seat, number in table.readers if seat == run.part.seat]
     far = [(seat, number) for seat, number in table.readers if seat != run.part.seat]
     writer = run.writer(table.stream, path)
     writer.open(table.least if run.is_tight else table.bound, near, far)
     frame.slots[instruction.outs[0]] = writer
-    run.finish(frame, instruction)
+    return True
 
 
-def open_reader(run: Run, frame: Frame, instruction: Instruction) -> None:
-    table = instruction.detail
-    assert isinstance(table, Reader)
+def open_reader(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Make a reading end of a stream."""
+    table: Reader = instruction.detail
     reader = run.reader(table.reader, frame.path())
     reader.source = (table.writer_seat, table.stream)
+    reader.beside = [run.reader(number, reader.path) for number in table.beside]
     frame.slots[instruction.outs[0]] = reader
-    run.finish(frame, instruction)
+    return True
 
 
-def put(run: Run, frame: Frame, instruction: Instruction) -> None:
+def put(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Append a value, unless the slowest reader is too far behind."""
     slots = frame.slots
     value, writer = slots[instruction.args[0]], slots[instruction.args[1]]
     if writer.count >= writer.limit:
         writer.parked.append((frame, instruction.index))
-        return
+        return False
     writer.count += 1
     for reader in writer.near:
         receive(run, reader, value)
     for seat, number in writer.far:
         run.outbox.append(ItemSent(seat, number, writer.path, value))
-    run.finish(frame, instruction)
+    return True
 
 
 def receive(run: Run, reader: ReaderEnd, value: Any) -> None:
-    if not reader.is_let_go:
-        reader.items.append(value)
-        reader.total += 1
-        if reader.waiting is not None:
+    """An item has come for a reader."""
+    if reader.is_let_go:
+        return
+    reader.items.append(value)
+    reader.total += 1
+    if reader.waiting is not None:
+        if reader.total >= reader.wanted:
             run.todo.append(reader.waiting)
             reader.waiting = None
+    elif reader.beside and any(other.waiting is not None for other in reader.beside):
+        allow(run, reader)
 
 
-def take_next(run: Run, frame: Frame, instruction: Instruction) -> None:
+def wait(run: Run, reader: ReaderEnd, wanted: int, again: tuple[Frame, int]) -> None:
+    """Not enough is there: try again when so many items have come.
+
+    While a region waits for this stream it cannot read its others, however full they are. To hold their writers up
+    could be to hold up what it waits for, so they may go on.
+    """
+    reader.waiting, reader.wanted = again, wanted
+    for other in reader.beside:
+        allow(run, other)
+
+
+def allow(run: Run, reader: ReaderEnd) -> None:
+    """Let the writer go on as if everything that came were read."""
+    if not reader.is_let_go:
+        tell_writer(run, reader, reader.total)
+
+
+def take_next(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Get the next item, or the default once there will be none."""
     slots = frame.slots
     reader: ReaderEnd = slots[instruction.args[1]]
     if reader.items:
@@ -136,16 +177,21 @@ def take_next(run: Run, frame: Frame, instruction: Instruction) -> None:
     elif reader.is_closed:
         item = slots[instruction.args[0]]
     else:
-        reader.waiting = (frame, instruction.index)
-        return
+        wait(run, reader, reader.start + 1, (frame, instruction.index))
+        return False
     if instruction.outs:
         slots[instruction.outs[0]] = item
-    run.finish(frame, instruction)
+    return True
 
 
 def release(run: Run, reader: ReaderEnd, count: int) -> None:
     """The first `count` items will not be read again: let the writer go on."""
     reader.drop(count)
+    tell_writer(run, reader, count)
+
+
+def tell_writer(run: Run, reader: ReaderEnd, count: int) -> None:
+    """Let the writer go on until it is its bound ahead of the first `count` items."""
     seat, stream = reader.source
     if seat == run.part.seat:
         released(run, run.writer(stream, reader.path), reader.number, count)
@@ -160,7 +206,8 @@ def released(run: Run, writer: WriterEnd, reader: int, count: int) -> None:
         del run.writers[writer.number, writer.path]
 
 
-def close_writer(run: Run, frame: Frame, instruction: Instruction) -> None:
+def close_writer(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """All that fills a stream has ended."""
     writer: WriterEnd = frame.slots[instruction.args[0]]
     for reader in writer.near:
         close(run, reader)
@@ -169,10 +216,11 @@ def close_writer(run: Run, frame: Frame, instruction: Instruction) -> None:
     writer.is_closed = True
     if writer.is_over:
         del run.writers[writer.number, writer.path]
-    run.finish(frame, instruction)
+    return True
 
 
 def close(run: Run, reader: ReaderEnd) -> None:
+    """Nothing more will come for a reader."""
     reader.is_closed = True
     if reader.waiting is not None:
         run.todo.append(reader.waiting)
@@ -180,9 +228,10 @@ def close(run: Run, reader: ReaderEnd) -> None:
     forget(run, reader)
 
 
-def let_go(run: Run, frame: Frame, instruction: Instruction) -> None:
+def let_go(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """All that gets from a stream has ended."""
     let_reader_go(run, frame.slots[instruction.args[0]])
-    run.finish(frame, instruction)
+    return True
 
 
 def let_reader_go(run: Run, reader: ReaderEnd) -> None:
@@ -193,5 +242,6 @@ def let_reader_go(run: Run, reader: ReaderEnd) -> None:
 
 
 def forget(run: Run, reader: ReaderEnd) -> None:
+    """Drop a reading end that nobody will speak of any more."""
     if reader.is_closed and reader.is_let_go:
         run.readers.pop((reader.number, reader.path), None)

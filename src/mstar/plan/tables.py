@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from mstar.graph.ir import Literal
 from mstar.graph.types import StateType, Type
@@ -97,6 +98,8 @@ class Reader:
     reader: int
     stream: int
     writer_seat: int
+    beside: tuple[int, ...] = ()
+    """Other readers here that the same region reads: while it waits for one, it is not slow with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +149,6 @@ class Region:
     """Of a windows region, at the seat that reads the stream."""
 
 
-Detail = Call | NewState | Writer | Reader | Emit | Region | Literal
-"""What an instruction needs beside slots; for a constant, the constant; for a field, its name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One step at one seat: which slots it reads and fills, whom it wakes, what it sends."""
@@ -160,7 +159,19 @@ class Instruction:
     outs: tuple[int, ...]
     wakes: tuple[int, ...]
     sends: tuple[Send, ...]
-    detail: Detail = None
+    detail: Any = None
+    """What it needs beside slots, by what it does: a Call, NewState, Writer, Reader, Emit or Region; a constant itself;
+    a field's name."""
+    then: Segment | None = None
+    """Of a call in a straight body: what follows it, so that nothing needs to be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """In a straight body, what happens between two calls: acts in order, then a call, or (None) the body's end."""
+
+    acts: tuple[Instruction, ...]
+    call: Instruction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +193,10 @@ class BodyTable:
     entry: tuple[int, ...]
     count: int
     arrivals: dict[int, Arrival]
+    first: Segment | None = None
+    """How a straight body begins: one that nothing from elsewhere enters and whose calls follow one another."""
+    order: tuple[int, ...] = ()
+    """The instructions of a straight body in the order in which they are done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from mstar.errors import MstarError
 from mstar.plan.compile import plan
 from mstar.plan.frame import Ready
 from mstar.plan.placement import Placement
-from mstar.plan.run import Run, complete
+from mstar.plan.run import Run, columns, complete
 from mstar.plan.tables import Call, Plan, Plans
 from mstar.plan.wires import Message
 from mstar.walk.emissions import KINDS
@@ -205,9 +205,8 @@ class LocalRuntime:
         batch = self._random.sample(alike, self._random.randint(1, min(len(alike), self.largest_batch)))
         for call in batch:
             calls.remove(call)
-        arguments = [frame.arguments(instruction) for frame, instruction in batch]
         self.batches.append((str(name), len(batch)))
-        complete(batch, op.run(component, arguments))
+        complete(batch, op.run(component, columns(batch), len(batch)))
 
 
 def _key(ready: Ready) -> int:

@@ -69,20 +69,20 @@ def rows(batched: T) -> Sequence[T]:
     return cast("Sequence[T]", batched)
 
 
-def lengths_of(batch: Batch, types: dict[str, Type], calls: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+def lengths_of(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> tuple[int, ...]:
     """Each call's size along the batch's dimension."""
-    for name, type_ in types.items():
-        if name in calls[0] and isinstance(type_, TensorType) and batch.dim in type_.dims:
+    for name, column in columns.items():
+        type_ = types[name]
+        if isinstance(type_, TensorType) and batch.dim in type_.dims:
             axis = type_.dims.index(batch.dim)
-            return tuple(call[name].shape[axis] for call in calls)
+            return tuple(value.shape[axis] for value in column)
     return ()
 
 
-def join(batch: Batch, types: dict[str, Type], calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Many calls' arguments as one."""
+def join(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Each parameter's values, one for each call, as what the op's body takes."""
     joined: dict[str, Any] = {}
-    for name in calls[0]:
-        column = [call[name] for call in calls]
+    for name, column in columns.items():
         type_ = types[name]
         if not isinstance(type_, TensorType):
             joined[name] = column

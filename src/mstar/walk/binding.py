@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar.graph import ir
 from mstar.graph.types import Dim, ListType, ObjectType, StateType, TensorType, Type
+from mstar.walk.states import State
 from mstar.walk.symbols import Symbol, python_of, shown, value_of
 from mstar.walk.types import Hint, fits
 
@@ -54,7 +55,7 @@ def bind_call(recorder: Recorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ..
     fixed = {name for name, hint in signature.params.items() if hint.is_static}
     static = tuple((name, cast("ir.Literal", arg)) for name, arg in args if name in fixed)
     dynamic = tuple((name, arg) for name, arg in args if name not in fixed)
-    if binder.failed:
+    if binder.report():
         return None
     outs = tuple(recorder.new(binder.result(hint.type), call.op.name, hint.python) for hint in signature.outs)
     values = tuple(cast("ir.Value", value_of(out)) for out in outs)
@@ -64,8 +65,20 @@ def bind_call(recorder: Recorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ..
 
 
 def _shown_signature(op: Op) -> str:
-    names = [name for name in list(op.call_signature.parameters)[1:] if name != op.signature.layout]
+    params = list(op.call_signature.parameters.values())[1:]
+    names = [str(p.replace(annotation=p.empty)) for p in params if p.name != op.signature.layout]
     return f"({', '.join(names)})"
+
+
+def foreign_fix(given: Any) -> str:
+    """What to do with an object that is neither a value of the walk nor a constant."""
+    if given is None:
+        return "pass a value; an op that is declared -> None gives none"
+    if isinstance(given, State):
+        return "make states inside the walk, or in route() as an input of the walk: self.lm.kv()"
+    if isinstance(given, list | tuple) and any(isinstance(part, Symbol) for part in cast("list[Any]", given)):
+        return "pass its parts one by one: a, b = ...; a list of them is what each(...).collect(x=...) gives"
+    return "make it an input of the walk, or pass a bool, int, float or str (to an op, also a tuple of them)"
 
 
 class _Binder:
@@ -77,31 +90,46 @@ class _Binder:
         self.dims: dict[str, Dim] = {}
         self.extends: list[ir.Value] = []
         self.failed = False
+        self.misfits: dict[str, tuple[ir.Value, str, str]] = {}
 
     def fail(self, what: str, fix: str) -> None:
         self.recorder.problem(what, fix)
         self.failed = True
 
+    def report(self) -> bool:
+        """Say which arguments do not fit; whether anything failed. Arguments in the wrong order are one problem."""
+        params = self.call.op.signature.params
+        got = [value.type for value, _, _ in self.misfits.values()]
+        if len(got) > 1 and all(any(fits(params[name].type, other) for other in got) for name in self.misfits):
+            given = ", ".join(f"`{name}` got %{value.name}" for name, (value, _, _) in self.misfits.items())
+            fix = f"call it as {self.call.name}{_shown_signature(self.call.op)}"
+            self.fail(f"{self.call.name}: these arguments are in the wrong order: {given}", fix)
+        else:
+            for _, what, fix in self.misfits.values():
+                self.fail(what, fix)
+        return self.failed
+
     def argument(self, name: str, given: Any, hint: Hint) -> ir.Arg:
         where = f"{self.call.name}({name}=...)"
         if isinstance(given, Symbol):
-            return self.symbol(where, given, hint)
+            return self.symbol(name, given, hint)
         literal = _literal(given)
         if literal is None and given is not None:
             what = f"{where} is a {type(given).__name__}, which is neither a value of this walk nor a literal"
-            self.fail(what, "make it an input of the walk, or pass a bool, int, float, str or tuple of them")
+            self.fail(what, foreign_fix(given))
         elif not hint.is_static and not fits(hint.type, ObjectType(type(given).__name__)):
-            self.fail(f"{where} wants {hint.type}, got the constant {given!r}", "pass a value of that type")
+            self.fail(f"{where} wants {hint.type}, got the constant {given!r}", self.advice(hint.type))
         return given if literal is not None else None
 
-    def symbol(self, where: str, given: Symbol, hint: Hint) -> ir.Arg:
+    def symbol(self, name: str, given: Symbol, hint: Hint) -> ir.Arg:
+        where = f"{self.call.name}({name}=...)"
         value = self.recorder.use(given, where)
         if value is None:
             self.failed = True
         elif hint.is_static:
             self.fail(f"{where} is static, but got {shown(given)}", "pass a constant, or drop Static from the op")
         elif not (self.is_kind(given, hint) if isinstance(hint.type, StateType) else fits(hint.type, value.type)):
-            self.fail(f"{where} wants {hint.type}, got {shown(given)}", self.advice(hint.type))
+            self.misfits[name] = (value, f"{where} wants {hint.type}, got {shown(given)}", self.advice(hint.type))
         else:
             self.unify(where, hint.type, value.type, given)
             if isinstance(hint.type, StateType) and not hint.is_view:
@@ -125,16 +153,21 @@ class _Binder:
         if not (isinstance(want, TensorType) and isinstance(got, TensorType)):
             return
         if len(want.dims) != len(got.dims):
-            what = f"{where} wants {want}, {len(want.dims)} dimensions; got {shown(given)}, {len(got.dims)}"
+            counts = f"{len(got.dims)} dimensions instead of {len(want.dims)}"
+            what = f"{where} wants {want}, got {shown(given)}: {counts}"
             self.fail(what, "pass a value of that shape, or reshape it in an @op")
             return
         for wanted, has in zip(want.dims, got.dims, strict=True):
             if isinstance(wanted, str):
                 if self.dims.setdefault(wanted, has) != has:
-                    what = f"{where}: `{wanted}` is {self.dims[wanted]} in another argument but {has} here, {shown(given)}"
+                    what = (
+                        f"{where}: `{wanted}` is {self.dims[wanted]} in another argument but {has} here, {shown(given)}"
+                    )
                     self.fail(what, "pass values that agree in that dimension")
             elif wanted != has:
-                self.fail(f"{where} wants {want}, got {shown(given)}", "pass a value of that shape")
+                is_cut = isinstance(has, str) and has.startswith("W#")
+                fix = "pass a value of that shape" + (": windows without context, first and flush" if is_cut else "")
+                self.fail(f"{where} wants {want}, got {shown(given)}", fix)
                 return
 
     def result(self, type_: Type) -> Type:
@@ -157,4 +190,3 @@ def _literal(given: Any) -> ir.Literal:
         parts = cast("tuple[Any, ...]", given)
         return parts if all(part is None or _literal(part) is not None for part in parts) else None
     return None
-

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from mstar.errors import RouteError, listed, nearest
+from mstar.errors import RouteError, listed, nearest, shown
 from mstar.graph.types import TensorType, Type
 from mstar.walk import context
 from mstar.walk.batching import Batch, Layout, alone, join, lengths_of, part
@@ -57,7 +57,9 @@ class Op:
                 layout = name
             else:
                 params[name] = read_hint(hints[name])
-        outs, gives_tuple = read_return(hints.get("return"))
+        if "return" not in hints:
+            raise TypeError("the result has no annotation (write -> None if it gives nothing)")
+        outs, gives_tuple = read_return(hints["return"])
         return Signature(params, outs, gives_tuple, layout)
 
     @functools.cached_property
@@ -81,18 +83,22 @@ class Op:
             if isinstance(type_, TensorType)
         )
 
-    def run(self, component: Component, calls: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        """Run many calls as one batch; the results in the same order. Static arguments must be equal."""
+    def run(self, component: Component, columns: dict[str, list[Any]], count: int) -> list[tuple[Any, ...]]:
+        """Run so many calls as one batch, given each parameter's values; the results in the same order.
+
+        Static arguments must be equal, and so must `alike`.
+        """
         signature = self.signature
         if self.batch is alone:
+            calls = ({name: column[row] for name, column in columns.items()} for row in range(count))
             return [self._results(self.body(component, **call)) for call in calls]
-        static = {name: value for name, value in calls[0].items() if name not in self._types}
-        dynamic = [{name: value for name, value in call.items() if name in self._types} for call in calls]
-        layout = Layout(len(calls), lengths_of(self.batch, self._types, dynamic))
+        static = {name: column[0] for name, column in columns.items() if name not in self._types}
+        dynamic = {name: column for name, column in columns.items() if name in self._types}
+        layout = Layout(count, lengths_of(self.batch, self._types, dynamic))
         given = static | ({signature.layout: layout} if signature.layout else {})
         joined = self._results(self.body(component, **join(self.batch, self._types, dynamic), **given))
         if not joined:
-            return [()] * len(calls)
+            return [()] * count
         hints = signature.outs
         columns = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
         return list(zip(*columns, strict=True))
@@ -108,10 +114,11 @@ class Op:
             return tracer.call(component, self, args, kwargs)
         if context.session.get() is not None:
             raise RouteError(
-                f"{context.author_site()}: the route called the op {component.name}.{self.name}; ops run on workers\n"
+                f"{shown(context.author_site())}: the route called the op {component.name}.{self.name}; ops run on workers\n"
                 f"  fix: call it inside a walk, and await that walk"
             )
-        (results,) = self.run(component, [self.bind(component, args, kwargs)])
+        given = self.bind(component, args, kwargs)
+        (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)
         if self.signature.gives_tuple:
             return results
         return results[0] if results else None
@@ -173,10 +180,12 @@ class Component:
                     kinds[hint.python.__name__] = hint.python
         return kinds
 
-    def __getattr__(self, name: str) -> Any:
-        known = self.ops()
-        if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
-            return tracer.missing(f"component `{self.name}` has no op `{name}`{nearest(name, known)}", known)
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}; its ops are {listed(known)}"
-        )
+    if not TYPE_CHECKING:  # it would hide a mistyped op from a static checker
+
+        def __getattr__(self, name: str) -> Any:
+            known = self.ops()
+            if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
+                return tracer.missing(f"component `{self.name}` has no op `{name}`{nearest(name, known)}", known)
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}; its ops are {listed(known)}"
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -34,16 +35,18 @@ tracer: ContextVar[Tracer | None] = ContextVar("mstar.tracer", default=None)
 session: ContextVar[Session | None] = ContextVar("mstar.session", default=None)
 
 _HERE = str(Path(__file__).parent)
+_TOOLS = sys.stdlib_module_names | {"numpy", "torch"}
 
 
-def is_author_file(path: str) -> bool:
-    """Whether a file is outside this package."""
-    return not path.startswith(_HERE)
+def is_author(frame: FrameType) -> bool:
+    """Whether a frame runs code of the author: neither of this package, nor of a library that an author calls."""
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return not frame.f_code.co_filename.startswith(_HERE) and module not in _TOOLS
 
 
 def author_site() -> str:
-    """`file:line` of the nearest frame outside this package: the author's own line."""
+    """`file:line` of the nearest frame that is the author's own."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and not is_author_file(frame.f_code.co_filename):
+    while frame.f_back is not None and not is_author(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -6,11 +6,12 @@ the meaning; the tracer and every runtime must give the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from mstar.errors import listed, nearest
 from mstar.walk import context
+from mstar.walk.context import author_site
 from mstar.walk.values import is_array, stack
 
 T = TypeVar("T")
@@ -18,6 +19,24 @@ T = TypeVar("T")
 
 class _Named:
     """An object whose attributes are values of a region."""
+
+    def _note(self, *whats: str) -> None:
+        """While tracing, remember on which line of the author this was said."""
+        if (tracer := context.tracer.get()) is not None:
+            self.__dict__["_sites"].update(dict.fromkeys(whats, tracer.site()))
+
+    def _inside(self, method: str) -> None:
+        """While tracing, complain about what has an effect only inside the body."""
+        if (tracer := context.tracer.get()) is not None and not self.__dict__["_is_open"]:
+            what = f"{method}(...) is called outside the body of its {type(self).__name__}, where it does nothing"
+            tracer.problem(what, f"call it inside the body: for ... in s: s.{method}(...)")
+
+    def _free(self, names: Iterable[str], taken: Iterable[str]) -> None:
+        """While tracing, complain about a name that would hide something else."""
+        if (tracer := context.tracer.get()) is not None:
+            for name in sorted({*names} & {*taken, *dir(type(self))}):
+                what = f"`{name}` means something else in this {type(self).__name__}: it cannot be carried or collected"
+                tracer.problem(what, f"use another name, such as every_{name}")
 
     def _unknown(self, name: str, what: str, fix: str) -> Any:
         if (tracer := context.tracer.get()) is not None:
@@ -33,13 +52,17 @@ class loop(_Named):  # noqa: N801 - reads as a verb where it is used
     """
 
     def __init__(self, *, steps: Any, **carry: Any) -> None:
-        self.__dict__.update(carry, _steps=steps, _names=tuple(carry), _stops=[], _kept={}, _lists={})
+        self.__dict__.update(carry, _steps=steps, _names=tuple(carry), _stops=[], _kept={}, _lists={}, _sites={})
+        self.__dict__["_is_open"] = False
+        self._note("loop")
+        self._free(carry, ())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__["_names"]:
             self._not_carried(name)
         else:
             self.__dict__[name] = value
+            self._note(name)
 
     def __getattr__(self, name: str) -> Any:
         lists = self.__dict__["_lists"]
@@ -52,11 +75,16 @@ class loop(_Named):  # noqa: N801 - reads as a verb where it is used
 
     def stop_when(self, flag: Any) -> None:
         """End the loop after this iteration if the flag is set. With several calls, any of them does."""
+        self._inside("stop_when")
         self.__dict__["_stops"].append(flag)
+        self._note(f"stop {len(self.__dict__['_stops'])}")
 
     def collect(self, **values: Any) -> None:
         """Keep a value of this iteration."""
+        self._inside("collect")
+        self._free(values, self.__dict__["_names"])
         self.__dict__["_kept"].update(values)
+        self._note(*(f"collect {name}" for name in values))
 
     def __iter__(self) -> Iterator[int]:
         if (tracer := context.tracer.get()) is not None:
@@ -127,6 +155,7 @@ class windows:  # noqa: N801 - reads as a verb where it is used
         self.first = size if first is None else first
         self.flush = flush
         self.fresh = 0
+        self.site = author_site()
 
     def __iter__(self) -> Iterator[Any]:
         if (tracer := context.tracer.get()) is not None:
@@ -153,10 +182,16 @@ class each(_Named):  # noqa: N801 - reads as a verb where it is used
         """Which item this body has."""
         self.kept: dict[str, Any] = {}
         self.lists: Mapping[str, Any] = {}
+        self._is_open = False
+        self._sites: dict[str, str] = {}
+        self._note("each")
 
     def collect(self, **values: Any) -> None:
         """Keep a value of this body."""
+        self._inside("collect")
+        self._free(values, ("items", "index", "kept", "lists"))
         self.kept.update(values)
+        self._note(*(f"collect {name}" for name in values))
 
     def __getattr__(self, name: str) -> Any:
         if name in self.lists:

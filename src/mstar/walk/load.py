@@ -26,10 +26,13 @@ def load_model(target: str) -> Model:
     needed = [
         parameter.name
         for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
-        raise LoadError(f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults")
+        raise LoadError(
+            f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults"
+        )
     return found()
 
 
@@ -54,7 +57,8 @@ def _in_file(path: Path, name: str) -> type[Model]:
 def _import(path: Path) -> ModuleType:
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    assert spec is not None, "a .py file always has a spec"
+    assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look their module up by name
     sys.path.insert(0, str(path.parent.resolve()))  # a model may import what lies beside it
@@ -62,7 +66,9 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise LoadError(f"{path}: importing it failed: {type(error).__name__}: {error}\n  fix: python {path}") from error
+        raise LoadError(
+            f"{path}: importing it failed: {type(error).__name__}: {error}\n  fix: python {path}"
+        ) from error
     finally:
         sys.path.pop(0)
     return module
@@ -77,5 +83,7 @@ def _installed(name: str) -> type[Model]:
         )
     found: Any = known[name].load()
     if not (isinstance(found, type) and issubclass(found, Model)):
-        raise LoadError(f"the entry point `{name}` is {found!r}, not a Model\n  fix: point it at a subclass of mstar.Model")
+        raise LoadError(
+            f"the entry point `{name}` is {found!r}, not a Model\n  fix: point it at a subclass of mstar.Model"
+        )
     return found

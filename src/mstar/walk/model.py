@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
 from mstar.errors import RouteError, WalkError, WalkNotRun, listed, nearest, shown
 from mstar.graph import ir
@@ -111,11 +111,13 @@ class Model:
             value.name = name
         super().__setattr__(name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        known = self.components()
-        if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
-            return tracer.missing(f"the model has no component `{name}`{nearest(name, known)}", known)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}")
+    if not TYPE_CHECKING:  # it would hide a mistyped component from a static checker
+
+        def __getattr__(self, name: str) -> Any:
+            known = self.components()
+            if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
+                return tracer.missing(f"the model has no component `{name}`{nearest(name, known)}", known)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}")
 
     def components(self) -> dict[str, Component]:
         """The components by name."""

@@ -6,6 +6,7 @@ problems of a walk at once. Streams and regions are the tracer's, which builds o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from mstar.errors import Problem, listed, nearest
 from mstar.graph import ir
 from mstar.graph.types import BOOL, INT, ObjectType, StateType, Type, item_of
-from mstar.walk.binding import Call, bind_call
+from mstar.walk.binding import Call, bind_call, foreign_fix
 from mstar.walk.context import author_site
 from mstar.walk.emissions import Emission
 from mstar.walk.states import State
-from mstar.walk.symbols import Scope, Symbol, python_of, scope_of, shown, value_of
+from mstar.walk.symbols import Missing, Scope, Symbol, python_of, scope_of, shown, value_of
 from mstar.walk.types import fields_of
 
 if TYPE_CHECKING:
     from mstar.walk.component import Component, Op
 
 _LITERALS = {bool: BOOL, int: INT, float: ObjectType("float"), str: ObjectType("str")}
+_NUMBER = re.compile(r"(?<=\w)[.#]\d+")
 
 
 class TraceStopped(Exception):
@@ -43,39 +45,46 @@ class Recorder:
         self._names: Counter[str] = Counter()
         self._dims: Counter[str] = Counter()
         self._branches: Counter[str] = Counter()
+        self.has_branched = False
+        self._told: set[tuple[str, str]] = set()
 
     # ---------------------------------------------------------------- problems
     def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
         """Note a problem, and give a symbol to go on with."""
         found = Problem(site or self.site(), f"walk `{self.walk}`: {what}", fix)
-        if not self.is_over and found not in self.problems:
+        key = found.site, _NUMBER.sub("", what)  # Python's own loops repeat a mistake under other numbers
+        if not self.is_over and key not in self._told:
             self.problems.append(found)
+            self._told.add(key)
         return self.nothing()
 
     def site(self) -> str:
         """The author's current line."""
         return self.at or author_site()
 
-    def stuck(self, what: str, fix: str) -> NoReturn:
+    def stuck(self, symbol: Symbol, what: str, fix: str) -> NoReturn:
         """Note a problem after which this walk's code cannot be run further."""
-        self.problem(what, fix)
+        if value_of(symbol) is not None:
+            self.problem(what, fix)
         self.is_over = True
         raise TraceStopped
 
     def missing(self, what: str, known: Iterable[str]) -> Missing:
         """A component or op that does not exist: note it, and give something that can be called."""
         self.problem(what, f"use one of {listed(sorted(known))}")
-        return Missing(self)
+        return Missing(self, None, self._scopes[-1])
 
     def branch(self, symbol: Symbol) -> bool:
         """`if` or `while` on a value. Both ways are followed once each; a loop on it ends."""
         site = self.site()
-        self.problem(
-            f"a walk cannot branch on {shown(symbol)}: its value is not known until it is served",
-            "to end a loop: s.stop_when(flag); to pick one of two: choose(flag, a, b);\n"
-            "to decide per request: branch in route()",
-        )
+        if value_of(symbol) is not None:
+            self.problem(
+                f"a walk cannot branch on {shown(symbol)}: its value is not known until it is served",
+                "to end a loop: s.stop_when(flag); to pick one of two: choose(flag, a, b);\n"
+                "to decide per request: branch in route()",
+            )
         self._branches[site] += 1
+        self.has_branched = True
         if self._branches[site] > 8:
             self.is_over = True
             raise TraceStopped
@@ -105,13 +114,14 @@ class Recorder:
         if isinstance(given, Symbol):
             value = value_of(given)
             if value is not None and scope_of(given) not in self._scopes:
-                self.problem(*_out_of_scope(given, value, self._scopes))
+                if ("leak", value.name) not in self._told:  # it is one mistake, however often it is used
+                    self.problem(*_out_of_scope(given, value, self._scopes))
+                self._told.add(("leak", value.name))
                 return None
             return value
         type_ = _LITERALS.get(type(given))
         if type_ is None:
-            fix = "pass a value of this walk, or a bool, int, float or str"
-            self.problem(f"{role} is a {type(given).__name__}, which is not a value of this walk", fix)
+            self.problem(f"{role} is a {type(given).__name__}, which is not a value of this walk", foreign_fix(given))
             return None
         out = ir.Value(self.unique("const"), type_)
         self.add(ir.Const(given, out, self.site()))
@@ -124,24 +134,26 @@ class Recorder:
     # ---------------------------------------------------------------- single nodes
     def call(self, component: Component, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op was called."""
+        self.named(component)
         bound = bind_call(self, Call(component, op, args, kwargs))
         if bound is None:
-            return self.failed_call(op)
+            return failed_call(self, op)
         node, outs = bound
         self.add(node)
         if op.signature.gives_tuple:
             return outs
         return outs[0] if outs else None
 
-    def failed_call(self, op: Op) -> Any:
-        """What to go on with when a call has a problem: as many parts as it would have given."""
-        try:
-            return tuple(self.nothing() for _ in op.signature.outs) if op.signature.gives_tuple else self.nothing()
-        except (TypeError, NameError):
-            return self.nothing()
+    def named(self, component: Component) -> None:
+        """Complain when a component is no attribute of the model, once for each."""
+        if component.name == "?" and ("component", str(id(component))) not in self._told:
+            self._told.add(("component", str(id(component))))
+            what = f"this {type(component).__name__} is no attribute of the model, so it has no name to be placed by"
+            self.problem(what, f"give each component an attribute of its own: self.part = {type(component).__name__}()")
 
     def new_state(self, component: Component, kind: type[State]) -> Symbol:
         """A component was asked for a state."""
+        self.named(component)
         out = self.new(StateType(kind.__name__), kind.__name__.lower(), kind)
         self.add(ir.New(component.name, cast("ir.Value", value_of(out)), self.site()))
         return out
@@ -167,7 +179,9 @@ class Recorder:
             return self.problem(f"{shown(symbol)} has no first axis to index", "index a tensor or a list")
         at = self.use(index, "the index") if isinstance(index, Symbol | int) else None
         if at is None or at.type != INT:
-            got = shown(index) if isinstance(index, Symbol) else repr(index)
+            if isinstance(index, Symbol) and value_of(index) is None:
+                return index
+            got = "a slice" if isinstance(index, slice) else shown(index)
             return self.problem(f"{shown(symbol)} is indexed by {got}", "index by one int; slice inside an @op")
         out = self.new(item, src.name.partition(".")[0], python_of(symbol))
         self.add(ir.Take(src, at, cast("ir.Value", value_of(out)), self.site()))
@@ -183,7 +197,8 @@ class Recorder:
             fix = "do tensor work inside a component's @op, and call that op here"
             if known:
                 fix = f"use one of its fields: {listed(known)}"
-            return self.problem(f"{shown(symbol)} has no `.{name}` in a walk{nearest(name, known)}", fix)
+            self.problem(f"{shown(symbol)} has no `.{name}` in a walk{nearest(name, known)}", fix)
+            return Missing(self, None, self._scopes[-1])
         self.use(symbol, "the object")
         out = self.new(known[name].type, name, known[name].python)
         self.add(ir.Field(src, name, cast("ir.Value", value_of(out)), self.site()))
@@ -192,14 +207,17 @@ class Recorder:
     def emit(self, emission: Any) -> None:
         """The walk yielded."""
         if not isinstance(emission, Emission):
-            what = f"a walk yielded a {type(emission).__name__}"
-            self.problem(what, "yield Text(x), Audio(x, rate=...), Image(x), Video(x, fps=...), Action(...) or Latents(x)")
+            got = shown(emission) if isinstance(emission, Symbol) else f"a {type(emission).__name__}"
+            fix = "yield Text(x), Audio(x, rate=...), Image(x), Video(x, fps=...), Action(x, rate=...) or Latents(x)"
+            if not isinstance(emission, Symbol) or value_of(emission) is not None:
+                self.problem(f"a walk yielded {got}, which does not say what it is to the client", fix)
             return
         value = self.use(emission.value, f"what {type(emission).__name__} holds")
         for key, number in emission.clock:
             if not isinstance(cast("object", number), int | float):
                 what = f"{type(emission).__name__}({key}=...) is {number!r}, not a number known in advance"
-                self.problem(what, f"write the number: {key}=24000")
+                if not isinstance(number, Symbol) or value_of(number) is not None:
+                    self.problem(what, f"write the number itself: {key}=<number>")
                 return
         if value is not None and not self.is_state(value, "emitted", "emit what an op makes of it"):
             self.add(ir.Emit(type(emission).__name__, value, emission.clock, self.site()))
@@ -212,17 +230,13 @@ class Recorder:
         return True
 
 
-class Missing:
-    """Stands for a component or op that does not exist, so that tracing can go on past it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __getattr__(self, name: str) -> Missing:
-        return self
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Symbol:
-        return self._recorder.nothing()
+def failed_call(recorder: Recorder, op: Op) -> Any:
+    """What to go on with when a call has a problem: as many parts as it would have given."""
+    try:
+        outs = op.signature.outs
+    except (TypeError, NameError):
+        return recorder.nothing()
+    return tuple(recorder.nothing() for _ in outs) if op.signature.gives_tuple else recorder.nothing()
 
 
 def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple[str, str]:
@@ -238,6 +252,11 @@ def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple
         return (
             f"{shown(symbol)} is made inside an arm of choose() and used outside it",
             "give it as the arm's result: x = choose(flag, lambda: ..., lambda: ...)",
+        )
+    if made.kind == "windows":
+        return (
+            f"{shown(symbol)} is made inside the windows at line {line} and used after them",
+            "use it inside their body: emit it, or put it into a stream",
         )
     if made.kind == "each":
         return (

@@ -29,7 +29,10 @@ _OP = "do it inside a component's @op, and call that op here"
 
 
 class Symbol:
-    """Stands for a value that will exist when the walk is served. Without a value, for one that could not be made."""
+    """Stands for a value that will exist when the walk is served.
+
+    Without a value it stands for one that could not be made: there is a problem already, and no use of it is another.
+    """
 
     __slots__ = ("_python", "_scope", "_tracer", "_value")
 
@@ -52,22 +55,37 @@ class Symbol:
 
     def __iter__(self) -> Any:
         return self._tracer.stuck(
+            self,
             f"a walk cannot take {shown(self)} apart: how many parts it has is not known yet",
             "for step in loop(steps=...), for item in each(...), or an @op that gives a tuple",
         )
 
     def __repr__(self) -> str:
-        return shown(self)
+        return shown(self) if self._value is not None else "a value with a problem of its own"
 
     def fork(self) -> Any:
         """A fork of the state this stands for."""
         return self._tracer.fork(self)
 
 
-def shown(symbol: Symbol) -> str:
-    """A symbol in a sentence: its name and type."""
-    value = value_of(symbol)
-    return f"%{value.name} ({value.type})" if value is not None else "a value with a problem of its own"
+class Missing(Symbol):
+    """Stands for a component, an op or a tensor's method that does not exist, so that tracing can go on past it."""
+
+    __slots__ = ()
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Symbol:
+        """What it would have given does not exist either."""
+        return self
+
+    def fork(self) -> Symbol:
+        """What does not exist has no forks."""
+        return self
+
+
+def shown(given: Any) -> str:
+    """What an author passed, in a sentence: a value's name and type, or a constant."""
+    value = value_of(given) if isinstance(given, Symbol) else None
+    return f"%{value.name} ({value.type})" if value is not None else repr(given)
 
 
 def value_of(symbol: Symbol) -> ir.Value | None:
@@ -85,10 +103,12 @@ def python_of(symbol: Symbol) -> Any:
     return symbol._python  # pyright: ignore[reportPrivateUsage]
 
 
-def _refuse(sign: str) -> Any:
+def _refuse(sign: str, fix: str = _OP) -> Any:
     def method(self: Symbol, *_: Any) -> Any:
+        if value_of(self) is None:
+            return self
         return self._tracer.problem(  # pyright: ignore[reportPrivateUsage]
-            f"a walk cannot compute `{sign}` on {shown(self)}: its value is not known until it is served", _OP
+            f"a walk cannot compute `{sign}` on {shown(self)}: its value is not known until it is served", fix
         )
 
     return method
@@ -102,21 +122,30 @@ for _name, _sign in {
     setattr(Symbol, f"__r{_name}__", _refuse(_sign))
 for _name, _sign in {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}.items():  # fmt: skip
+    setattr(Symbol, f"__{_name}__", _refuse(_sign, _OP + ";\nto decide per request: compare in route()"))
+for _name, _sign in {
     "neg": "-", "pos": "+", "invert": "~", "abs": "abs()", "round": "round()",
 }.items():  # fmt: skip
     setattr(Symbol, f"__{_name}__", _refuse(_sign))
 Symbol.__hash__ = object.__hash__  # setting __eq__ after the class would otherwise leave it; keep identity
 
 
-def _need_number(name: str) -> Any:
+def _need_value(what: str, fix: str) -> Any:
     def method(self: Symbol, *_: Any) -> Any:
         return self._tracer.stuck(  # pyright: ignore[reportPrivateUsage]
-            f"a walk cannot use {shown(self)} as a Python number ({name}): it is not known until it is served",
-            "loop(steps=...) takes it as it is; for anything else, " + _OP,
+            self, f"a walk cannot {what.format(shown(self))}: it is not known until it is served", fix
         )
 
     return method
 
 
-for _name in ("int", "float", "index", "len", "complex", "contains"):
-    setattr(Symbol, f"__{_name}__", _need_number(f"{_name}()" if _name != "contains" else "in"))
+_STEPS = "loop(steps=...) takes it as it is; for anything else, " + _OP
+for _name in ("int", "float", "complex"):
+    setattr(Symbol, f"__{_name}__", _need_value(f"make a Python number of {{}} by {_name}()", _STEPS))
+for _name, _what, _fix in (
+    ("index", "count with {} by range(), or index a Python object with it", _STEPS),
+    ("len", "ask for len() of {}", "for item in each(...) goes over the items of a list; for anything else, " + _OP),
+    ("contains", "look into {} by `in`", _OP),
+):
+    setattr(Symbol, f"__{_name}__", _need_value(_what, _fix))

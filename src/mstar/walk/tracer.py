@@ -6,10 +6,11 @@ that nothing leaks from one iteration into the next (so a `print` in a body show
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar.errors import Problem
@@ -18,8 +19,9 @@ from mstar.graph.check import check
 from mstar.graph.overlap import check_overlap
 from mstar.graph.types import INT, ListType, ObjectType, Type, is_flag, item_of, stacked_type
 from mstar.walk import context
-from mstar.walk.context import author_site, is_author_file
+from mstar.walk.context import author_site, is_author
 from mstar.walk.control import Stream, arm
+from mstar.walk.emissions import Emission
 from mstar.walk.recorder import Recorder, TraceStopped
 from mstar.walk.symbols import Scope, Symbol, python_of, shown, value_of
 from mstar.walk.types import UnknownHint, read_hint
@@ -35,6 +37,10 @@ class Tracer(Recorder):
         super().__init__(walk, site)
         self._streams: dict[Stream, tuple[str, Scope]] = {}
         self._items: dict[str, Type] = {}
+        self._spoilt: set[str] = set()
+        """Streams into which something was put that has a problem."""
+        self.left: tuple[str, str, str] | None = None
+        """Where a region's body did not come back, and the problem if that was no error."""
 
     # ---------------------------------------------------------------- streams
     def open(self, stream: Stream) -> None:
@@ -58,6 +64,7 @@ class Tracer(Recorder):
         """`.put(x)` was called."""
         name, value = self._stream(stream), self.use(given, "what is put")
         if name is None or value is None or self.is_state(value, "put into a stream", "put what an op makes of it"):
+            self._spoilt.add(name or "")
             return
         has = self._items.setdefault(name, value.type)
         if has != value.type:
@@ -79,9 +86,9 @@ class Tracer(Recorder):
         return out
 
     def _held(self, name: str | None) -> Type | None:
-        if name is not None and name not in self._items:
+        if name is not None and name not in self._items and name not in self._spoilt:
             what = f"stream ~{name} is read before anything is put into it"
-            self.problem(what, "write the part that reads after the part that fills")
+            self.problem(what, f"{name}.put(value) first: write the part that reads after the part that fills")
         return self._items.get(name) if name is not None else None
 
     # ---------------------------------------------------------------- regions
@@ -115,28 +122,34 @@ class Tracer(Recorder):
             self.problem(what, "make every iteration the same; what differs belongs in the carry or in an @op", site)
         self._scopes.append(kept)
 
-    def _body(self, kind: str, site: str, item: Symbol) -> Iterator[Any]:
+    def _body(self, kind: str, region: dict[str, Any], item: Symbol) -> Iterator[Any]:
         """Hand the loop variable to the author's body, and notice when the body does not come back."""
+        region["_is_open"] = True
         try:
             yield item
         except GeneratorExit:
-            what = f"the {kind} is left by break or return in its body"
-            self.problem(what, "s.stop_when(flag) ends a loop after the iteration that sets the flag", site)
+            fix = "every item is visited: let an @op pass over those that are not wanted"
+            if kind == "loop":
+                fix = "s.stop_when(flag) ends a loop after the iteration that sets the flag"
+            self.left = self.left or (author_site(), f"the {kind} is left by break or return in its body", fix)
             self.is_over = True
             raise
+        finally:
+            region["_is_open"] = False
 
     def loop(self, region: dict[str, Any]) -> Iterator[Any]:
         """`for step in s` over a loop."""
         site = author_site()
-        steps = self._steps(region["_steps"])
         inits: dict[str, ir.Value] = {}
         python: dict[str, Any] = {}
-        for name in region["_names"]:
-            value = self.use(region[name], f"loop({name}=...)")
-            fix = f"use %{name} directly in the body; fork() it first if the loop needs a copy"
-            if value is not None and not self.is_state(value, "carried by a loop", fix):
-                inits[name] = value
-                python[name] = python_of(region[name]) if isinstance(region[name], Symbol) else None
+        with _at(self, region["_sites"]["loop"]):
+            steps = self._steps(region["_steps"])
+            for name in region["_names"]:
+                value = self.use(region[name], f"loop({name}=...)")
+                fix = "use it directly in the body; fork() it first if the loop needs a copy"
+                if value is not None and not self.is_state(value, "carried by a loop", fix):
+                    inits[name] = value
+                    python[name] = python_of(region[name]) if isinstance(region[name], Symbol) else None
         inner: dict[str, Symbol] = {}
         ends: tuple[dict[str, ir.Value], dict[str, ir.Value], list[ir.Value]] = ({}, {}, [])
         step = self.nothing()
@@ -145,8 +158,8 @@ class Tracer(Recorder):
             index = self.new(INT, "step", int)
             failed = {name: self.nothing() for name in region["_names"] if name not in inits}
             region.update(this | failed, _stops=[], _kept={})
-            yield from self._body("loop", site, index)
-            result = self._nexts(region, inits), self._kept(region["_kept"]), self._flags(region["_stops"])
+            yield from self._body("loop", region, index)
+            result = self._nexts(region, inits), self._kept(region["_kept"], region["_sites"]), self._flags(region)
             if is_kept:
                 inner, step, ends = this, index, result
         body = self.leave()
@@ -157,16 +170,18 @@ class Tracer(Recorder):
             if name in ends[0]
         )
         collect, lists = self._lists(ends[1])
-        region.update(outs, _lists=lists)
+        failed = {name: self.nothing() for name in region["_kept"] if name not in lists}
+        region.update(outs, _lists=lists | failed)
         self.add(ir.Loop(steps, _value(step), carry, collect, tuple(ends[2]), body, site))
 
-    def _kept(self, kept: dict[str, Any]) -> dict[str, ir.Value]:
+    def _kept(self, kept: dict[str, Any], sites: dict[str, str]) -> dict[str, ir.Value]:
         """The values a body collects."""
         found: dict[str, ir.Value] = {}
         for name, given in kept.items():
-            value = self.use(given, f"collect({name}=...)")
-            if value is not None and not self.is_state(value, "collected", "keep states inside the body"):
-                found[name] = value
+            with _at(self, sites[f"collect {name}"]):
+                value = self.use(given, f"collect({name}=...)")
+                if value is not None and not self.is_state(value, "collected", "keep states inside the body"):
+                    found[name] = value
         return found
 
     def _lists(self, kept: dict[str, ir.Value]) -> tuple[tuple[ir.Collect, ...], dict[str, Symbol]]:
@@ -179,39 +194,42 @@ class Tracer(Recorder):
             return given
         value = self.use(given, "loop(steps=...)")
         if value is not None and value.type != INT:
-            got = shown(given) if isinstance(given, Symbol) else repr(given)
-            self.problem(f"loop(steps=...) wants an int, got {got}", "pass an int, or a value of type int")
+            self.problem(f"loop(steps=...) wants an int, got {shown(given)}", "pass an int, or a value of type int")
         return value if value is not None else 0
 
     def _nexts(self, region: dict[str, Any], inits: dict[str, ir.Value]) -> dict[str, ir.Value]:
         nexts: dict[str, ir.Value] = {}
         for name, init in inits.items():
-            value = self.use(region[name], f"s.{name}")
-            if value is not None and value.type != init.type:
-                what = f"the loop carries `{name}` as {init.type}, but an iteration turns it into {value.type}"
-                self.problem(what, "carry a value that keeps its dtype and shape; convert it in an @op", self._scopes[-1].site)
-            elif value is not None:
-                nexts[name] = value
+            with _at(self, region["_sites"].get(name)):
+                value = self.use(region[name], f"s.{name}")
+                if value is not None and value.type != init.type:
+                    what = f"the loop carries `{name}` as {init.type}, but an iteration turns it into {value.type}"
+                    self.problem(what, "carry a value that keeps its dtype and shape; convert it in an @op")
+                elif value is not None:
+                    nexts[name] = value
         return nexts
 
-    def _flags(self, stops: list[Any]) -> list[ir.Value]:
-        flags: list[ir.Value] = []
-        for given in stops:
-            value = self.use(given, "stop_when(...)")
-            if value is not None and not is_flag(value.type):
-                got = shown(given) if isinstance(given, Symbol) else repr(given)
-                fix = 'give it a bool, or a tensor Bool[Tensor, ""], from an @op'
-                self.problem(f"stop_when(...) wants a flag, got {got}", fix, self._scopes[-1].site)
-            elif value is not None:
-                flags.append(value)
-        return flags
+    def _flags(self, region: dict[str, Any]) -> list[ir.Value]:
+        flags: list[ir.Value | None] = []
+        for number, given in enumerate(region["_stops"], 1):
+            with _at(self, region["_sites"][f"stop {number}"]):
+                flags.append(self._flag(given, "stop_when(...)"))
+        return [flag for flag in flags if flag is not None]
+
+    def _flag(self, given: Any, role: str) -> ir.Value | None:
+        value = self.use(given, role)
+        if value is not None and not is_flag(value.type):
+            self.problem(f"{role} wants a flag, got {shown(given)}", 'give it a bool, or Bool[Tensor, ""], from an @op')
+            return None
+        return value
 
     def windows(self, region: windows) -> Iterator[Any]:
         """`for window in windows(stream, ...)`."""
         site = author_site()
         if not (1 <= region.stride <= region.size and 1 <= region.first <= region.size):
             sizes = f"size={region.size}, stride={region.stride}, first={region.first} (size includes context)"
-            self.problem(f"these windows lose items or never come: {sizes}", "1 <= stride <= size, 1 <= first <= size")
+            fix = "1 <= stride <= size, 1 <= first <= size"
+            self.problem(f"these windows lose items or never come: {sizes}", fix, region.site)
         name = self._stream(region.stream)
         held = self._held(name)
         is_uniform = region.first == region.size and not region.flush
@@ -221,7 +239,7 @@ class Tracer(Recorder):
             this = self.new(stacked_type(held, size), "window") if held is not None else self.nothing()
             count = self.new(INT, "fresh", int)
             region.fresh = cast("int", count)
-            yield from self._body("windows", site, this)
+            yield from self._body("windows", vars(region), this)
             if is_kept:
                 item, fresh = this, count
         body = self.leave()
@@ -232,19 +250,21 @@ class Tracer(Recorder):
     def each(self, region: each) -> Iterator[Any]:
         """`for item in each(items)`."""
         site = author_site()
-        items = self.use(region.items, "each(...)")
-        item_type = item_of(items.type) if items is not None else None
-        if items is not None and item_type is None:
-            what = f"each(...) wants a list or a tensor with a first axis, got %{items.name} ({items.type})"
-            self.problem(what, "pass a list, or a tensor whose first axis is the items")
+        sites = vars(region)["_sites"]
+        with _at(self, sites["each"]):
+            items = self.use(region.items, "each(...)")
+            item_type = item_of(items.type) if items is not None else None
+            if items is not None and item_type is None:
+                what = f"each(...) wants a list or a tensor with a first axis, got {shown(region.items)}"
+                self.problem(what, "pass a list, or a tensor whose first axis is the items")
         item = index = self.nothing()
         kept: dict[str, ir.Value] = {}
         for is_kept in self._passes("each", site):
             this = self.new(item_type, "item", python_of(region.items)) if item_type else self.nothing()
             at = self.new(INT, "index", int)
             region.index, region.kept = cast("int", at), {}
-            yield from self._body("each", site, this)
-            result = self._kept(region.kept)
+            yield from self._body("each", vars(region), this)
+            result = self._kept(region.kept, sites)
             if is_kept:
                 item, index, kept = this, at, result
         body = self.leave()
@@ -256,7 +276,7 @@ class Tracer(Recorder):
     def choose(self, flag: Any, then: Any, otherwise: Any) -> Any:
         """`choose(flag, a, b)`."""
         site = author_site()
-        flags = self._flags_of_choice(flag)
+        flags = self._flag(flag, "choose(flag, ...)")
         arms: list[ir.Arm] = []
         shape: list[Any] = []
         for given in (then, otherwise):
@@ -268,30 +288,31 @@ class Tracer(Recorder):
         kinds = [[value.type for value in each_arm.results] for each_arm in arms]
         wanted = [len(_parts(result)) for result in shape]
         if flags is None or [len(types) for types in kinds] != wanted:
-            return self._like(shape[0], [self.nothing() for _ in _parts(shape[0])])
+            return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
         if kinds[0] != kinds[1]:
             got = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
             what = f"the arms of choose() give different things: {got}"
             failed = self.problem(what, "let both arms give as many values, of the same types")
-            return self._like(shape[0], [failed for _ in _parts(shape[0])])
-        for value in arms[0].results:
-            self.is_state(value, "given by an arm", "use states inside the arms")
+            return _like(shape[0], [failed for _ in _parts(shape[0])])
+        if any(self.is_state(value, "given by an arm", "use states inside the arms") for value in arms[0].results):
+            return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
         outs = [self.new(value.type, value.name.partition(".")[0]) for value in arms[0].results]
         self.add(ir.Choose(flags, arms[0], arms[1], tuple(map(_value, outs)), site))
-        return self._like(shape[0], outs)
+        return _like(shape[0], outs)
 
-    def _flags_of_choice(self, flag: Any) -> ir.Value | None:
-        value = self.use(flag, "choose(flag, ...)")
-        if value is not None and not is_flag(value.type):
-            got = shown(flag) if isinstance(flag, Symbol) else repr(flag)
-            self.problem(f"choose(...) wants a flag, got {got}", 'give it a bool, or Bool[Tensor, ""], from an @op')
-            return None
-        return value
 
-    def _like(self, shape: Any, parts: list[Symbol]) -> Any:
-        if shape is None:
-            return None
-        return tuple(parts) if isinstance(shape, tuple) else parts[0]
+@contextlib.contextmanager
+def _at(tracer: Tracer, site: str | None) -> Generator[None]:
+    """Speak of what the author said on another line."""
+    before, tracer.at = tracer.at, site
+    yield
+    tracer.at = before
+
+
+def _like(shape: Any, parts: list[Symbol]) -> Any:
+    if shape is None:
+        return None
+    return tuple(parts) if isinstance(shape, tuple) else parts[0]
 
 
 def _value(symbol: Symbol) -> ir.Value:
@@ -315,21 +336,39 @@ def trace(function: Callable[..., Any], model: Any) -> tuple[ir.Walk, list[Probl
     token = context.tracer.set(tracer)
     try:
         outputs, is_tuple = _run(tracer, function, model, inputs)
-    except TraceStopped:
-        pass
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a problem of the walk
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_author_file(f.filename)]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else site
-        fix = "a walk's code runs once, at start-up, on symbols: it may call ops, loops, streams and emissions"
-        tracer.problem(f"{type(error).__name__}: {error}", fix, where)
+        _raised(tracer, error, site)
     finally:
-        tracer.is_over = True
         context.tracer.reset(token)
+    if tracer.left is not None and not tracer.has_branched:
+        where, what, fix = tracer.left
+        tracer.is_over = False
+        tracer.problem(what, fix, where)
+    tracer.is_over = True
     values = tuple(value for value in map(value_of, inputs.values()) if value is not None)
     graph = ir.Walk(name, values, tracer.leave(), outputs, is_tuple, site)
     if tracer.problems:
-        return graph, tracer.problems + check_overlap(graph, is_whole=False)
+        return graph, sorted(tracer.problems + check_overlap(graph, is_whole=False), key=_line)
     return graph, check(graph)
+
+
+def _line(problem: Problem) -> tuple[str, int]:
+    path, _, line = problem.site.rpartition(":")
+    return path, int(line)
+
+
+def _raised(tracer: Tracer, error: Exception, site: str) -> None:
+    """Tell why the author's code did not come to its end."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_author(frame)]
+    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]
+    if tracer.left is not None and tracer.left[0] in lines:  # it was this error that left the body
+        tracer.left, tracer.is_over = None, False
+    if not isinstance(error, TraceStopped):
+        fix = (
+            "correct this line; a walk's code runs once, at start-up, on symbols,\n"
+            "which only ops, loops, streams and emissions take"
+        )
+        tracer.problem(f"{type(error).__name__}: {error}", fix, lines[-1] if lines else site)
 
 
 def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str, Symbol]:
@@ -337,15 +376,16 @@ def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        hints = {}
-        tracer.problem(f"its annotations cannot be read: {error}", "import what they name at the top of the file", site)
+        hints = None
+        fix = "import it at the top of the file" if isinstance(error, NameError) else "correct the annotation"
+        tracer.problem(f"its annotations cannot be read: {error}", fix, site)
     for name in list(inspect.signature(function).parameters)[1:]:
         try:
-            hint = read_hint(hints[name])
+            hint = read_hint((hints or {})[name])
             inputs[name] = tracer.new(hint.type, name, hint.python)
         except (KeyError, UnknownHint) as error:
             inputs[name] = tracer.nothing()
-            if hints:
+            if hints is not None:
                 reason = "has no annotation" if isinstance(error, KeyError) else f"cannot be typed: {error}"
                 tracer.problem(f"input `{name}` {reason}", f'annotate it: {name}: Int64[Tensor, "T"]', site)
     return inputs
@@ -355,6 +395,10 @@ def _run(
     tracer: Tracer, function: Callable[..., Any], model: Any, inputs: dict[str, Symbol]
 ) -> tuple[tuple[ir.Value, ...], bool]:
     """Run the walk's code on symbols: what it returns, and whether that is a tuple."""
+    first = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        tracer.problem("it is async, but only a route awaits", f"def {function.__name__}(...), without async", first)
+        return (), False
     result = function(model, **inputs)
     if inspect.isgenerator(result):
         while True:
@@ -366,7 +410,12 @@ def _run(
             tracer.at = _yield_site(result)
             tracer.emit(emission)
             tracer.at = None
-    tracer.at = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    tracer.at = first
+    for part in _parts(result):
+        if isinstance(part, Emission):
+            kind = type(part).__name__
+            tracer.problem(f"it returns {kind}(...), so the client gets nothing", f"yield {kind}(...), not return")
+            return (), False
     values = [tracer.use(part, "what the walk returns") for part in _parts(result)]
     return tuple(value for value in values if value is not None), isinstance(result, tuple)
 

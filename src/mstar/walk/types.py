@@ -10,7 +10,7 @@ import functools
 import types
 import typing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from mstar.graph.types import FLOATS, ListType, ObjectType, StateType, TensorType, Type
 from mstar.walk.states import State
@@ -31,10 +31,13 @@ class _Dtype:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getitem__(self, item: tuple[Any, str]) -> Any:
-        array, dims = item
-        sizes = tuple(int(d) if d.isdigit() else d for d in dims.split())
-        return Annotated[array, TensorType(self.name, sizes)]
+    def __getitem__(self, item: Any) -> Any:
+        array, dims, *_ = (*cast("tuple[Any, ...]", item), None) if isinstance(item, tuple) else (item, None)
+        parts = dims.split() if isinstance(dims, str) else ["?"]
+        if not all(part.isdigit() or part.isidentifier() for part in parts):
+            got = f", not {dims!r}" if dims is not None else ""
+            raise TypeError(f'a tensor is written Int64[Tensor, "T 64"], its dimensions between spaces{got}')
+        return Annotated[array, TensorType(self.name, tuple(int(part) if part.isdigit() else part for part in parts))]
 
 
 if TYPE_CHECKING:
@@ -84,15 +87,19 @@ def read_hint(hint: Any) -> Hint:
 
 
 def _plain(hint: Any) -> Type:
+    if typing.get_origin(hint) is Annotated:
+        raise UnknownHint(f"a tensor, {read_hint(hint).type}, is always there; it cannot be one of several types")
     if isinstance(hint, type) and issubclass(hint, State):
         return StateType(hint.__name__)
     if typing.get_origin(hint) is list:
         return ListType(read_hint(typing.get_args(hint)[0]).type)
+    if isinstance(hint, type) and hint.__name__ == "Tensor":
+        raise UnknownHint('a bare Tensor says neither its dtype nor its dimensions, as Int64[Tensor, "T"] does')
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         return ObjectType(hint.__qualname__)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return ObjectType(" | ".join(str(_plain(part)) for part in typing.get_args(hint)))
-    raise UnknownHint(f"{hint!r} is not a type that a walk can carry")
+    raise UnknownHint(f"{str(hint).replace(Tensor.__module__ + '.', '')} is not a type that a walk can carry")
 
 
 def read_return(hint: Any) -> tuple[tuple[Hint, ...], bool]:
@@ -112,7 +119,9 @@ def fits(want: Type, got: Type) -> bool:
         case ListType(), ListType():
             return fits(want.item, got.item)
         case ObjectType(), ObjectType():
-            return got.name in want.name.split(" | ") or want.name == got.name or (want.name, got.name) == ("float", "int")
+            return (
+                got.name in want.name.split(" | ") or want.name == got.name or (want.name, got.name) == ("float", "int")
+            )
         case _:
             return want == got
 

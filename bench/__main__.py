@@ -1,0 +1,33 @@
+"""`python -m bench NAME`: measure one claim; `all`: each of them; nothing: list them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from bench import bookkeeping, mutants
+from bench.claims import Claim
+
+BENCHES: dict[str, Callable[[], Claim]] = {
+    "loop-step": bookkeeping.loop_step,
+    "request-start": bookkeeping.request_start,
+    "mutants": mutants.kill_rate,
+}
+
+
+def main(names: list[str]) -> int:
+    """Run the benches named; 0 if every claim holds."""
+    if not names or any(name not in (*BENCHES, "all") for name in names):
+        print("python -m bench NAME, with NAME one of:", ", ".join((*BENCHES, "all")))
+        return 2
+    chosen = list(BENCHES) if "all" in names else names
+    is_all_true = True
+    for name in chosen:
+        claim = BENCHES[name]()
+        print(claim)
+        is_all_true &= claim.holds
+    return 0 if is_all_true else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

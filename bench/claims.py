@@ -1,0 +1,45 @@
+"""What a bench gives, and how it is printed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence with a number in it, and the number that was measured. `more` holds further figures of the run."""
+
+    claim: str
+    value: float
+    bar: float
+    holds: bool
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return json.dumps({key: value for key, value in asdict(self).items() if value != {}})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured thing, repeated."""
+
+    name: str
+    unit: str
+    values: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """The middle of the repeats."""
+        return statistics.median(self.values)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Medians with the spread of the repeats."""
+    width = max(len(row.name) for row in rows)
+    print(f"{'':{width}}  {'median':>9} {'best':>9} {'worst':>9}  unit")
+    for row in rows:
+        print(f"{row.name:{width}}  {row.median:9.2f} {min(row.values):9.2f} {max(row.values):9.2f}  {row.unit}")

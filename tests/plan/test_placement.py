@@ -1,0 +1,325 @@
+"""Placements: what a file may say, every way in which it can be wrong, and which line decides."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mstar import Model, PlacementError, walk
+from mstar.plan.compile import plan
+from mstar.plan.placement import LOCAL, Entry, Placement, Spot, parse_placement, read_placement
+from tests.plan.parts import Memory, Part, at, example
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Two(Model):
+    """Two walks over two components."""
+
+    def __init__(self):
+        self.lm, self.vae = Part(), Part()
+
+    @walk
+    def read(self, x: int) -> int:
+        return self.lm.inc(x)
+
+    @walk
+    def draw(self, x: int) -> int:
+        return self.vae.inc(self.lm.add(self.lm.inc(x), x))
+
+
+class Idle(Model):
+    """A walk that calls nothing beside one that does."""
+
+    def __init__(self):
+        self.lm = Part()
+
+    @walk
+    def echo(self, x: int) -> int:
+        return x
+
+    @walk
+    def read(self, x: int) -> int:
+        return self.lm.inc(x)
+
+
+class Lanes(Model):
+    """Many states of one request, and calls without any."""
+
+    def __init__(self):
+        self.lm = Part()
+
+    @walk
+    def go(self, a: Memory, b: Memory, c: Memory, d: Memory) -> tuple[int, int, int, int, int, int]:
+        told = tuple(self.lm.tell(1, memory) for memory in (b, a, c, d))
+        return (*told, self.lm.inc(1), self.lm.tell(2, a))
+
+
+GRAPHS = Two().graphs()
+ALL = {"lm": Entry(("gpu0",)), "vae": Entry(("gpu1",))}
+
+
+def parsed(text):
+    return parse_placement(tomllib.loads(text))
+
+
+def told(text):
+    """The problems of a placement that cannot be parsed."""
+    with pytest.raises(PlacementError) as caught:
+        parsed(text)
+    assert all(problem.fix and problem.site == "placement" for problem in caught.value.problems)
+    return [problem.what for problem in caught.value.problems]
+
+
+def unfit(placement):
+    """The problems of a placement that does not fit the model."""
+    with pytest.raises(PlacementError) as caught:
+        placement.check(GRAPHS)
+    return [problem.what for problem in caught.value.problems]
+
+
+# ---------------------------------------------------------------- what may be written
+def test_a_file_is_read_in_all_its_forms(tmp_path):
+    path = tmp_path / "place.toml"
+    path.write_text(
+        """
+        [place]
+        lm = "gpu0"
+        "lm.prefill" = ["gpu1"]
+        snac = ["gpu1", "gpu2"]
+        vae = { workers = "gpu3" }
+        [walks.draw]
+        lm = { workers = ["gpu0", "gpu1"], spread = true }
+        """
+    )
+    assert read_placement(path) == Placement(
+        {
+            "lm": Entry(("gpu0",)),
+            "lm.prefill": Entry(("gpu1",)),
+            "snac": Entry(("gpu1", "gpu2")),
+            "vae": Entry(("gpu3",)),
+        },
+        {"draw": {"lm": Entry(("gpu0", "gpu1"), spread=True)}},
+    )
+
+
+def test_an_empty_file_leaves_everything_on_one_worker():
+    placement = parsed("")
+    placement.check(GRAPHS)
+    assert placement.entry("read", "lm", "inc") == Entry((LOCAL,))
+    assert placement.workers() == (LOCAL,)
+
+
+def test_workers_come_in_order_of_first_mention_and_once():
+    placement = parsed('[place]\nlm = ["c", "a"]\nvae = "a"\n[walks.draw]\nvae = ["b", "c"]')
+    assert placement.workers() == ("c", "a", "b")
+
+
+# ---------------------------------------------------------------- what may not
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('plac = "x"', "the file has the unknown key `plac` (did you mean `place`?)"),
+        ("zebra = 1", "the file has the unknown key `zebra`"),
+        ("place = 3", "[place] is 3, not a table"),
+        ("walks = []", "[walks] is [], not a table"),
+        ('[walks]\ndraw = "gpu0"', "[walks.draw] is 'gpu0', not a table"),
+        ("[place]\nlm = []", "[place] lm = [] names no workers"),
+        ('[place]\nlm = ""', "[place] lm = '' names no workers"),
+        ("[place]\nlm = 3", "[place] lm = 3 names no workers"),
+        ('[place]\nlm = ["a", 1]', "[place] lm = ['a', 1] names no workers"),
+        ('[place]\nlm = ["a", ""]', "[place] lm = ['a', ''] names no workers"),
+        ("[place]\nlm = { spread = true }", "[place] lm = {'spread': True} names no workers"),
+        ('[place]\nlm = ["a", "b", "a"]', "[place] lm names a worker twice: ['a', 'b', 'a']"),
+        ('[place]\nlm = { workers = ["a"], spread = 1 }', "[place] lm: spread = 1"),
+        (
+            '[place]\nlm = { workers = ["a"], sprad = true }',
+            "[place] lm has the unknown key `sprad` (did you mean `spread`?)",
+        ),
+        ('[walks.draw]\nlm = ["a", "a"]', "[walks.draw] lm names a worker twice: ['a', 'a']"),
+    ],
+)
+def test_a_mistake_is_told(text, what):
+    assert told(text) == [what]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    path = tmp_path / "nowhere.toml"
+    with pytest.raises(PlacementError, match=r"nowhere\.toml: cannot be read: .*No such file"):
+        read_placement(path)
+
+
+def test_a_file_that_is_not_toml(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text("[place\n")
+    with pytest.raises(PlacementError, match=r"bad\.toml: cannot be read: .*line 1"):
+        read_placement(path)
+
+
+@pytest.mark.xfail(raises=UnicodeDecodeError, strict=True, reason="a file that is not UTF-8 escapes as a ValueError")
+def test_a_file_that_is_not_text(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b'[place]\nlm = "gpu\xff"\n')
+    with pytest.raises(PlacementError, match="cannot be read"):
+        read_placement(path)
+
+
+def test_mistakes_of_a_file_are_told_with_its_name(tmp_path):
+    path = tmp_path / "place.toml"
+    path.write_text("[place]\nlm = []\n")
+    with pytest.raises(PlacementError) as caught:
+        read_placement(path)
+    assert [problem.site for problem in caught.value.problems] == [str(path)]
+
+
+def test_everything_wrong_in_a_file_is_told_at_once(golden):
+    text = """
+    plaice = 1
+    [place]
+    lm = []
+    "lm.inc" = ["a", "a"]
+    vae = { wrkers = "a", workers = "a", spread = "yes" }
+    [walks]
+    read = 7
+    [walks.draw]
+    lm = { }
+    """
+    with pytest.raises(PlacementError) as caught:
+        parsed(text)
+    assert len(caught.value.problems) == 7
+    golden(GOLDEN / "placement.unreadable.txt", f"{caught.value}\n")
+
+
+# ---------------------------------------------------------------- what does not fit the model
+def test_an_unknown_component_op_or_walk_is_told_with_the_nearest():
+    assert unfit(Placement({**ALL, "vea": Entry(("a",))})) == [
+        "[place] names `vea`, which the model does not have (did you mean `vae`?)"
+    ]
+    assert unfit(Placement({**ALL, "lm.ink": Entry(("a",))})) == [
+        "[place] names `lm.ink`, which the model does not have (did you mean `lm.inc`?)"
+    ]
+    assert unfit(Placement(ALL, {"drew": {}})) == ["[walks.drew] names no walk (did you mean `draw`?)"]
+
+
+def test_a_name_of_another_walk_is_unknown_in_this_one():
+    assert unfit(Placement(ALL, {"read": {"vae": Entry(("a",)), "lm": Entry(("a",))}})) == [
+        "[walks.read] names `vae`, which the model does not have"
+    ]
+
+
+def test_names_under_an_unknown_walk_are_compared_with_the_whole_model():
+    assert unfit(Placement(ALL, {"drew": {"vae": Entry(("a",)), "zebra": Entry(("a",))}})) == [
+        "[walks.drew] names no walk (did you mean `draw`?)",
+        "[walks.drew] names `zebra`, which the model does not have",
+    ]
+
+
+def test_an_op_that_exists_but_is_never_called_is_unknown():
+    assert unfit(Placement({**ALL, "lm.fold": Entry(("a",))})) == [
+        "[place] names `lm.fold`, which the model does not have"
+    ]
+
+
+def test_ops_that_nothing_covers_are_told_for_each_walk():
+    assert unfit(Placement({"lm.inc": Entry(("a",))})) == [
+        "nothing says where lm.add of walk `draw` runs",
+        "nothing says where vae.inc of walk `draw` runs",
+    ]
+    assert unfit(Placement({}, {"draw": ALL})) == ["nothing says where lm.inc of walk `read` runs"]
+
+
+def test_planning_checks_the_placement():
+    with pytest.raises(PlacementError, match=r"nothing says where vae\.inc of walk `draw` runs"):
+        plan(GRAPHS, at(lm="gpu0"))
+
+
+def test_everything_that_does_not_fit_is_told_at_once(golden):
+    placement = Placement(
+        {"lm.inc": Entry(("a",)), "vea": Entry(("a",)), "lm.ad": Entry(("b",))},
+        {"drew": {"lm": Entry(("a",))}, "read": {"vae": Entry(("a",))}},
+    )
+    with pytest.raises(PlacementError) as caught:
+        placement.check(GRAPHS, "gpus.toml")
+    golden(GOLDEN / "placement.unfit.txt", f"{caught.value}\n")
+
+
+# ---------------------------------------------------------------- which entry decides
+@pytest.mark.parametrize(
+    ("place", "own", "worker"),
+    [
+        (["lm"], [], "lm"),
+        (["lm", "lm.inc"], [], "lm.inc"),
+        (["lm", "lm.inc"], ["lm"], "draw lm"),
+        (["lm", "lm.inc"], ["lm", "lm.inc"], "draw lm.inc"),
+        (["lm"], ["lm.inc"], "draw lm.inc"),
+        (["lm", "lm.inc"], ["lm.add"], "lm.inc"),
+        ([], ["lm"], "draw lm"),
+    ],
+)
+def test_walk_before_model_and_op_before_component(place, own, worker):
+    entries = {key: Entry((key,)) for key in place}
+    walks = {"draw": {key: Entry((f"draw {key}",)) for key in own}}
+    assert Placement(entries, walks).entry("draw", "lm", "inc") == Entry((worker,))
+
+
+def test_a_walk_of_its_own_does_not_touch_the_others():
+    placement = at({"draw": {"lm": "gpu1"}}, lm="gpu0", vae="gpu2")
+    plans = plan(GRAPHS, placement)
+    assert plans.walks["read"].spots == (Spot(("gpu0",)),)
+    assert plans.walks["draw"].spots == (Spot(("gpu1",)), Spot(("gpu2",)))
+    assert plans.workers == ("gpu0", "gpu2", "gpu1")
+
+
+def test_what_is_not_placed_is_none_once_anything_is():
+    assert Placement({"vae": Entry(("a",))}).entry("read", "lm", "inc") is None
+
+
+# ---------------------------------------------------------------- replicas and lanes
+def test_replicas_are_one_seat_of_several_workers():
+    draw = plan(GRAPHS, at(lm=["gpu0", "gpu1"], vae=["gpu0", "gpu1"])).walks["draw"]
+    assert draw.spots == (Spot(("gpu0", "gpu1")),)
+    assert draw.crossings == ()
+
+
+def test_other_replicas_are_another_seat():
+    draw = plan(GRAPHS, at(lm=["gpu0", "gpu1"], vae=["gpu1"])).walks["draw"]
+    assert draw.spots == (Spot(("gpu0", "gpu1")), Spot(("gpu1",)))
+
+
+def test_states_that_are_spread_go_round_the_lanes():
+    placement = at(lm={"workers": ["a", "b", "c"], "spread": True})
+    the_plan = plan(Lanes().graphs(), placement).walks["go"]
+    # lanes are given in order of first use: b, a, c, d; a call without a state takes the first
+    assert [the_plan.spots[seat].lane for _, seat in the_plan.calls] == [0, 1, 2, 0, 0, 1]
+    assert {spot.workers for spot in the_plan.spots} == {("a", "b", "c")}
+
+
+def test_states_that_are_not_spread_share_a_lane():
+    the_plan = plan(Lanes().graphs(), at(lm=["a", "b", "c"])).walks["go"]
+    assert [the_plan.spots[seat].lane for _, seat in the_plan.calls] == [0] * 6
+
+
+def test_spread_over_one_worker_is_one_seat():
+    the_plan = plan(Lanes().graphs(), at(lm={"workers": ["a"], "spread": True})).walks["go"]
+    assert the_plan.spots == (Spot(("a",)),)
+
+
+def test_the_three_caches_of_a_drawing_are_on_three_workers():
+    model, _ = example("bagel")
+    lm = {"workers": ["gpu0", "gpu1", "gpu2"], "spread": True}
+    placement = at({"draw": {"lm": lm}}, lm="gpu0", vit="gpu0", vae="gpu0", guidance="gpu0")
+    draw = plan(model.graphs(), placement).walks["draw"]
+    flows = [spot for spot in draw.spots if len(spot.workers) == 3]
+    assert [spot.lane for spot in flows] == [0, 1, 2]
+
+
+def test_a_walk_that_calls_nothing_is_on_the_first_worker():
+    plans = plan(Idle().graphs(), at(lm=["gpu3", "gpu1"]))
+    assert plans.walks["echo"].spots == (Spot(("gpu3",)),)
+    assert plan(Idle().graphs()).walks["echo"].spots == (Spot((LOCAL,)),)
+
+
+def test_a_placement_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Placement().place = {}

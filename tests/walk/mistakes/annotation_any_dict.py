@@ -1,0 +1,17 @@
+"""An input that is a dictionary of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk  # mistake
+    def speak(self, batch: dict[str, Tensor], kv: KV) -> Iterator[Text]:
+        yield Text(self.lm.prefill(batch["tokens"], kv))

@@ -1,0 +1,22 @@
+"""A loop is left by break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV, limit: int) -> Iterator[Text]:
+        s = loop(steps=limit, token=self.lm.prefill(prompt, kv))
+        for _ in s:
+            s.token = self.lm.decode(s.token, kv)
+            yield Text(s.token)
+            if self.lm.is_end(s.token):  # mistake
+                break

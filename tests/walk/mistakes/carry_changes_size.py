@@ -1,0 +1,20 @@
+"""A carry grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        s = loop(steps=9, tokens=prompt)
+        for _ in s:
+            s.tokens = self.lm.prefill(s.tokens, kv)  # mistake
+        yield Text(s.tokens)

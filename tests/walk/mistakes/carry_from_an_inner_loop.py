@@ -1,0 +1,21 @@
+"""A value of an inner loop is carried by the outer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        s = loop(steps=9, token=self.lm.prefill(prompt, kv))
+        for _ in s:
+            for _ in loop(steps=3):
+                s.token = self.lm.decode(s.token, kv)  # mistake
+            yield Text(s.token)

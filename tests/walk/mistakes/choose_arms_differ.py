@@ -1,0 +1,23 @@
+"""The arms of a choice give different things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, choose, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token = self.lm.prefill(prompt, kv)
+        said = choose(  # mistake
+            self.lm.is_end(token),
+            lambda: token,
+            lambda: self.lm.think(token, kv),
+        )
+        yield Text(said)

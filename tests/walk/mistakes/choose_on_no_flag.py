@@ -1,0 +1,18 @@
+"""A choice is made by a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, choose, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token = self.lm.prefill(prompt, kv)
+        yield Text(choose(token, lambda: token, lambda: self.lm.decode(token, kv)))  # mistake

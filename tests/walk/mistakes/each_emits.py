@@ -1,0 +1,19 @@
+"""The bodies of an each emit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import Int64, Model, Tensor, Text, each, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompts: list[Int64[Tensor, "T"]]) -> Iterator[Text]:
+        for prompt in each(prompts):
+            token = self.lm.prefill(prompt, self.lm.kv())
+            yield Text(token)  # mistake

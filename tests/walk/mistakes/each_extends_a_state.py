@@ -1,0 +1,20 @@
+"""The bodies of an each extend one state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, each, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompts: list[Int64[Tensor, "T"]], kv: KV) -> Iterator[Text]:
+        e = each(prompts)
+        for prompt in e:
+            e.collect(token=self.lm.prefill(prompt, kv))  # mistake
+        yield Text(e.token)

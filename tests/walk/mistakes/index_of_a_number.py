@@ -1,0 +1,17 @@
+"""A number is indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Model, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, limit: int, kv: KV) -> Iterator[Text]:
+        yield Text(limit[0])  # mistake

@@ -1,0 +1,17 @@
+"""An input has no annotation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Model, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk  # mistake
+    def speak(self, prompt, kv: KV) -> Iterator[Text]:
+        yield Text(self.lm.prefill(prompt, kv))

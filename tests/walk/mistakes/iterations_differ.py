@@ -1,0 +1,23 @@
+"""A Python counter changes what a body does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token = self.lm.prefill(prompt, kv)
+        is_first = True
+        for _ in loop(steps=9):  # mistake
+            if is_first:
+                self.lm.remember(prompt, kv)
+            is_first = False
+        yield Text(token)

@@ -1,0 +1,20 @@
+"""A loop without an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        s = loop(token=self.lm.prefill(prompt, kv))  # mistake
+        for _ in s:
+            s.token = self.lm.decode(s.token, kv)
+        yield Text(s.token)

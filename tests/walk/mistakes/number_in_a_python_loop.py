@@ -1,0 +1,20 @@
+"""A mistake that Python repeats is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token = self.lm.prefill(prompt, kv)
+        for _ in range(4):
+            token = self.lm.decode(token, kv)
+            yield Text(token + 1)  # mistake

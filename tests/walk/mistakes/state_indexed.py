@@ -1,0 +1,17 @@
+"""A state is indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, token: Int64[Tensor, "1"], kv: KV) -> Iterator[Text]:
+        yield Text(self.lm.decode(token, kv[0]))  # mistake

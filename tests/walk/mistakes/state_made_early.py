@@ -1,0 +1,18 @@
+"""A state is made with the model instead of in a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+        self.cache = self.lm.kv()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"]) -> Iterator[Text]:
+        yield Text(self.lm.prefill(prompt, self.cache))  # mistake

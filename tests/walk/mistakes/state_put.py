@@ -1,0 +1,20 @@
+"""A state is put into a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Stream, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        states = Stream("states")
+        token = self.lm.prefill(prompt, kv)
+        states.put(kv)  # mistake
+        yield Text(self.lm.decode(token, states.get(default=kv)))

@@ -1,0 +1,24 @@
+"""A stream made in a loop is used after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Audio, Int64, Model, Stream, Tensor, loop, walk, windows
+from tests.walk.parts import LM, Codec
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+        self.codec = Codec()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Audio]:
+        s = loop(steps=9, token=self.lm.prefill(prompt, kv))
+        for _ in s:
+            codes = Stream("codes")
+            s.token = self.lm.decode(s.token, kv)
+            codes.put(s.token)
+        for window in windows(codes, size=28):  # mistake
+            yield Audio(self.codec.decode(window), rate=24_000)

@@ -1,0 +1,23 @@
+"""A stream is read between two parts that fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Audio, Int64, Model, Stream, Tensor, walk, windows
+from tests.walk.parts import LM, Codec
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+        self.codec = Codec()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Audio]:
+        codes = Stream("codes")
+        token = self.lm.prefill(prompt, kv)
+        codes.put(token)
+        for window in windows(codes, size=28):  # mistake
+            yield Audio(self.codec.decode(window), rate=24_000)
+        codes.put(self.lm.decode(token, kv))

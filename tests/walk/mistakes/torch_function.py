@@ -1,0 +1,19 @@
+"""A function of torch is called on a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        yield Text(torch.argmax(prompt))  # mistake

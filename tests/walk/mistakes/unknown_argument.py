@@ -1,0 +1,17 @@
+"""An op is called with an argument that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        yield Text(self.lm.prefill(prompt, kv, temperature=0.7))  # mistake

@@ -1,0 +1,19 @@
+"""One result is unpacked into two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token, hidden = self.lm.prefill(prompt, kv)  # mistake
+        yield Text(token)
+        yield Text(hidden)

@@ -1,0 +1,18 @@
+"""A walk yields a value instead of an emission."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Model, Tensor, Text, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
+        token = self.lm.prefill(prompt, kv)
+        yield token  # mistake

@@ -1,0 +1,50 @@
+"""What an author reads after a mistake: one message each, on the line that is marked, with what to write instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from mstar import Model, WalkError
+
+MISTAKES = Path(__file__).parent / "mistakes"
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in MISTAKES.glob("*.py"))
+
+
+def author(name):
+    """The model of a mistake's file."""
+    full = f"mstar_mistake_{name}"
+    spec = importlib.util.spec_from_file_location(full, MISTAKES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[full] = module  # annotations are looked up there
+    spec.loader.exec_module(module)
+    (found,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Model) and value.__module__ == full
+    ]
+    return found()
+
+
+def marked_lines(name):
+    lines = (MISTAKES / f"{name}.py").read_text("utf-8").splitlines()
+    return [number for number, line in enumerate(lines, 1) if "# mistake" in line]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mistake_is_told_once_on_its_own_line(name, golden):
+    with pytest.raises(WalkError) as caught:
+        author(name).graphs()
+    told = [problem.site.rpartition(":") for problem in caught.value.problems]
+    golden(GOLDEN / f"{name}.txt", str(caught.value).replace(str(MISTAKES.relative_to(Path.cwd())) + "/", "") + "\n")
+    assert {Path(path).name for path, _, _ in told} == {f"{name}.py"}
+    assert sorted(int(line) for _, _, line in told) == marked_lines(name)
+    assert all(problem.fix for problem in caught.value.problems)
+
+
+def test_no_golden_file_is_left_over():
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == NAMES
