@@ -149,9 +149,7 @@ def _bound_path(alias: ast.alias) -> str:
 
 def _literal(call: ast.Call, position: int, keyword: str | None = None) -> str | None:
     """The string literal that a call passes at a position or under a keyword."""
-    values = call.args[position : position + 1] + [
-        k.value for k in call.keywords if keyword and k.arg == keyword
-    ]
+    values = call.args[position : position + 1] + [k.value for k in call.keywords if keyword and k.arg == keyword]
     for value in values:
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             return value.value

@@ -63,7 +63,7 @@ def frozen(value):
 
 def effect(component, op, calls):
     calls = copy.deepcopy(calls)
-    results = op.run(component, calls)
+    results = op.run(component, {name: [call[name] for call in calls] for name in calls[0]}, len(calls))
     after = [[frozen(value) for value in call.values() if isinstance(value, toys.State)] for call in calls]
     return [(frozen(result), states) for result, states in zip(results, after, strict=True)]
 
@@ -104,7 +104,8 @@ def test_a_batch_gives_what_each_call_gives_alone(cls, name):
 @pytest.mark.parametrize(("cls", "name"), OPS)
 def test_results_have_the_types_that_the_op_declares(cls, name):
     component, op = cls(), cls.ops()[name]
-    (results,) = op.run(component, [make_call(component, op, np.random.default_rng(0))])
+    call = make_call(component, op, np.random.default_rng(0))
+    (results,) = op.run(component, {name: [value] for name, value in call.items()}, 1)
     for hint, result in zip(op.signature.outs, results, strict=True):
         for value in result if isinstance(hint.type, ListType) else [result]:
             type_ = hint.type.item if isinstance(hint.type, ListType) else hint.type

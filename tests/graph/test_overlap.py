@@ -126,9 +126,7 @@ def test_who_reads_cannot_need_the_end_of_who_fills():
 
 def test_nor_by_way_of_another_node():
     between = call("lm.use", [val("y")], last=val("x.2"))
-    message = (
-        "this reads stream ~codes but needs something that is known only when the part that fills it (line 10) ends"
-    )
+    message = "this reads stream ~codes but waits for another node, which cannot end before this has started"
     assert told(OPEN, filling(), between, read(call("lm.use", [], y=val("y")))) == [("f.py:20", message)]
 
 
@@ -142,6 +140,18 @@ def test_nor_by_way_of_another_stream():
     found = told(OPEN, second, maker, read(), late)
     assert [site for site, _ in found] == ["f.py:30"]
     assert "this reads stream ~second but needs %x.2" in found[0][1]
+
+
+def test_nor_the_end_of_another_reader():
+    """That reader ends after what fills both streams, which ends only once this one reads."""
+    second = ir.Open("second", TOKEN, "f.py:2")
+    maker = fill(ir.Put("second", FIRST))
+    carry = (ir.Carry("y", FIRST, val("y"), READ, val("y.2")),)
+    early = ir.Loop(3, val("j", INT), carry, (), (), (GET,), "f.py:20")
+    late = repeat("k", ir.Get("second", FIRST, val("got")), call("lm.use", [], y=val("y.2")), site="f.py:30")
+    found = told(OPEN, second, maker, early, late)
+    assert [site for site, _ in found] == ["f.py:30"]
+    assert found[0][1] == "this reads stream ~second but waits for line 20, which cannot end before this has started"
 
 
 def test_a_node_without_a_line_is_named_without_one():
@@ -201,3 +211,12 @@ def test_a_state_from_outside_belongs_to_its_first_user():
     assert told(first, repeat("k", then)) == [
         ("f.py:9", "talker.decode(kv=...) was given a state that belongs to `lm`")
     ]
+
+
+def test_windows_are_in_the_body_that_makes_their_stream():
+    window = ir.Windows("codes", val("window"), val("fresh", INT), 1, 1, 1, False, (), "f.py:30")
+    message = "the windows of stream ~codes are inside a region, which may run them again or never"
+    assert told(OPEN, fill(), repeat("k", window)) == [("f.py:30", message)]
+    assert told(OPEN, fill(), ir.Choose(val("f"), ir.Arm((window,), ()), ir.Arm((), ()), ())) == [("f.py:30", message)]
+    assert told(OPEN, fill(), window) == []
+    assert told(repeat("k", OPEN, fill(), window)) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar import Latents, Model, Stream, choose, each, loop, walk, windows
+from mstar import Latents, Model, Stream, choose, loop, walk, windows
 from mstar.plan.compile import LEAST_BOUND, plan
 from mstar.plan.describe import describe
 from mstar.plan.straight import SIMPLE
@@ -117,7 +117,7 @@ class Shapes(Model):
             t = loop(steps=2, x=s.x)
             for _ in t:
                 t.x = self.a.inc(t.x)
-            s.x = choose(self.a.is_big(t.x), lambda: self.a.inc(t.x), lambda: t.x)
+            s.x = choose(self.a.is_big(t.x), t.x, s.x)
         return s.x
 
     @walk
@@ -246,6 +246,23 @@ def test_a_value_crosses_once_however_often_it_is_used():
 
     the_plan = plan(Often().graphs(), at(a="w0", b="w1")).walks["go"]
     assert sent(the_plan) == [("inc", 0, 1, 0)]
+
+
+def test_a_constant_is_made_where_it_is_used():
+    class Ends(Model):
+        def __init__(self):
+            self.a, self.b = Part(), Part()
+
+        @walk
+        def go(self, n: int) -> Iterator[Latents]:
+            items = Stream("items")
+            for step in loop(steps=n):
+                items.put(self.a.inc(step))
+            for _ in loop(steps=n):
+                yield Latents(self.b.inc(items.get(default=0)))
+
+    crossings = plan(Ends().graphs(), at(a="w0", b="w1")).walks["go"].crossings
+    assert [crossing.name for crossing in crossings] == ["~items"]
 
 
 def test_a_stream_has_room_for_two_of_its_largest_windows():

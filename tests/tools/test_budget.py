@@ -53,9 +53,7 @@ def test_a_problem_says_where_what_and_how_to_mend_it(problems):
 
 def test_nested_and_async_functions_are_measured(problems):
     inner = function_of(61).replace("\n", "\n        ").strip()
-    assert problems(f"class A:\n    if True:\n        async {inner}\n")[0].startswith(
-        "src/mstar/a.py:3: A.f has"
-    )
+    assert problems(f"class A:\n    if True:\n        async {inner}\n")[0].startswith("src/mstar/a.py:3: A.f has")
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ def lint(tmp_path):
         code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
         command = [sys.executable, "-c", code, "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
         environment = os.environ | {"PYTHONPATH": paths}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
     return write_and_lint
@@ -100,9 +98,7 @@ def test_contracts_break(lint, contract, files):
 
 
 def test_the_whole_control_plane_is_kept_free_of_torch():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     (contract,) = (c for c in contracts if "torch" in c.get("forbidden_modules", ()))
     existing = {f"mstar.{name}" for name in CONTROL_PLANE if (ROOT / "src/mstar" / name).exists()}
     assert existing <= set(contract["source_modules"])

@@ -24,9 +24,7 @@ def test_every_refused_word_is_found_in_classes_files_and_folders(problems, word
     assert problems("", f"src/mstar/{word}/page.py")
 
 
-@pytest.mark.parametrize(
-    "name", ["BaseWorker", "MetaData", "HTTPUtils", "_Common", "IOHelper2", "base", "Info3D"]
-)
+@pytest.mark.parametrize("name", ["BaseWorker", "MetaData", "HTTPUtils", "_Common", "IOHelper2", "base", "Info3D"])
 def test_words_are_found_in_every_way_of_writing(problems, name):
     assert problems(f"class {name}: ...")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
-import time
 
 import mstar
 
 
-def fresh(code):
-    """What a fresh interpreter prints, and how long it took in milliseconds."""
-    start = time.perf_counter()
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return run.stdout.strip(), (time.perf_counter() - start) * 1000
+def fresh(code, **environment):
+    """What a fresh interpreter prints, and how many milliseconds it computed: others on this machine do not count."""
+    env = {**os.environ, **environment}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return run.stdout.strip(), (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
 
 
 def test_all_names_are_there_and_sorted():
@@ -41,6 +44,8 @@ def test_importing_it_loads_no_tensor_library():
     assert fresh(code)[0] == ""
 
 
-def test_importing_it_takes_less_than_150_ms():
-    bare = min(fresh("pass")[1] for _ in range(5))
-    assert min(fresh("import mstar")[1] for _ in range(5)) - bare < 150
+def test_importing_it_takes_less_than_150_ms(tmp_path):
+    """Once its bytecode is written, which the first of the five runs does."""
+    cache = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    bare = min(fresh("pass", **cache)[1] for _ in range(5))
+    assert min(fresh("import mstar", **cache)[1] for _ in range(5)) - bare < 150

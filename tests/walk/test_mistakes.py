@@ -47,4 +47,4 @@ def test_a_mistake_is_told_once_on_its_own_line(name, golden):
 
 
 def test_no_golden_file_is_left_over():
-    assert sorted(path.stem for path in GOLDEN.iterdir()) == NAMES
+    assert {path.stem for path in GOLDEN.iterdir()} <= set(NAMES)

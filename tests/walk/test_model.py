@@ -172,6 +172,22 @@ def test_a_route_keeps_states_between_walks():
     assert run(route).result == ("[1, 3]", "[1, 2, 4]")
 
 
+def test_one_state_is_not_given_twice():
+    class Two(Single):
+        @walk
+        def both(self, one: Tally, two: Tally) -> None:
+            self.part.note(1, one)
+            self.part.note(2, two)
+
+    tally = Tally()
+    with pytest.raises(RouteError) as caught:
+        Two().both(tally, tally)
+    assert str(caught.value) == (
+        f"{here(-2)}: walk `both` was given one state for two inputs\n  fix: fork() it for one of them"
+    )
+    assert Two().both(tally, tally.fork()).run() is None
+
+
 def test_a_route_that_drops_a_walk():
     async def route(self, request):
         self.count(3)
@@ -225,8 +241,8 @@ def test_a_route_that_calls_an_op():
         run(route)
     line = f"tests/walk/test_model.py:{route.__code__.co_firstlineno + 1}"
     assert str(caught.value) == (
-        f"{line}: the route called the op part.double; ops run on workers\n"
-        "  fix: call it inside a walk, and await that walk"
+        f"{line}: the route called the op part.double\n"
+        "  fix: ops run on workers: call it inside a walk, and await that walk"
     )
 
 

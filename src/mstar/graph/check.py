@@ -89,7 +89,7 @@ class _Checker:
         self.streams = streams
         return scope
 
-    def node(self, node: Node, scope: dict[str, Type]) -> None:
+    def node(self, node: Node, scope: dict[str, Type]) -> None:  # noqa: C901 - a case for each node
         match node:
             case Loop():
                 self.loop(node, scope)

@@ -35,7 +35,7 @@ def from_json(text: str) -> ir.Walk:
 
 
 def _encode(part: Any) -> Any:
-    cls = type(part)
+    cls: type[Any] = cast("Any", type(part))
     if cls.__name__ in _CLASSES:
         return {"is": cls.__name__} | {f.name: _encode(getattr(part, f.name)) for f in fields(cls)}
     if isinstance(part, tuple):

@@ -26,6 +26,8 @@ _WORDS = {
     "emit": ("emit {}", "emit each modality from one region, so that its order is fixed"),
 }
 
+_TAKE_FROM_STREAM = "take what is needed from the stream itself, or read it after in another walk"
+
 
 def check_overlap(walk: Walk, *, is_whole: bool = True) -> list[Problem]:
     """Every way in which this walk could give two answers, or none.
@@ -79,50 +81,76 @@ def _nested_windows(body: tuple[Node, ...], stream: str) -> Iterator[Problem]:
 
 
 def _waits(body: tuple[Node, ...]) -> Iterator[Problem]:
-    """Rule 2: find a node that can only start once another has ended which cannot end before it starts."""
-    before = order(body)
-    feeds = {
-        (p, r)
-        for p, producer in enumerate(body)
-        for r, reader in enumerate(body)
-        if p < r and fills(producer) & drains(reader)
-    }
-    for p, r in sorted(feeds):
-        if p in _ends_needed(r, before, feeds):
-            yield _waiting(body, p, r)
+    """Rule 2: find a reader whose start waits for something that cannot happen before it has started."""
+    events = _Events(body)
+    for r in range(len(body)):
+        needed = events.needed(("start", r)) if events.read[r] else set[tuple[str, int]]()
+        if ("start", r) in needed:
+            waited = [q for q in sorted(events.before[r]) if ("start", r) in events.needed(("end", q))]
+            writers = [p for p in events.writers(r) if needed & {("end", p), ("go on", p)}]
+            yield _waiting(body, writers, waited[0], r)
 
 
-def _ends_needed(start: int, before: list[frozenset[int]], feeds: set[tuple[int, int]]) -> set[int]:
-    """Nodes that must have ended before `start` starts.
+class _Events:
+    """What has to happen before what in a body: a node starts, ends, or goes on putting into its streams.
 
-    What fills a stream ends only if its readers have started, and a reader ends only after what it reads.
+    A bounded stream lets its writer go on only while each reader runs. So a node that fills streams needs their readers
+    to have started, and a reader that waits needs what it reads to go on. Gets of one stream take turns: only the first
+    need have started for the writer to go on.
     """
-    ended: set[int] = set()
-    started: set[int] = set()
-    starting, ending = {start}, set[int]()
-    while starting or ending:
-        if ending:
-            node = ending.pop()
-            ended.add(node)
-            ending |= {p for p, r in feeds if r == node} - ended
-            starting |= {node, *(r for p, r in feeds if p == node)} - started
-        else:
-            node = starting.pop()
-            started.add(node)
-            ending |= before[node] - ended
-    return ended
+
+    def __init__(self, body: tuple[Node, ...]) -> None:
+        self.before = order(body)
+        self.filled = [fills(node) for node in body]
+        self.read = [drains(node) for node in body]
+        self.is_windows = [isinstance(node, Windows) for node in body]
+
+    def readers(self, stream: str) -> list[int]:
+        return [n for n, streams in enumerate(self.read) if stream in streams]
+
+    def writers(self, node: int) -> list[int]:
+        return [n for n, streams in enumerate(self.filled) if streams & self.read[node]]
+
+    def causes(self, event: tuple[str, int]) -> set[tuple[str, int]]:
+        what, node = event
+        if what == "start":
+            return {("end", earlier) for earlier in self.before[node]}
+        found = {("start", node)}
+        for stream in self.filled[node]:
+            readers = self.readers(stream)
+            takes_turns = [n for n in readers if not self.is_windows[n]]
+            idle = takes_turns[1:] if what == "go on" else []
+            found |= {("start", n) for n in readers if n not in idle}
+        needs = "end" if what == "end" and self.is_windows[node] else "go on"
+        return found | {(needs, writer) for writer in self.writers(node)}
+
+    def needed(self, event: tuple[str, int]) -> set[tuple[str, int]]:
+        """Everything that must have happened before an event; the event itself, if it waits for itself."""
+        found: set[tuple[str, int]] = set()
+        todo = [event]
+        while todo:
+            for cause in self.causes(todo.pop()) - found:
+                found.add(cause)
+                todo.append(cause)
+        return found
 
 
-def _waiting(body: tuple[Node, ...], p: int, r: int) -> Problem:
-    stream = sorted(fills(body[p]) & drains(body[r]))[0]
-    for thing in sorted(_conflicts(access(body[p]), access(body[r]))):
-        words, fix = _WORDS[thing[0]]
-        what = f"both sides of stream ~{stream} {words.format(thing[1])}, at {_line(body[p])} and here"
-        return Problem(body[r].site, what, fix)
-    names = sorted({value.name for value in defines(body[p])} & access(body[r]).reads)
-    through = f"needs %{names[0]}, which is" if names else "needs something that is"
-    what = f"this reads stream ~{stream} but {through} known only when the part that fills it ({_line(body[p])}) ends"
-    return Problem(body[r].site, what, "take what is needed from the stream itself, or read it after in another walk")
+def _waiting(body: tuple[Node, ...], writers: list[int], waited: int, r: int) -> Problem:
+    """Say why node r, which reads what `writers` fill, waits for node `waited` for ever."""
+    reader = access(body[r])
+    for p in writers:
+        stream = min(fills(body[p]) & drains(body[r]))
+        for kind, name in sorted(_conflicts(access(body[p]), reader)):
+            words, fix = _WORDS[kind]
+            what = f"both sides of stream ~{stream} {words.format(name)}, at {_line(body[p])} and here"
+            return Problem(body[r].site, what, fix)
+        for name in sorted({value.name for value in defines(body[p])} & reader.reads):
+            known = f"known only when the part that fills it ({_line(body[p])}) ends"
+            what = f"this reads stream ~{stream} but needs %{name}, which is {known}"
+            return Problem(body[r].site, what, _TAKE_FROM_STREAM)
+    stream = min(drains(body[r]))
+    what = f"this reads stream ~{stream} but waits for {_line(body[waited])}, which cannot end before this has started"
+    return Problem(body[r].site, what, _TAKE_FROM_STREAM)
 
 
 def _conflicts(a: Access, b: Access) -> Iterable[tuple[str, str]]:

@@ -53,7 +53,9 @@ def fingerprint(walk: Walk) -> str:
 def _render(walk: Walk, value: Naming, stream: Naming) -> str:
     writer = _Writer(value, stream)
     head = f"walk {walk.name}({', '.join(map(writer.typed, walk.inputs))})"
-    tail = [f"  return {', '.join(map(writer.arg, walk.outputs))}{',' if walk.is_tuple else ''}"] if walk.outputs else []
+    tail = (
+        [f"  return {', '.join(map(writer.arg, walk.outputs))}{',' if walk.is_tuple else ''}"] if walk.outputs else []
+    )
     return "\n".join([head, *writer.lines(walk.body, 1), *tail]) + "\n"
 
 
@@ -84,7 +86,7 @@ class _Writer:
                 case _:
                     yield pad + self.leaf(node)
 
-    def leaf(self, node: Node) -> str:
+    def leaf(self, node: Node) -> str:  # noqa: C901 - a case for each node
         match node:
             case Call():
                 return self.call(node)

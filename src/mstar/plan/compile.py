@@ -56,6 +56,9 @@ class _Planner:
         self.stream_numbers = {name: number for number, name in enumerate(lowered.readers)}
         readers = [step for found in lowered.readers.values() for step in found]
         self.reader_numbers = {step.makes[0]: number for number, step in enumerate(readers)}
+        self.writers = {
+            step.node.stream: step for step in steps if isinstance(step.node, ir.Open) and step.kind == "writer"
+        }
         self.bodies = [lowered.root, *(inner for step in steps for inner in step.inner)]
         self.calls = tuple(
             (self.key(step.node), self.seating.seat(step)) for step in steps if isinstance(step.node, ir.Call)
@@ -248,9 +251,8 @@ class _Part:
             case "reader", ir.Get() | ir.Windows():
                 number = self.planner.reader_numbers[step.makes[0]]
                 stream = self.planner.stream_numbers[node.stream]
-                writer = self.planner.lowered.readers[node.stream][0].body.steps
-                source = next(s for s in writer if s.kind == "writer" and s.node == self.opened(node.stream))
-                return Reader(number, stream, self.seating.seat(source), self.beside(step))
+                source = self.seating.seat(self.planner.writers[node.stream])
+                return Reader(number, stream, source, self.beside(step))
             case "emit", ir.Emit():
                 return Emit(node.kind, node.clock)
             case _:
@@ -270,10 +272,6 @@ class _Part:
         return any(
             reader.makes[0] in step.uses for step in (region, *all_inner(region)) if step.kind in ("get", "windows")
         )
-
-    def opened(self, stream: str) -> ir.Open:
-        opens = (s.node for s in all_steps(self.planner.lowered.root) if s.kind == "writer")
-        return next(node for node in opens if isinstance(node, ir.Open) and node.stream == stream)
 
     def writer(self, node: ir.Open) -> Writer:
         planner = self.planner

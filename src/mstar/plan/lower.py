@@ -218,13 +218,9 @@ class _Lowering:
         step.inner.append(body)
         return body
 
-    def extended(self, node: ir.Node, env: dict[str, Val]) -> Iterator[str]:
-        """States from outside that a region's body extends."""
-        return (name for end, name in sorted(access(node).extends) if end == "state" and name in env)
-
     def states_inside(self, node: ir.Node, body: Body, env: dict[str, Val]) -> dict[str, Val]:
         """The version that each extended state has when an iteration starts."""
-        return {name: self.new(name, env[name].type, body) for name in self.extended(node, env)}
+        return {name: self.new(name, env[name].type, body) for name in _extended(node, env)}
 
     def carry(self, step: Step, init: Val, inner: Val, next_: Val, out: Val) -> None:
         inner.carry = Carried(init, inner, next_, out)
@@ -292,7 +288,7 @@ class _Lowering:
 
     def choose(self, step: Step, node: ir.Choose, env: dict[str, Val]) -> None:
         step.control = env[node.flag.name]
-        names = list(self.extended(node, env))
+        names = list(_extended(node, env))
         ends: list[dict[str, Val]] = []
         for arm in (node.then, node.otherwise):
             inside = dict(env)
@@ -305,6 +301,11 @@ class _Lowering:
         for name in names:
             parts = ends[0][name], ends[1][name]
             step.choices.append(Choice(self.version(step, name, env), *parts))
+
+
+def _extended(node: ir.Node, env: dict[str, Val]) -> Iterator[str]:
+    """States from outside that a region's body extends."""
+    return (name for end, name in sorted(access(node).extends) if end == "state" and name in env)
 
 
 _KIND = {

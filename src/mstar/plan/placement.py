@@ -113,7 +113,7 @@ def read_placement(path: Path) -> Placement:
     """A placement file. Raises PlacementError with every problem in it."""
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, not TOML, or not text
         raise PlacementError(
             str(path), [Problem(str(path), f"cannot be read: {error}", "see docs/placement.md")]
         ) from error

@@ -70,7 +70,7 @@ class Seating:
             for value in step.uses:
                 if step.kind == "call":
                     uses[value].append(self._seats[step])
-                elif step.kind in ("take", "field", "fork"):
+                elif step.kind in ("take", "field", "fork", "get"):
                     uses[value].extend(step.makes)
             if step.control is not None:
                 inside = (self._seats[inner] for inner in all_inner(step) if inner.kind == "call")

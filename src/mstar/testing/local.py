@@ -164,13 +164,16 @@ class LocalRuntime:
         assert tour is not None
         tour.settle()
         outputs: dict[int, Any] = {}
+        handles: dict[int, StateHandle] = {}
         for run in tour.runs:
             outputs |= run.outputs
             emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in run.emitted]
             served.outcome.emissions.extend(emitted)
             for index, state in run.states.items():
-                tour.call.arguments[tour.plan.input_names[index]].real = state
-        values = [StateHandle(v) if isinstance(v, State) else v for _, v in sorted(outputs.items())]
+                handle = tour.call.arguments[tour.plan.input_names[index]]
+                handle.real = state
+                handles[id(state)] = handle
+        values = [handles.get(id(v), StateHandle(v)) if isinstance(v, State) else v for _, v in sorted(outputs.items())]
         return tuple(values) if tour.plan.gives_tuple else values[0] if values else None
 
     # ---------------------------------------------------------------- the schedule

@@ -100,8 +100,8 @@ class Op:
         if not joined:
             return [()] * count
         hints = signature.outs
-        columns = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
-        return list(zip(*columns, strict=True))
+        parted = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
+        return list(zip(*parted, strict=True))
 
     def _results(self, given: Any) -> tuple[Any, ...]:
         if not self.signature.outs:
@@ -114,8 +114,8 @@ class Op:
             return tracer.call(component, self, args, kwargs)
         if context.session.get() is not None:
             raise RouteError(
-                f"{shown(context.author_site())}: the route called the op {component.name}.{self.name}; ops run on workers\n"
-                f"  fix: call it inside a walk, and await that walk"
+                f"{shown(context.author_site())}: the route called the op {component.name}.{self.name}\n"
+                f"  fix: ops run on workers: call it inside a walk, and await that walk"
             )
         given = self.bind(component, args, kwargs)
         (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)

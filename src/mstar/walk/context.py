@@ -6,6 +6,7 @@ mstar depends on what is current.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,13 +36,16 @@ tracer: ContextVar[Tracer | None] = ContextVar("mstar.tracer", default=None)
 session: ContextVar[Session | None] = ContextVar("mstar.session", default=None)
 
 _HERE = str(Path(__file__).parent)
-_TOOLS = sys.stdlib_module_names | {"numpy", "torch"}
+_STANDARD = str(Path(os.__file__).parent)
 
 
 def is_author(frame: FrameType) -> bool:
     """Whether a frame runs code of the author: neither of this package, nor of a library that an author calls."""
-    module = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return not frame.f_code.co_filename.startswith(_HERE) and module not in _TOOLS
+    path = frame.f_code.co_filename
+    _, is_installed, inside = path.rpartition(f"{os.sep}site-packages{os.sep}")
+    if is_installed:
+        return inside.partition(os.sep)[0] not in ("numpy", "torch") and not path.startswith(_HERE)
+    return not path.startswith((_HERE, _STANDARD, "<frozen"))
 
 
 def author_site() -> str:

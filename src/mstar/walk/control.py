@@ -7,7 +7,7 @@ the meaning; the tracer and every runtime must give the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mstar.errors import listed, nearest
 from mstar.walk import context
@@ -235,4 +235,4 @@ def choose(flag: Any, then: Callable[[], T] | T, otherwise: Callable[[], T] | T)
 
 def arm(given: Callable[[], T] | T) -> T:
     """What an arm of a choice gives."""
-    return given() if callable(given) else given
+    return cast("T", given() if callable(given) else given)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mstar.errors import LoadError, listed, nearest
+from mstar.errors import LoadError, listed, nearest, shown
 from mstar.walk.model import Model
 
 GROUP = "mstar.models"
@@ -33,7 +36,19 @@ def load_model(target: str) -> Model:
         raise LoadError(
             f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults"
         )
-    return found()
+    with _blaming(f"{target}: making {found.__name__}()"):
+        return found()
+
+
+@contextmanager
+def _blaming(doing: str) -> Generator[None]:
+    """What an author's code raises becomes a LoadError that says what was being done."""
+    try:
+        yield
+    except Exception as error:
+        what = f"{doing} failed: {type(error).__name__}: {error}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise LoadError(f"{what}\n  fix: look at {shown(f'{frame.filename}:{frame.lineno}')}") from error
 
 
 def _in_file(path: Path, name: str) -> type[Model]:
@@ -55,7 +70,7 @@ def _in_file(path: Path, name: str) -> type[Model]:
 
 
 def _import(path: Path) -> ModuleType:
-    name = path.stem
+    name = f"mstar_model_{path.stem}"  # its own name could be that of a module which others need
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file always has a spec"
     assert spec.loader is not None, "and a loader"
@@ -63,12 +78,11 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and type hints look their module up by name
     sys.path.insert(0, str(path.parent.resolve()))  # a model may import what lies beside it
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with _blaming(f"{path}: importing it"):
+            spec.loader.exec_module(module)
+    except LoadError:
         del sys.modules[name]
-        raise LoadError(
-            f"{path}: importing it failed: {type(error).__name__}: {error}\n  fix: python {path}"
-        ) from error
+        raise
     finally:
         sys.path.pop(0)
     return module
@@ -81,7 +95,8 @@ def _installed(name: str) -> type[Model]:
             f"no installed model is called `{name}`{nearest(name, known)}; there are {listed(known)}\n"
             f"  fix: pass the path of a model's .py file, or install a package with an entry point in {GROUP}"
         )
-    found: Any = known[name].load()
+    with _blaming(f"importing the installed model `{name}`"):
+        found: Any = known[name].load()
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise LoadError(
             f"the entry point `{name}` is {found!r}, not a Model\n  fix: point it at a subclass of mstar.Model"

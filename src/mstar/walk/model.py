@@ -18,6 +18,7 @@ from mstar.graph import ir
 from mstar.walk import context
 from mstar.walk.component import Component
 from mstar.walk.emissions import Emission
+from mstar.walk.states import State
 from mstar.walk.tracer import trace
 
 E = TypeVar("E")
@@ -48,7 +49,9 @@ class WalkCall(Generic[E, R]):
         """Run the walk eagerly; its emissions as they come."""
         self.is_started = True
         if context.session.get() is not None:
-            raise RouteError(f"{shown(self.site)}: a route iterated walk `{self.name}`\n  fix: await self.{self.name}(...)")
+            raise RouteError(
+                f"{shown(self.site)}: a route iterated walk `{self.name}`\n  fix: await self.{self.name}(...)"
+            )
         result = self.function(self.model, **self.arguments)
         if inspect.isgenerator(result):
             result = yield from cast("Generator[E, None, R]", result)
@@ -71,7 +74,9 @@ class WalkCall(Generic[E, R]):
 
 
 @overload
-def walk(function: Callable[Concatenate[M, P], Generator[E, None, R]]) -> Callable[Concatenate[M, P], WalkCall[E, R]]: ...
+def walk(
+    function: Callable[Concatenate[M, P], Generator[E, None, R]],
+) -> Callable[Concatenate[M, P], WalkCall[E, R]]: ...
 @overload
 def walk(function: Callable[Concatenate[M, P], Iterator[E]]) -> Callable[Concatenate[M, P], WalkCall[E, None]]: ...
 @overload
@@ -87,7 +92,15 @@ def walk(function: Callable[..., Any]) -> Callable[..., Any]:
             return tracer.problem(what, "move the shared code into a plain method, and call that from both")
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        return WalkCall(self, function, dict(list(bound.arguments.items())[1:]))
+        arguments = dict(list(bound.arguments.items())[1:])
+        states = [id(value) for value in arguments.values() if isinstance(value, State)]
+        if len(set(states)) < len(states):
+            raise RouteError(
+                f"{shown(context.author_site())}: walk `{function.__name__}` was given one state for two inputs\n"
+                f"  fix: fork() it for one of them"
+            )
+        made: WalkCall[Any, Any] = WalkCall(self, function, arguments)
+        return made
 
     call.__dict__["walk"] = function
     return call
@@ -174,9 +187,13 @@ class RouteRun:
     def __init__(self, model: Model, request: Any, new_state: Callable[[Component, Any], Any]) -> None:
         self.result: Any = None
         self.is_done = False
-        self.new_state = new_state
+        self._new_state = new_state
         self._calls: list[WalkCall[object, object]] = []
         self._route = model.route(request)
+
+    def new_state(self, component: Component, kind: type[State]) -> State:
+        """The route asked for a state."""
+        return self._new_state(component, kind)
 
     def called(self, call: WalkCall[object, object]) -> None:
         """The route called a walk."""
@@ -194,7 +211,9 @@ class RouteRun:
         finally:
             context.session.reset(token)
         if wanted is not None and not isinstance(wanted, WalkCall):
-            raise RouteError(f"a route awaited a {type(wanted).__name__}\n  fix: await walks only; they are all that waits")
+            raise RouteError(
+                f"a route awaited a {type(wanted).__name__}\n  fix: await walks only; they are all that waits"
+            )
         dropped = [call for call in self._calls if not call.is_started]
         if dropped and self.is_done:
             for call in dropped:

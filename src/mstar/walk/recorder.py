@@ -24,7 +24,7 @@ from mstar.walk.types import fields_of
 if TYPE_CHECKING:
     from mstar.walk.component import Component, Op
 
-_LITERALS = {bool: BOOL, int: INT, float: ObjectType("float"), str: ObjectType("str")}
+_LITERALS: dict[Any, Type] = {bool: BOOL, int: INT, float: ObjectType("float"), str: ObjectType("str")}
 _NUMBER = re.compile(r"(?<=\w)[.#]\d+")
 
 
@@ -119,7 +119,7 @@ class Recorder:
                 self._told.add(("leak", value.name))
                 return None
             return value
-        type_ = _LITERALS.get(type(given))
+        type_ = _LITERALS.get(cast("Any", type(given)))
         if type_ is None:
             self.problem(f"{role} is a {type(given).__name__}, which is not a value of this walk", foreign_fix(given))
             return None
@@ -243,6 +243,9 @@ def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple
     """What to say of a symbol whose body has ended."""
     made, name = scope_of(symbol), value.name.partition(".")[0]
     line = made.site.rpartition(":")[2]
+    if isinstance(value.type, StateType):
+        place = "an arm of choose()" if made.kind == "choice" else f"the {made.kind} at line {line}"
+        return f"{shown(symbol)} is made inside {place} and used when that body has ended", "make the state before it"
     if any(scope.earlier is made for scope in scopes):
         return (
             f"{shown(symbol)} is made in one iteration and used in the next, but the {made.kind} does not carry it",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mstar.graph import ir
 
 if TYPE_CHECKING:
-    from mstar.walk.tracer import Tracer
+    from mstar.walk.recorder import Recorder
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Symbol:
 
     __slots__ = ("_python", "_scope", "_tracer", "_value")
 
-    def __init__(self, tracer: Tracer, value: ir.Value | None, scope: Scope, python: Any = None) -> None:
+    def __init__(self, tracer: Recorder, value: ir.Value | None, scope: Scope, python: Any = None) -> None:
         self._tracer = tracer
         self._value = value
         self._scope = scope

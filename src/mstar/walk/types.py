@@ -15,6 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 from mstar.graph.types import FLOATS, ListType, ObjectType, StateType, TensorType, Type
 from mstar.walk.states import State
 
+__all__ = [
+    "BFloat16",
+    "Bool",
+    "Float",
+    "Float16",
+    "Float32",
+    "Hint",
+    "Int32",
+    "Int64",
+    "Static",
+    "Tensor",
+    "UInt8",
+    "UnknownHint",
+    "View",
+    "fields_of",
+    "fits",
+    "read_hint",
+    "read_return",
+]
+
 T = TypeVar("T")
 
 _VIEW = "mstar: only read"

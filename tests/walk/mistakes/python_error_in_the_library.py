@@ -1,0 +1,18 @@
+"""The author's own code fails in the standard library."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from mstar import KV, Int64, Latents, Model, Tensor, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Latents]:
+        yield Latents(statistics.mean([self.lm.score(kv), self.lm.score(kv)]))  # mistake

@@ -1,0 +1,23 @@
+"""A state made in an arm is used outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import Int64, Model, Tensor, Text, choose, walk
+from tests.walk.parts import LM
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+
+    @walk
+    def speak(self, token: Int64[Tensor, "1"]) -> Iterator[Text]:
+        made = []
+
+        def make() -> None:
+            made.append(self.lm.kv())
+
+        choose(self.lm.is_end(token), make, None)
+        yield Text(self.lm.decode(token, made[0]))  # mistake

@@ -1,0 +1,25 @@
+"""The windows of a stream are inside a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar import KV, Audio, Int64, Model, Stream, Tensor, loop, walk, windows
+from tests.walk.parts import LM, Codec
+
+
+class Author(Model):
+    def __init__(self) -> None:
+        self.lm = LM()
+        self.codec = Codec()
+
+    @walk
+    def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Audio]:
+        codes = Stream("codes")
+        s = loop(steps=99, token=self.lm.prefill(prompt, kv))
+        for _ in s:
+            codes.put(s.token)
+            s.token = self.lm.decode(s.token, kv)
+        for _ in loop(steps=3):
+            for window in windows(codes, size=28):  # mistake
+                yield Audio(self.codec.decode(window), rate=24_000)
