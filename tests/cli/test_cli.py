@@ -292,9 +292,6 @@ def test_no_golden_file_is_left_over():
     assert {path.stem for path in GOLDEN.iterdir()} == known
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the last frame of a SyntaxError is in importlib: fix: look at <frozen importlib...>"
-)
 def test_a_file_that_is_not_python(here, run):
     (here / "syntax.py").write_text("x = 1\ndef x(:\n")
     status, out, err = run("check", "syntax.py")

@@ -193,31 +193,29 @@ def test_everything_wrong_in_a_file_is_told_at_once(golden):
 # ---------------------------------------------------------------- what does not fit the model
 def test_an_unknown_component_op_or_walk_is_told_with_the_nearest():
     assert unfit(Placement({**ALL, "vea": Entry(("a",))})) == [
-        "[place] names `vea`, which the model does not have (did you mean `vae`?)"
+        "[place] names `vea`, which no walk calls (did you mean `vae`?)"
     ]
     assert unfit(Placement({**ALL, "lm.ink": Entry(("a",))})) == [
-        "[place] names `lm.ink`, which the model does not have (did you mean `lm.inc`?)"
+        "[place] names `lm.ink`, which no walk calls (did you mean `lm.inc`?)"
     ]
     assert unfit(Placement(ALL, {"drew": {}})) == ["[walks.drew] names no walk (did you mean `draw`?)"]
 
 
 def test_a_name_of_another_walk_is_unknown_in_this_one():
     assert unfit(Placement(ALL, {"read": {"vae": Entry(("a",)), "lm": Entry(("a",))}})) == [
-        "[walks.read] names `vae`, which the model does not have"
+        "[walks.read] names `vae`, which no walk calls"
     ]
 
 
 def test_names_under_an_unknown_walk_are_compared_with_the_whole_model():
     assert unfit(Placement(ALL, {"drew": {"vae": Entry(("a",)), "zebra": Entry(("a",))}})) == [
         "[walks.drew] names no walk (did you mean `draw`?)",
-        "[walks.drew] names `zebra`, which the model does not have",
+        "[walks.drew] names `zebra`, which no walk calls",
     ]
 
 
 def test_an_op_that_exists_but_is_never_called_is_unknown():
-    assert unfit(Placement({**ALL, "lm.recall": Entry(("a",))})) == [
-        "[place] names `lm.recall`, which the model does not have"
-    ]
+    assert unfit(Placement({**ALL, "lm.recall": Entry(("a",))})) == ["[place] names `lm.recall`, which no walk calls"]
 
 
 def test_ops_that_nothing_covers_are_told_for_each_walk():
@@ -322,3 +320,11 @@ def test_a_walk_that_calls_nothing_is_on_the_first_worker():
 def test_a_placement_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Placement().place = {}
+
+
+def test_a_dotted_key_without_quotes_is_told_to_be_quoted():
+    with pytest.raises(PlacementError) as caught:
+        parse_placement(tomllib.loads('[place]\nlm.prefill = "gpu1"\n'))
+    (problem,) = caught.value.problems
+    assert problem.what == "[place] lm is a table of `prefill`: a key with a dot makes one"
+    assert problem.fix == 'write the key in quotes: "lm.prefill" = ...'

@@ -305,7 +305,7 @@ def test_items_for_a_reader_that_let_go_are_dropped():
     assert stage.runs[1].is_done
     stage.deliver(0, 1, 2)
     (reader,) = stage.runs[1].readers.values()
-    assert (reader.items, reader.total) == ([], 1)
+    assert (reader.items, reader.total) == ([], 3)
     stage.finish()
 
 

@@ -75,7 +75,7 @@ def test_a_file_with_several_models_or_none(write):
         "my_model.py: it holds the models `One`, `Two`, so one must be named\n  fix: my_model.py:One"
     )
     write("from mstar import Model\n")
-    assert refused("my_model.py").endswith("so one must be named\n  fix: class MyModel(mstar.Model)")
+    assert refused("my_model.py").endswith("it holds no model\n  fix: class MyModel(mstar.Model), with a walk")
 
 
 def test_a_file_that_fails(write):

@@ -93,8 +93,10 @@ def _draw(options: argparse.Namespace) -> None:
 def _walk(graphs: dict[str, ir.Walk], name: str | None) -> ir.Walk:
     if name is None and len(graphs) == 1:
         return next(iter(graphs.values()))
+    if not graphs:
+        raise LoadError("the model has no walk\n  fix: mark a method with @walk")
     if name is None:
-        raise LoadError(f"the model has the walks {listed(graphs)}\n  fix: --walk {next(iter(graphs), 'NAME')}")
+        raise LoadError(f"the model has the walks {listed(graphs)}\n  fix: --walk {next(iter(graphs))}")
     if name not in graphs:
         raise LoadError(
             f"the model has no walk `{name}`{nearest(name, graphs)}\n  fix: --walk with one of {listed(graphs)}"

@@ -304,7 +304,7 @@ class _Part:
     def window(self, step: Step, inner: dict[Val, int]) -> Window:
         node = step.node
         assert isinstance(node, ir.Windows)
-        more, item, fresh = (inner.get(value, -1) for value in step.window)
+        more, item, fresh = (inner[value] for value in step.window)
         sends = self.sends(step.window, inner)
         return Window(node.size, node.stride, node.first, node.flush, more, item, fresh, sends)
 

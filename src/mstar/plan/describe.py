@@ -10,7 +10,18 @@ from mstar.plan.tables import Crossing, Plan, Plans
 
 def describe(plans: Plans, graphs: dict[str, ir.Walk]) -> str:
     """All walks of a model under one placement, for a person."""
-    return "\n\n".join(_walk(plan, plans, graphs[name]) for name, plan in plans.walks.items()) + "\n"
+    walks = [_walk(plan, plans, graphs[name]) for name, plan in plans.walks.items()]
+    return "\n\n".join([*walks, _batches(plans)]) + "\n"
+
+
+def _batches(plans: Plans) -> str:
+    """Which calls may run as one, of one request or of many."""
+    lines = ["calls that may share a batch, of one request or of many"]
+    for number, key in enumerate(plans.keys):
+        counts = {name: [k for k, _ in plan.calls].count(number) for name, plan in plans.walks.items()}
+        where = [name if count == 1 else f"{name} x{count}" for name, count in counts.items() if count]
+        lines.append(f"  {key} in {', '.join(where)}")
+    return "\n".join(lines)
 
 
 def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:

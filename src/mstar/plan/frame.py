@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mstar.plan.tables import BodyTable, Call, Instruction
@@ -9,6 +10,9 @@ from mstar.plan.wires import Path
 
 if TYPE_CHECKING:
     from mstar.plan.run import Run
+
+Turn = Callable[["Run", "Frame"], bool]
+"""Goes on where a body has ended. Whether the same frame is to run it again at once."""
 
 
 class Frame:
@@ -25,11 +29,16 @@ class Frame:
         "run",
         "slots",
         "table",
+        "turn",
         "unfinished",
     )
 
-    def __init__(self, run: Run, table: BodyTable, parent: Frame | None, instruction: Instruction | None) -> None:
+    def __init__(
+        self, run: Run, table: BodyTable, parent: Frame | None, instruction: Instruction | None, turn: Turn
+    ) -> None:
         self.run = run
+        self.turn = turn
+        """What to do when the body has run to its end."""
         self.table = table
         self.parent = parent
         self.instruction = instruction

@@ -101,9 +101,7 @@ def _calls(graph: ir.Walk) -> set[tuple[str, str]]:
 def _unknown(entries: Mapping[str, Entry], calls: set[tuple[str, str]], site: str, where: str) -> list[Problem]:
     known = sorted({component for component, _ in calls} | {f"{component}.{op}" for component, op in calls})
     return [
-        Problem(
-            site, f"{where} names `{key}`, which the model does not have{nearest(key, known)}", f"use {listed(known)}"
-        )
+        Problem(site, f"{where} names `{key}`, which no walk calls{nearest(key, known)}", f"use {listed(known)}")
         for key in entries
         if key not in known
     ]
@@ -160,6 +158,10 @@ class _Reader:
         workers, spread = line, False
         if isinstance(line, Mapping):
             fields = cast("Mapping[str, Any]", line)
+            if fields and not {"workers", "spread"} & fields.keys():
+                fix = f'write the key in quotes: "{where.rpartition(" ")[2]}.{next(iter(fields))}" = ...'
+                self.wrong(f"{where} is a table of {listed(fields)}: a key with a dot makes one", fix)
+                return Entry((LOCAL,))
             self.keys(fields, ("workers", "spread"), where)
             workers, spread = fields.get("workers", []), fields.get("spread", False)
         names = cast("list[Any]", [workers] if isinstance(workers, str) else workers)

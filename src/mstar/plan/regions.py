@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mstar.plan.frame import Frame
+from mstar.plan.frame import Frame, Turn
 from mstar.plan.streams import ReaderEnd, let_reader_go, release, wait
 from mstar.plan.tables import Do, Instruction, Region
 from mstar.walk.values import stack
 
 if TYPE_CHECKING:
     from mstar.plan.run import Run
-
-LOOP, WINDOWS, EACH, CHOOSE = Do.LOOP, Do.WINDOWS, Do.EACH, Do.CHOOSE
 
 TURN = -1
 """In a run's list of things to do: an iteration of this frame has ended."""
@@ -23,7 +21,7 @@ GATE = -2
 def enter(run: Run, frame: Frame, instruction: Instruction, arm: int = 0) -> Frame:
     """A frame for a body of a region, with what it takes from outside."""
     region: Region = instruction.detail
-    inner = Frame(run, run.part.bodies[region.bodies[arm]], frame, instruction)
+    inner = Frame(run, run.part.bodies[region.bodies[arm]], frame, instruction, _TURNS[instruction.do])
     slots, outer = inner.slots, frame.slots
     for source, target in region.bring[arm]:
         slots[target] = outer[source]
@@ -80,11 +78,8 @@ def gate(run: Run, frame: Frame) -> None:
     slots = frame.slots
     slots[window.more] = has_one
     if has_one:
-        items = reader.between(max(0, end - window.size), end)
-        if window.item >= 0:
-            slots[window.item] = stack(items)
-        if window.fresh >= 0:
-            slots[window.fresh] = min(end, reader.total) - seen
+        slots[window.item] = stack(reader.between(max(0, end - window.size), end))
+        slots[window.fresh] = min(end, reader.total) - seen
         release(run, reader, max(0, end + window.stride - window.size))
     sends = window.sends if has_one else tuple(send for send in window.sends if send.slot == window.more)
     if sends:
@@ -132,23 +127,23 @@ def choose(run: Run, frame: Frame, instruction: Instruction) -> bool:
     return False
 
 
-def turn(run: Run, frame: Frame) -> bool:
-    """A body has run to its end. Whether it is to run again at once."""
-    instruction = frame.instruction
-    if instruction is None:
-        run.end(frame)
-        return False
-    do = instruction.do
-    if do is LOOP:
-        return turn_loop(run, frame)
-    if do is EACH:
-        gather(run, frame, instruction)
-    elif do is WINDOWS:
-        carry_over(frame)
-        frame.index += 1
-        gate(run, frame)
-    else:
-        leave(run, frame)
+def turn_root(run: Run, frame: Frame) -> bool:
+    """The walk has run to its end here."""
+    run.end(frame)
+    return False
+
+
+def turn_windows(run: Run, frame: Frame) -> bool:
+    """On to the next window."""
+    carry_over(frame)
+    frame.index += 1
+    gate(run, frame)
+    return False
+
+
+def turn_choice(run: Run, frame: Frame) -> bool:
+    """An arm has run to its end."""
+    leave(run, frame)
     return False
 
 
@@ -164,7 +159,8 @@ def turn_loop(run: Run, frame: Frame) -> bool:
     for flag in region.stop:
         if slots[flag]:
             goes_on = False
-    carry_over(frame)
+    if region.carry:
+        carry_over(frame)
     if not goes_on:
         leave(run, frame)
     elif region.counter >= 0:
@@ -184,16 +180,18 @@ def carry_over(frame: Frame) -> None:
             slots[target] = value
 
 
-def gather(run: Run, frame: Frame, instruction: Instruction) -> None:
+def turn_each(run: Run, frame: Frame) -> bool:
     """One body of an each has ended."""
-    parent, region = frame.parent, frame.region
+    parent, instruction, region = frame.parent, frame.instruction, frame.region
     assert parent is not None
     assert parent.unfinished is not None
+    assert instruction is not None
     for source, out in region.collect:
         parent.slots[out][frame.index] = frame.slots[source]
     parent.unfinished[instruction.index] -= 1
     if not parent.unfinished[instruction.index]:
         run.finish(parent, instruction)
+    return False
 
 
 def leave(run: Run, frame: Frame) -> None:
@@ -201,6 +199,14 @@ def leave(run: Run, frame: Frame) -> None:
     parent, instruction, region = frame.parent, frame.instruction, frame.region
     assert parent is not None
     assert instruction is not None
-    for source, target in region.give[frame.index if instruction.do is CHOOSE else 0]:
+    for source, target in region.give[frame.index if instruction.do is Do.CHOOSE else 0]:
         parent.slots[target] = frame.slots[source]
     run.finish(parent, instruction)
+
+
+_TURNS: dict[Do, Turn] = {
+    Do.LOOP: turn_loop,
+    Do.WINDOWS: turn_windows,
+    Do.EACH: turn_each,
+    Do.CHOOSE: turn_choice,
+}

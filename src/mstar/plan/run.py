@@ -8,11 +8,11 @@ what runs next; the answer does not depend on that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mstar.plan.acts import ACTS
 from mstar.plan.frame import Frame, Ready
-from mstar.plan.regions import GATE, TURN, gate, told, turn
+from mstar.plan.regions import GATE, TURN, gate, told, turn_root
 from mstar.plan.straight import count_from
 from mstar.plan.streams import ReaderEnd, WriterEnd, close, receive, released
 from mstar.plan.tables import Call, Do, Emit, Instruction, Part, Segment, Send
@@ -61,7 +61,7 @@ class Run:
         """Begin, given all inputs of the walk (those that are not for this seat may be None)."""
         if self.is_done:
             return
-        root = Frame(self, self.part.bodies[0], None, None)
+        root = Frame(self, self.part.bodies[0], None, None, turn_root)
         for index, slot in self.part.inputs:
             root.slots[slot] = inputs[index]
         self.begin(root)
@@ -154,7 +154,7 @@ class Run:
                 elif ACTS[instruction.do](self, frame, instruction):
                     self.finish(frame, instruction)
             elif index == TURN:
-                if turn(self, frame):
+                if frame.turn(self, frame):
                     self.begin(frame)
             else:
                 assert index == GATE
@@ -170,9 +170,10 @@ class Run:
             if segment.call is not None:
                 self.ready.append((frame, segment.call))
                 return
-            if not turn(self, frame):
+            if not frame.turn(self, frame):
                 return
-            segment = cast("Segment", frame.table.first)
+            assert frame.table.first is not None, "only a straight body has segments"
+            segment = frame.table.first
 
     def reader(self, number: int, path: Path) -> ReaderEnd:
         """A reading end here, made by whoever comes first: its reader, its writer or an item."""
@@ -202,20 +203,27 @@ class Run:
 
 def complete(calls: Sequence[Ready], results: Sequence[tuple[Any, ...]]) -> None:
     """A batch of ready calls has run; its results in the same order."""
+    last: Instruction | None = None
+    outs: tuple[int, ...] = ()
+    slot, segment, call = -1, None, None
     for (frame, instruction), values in zip(calls, results, strict=True):
-        slots, run, outs = frame.slots, frame.run, instruction.outs
-        if len(outs) == 1:
-            slots[outs[0]] = values[0]
+        if instruction is not last:  # most calls of a batch are the same one: look at its table once
+            last, outs, segment = instruction, instruction.outs, instruction.then
+            slot = outs[0] if len(outs) == 1 else -1
+            call = segment.call if segment is not None and not segment.acts else None
+        slots, run = frame.slots, frame.run
+        if slot >= 0:
+            slots[slot] = values[0]
         else:
-            for slot, value in zip(outs, values, strict=True):
-                slots[slot] = value
-        segment = instruction.then
+            for each_slot, value in zip(outs, values, strict=True):
+                slots[each_slot] = value
         if segment is None or frame.pending:
             run.finish(frame, instruction)
-        elif segment.acts or segment.call is None:
-            run.follow(frame, segment)
+        elif call is not None:
+            run.ready.append((frame, call))
+            continue
         else:
-            run.ready.append((frame, segment.call))
+            run.follow(frame, segment)
         if run.todo:
             run.drain()
 

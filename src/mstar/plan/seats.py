@@ -136,6 +136,8 @@ class Seating:
             return self.home(self._first_step(ir.Emit, "kind", node.kind).uses[0])
         if step.kind in ("reader", "windows", "get", "let_go"):
             return self._reader_seat(step)
+        if step.kind == "count":
+            return self.home(step.uses[0])
         return self._beside(step)
 
     def _first_step(self, cls: type[ir.Node], key: str, value: str) -> Step:

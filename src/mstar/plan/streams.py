@@ -48,8 +48,9 @@ class ReaderEnd:
         self.is_closed = False
         self.is_let_go = False
         self.waiting: tuple[Any, int] | None = None
-        """The frame and instruction to try again when `wanted` items have come in all, or no more will."""
-        self.wanted = 0
+        """The frame and instruction to try again when enough items have come, or no more will."""
+        self.wanted = ENDLESS
+        """From how many items on, in all, each one that comes is to be noticed."""
 
     def between(self, start: int, end: int) -> list[Any]:
         """The items at these positions."""
@@ -117,6 +118,8 @@ def open_reader(run: Run, frame: Frame, instruction: Instruction) -> bool:
     reader = run.reader(table.reader, frame.path())
     reader.source = (table.writer_seat, table.stream)
     reader.beside = [run.reader(number, reader.path) for number in table.beside]
+    if reader.beside:
+        reader.wanted = 0
     frame.slots[instruction.outs[0]] = reader
     return True
 
@@ -129,8 +132,11 @@ def put(run: Run, frame: Frame, instruction: Instruction) -> bool:
         writer.parked.append((frame, instruction.index))
         return False
     writer.count += 1
-    for reader in writer.near:
-        receive(run, reader, value)
+    for reader in writer.near:  # as in receive(), which is not called here: this is done for every token
+        reader.items.append(value)
+        reader.total += 1
+        if reader.total >= reader.wanted:
+            notice(run, reader)
     for seat, number in writer.far:
         run.outbox.append(ItemSent(seat, number, writer.path, value))
     return True
@@ -138,15 +144,21 @@ def put(run: Run, frame: Frame, instruction: Instruction) -> bool:
 
 def receive(run: Run, reader: ReaderEnd, value: Any) -> None:
     """An item has come for a reader."""
-    if reader.is_let_go:
-        return
     reader.items.append(value)
     reader.total += 1
-    if reader.waiting is not None:
-        if reader.total >= reader.wanted:
-            run.todo.append(reader.waiting)
-            reader.waiting = None
-    elif reader.beside and any(other.waiting is not None for other in reader.beside):
+    if reader.total >= reader.wanted:
+        notice(run, reader)
+
+
+def notice(run: Run, reader: ReaderEnd) -> None:
+    """Enough has come for somebody to do something."""
+    if reader.is_let_go:
+        reader.items.clear()
+    elif reader.waiting is not None:
+        run.todo.append(reader.waiting)
+        reader.waiting = None
+        reader.wanted = 0 if reader.beside else ENDLESS
+    elif any(other.waiting is not None for other in reader.beside):
         allow(run, reader)
 
 
@@ -156,7 +168,9 @@ def wait(run: Run, reader: ReaderEnd, wanted: int, again: tuple[Frame, int]) -> 
     While a region waits for this stream it cannot read its others, however full they are. To hold their writers up
     could be to hold up what it waits for, so they may go on.
     """
-    reader.waiting, reader.wanted = again, wanted
+    reader.waiting = again
+    if not reader.beside:
+        reader.wanted = wanted
     for other in reader.beside:
         allow(run, other)
 
@@ -179,8 +193,7 @@ def take_next(run: Run, frame: Frame, instruction: Instruction) -> bool:
     else:
         wait(run, reader, reader.start + 1, (frame, instruction.index))
         return False
-    if instruction.outs:
-        slots[instruction.outs[0]] = item
+    slots[instruction.outs[0]] = item
     return True
 
 
@@ -236,7 +249,7 @@ def let_go(run: Run, frame: Frame, instruction: Instruction) -> bool:
 
 def let_reader_go(run: Run, reader: ReaderEnd) -> None:
     """Nobody will read any more: what still comes is dropped, and never holds the writer up."""
-    reader.is_let_go = True
+    reader.is_let_go, reader.wanted = True, 0
     release(run, reader, ENDLESS)
     forget(run, reader)
 

@@ -112,7 +112,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How to cut windows from a stream, which inner slots they fill (-1: none), and who is told of them."""
+    """How to cut windows from a stream, which inner slots they fill, and who is told of them."""
 
     size: int
     stride: int

@@ -100,6 +100,7 @@ class LocalRuntime:
         """What ran, in order: the op and how many calls it served."""
         self._random = random.Random(seed)
         self._components = model.components()
+        self._ops = {name: component.ops() for name, component in self._components.items()}
         self._ready: defaultdict[str, list[Ready]] = defaultdict(list)
 
     # ---------------------------------------------------------------- what a run asks of its host
@@ -201,7 +202,7 @@ class LocalRuntime:
         key = _key(chosen)
         name = self.plans.keys[key]
         component = self._components[name.component]
-        op = component.ops()[name.op]
+        op = self._ops[name.component][name.op]
         shapes = op.alike(chosen[0].arguments(chosen[1]))
         same_key = [call for call in calls if _key(call) == key]
         alike = [call for call in same_key if op.alike(call[0].arguments(call[1])) == shapes]

@@ -85,7 +85,7 @@ def same(a: Any, b: Any) -> bool:
     """Equal to the last bit: arrays by dtype, shape and content, and a NaN equal to a NaN."""
     if is_array(a) and is_array(b):
         return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (_nan(a) & _nan(b))).all())
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+    if isinstance(a, list | tuple) and type(cast("object", a)) is type(b):
         xs, ys = cast("Sequence[Any]", a), cast("Sequence[Any]", b)
         return len(xs) == len(ys) and all(same(x, y) for x, y in zip(xs, ys, strict=True))
     return bool(a == b or (_nan(a) and _nan(b)))

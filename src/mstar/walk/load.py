@@ -47,7 +47,7 @@ def _blaming(doing: str) -> Generator[None]:
         yield
     except Exception as error:
         what = f"{doing} failed: {type(error).__name__}: {error}"
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frame = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         raise LoadError(f"{what}\n  fix: look at {shown(f'{frame.filename}:{frame.lineno}')}") from error
 
 
@@ -64,8 +64,10 @@ def _in_file(path: Path, name: str) -> type[Model]:
     if name and name not in models:
         raise LoadError(f"{path}: it has no model `{name}`{nearest(name, models)}\n  fix: use one of {listed(models)}")
     if not name and len(models) != 1:
-        fix = f"{path}:{next(iter(models))}" if models else "class MyModel(mstar.Model)"
-        raise LoadError(f"{path}: it holds the models {listed(models)}, so one must be named\n  fix: {fix}")
+        if not models:
+            raise LoadError(f"{path}: it holds no model\n  fix: class MyModel(mstar.Model), with a walk")
+        which = f"{path}:{next(iter(models))}"
+        raise LoadError(f"{path}: it holds the models {listed(models)}, so one must be named\n  fix: {which}")
     return models[name] if name else next(iter(models.values()))
 
 
