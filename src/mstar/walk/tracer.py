@@ -305,8 +305,10 @@ class Tracer(Recorder):
 def _at(tracer: Tracer, site: str | None) -> Generator[None]:
     """Speak of what the author said on another line."""
     before, tracer.at = tracer.at, site
-    yield
-    tracer.at = before
+    try:
+        yield
+    finally:
+        tracer.at = before
 
 
 def _like(shape: Any, parts: list[Symbol]) -> Any:
