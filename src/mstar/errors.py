@@ -42,8 +42,7 @@ class Faults(MstarError):
     def __init__(self, subject: str, problems: Sequence[Problem]) -> None:
         self.subject = subject
         self.problems = tuple(problems)
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__("\n".join([f"{subject}: {count}", *map(str, problems)]))
+        super().__init__("\n".join([f"{subject}: {counted(len(problems), 'problem')}", *map(str, problems)]))
 
 
 class WalkError(Faults):
@@ -86,3 +85,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def listed(names: Iterable[str], nothing: str = "nothing") -> str:
     """Names for a sentence: `a`, `b`, `c`."""
     return ", ".join(f"`{name}`" for name in names) or nothing
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things for a sentence: 1 walk, 2 walks."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

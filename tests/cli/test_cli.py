@@ -92,9 +92,9 @@ def test_check_names_what_a_walk_gives(here, run):
     (here / "tiny.py").write_text(tiny(more=TWO))
     assert run("check", "tiny.py") == (
         0,
-        "Tiny: 1 components, 2 walks, no problems\n"
-        "  grow(x): 1 calls, returns a value\n"
-        "  note(x, seen): 1 calls, extends states\n",
+        "Tiny: 1 component, 2 walks, no problems\n"
+        "  grow(x): 1 call, returns a value\n"
+        "  note(x, seen): 1 call, extends states\n",
         "",
     )
 
@@ -180,15 +180,15 @@ def test_a_drawing_renders(name, walk, here, run):
 # ---------------------------------------------------------------- finding a model
 def test_one_of_two_models_is_named(here, run):
     (here / "pair.py").write_text(tiny("One") + tiny("Other", more=TWO))
-    assert run("check", "pair.py:Other")[1].startswith("Other: 1 components, 2 walks")
-    assert run("check", "pair.py:One")[1].startswith("One: 1 components, 1 walks")
+    assert run("check", "pair.py:Other")[1].startswith("Other: 1 component, 2 walks")
+    assert run("check", "pair.py:One")[1].startswith("One: 1 component, 1 walk")
 
 
 def test_a_model_may_import_what_lies_beside_it(here, run):
     (here / "mstar_test_beside.py").write_text(tiny())
     (here / "own.py").write_text("from mstar_test_beside import Tiny\nclass Own(Tiny):\n    pass\n")
     before = [*sys.path]
-    assert run("check", here / "own.py")[1].startswith("Own: 1 components")
+    assert run("check", here / "own.py")[1].startswith("Own: 1 component")
     assert sys.path == before
 
 
@@ -216,7 +216,7 @@ def installed(here, monkeypatch):
 def test_an_installed_model_is_found_by_name(run):
     assert run("check", "tiny")[:2] == (
         0,
-        "Tiny: 1 components, 1 walks, no problems\n  grow(x): 1 calls, returns a value\n",
+        "Tiny: 1 component, 1 walk, no problems\n  grow(x): 1 call, returns a value\n",
     )
 
 
@@ -349,7 +349,7 @@ def test_it_runs_as_a_process(here):
         done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    good = "Tiny: 1 components, 1 walks, no problems\n  grow(x): 1 calls, returns a value\n"
+    good = "Tiny: 1 component, 1 walk, no problems\n  grow(x): 1 call, returns a value\n"
     assert command("check", "model.py") == (0, good, "")
     bad = "mode.py: no such file (did you mean `model.py`?)\n  fix: pass the path of a model's .py file\n"
     assert command("check", "mode.py") == (1, "", bad)

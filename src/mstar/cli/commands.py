@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mstar.draw import picture, to_json, to_mermaid, to_svg
-from mstar.errors import LoadError, MstarError, listed, nearest
+from mstar.errors import LoadError, MstarError, counted, listed, nearest
 from mstar.graph import ir
 from mstar.plan.compile import plan
 from mstar.plan.describe import describe
@@ -56,13 +56,14 @@ def _parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> None:
     model = load_model(options.model)
     graphs = model.graphs()
-    print(f"{type(model).__name__}: {len(model.components())} components, {len(graphs)} walks, no problems")
+    has = f"{counted(len(model.components()), 'component')}, {counted(len(graphs), 'walk')}"
+    print(f"{type(model).__name__}: {has}, no problems")
     for name, graph in graphs.items():
         nodes = list(ir.flat(graph.body))
         calls = sum(isinstance(node, ir.Call) for node in nodes)
         emits = sorted({node.kind for node in nodes if isinstance(node, ir.Emit)})
         gives = f"emits {', '.join(emits)}" if emits else "returns a value" if graph.outputs else "extends states"
-        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {calls} calls, {gives}")
+        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {counted(calls, 'call')}, {gives}")
 
 
 def _draw(options: argparse.Namespace) -> None:

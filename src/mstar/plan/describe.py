@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from mstar.errors import counted
 from mstar.graph import ir
 from mstar.plan.tables import Crossing, Plan, Plans
 
@@ -36,7 +37,8 @@ def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:
         lines.append("  nothing crosses")
     loops = sum(isinstance(node, ir.Loop) for node in ir.flat(graph.body))
     streams = sum(isinstance(node, ir.Open) for node in ir.flat(graph.body))
-    lines.append(f"  {len(plan.calls)} calls, {loops} loops, {streams} streams; {_tables(plan)}")
+    parts = counted(len(plan.calls), "call"), counted(loops, "loop"), counted(streams, "stream")
+    lines.append(f"  {', '.join(parts)}; {_tables(plan)}")
     return "\n".join(lines)
 
 
