@@ -62,7 +62,7 @@ BROKEN = {
     # loops
     "steps %prefill is int64[1], not int": (ir.Loop, {"steps": FIRST}),
     "step %step is float, not int": (ir.Loop, {"step": val("step", FLOAT)}),
-    "carry `token`: %token is float, not int64[1]": (ir.Loop, carry(inner=val("token", FLOAT))),
+    "carry `token`: %prefill is int64[1], not float": (ir.Loop, carry(inner=val("token", FLOAT))),
     "carry `token`: %is_end is bool[], not int64[1]": (ir.Loop, carry(next=val("is_end", TensorType("bool")))),
     "carry `token`: %token.2 is float, not int64[1]": (ir.Loop, carry(out=val("token.2", FLOAT))),
     "%sound is used where it does not exist": (ir.Loop, carry(next=val("sound"))),

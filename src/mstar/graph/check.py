@@ -33,7 +33,7 @@ from mstar.graph.ir import (
     operands,
 )
 from mstar.graph.overlap import check_overlap
-from mstar.graph.types import INT, ListType, StateType, Type, is_flag, item_of, stacked_type
+from mstar.graph.types import INT, ListType, StateType, Type, accepts, is_flag, item_of, stacked_type
 
 
 def check(walk: Walk) -> list[Problem]:
@@ -130,7 +130,7 @@ class _Checker:
     def streamed(self, stream: str, got: Type, site: str) -> None:
         if stream not in self.streams:
             self.wrong(site, f"stream ~{stream} does not exist here", "open it in this body or an outer one first")
-        elif self.streams[stream] != got:
+        elif not accepts(self.streams[stream], got):
             what = f"stream ~{stream} holds {self.streams[stream]}, not {got}"
             self.wrong(site, what, "put and read one type per stream")
 
@@ -148,8 +148,10 @@ class _Checker:
         self.agree(node.site, f"step {node.step}", INT, node.step.type)
         for carry in node.carry:
             self.value_only(carry.init, "carried by a loop", node.site)
-            for part in (carry.inner, carry.next, carry.out):
-                self.agree(node.site, f"carry `{carry.name}`: {part}", carry.init.type, part.type)
+            self.agree(node.site, f"carry `{carry.name}`: {carry.out}", carry.inner.type, carry.out.type)
+            for part in (carry.init, carry.next):
+                if not accepts(carry.inner.type, part.type):
+                    self.agree(node.site, f"carry `{carry.name}`: {part}", carry.inner.type, part.type)
         inside = self.inside(node, node.body, scope)
         self.use((carry.next for carry in node.carry), inside, node.site)
         self.collected(node, inside)
@@ -200,7 +202,8 @@ class _Checker:
             return
         for value, out in zip(arm.results, node.outs, strict=True):
             self.value_only(value, "given by an arm", node.site)
-            self.agree(node.site, f"arm result {value}", out.type, value.type)
+            if not accepts(out.type, value.type):
+                self.agree(node.site, f"arm result {value}", out.type, value.type)
 
     def inside(self, node: Node, body: tuple[Node, ...], scope: dict[str, Type]) -> dict[str, Type]:
         return self.body(body, scope | {value.name: value.type for value in binds(node)})

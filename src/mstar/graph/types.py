@@ -5,6 +5,7 @@ Types are data for the tracer, the checker and the planner. They hold no values 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 Dim = int | str
@@ -78,3 +79,38 @@ def item_of(type_: Type) -> Type | None:
 def stacked_type(item: Type, size: Dim) -> Type:
     """The type of `size` such values joined in order: tensors gain an axis, anything else becomes a list."""
     return TensorType(item.dtype, (size, *item.dims)) if isinstance(item, TensorType) else ListType(item)
+
+
+def accepts(wide: Type, narrow: Type) -> bool:
+    """Whether a value of the second type may stand where the first is wanted.
+
+    They are equal, but for sizes that only an op knows: `K#3` may be any `K` that the same kind of op gave, `K#1` too.
+    """
+    match wide, narrow:
+        case TensorType(), TensorType():
+            sizes = list(zip(wide.dims, narrow.dims, strict=False))
+            is_alike = wide.dtype == narrow.dtype and len(wide.dims) == len(narrow.dims)
+            return is_alike and all(a == b or _own_name(a) == _own_name(b) != "" for a, b in sizes)
+        case ListType(), ListType():
+            return accepts(wide.item, narrow.item)
+        case _:
+            return wide == narrow
+
+
+def joined(one: Type, other: Type, fresh: Callable[[str], str]) -> Type | None:
+    """The type that accepts both, or None. Sizes that only ops know and that differ become one that is neither."""
+    if one == other or not accepts(one, other):
+        return one if one == other else None
+    if isinstance(one, ListType) and isinstance(other, ListType):
+        item = joined(one.item, other.item, fresh)
+        return ListType(item) if item is not None else None
+    assert isinstance(one, TensorType)
+    assert isinstance(other, TensorType)
+    sizes = zip(one.dims, other.dims, strict=True)
+    return TensorType(one.dtype, tuple(a if a == b else fresh(_own_name(a)) for a, b in sizes))
+
+
+def _own_name(dim: Dim) -> str:
+    """What an op calls a size that only it knows: `K` of `K#1`; nothing for any other size."""
+    name, mark, _ = str(dim).partition("#")
+    return name if mark else ""

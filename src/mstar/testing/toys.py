@@ -216,10 +216,10 @@ class ReadingLM(CausalLM):
         super().__init__(vocab, eos, seed)
         self.stops = stops
 
-    @op(batch=stacked)
-    def read(self, passages: Int64[Tensor, "4 8"], kv: KV) -> None:
+    @op(batch=ragged("P"))
+    def read(self, passages: Int64[Tensor, "P 8"], kv: KV, layout: Layout = ONE_ROW) -> None:
         """Read passages into the cache."""
-        for found, cache in zip(passages, rows(kv), strict=True):
+        for found, cache in zip(cut_rows(passages, layout), rows(kv), strict=True):
             entries_of(cache).extend(map(int, np.asarray(found).ravel()))
 
     @op
@@ -234,15 +234,15 @@ class ReadingLM(CausalLM):
 
 
 class Retriever(Toy):
-    """Finds the four passages nearest to a query."""
+    """Finds the passages nearest to a query."""
 
     @op
     def embed(self, tokens: Int64[Tensor, "T"]) -> Float32[Tensor, "64"]:
         """A query for a text."""
         return spread(self.mark(tokens), (WIDTH,))
 
-    @op(batch=stacked)
-    def search(self, query: Float32[Tensor, "64"]) -> Int64[Tensor, "4 8"]:
-        """Four passages of eight tokens."""
-        found = [spread(self.mark(wanted), (4, 8)) + 125 for wanted in query]
-        return cast("Any", np.stack(found).astype(np.int64) % 97)
+    @op
+    def search(self, query: Float32[Tensor, "64"]) -> Int64[Tensor, "P 8"]:
+        """As many passages of eight tokens as are near, two to four."""
+        mark = self.mark(query)
+        return cast("Any", (spread(mark, (2 + mark % 3, 8)) + 125).astype(np.int64) % 97)

@@ -17,7 +17,7 @@ from mstar.errors import Problem
 from mstar.graph import ir
 from mstar.graph.check import check
 from mstar.graph.overlap import check_overlap
-from mstar.graph.types import INT, ListType, ObjectType, Type, is_flag, item_of, stacked_type
+from mstar.graph.types import INT, ListType, ObjectType, Type, accepts, is_flag, item_of, joined, stacked_type
 from mstar.walk import context
 from mstar.walk.context import author_site, is_author
 from mstar.walk.control import Stream, arm
@@ -66,10 +66,11 @@ class Tracer(Recorder):
         if name is None or value is None or self.is_state(value, "put into a stream", "put what an op makes of it"):
             self._spoilt.add(name or "")
             return
-        has = self._items.setdefault(name, value.type)
-        if has != value.type:
-            what = f"stream ~{name} holds {has}, but %{value.name} is {value.type}"
+        held = joined(self._items.setdefault(name, value.type), value.type, self.dim)
+        if held is None:
+            what = f"stream ~{name} holds {self._items[name]}, but %{value.name} is {value.type}"
             self.problem(what, "put one type into a stream; use two streams for two")
+        self._items[name] = held or self._items[name]
         self.add(ir.Put(name, value, author_site()))
 
     def get(self, stream: Stream, default: Any) -> Any:
@@ -78,10 +79,12 @@ class Tracer(Recorder):
         has = self._held(name)
         if name is None or value is None or has is None:
             return self.nothing()
-        if has != value.type:
+        held = joined(has, value.type, self.dim)
+        if held is None:
             fix = "give a default of the type the stream holds"
             return self.problem(f"stream ~{name} holds {has}, but the default is {value.type}", fix)
-        out = self.new(value.type, name, python_of(default) if isinstance(default, Symbol) else None)
+        self._items[name] = held
+        out = self.new(held, name, python_of(default) if isinstance(default, Symbol) else None)
         self.add(ir.Get(name, value, cast("ir.Value", value_of(out)), author_site()))
         return out
 
@@ -105,12 +108,21 @@ class Tracer(Recorder):
             for node in self._scopes.pop().nodes
         )
 
-    def _passes(self, kind: str, site: str) -> Iterator[bool]:
-        """Open a body twice, True for the time that is kept; afterwards that body is current once more."""
+    def _passes(self, kind: str, site: str, widen: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Open a body twice, True for the time that is kept; afterwards that body is current once more.
+
+        If what came out of the body makes what goes into it wider, it is begun anew.
+        """
         start = self._names.copy(), self._dims.copy()
         kept = self._enter(kind, site)
         yield True
         self._scopes.pop()
+        while widen():
+            self._names = start[0].copy()
+            start = self._names.copy(), self._dims.copy()
+            kept = self._enter(kind, site)
+            yield True
+            self._scopes.pop()
         after = self._names, self._dims
         self._names, self._dims = start[0].copy(), start[1].copy()  # the same names, so the same problems
         again = self._enter(kind, site, earlier=kept)
@@ -150,20 +162,30 @@ class Tracer(Recorder):
                 if value is not None and not self.is_state(value, "carried by a loop", fix):
                     inits[name] = value
                     python[name] = python_of(region[name]) if isinstance(region[name], Symbol) else None
+        types = {name: value.type for name, value in inits.items()}
         inner: dict[str, Symbol] = {}
         ends: tuple[dict[str, ir.Value], dict[str, ir.Value], list[ir.Value]] = ({}, {}, [])
         step = self.nothing()
-        for is_kept in self._passes("loop", site):
-            this = {name: self.new(value.type, name, python[name]) for name, value in inits.items()}
+
+        def widen() -> bool:
+            """A carry whose first and next values have sizes that only ops know, and not the same, has its own."""
+            news = {
+                name: value.type for name, value in ends[0].items() if types[name] == inits[name].type != value.type
+            }
+            types.update({name: joined(types[name], type_, self.dim) or type_ for name, type_ in news.items()})
+            return bool(news)
+
+        for is_kept in self._passes("loop", site, widen):
+            this = {name: self.new(type_, name, python[name]) for name, type_ in types.items()}
             index = self.new(INT, "step", int)
             failed = {name: self.nothing() for name in region["_names"] if name not in inits}
             region.update(this | failed, _stops=[], _kept={})
             yield from self._body("loop", region, index)
-            result = self._nexts(region, inits), self._kept(region["_kept"], region["_sites"]), self._flags(region)
+            result = self._nexts(region, types), self._kept(region["_kept"], region["_sites"]), self._flags(region)
             if is_kept:
                 inner, step, ends = this, index, result
         body = self.leave()
-        outs = {name: self.new(value.type, name, python[name]) for name, value in inits.items()}
+        outs = {name: self.new(type_, name, python[name]) for name, type_ in types.items()}
         carry = tuple(
             ir.Carry(name, init, _value(inner[name]), ends[0][name], _value(outs[name]))
             for name, init in inits.items()
@@ -197,13 +219,13 @@ class Tracer(Recorder):
             self.problem(f"loop(steps=...) wants an int, got {shown(given)}", "pass an int, or a value of type int")
         return value if value is not None else 0
 
-    def _nexts(self, region: dict[str, Any], inits: dict[str, ir.Value]) -> dict[str, ir.Value]:
+    def _nexts(self, region: dict[str, Any], types: dict[str, Type]) -> dict[str, ir.Value]:
         nexts: dict[str, ir.Value] = {}
-        for name, init in inits.items():
+        for name, type_ in types.items():
             with _at(self, region["_sites"].get(name)):
                 value = self.use(region[name], f"s.{name}")
-                if value is not None and value.type != init.type:
-                    what = f"the loop carries `{name}` as {init.type}, but an iteration turns it into {value.type}"
+                if value is not None and not accepts(type_, value.type):
+                    what = f"the loop carries `{name}` as {type_}, but an iteration turns it into {value.type}"
                     self.problem(what, "carry a value that keeps its dtype and shape; convert it in an @op")
                 elif value is not None:
                     nexts[name] = value
@@ -289,14 +311,16 @@ class Tracer(Recorder):
         wanted = [len(_parts(result)) for result in shape]
         if flags is None or [len(types) for types in kinds] != wanted:
             return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
-        if kinds[0] != kinds[1]:
+        types = [joined(one, other, self.dim) for one, other in zip(kinds[0], kinds[1], strict=False)]
+        if len(kinds[0]) != len(kinds[1]) or None in types:
             got = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
             what = f"the arms of choose() give different things: {got}"
             failed = self.problem(what, "let both arms give as many values, of the same types")
             return _like(shape[0], [failed for _ in _parts(shape[0])])
         if any(self.is_state(value, "given by an arm", "use states inside the arms") for value in arms[0].results):
             return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
-        outs = [self.new(value.type, value.name.partition(".")[0]) for value in arms[0].results]
+        named = zip(types, arms[0].results, strict=True)
+        outs = [self.new(type_, value.name.partition(".")[0]) for type_, value in named if type_ is not None]
         self.add(ir.Choose(flags, arms[0], arms[1], tuple(map(_value, outs)), site))
         return _like(shape[0], outs)
 
