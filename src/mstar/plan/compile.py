@@ -1,4 +1,7 @@
-"""From graphs and a placement to plans."""
+"""From graphs and a placement to plans: the tables of every seat, as `tables` describes them.
+
+Where things run was decided by `seats`; here that becomes slots, instructions, counters and messages.
+"""
 
 from __future__ import annotations
 
