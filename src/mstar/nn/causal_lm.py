@@ -1,0 +1,74 @@
+"""CausalLM: any transformers decoder as a component.
+
+Prefill and decode are one op, `next`: a request brings as many tokens as it has. So a batch mixes prompts and single
+tokens in one forward, and a prompt may be given in pieces. The network is loaded where an op first runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
+from mstar.walk.component import Component, op
+from mstar.walk.states import KV, State
+from mstar.walk.types import Bool, Int64, Tensor
+
+if TYPE_CHECKING:
+    from mstar.nn.paged import Store
+
+S = TypeVar("S", bound=State)
+
+
+class CausalLM(Component):
+    """A decoder that `network` loads, with `pages` pages of `page_size` positions for its requests."""
+
+    def __init__(self, network: Callable[[], Any], *, end: int, pages: int = 1024, page_size: int = 16) -> None:
+        self._load = network
+        self._end = end
+        self._pages = pages
+        self._page_size = page_size
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The library's model, set to attend over pages."""
+        from mstar.nn.paged import PAGED  # torch and transformers are loaded here, where the op runs
+
+        loaded = self._load().eval().requires_grad_(requires_grad=False)
+        loaded.config._attn_implementation = PAGED
+        return loaded
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """The memory of all requests."""
+        from mstar.nn.paged import Store
+        from mstar.nn.pages import Pool
+
+        return Store(Pool(self._pages, self._page_size), self.network.config.num_hidden_layers)
+
+    def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - it has but one kind
+        """A cache with no pages yet."""
+        from mstar.nn.paged import PagedKV
+
+        return cast("S", PagedKV(self.store, self.store.pool.new()))
+
+    @op(batch=ragged("T"))
+    def next(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
+        """Read tokens into the cache; the likeliest token after them."""
+        import torch
+
+        from mstar.nn.paged import extend
+
+        with torch.inference_mode():
+            batch, positions = extend(self.store, cast("Any", list(rows(kv))), list(layout.lengths))
+            output = self.network(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch, logits_to_keep=0
+            )
+            last = torch.tensor(layout.offsets[1:]) - 1
+            return output.logits[0, last].argmax(-1, keepdim=True)
+
+    @op(batch=stacked)
+    def is_end(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:
+        """Whether this token ends the text."""
+        return token[:, 0] == self._end
