@@ -10,6 +10,7 @@ import torch
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.pages import OutOfPages
+from mstar.nn.sampling import Sampling
 from mstar.testing.parity import parity_all
 from tests.nn.families import FAMILIES, network
 
@@ -42,8 +43,9 @@ def component(library, **sizes):
     return lm
 
 
-def step(lm, tokens, caches):
-    results = lm.ops()["next"].run(lm, {"tokens": tokens, "kv": caches}, len(tokens))
+def step(lm, tokens, caches, wishes=None):
+    wishes = wishes or [Sampling()] * len(tokens)
+    results = lm.ops()["next"].run(lm, {"tokens": tokens, "kv": caches, "sampling": wishes}, len(tokens))
     return [token for (token,) in results]
 
 
@@ -91,6 +93,55 @@ def test_requests_that_join_and_leave_get_what_generate_gives(name):
     assert lm.store.pool.free_pages == 128, "all pages came back when the requests were gone"
 
 
+WISHES = [
+    Sampling(),
+    Sampling(temperature=0.7, seed=1),
+    Sampling(temperature=1.0, top_k=5, seed=2),
+    Sampling(temperature=1.3, top_p=0.8, seed=3),
+    Sampling(temperature=0.9, min_p=0.1, repetition_penalty=1.4, seed=4),
+    Sampling(temperature=1.0, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5),
+    Sampling(repetition_penalty=1.5),
+]
+
+
+def sampled(library, prompt, wish):
+    torch.manual_seed(wish.seed)
+    how = {"do_sample": False}
+    if wish.temperature:
+        how = {"do_sample": True, "temperature": wish.temperature, "top_k": wish.top_k, "top_p": wish.top_p}
+        how |= {"min_p": wish.min_p or None}
+    how["repetition_penalty"] = wish.repetition_penalty
+    made = library.generate(prompt[None], max_new_tokens=NEW, eos_token_id=-1, **how)
+    return made[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_requests_with_different_wishes_share_batches_and_get_what_generate_gives(name):
+    library = network(name)
+    prompt = prompts()[2]
+    wanted = [sampled(library, prompt, wish) for wish in WISHES]
+    assert len({tuple(tokens) for tokens in wanted}) == len(WISHES)
+    lm = component(library)
+    caches, given, written = [lm.kv() for _ in WISHES], [prompt] * len(WISHES), [[] for _ in WISHES]
+    chosen = random.Random(name)
+    while waiting := [row for row in range(len(WISHES)) if len(written[row]) < NEW]:
+        batch = chosen.sample(waiting, chosen.randint(1, len(waiting)))
+        tokens = step(lm, [given[r] for r in batch], [caches[r] for r in batch], [WISHES[r] for r in batch])
+        for row, token in zip(batch, tokens, strict=True):
+            given[row] = token
+            written[row].append(int(token))
+    assert written == wanted
+
+
+def test_a_fork_draws_what_its_original_would():
+    lm = component(network("llama"))
+    wish = Sampling(temperature=1.5, seed=3)
+    cache = lm.kv()
+    (token,) = step(lm, [prompts()[0]], [cache], [wish])
+    fork = cache.fork()
+    assert step(lm, [token], [cache], [wish]) == step(lm, [token], [fork], [wish])
+
+
 def test_a_fork_goes_its_own_way():
     library = network("llama")
     lm = component(library)
@@ -117,13 +168,14 @@ def test_forks_share_their_pages():
     assert lm.store.pool.free_pages == 10
 
 
-def test_too_long_a_prompt_is_refused_and_changes_nothing():
-    lm = component(network("llama"), pages=2)
-    cache = lm.kv()
-    with pytest.raises(OutOfPages, match="3 pages of 4 are needed, 2 of 2 are free"):
-        step(lm, [prompts()[5]], [cache])
+def test_a_batch_that_does_not_fit_is_refused_and_changes_nothing():
+    lm = component(network("llama"), pages=3)
+    caches = [lm.kv(), lm.kv()]
+    with pytest.raises(OutOfPages, match="4 pages of 4 are needed, 3 of 3 are free"):
+        step(lm, [prompts()[1], prompts()[5]], caches)
     lm.store.pool.check()
-    assert lm.store.pool.free_pages == 2
+    assert lm.store.pool.free_pages == 3
+    assert [cache.history for cache in caches] == [[], []]
 
 
 class Writer(Model):
@@ -133,19 +185,20 @@ class Writer(Model):
         self.lm = component(network("llama").double())
 
     @walk
-    def write(self, prompt: Int64[Tensor, "T"], limit: int) -> Iterator[Text]:
+    def write(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Text]:
         kv = self.lm.kv()
-        s = loop(steps=limit, token=self.lm.next(prompt, kv))
+        s = loop(steps=sampling.max_tokens, token=self.lm.next(prompt, kv, sampling))
         for _ in s:
             yield Text(s.token)
-            s.token = self.lm.next(s.token, kv)
+            s.token = self.lm.next(s.token, kv, sampling)
             s.stop_when(self.lm.is_end(s.token))
 
 
 def test_a_walk_is_served_as_it_runs_with_prompts_and_tokens_in_one_batch():
     model = Writer()
     requests = [
-        {"prompt": prompt, "limit": limit} for prompt, limit in zip(prompts(), (9, 3, 12, 1, 7, 5), strict=True)
+        {"prompt": prompt, "sampling": Sampling(max_tokens=limit, temperature=limit % 2, seed=limit)}
+        for prompt, limit in zip(prompts(), (9, 3, 12, 1, 7, 5), strict=True)
     ]
     parity_all(model, requests, schedules=4)
     assert model.lm.store.pool.free_pages == 128

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from mstar.nn.sampling import Sampling, choose_tokens
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import KV, State
@@ -54,19 +56,28 @@ class CausalLM(Component):
         return cast("S", PagedKV(self.store, self.store.pool.new()))
 
     @op(batch=ragged("T"))
-    def next(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
-        """Read tokens into the cache; the likeliest token after them."""
+    def next(
+        self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
+    ) -> Int64[Tensor, "1"]:
+        """Read tokens into the cache; the token that follows them. The first call of a request sets its seed."""
         import torch
 
         from mstar.nn.paged import extend
 
+        caches, wishes = cast("Any", list(rows(kv))), rows(sampling)
+        given = tokens.tolist()
         with torch.inference_mode():
-            batch, positions = extend(self.store, cast("Any", list(rows(kv))), list(layout.lengths))
-            output = self.network(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch, logits_to_keep=0
-            )
+            batch, positions = extend(self.store, caches, list(layout.lengths))
+            for cache, wish, (start, end) in zip(caches, wishes, pairwise(layout.offsets), strict=True):
+                if not cache.history:
+                    cache.generator.manual_seed(wish.seed)
+                cache.history += given[start:end]
+            hidden = self.network.base_model(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch
+            ).last_hidden_state[0]
             last = torch.tensor(layout.offsets[1:]) - 1
-            return output.logits[0, last].argmax(-1, keepdim=True)
+            logits = self.network.get_output_embeddings()(hidden[last])
+            return choose_tokens(logits, wishes, [c.history for c in caches], [c.generator for c in caches])
 
     @op(batch=stacked)
     def is_end(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:

@@ -50,29 +50,49 @@ class Store:
 
 
 class PagedKV(KV):
-    """The attention cache of one request: a table of pages in its component's store."""
+    """The attention cache of one request: a table of pages in its component's store, and what was read into it."""
 
     def __init__(self, store: Store, table: Table) -> None:
         self.store = store
         self.table = table
+        self.history: list[int] = []
+        """Every token it was extended by."""
+        self.generator = torch.Generator()
+        """Where its random numbers come from."""
         self._gone = weakref.finalize(self, store.pool.free, table)
 
     def fork(self) -> PagedKV:
         """A cache that shares the pages of this one until either is extended."""
-        return PagedKV(self.store, self.store.pool.fork(self.table))
+        forked = PagedKV(self.store, self.store.pool.fork(self.table))
+        forked.history = [*self.history]
+        forked.generator.set_state(self.generator.get_state())
+        return forked
 
     def free(self) -> None:
         """Give the pages back now."""
         self._gone()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request in a forward: which of its tokens are new, and where all of its positions lie in memory."""
+class Group:
+    """Requests in a forward that bring equally many tokens, so that one call attends for all of them."""
 
-    first: int
-    count: int
-    positions: Tensor
+    def __init__(self, tokens: list[list[int]], positions: list[Tensor]) -> None:
+        self.tokens = torch.tensor(tokens)
+        """[requests, new]: which of the forward's tokens are theirs."""
+        self.positions = torch.nn.utils.rnn.pad_sequence(positions, batch_first=True)
+        """[requests, longest]: where the keys and values of each request lie; what is beyond its end is masked."""
+        self._lengths = torch.tensor([len(own) for own in positions])
+        self._masks: dict[int | None, Tensor] = {}
+
+    def mask(self, sliding_window: int | None) -> Tensor:
+        """[requests, 1, new, longest]: a token sees what is before it, of a sliding window only the last of that."""
+        if sliding_window not in self._masks:
+            new = self.tokens.shape[1]
+            own = (self._lengths[:, None] - new + torch.arange(new))[:, None, :, None]
+            seen = torch.arange(self.positions.shape[1])
+            mask = seen <= own
+            self._masks[sliding_window] = mask if sliding_window is None else mask & (seen > own - sliding_window)
+        return self._masks[sliding_window]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +100,33 @@ class Batch:
     """What the attention of every layer needs to know of one forward."""
 
     store: Store
-    rows: list[Row]
+    groups: list[Group]
     written: Tensor
     """For each new token, where its keys and values go."""
 
 
 def extend(store: Store, caches: list[PagedKV], counts: list[int]) -> tuple[Batch, Tensor]:
-    """Make room for new tokens of several requests; the batch, and the position of each token in its request."""
-    size = store.pool.page_size
-    rows: list[Row] = []
+    """Make room for new tokens of several requests, or for none of them.
+
+    Gives the batch, and the position of each token in its request.
+    """
+    pool, size = store.pool, store.pool.page_size
+    pool.reserve(sum(pool.needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)))
     places: list[Tensor] = []
-    at: list[Tensor] = []
+    tokens: list[list[int]] = []
     first = 0
     for cache, count in zip(caches, counts, strict=True):
-        table = cache.table
-        start = table.length
-        store.copy(store.pool.extend(table, count))
-        pages = torch.tensor(table.pages)
-        positions = (pages[:, None] * size + torch.arange(size)).reshape(-1)[: table.length]
-        rows.append(Row(first, count, positions))
-        places.append(positions[start:])
-        at.append(torch.arange(start, table.length))
+        store.copy(pool.extend(cache.table, count))
+        pages = torch.tensor(cache.table.pages)
+        places.append((pages[:, None] * size + torch.arange(size)).reshape(-1)[: cache.table.length])
+        tokens.append(list(range(first, first + count)))
         first += count
-    return Batch(store, rows, torch.cat(places)), torch.cat(at)
+    single = [row for row, count in enumerate(counts) if count == 1]
+    alone = [[row] for row, count in enumerate(counts) if count != 1]
+    groups = [Group([tokens[r] for r in rows], [places[r] for r in rows]) for rows in (single, *alone) if rows]
+    written = torch.cat([place[-count:] for place, count in zip(places, counts, strict=True)])
+    at = torch.cat([torch.arange(len(p) - count, len(p)) for p, count in zip(places, counts, strict=True)])
+    return Batch(store, groups, written), at
 
 
 def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
@@ -110,7 +134,7 @@ def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - rows make their own
+    attention_mask: Tensor | None,  # noqa: ARG001 - groups make their own
     scaling: float | None = None,
     sliding_window: int | None = None,
     *,
@@ -126,29 +150,17 @@ def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
     keys[paged.written] = key[0].transpose(0, 1)
     values[paged.written] = value[0].transpose(0, 1)
     outputs = torch.empty_like(queries)
-    for row in paged.rows:
-        mine = slice(row.first, row.first + row.count)
-        outputs[:, mine] = scaled_dot_product_attention(
-            queries[:, mine],
-            keys[row.positions].transpose(0, 1),
-            values[row.positions].transpose(0, 1),
-            attn_mask=_mask(row, sliding_window),
+    for group in paged.groups:
+        outputs[:, group.tokens] = scaled_dot_product_attention(
+            queries[:, group.tokens].transpose(0, 1),
+            keys[group.positions].transpose(1, 2),
+            values[group.positions].transpose(1, 2),
+            attn_mask=group.mask(sliding_window),
             scale=scaling,
             enable_gqa=True,
-        )
+        ).transpose(0, 1)
     return outputs.transpose(0, 1)[None], None
 
 
-def _mask(row: Row, sliding_window: int | None) -> Tensor | None:
-    """Which positions each new token may see: those up to its own, and of a sliding window only the last."""
-    total = len(row.positions)
-    if row.count == 1 and (sliding_window is None or total <= sliding_window):
-        return None
-    own = torch.arange(total - row.count, total)[:, None]
-    seen = torch.arange(total)[None]
-    mask = seen <= own
-    return mask if sliding_window is None else mask & (seen > own - sliding_window)
-
-
 AttentionInterface.register(PAGED, attend)
-AttentionMaskInterface.register(PAGED, lambda *_args, **_kwargs: None)  # attend() makes its own
+AttentionMaskInterface.register(PAGED, lambda *_args, **_kwargs: None)  # groups make their own

@@ -51,14 +51,17 @@ class Pool:
         pages = -(-(table.length + positions) // self.page_size)
         return pages - len(table.pages) + (positions > 0 and self._shares_last(table))
 
-    def extend(self, table: Table, positions: int) -> list[tuple[int, int]]:
-        """Make room for more positions at the end; the (from, to) pages that must be copied before they are written."""
-        needed = self.needed(table, positions)
-        if needed > len(self._free):
+    def reserve(self, pages: int) -> None:
+        """Raise OutOfPages unless so many pages are free."""
+        if pages > len(self._free):
             raise OutOfPages(
-                f"{needed} pages of {self.page_size} are needed, {len(self._free)} of {self.count} are free\n"
+                f"{pages} pages of {self.page_size} are needed, {len(self._free)} of {self.count} are free\n"
                 f"  fix: give the component more pages, or let fewer requests in"
             )
+
+    def extend(self, table: Table, positions: int) -> list[tuple[int, int]]:
+        """Make room for more positions at the end; the (from, to) pages that must be copied before they are written."""
+        self.reserve(self.needed(table, positions))
         copies: list[tuple[int, int]] = []
         if positions > 0 and self._shares_last(table):
             shared = table.pages[-1]
