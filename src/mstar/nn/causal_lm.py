@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from mstar.errors import LoadError
+from mstar.nn.pages import Pool
 from mstar.nn.sampling import Sampling, choose_tokens
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
@@ -35,7 +37,11 @@ class CausalLM(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The library's model, set to attend over pages."""
-        from mstar.nn.paged import PAGED  # torch and transformers are loaded here, where the op runs
+        try:
+            from mstar.nn.paged import PAGED  # torch and transformers are loaded here, where the op runs
+        except ImportError as error:
+            fix = "install the torch that suits this machine, then pip install 'mstar-serve[transformers]'"
+            raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
 
         loaded = self._load().eval().requires_grad_(requires_grad=False)
         loaded.config._attn_implementation = PAGED
@@ -44,16 +50,17 @@ class CausalLM(Component):
     @functools.cached_property
     def store(self) -> Store:
         """The memory of all requests."""
+        layers = self.network.config.num_hidden_layers  # loads what is needed, or says what is missing
         from mstar.nn.paged import Store
-        from mstar.nn.pages import Pool
 
-        return Store(Pool(self._pages, self._page_size), self.network.config.num_hidden_layers)
+        return Store(Pool(self._pages, self._page_size), layers)
 
     def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - it has but one kind
         """A cache with no pages yet."""
+        store = self.store
         from mstar.nn.paged import PagedKV
 
-        return cast("S", PagedKV(self.store, self.store.pool.new()))
+        return cast("S", PagedKV(store, store.pool.new()))
 
     @op(batch=ragged("T"))
     def next(
