@@ -27,7 +27,7 @@ FAMILIES = {
     "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**SMALL, head_dim=8)),
     "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8)),
     "gemma3": lambda: t.Gemma3ForCausalLM(
-        t.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS)
+        t.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS, final_logit_softcapping=3.0)
     ),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**SMALL, sliding_window=8)),
     "phi": lambda: t.PhiForCausalLM(t.PhiConfig(**(SMALL | {"num_key_value_heads": 4}))),

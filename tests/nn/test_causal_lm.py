@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import transformers as t
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.errors import LoadError
@@ -14,7 +15,7 @@ from mstar.nn.causal_lm import CausalLM
 from mstar.nn.pages import OutOfPages
 from mstar.nn.sampling import Sampling
 from mstar.testing.parity import parity_all
-from tests.nn.families import FAMILIES, network
+from tests.nn.families import FAMILIES, SMALL, network
 
 LENGTHS = (5, 1, 17, 30, 2, 9)
 NEW = 16
@@ -117,7 +118,7 @@ def sampled(library, prompt, wish):
     return made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3"])
 def test_requests_with_different_wishes_share_batches_and_get_what_generate_gives(name):
     library = network(name)
     prompt = prompts()[2]
@@ -178,6 +179,13 @@ def test_a_batch_that_does_not_fit_is_refused_and_changes_nothing():
     lm.store.pool.check()
     assert lm.store.pool.free_pages == 3
     assert [cache.history for cache in caches] == [[], []]
+
+
+def test_attention_that_would_be_ignored_is_refused():
+    capped = t.Gemma2ForCausalLM(t.Gemma2Config(**SMALL, head_dim=8))
+    lm = component(capped)
+    with pytest.raises(LoadError, match="Gemma2Attention attends with `softcap`, which is not done over pages"):
+        step(lm, [prompts()[0]], [lm.kv()])
 
 
 class Writer(Model):

@@ -79,12 +79,11 @@ class CausalLM(Component):
                 if not cache.history:
                     cache.generator.manual_seed(wish.seed)
                 cache.history += given[start:end]
-            hidden = self.network.base_model(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch
-            ).last_hidden_state[0]
             last = torch.tensor(layout.offsets[1:]) - 1
-            logits = self.network.get_output_embeddings()(hidden[last])
-            return choose_tokens(logits, wishes, [c.history for c in caches], [c.generator for c in caches])
+            output = self.network(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch, logits_to_keep=last
+            )
+            return choose_tokens(output.logits[0], wishes, [c.history for c in caches], [c.generator for c in caches])
 
     @op(batch=stacked)
     def is_end(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:

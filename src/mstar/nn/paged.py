@@ -16,8 +16,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mstar.errors import LoadError, listed
 from mstar.nn.pages import Pool, Table
 from mstar.walk.states import KV
+
+_NOT_DONE = ("softcap", "s_aux", "position_bias")
+"""What some models ask of attention that would change its result if it were ignored."""
+_FIX = "use a model of another family"
 
 PAGED = "mstar_paged"
 """The name of this attention among transformers' implementations."""
@@ -139,12 +144,16 @@ def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
     sliding_window: int | None = None,
     *,
     paged: Batch,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: [1, heads, tokens, size] in, [1, tokens, heads, size] out.
 
     `paged` is ours: what is passed to a model's forward by a name it does not know reaches its attention.
     """
+    if missing := [name for name in _NOT_DONE if others.get(name) is not None]:
+        raise LoadError(
+            f"{type(module).__name__} attends with {listed(missing)}, which is not done over pages\n  fix: {_FIX}"
+        )
     queries = query[0]
     keys, values = paged.store.layer(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
     keys[paged.written] = key[0].transpose(0, 1)
