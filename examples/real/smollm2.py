@@ -73,6 +73,17 @@ def answered(model: SmolLm2, emissions: list[Any]) -> str:
     return model.lm.tokenizer.decode([int(emission.value) for emission in emissions])
 
 
+def main(question: str) -> None:
+    """Answer on the terminal, word by word."""
+    print("reading the weights ...", file=sys.stderr)
+    model, told, shown = SmolLm2(), [], ""
+    for emission in model.answer(model.lm.tokenize(question), Sampling(max_tokens=48)):
+        told.append(emission)
+        text = answered(model, told)
+        print(text[len(shown) :], end="", flush=True)
+        shown = text
+    print()
+
+
 if __name__ == "__main__":
-    model = SmolLm2()
-    print(answered(model, model.run(" ".join(sys.argv[1:]) or "What is the capital of France?").emissions))
+    main(" ".join(sys.argv[1:]) or "What is the capital of France?")

@@ -13,7 +13,6 @@ A problem has one shape everywhere: `file:line: what happened, with values`, the
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,6 +77,8 @@ def shown(site: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean `x`?)` for the known name most like this one, or nothing."""
+    import difflib  # only a mistake needs it
+
     near = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean `{near[0]}`?)" if near else ""
 

@@ -1,4 +1,4 @@
-"""CausalLM: any transformers decoder as a component.
+"""CausalLM: a transformers decoder as a component, unmodified.
 
 Prefill and decode are one op, `next`: a request brings as many tokens as it has. So a batch mixes prompts and single
 tokens in one forward, and a prompt may be given in pieces. The network is loaded where an op first runs.

@@ -1,8 +1,8 @@
 """Straight bodies: those whose calls can only run one after another.
 
 Most loops are of this kind (decode, then ask whether that was the end). For them the order of everything is known in
-advance, so a step needs no counters: each call knows the segment that follows it. This is what makes a step of a
-request in a large batch cost a microsecond or two instead of ten.
+advance, so a step needs no counters: each call knows the segment that follows it. `python -m bench loop-step` measures
+what a step costs.
 """
 
 from __future__ import annotations

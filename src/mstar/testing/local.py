@@ -147,7 +147,7 @@ class LocalRuntime:
     def _start(self, call: WalkCall[Any, Any]) -> _Tour:
         the_plan = self.plans.walks[call.name]
         workers = [self._random.choice(spot.workers) for spot in the_plan.spots]
-        runs = [Run(part, self, self._inbox(workers[part.seat]), is_tight=self.is_tight) for part in the_plan.parts]
+        runs = [Run(part, self, self._ready[workers[part.seat]], is_tight=self.is_tight) for part in the_plan.parts]
         tour = _Tour(call, the_plan, runs)
         given = [call.arguments[name] for name in the_plan.input_names]
         for run in runs:
@@ -155,9 +155,6 @@ class LocalRuntime:
             run.start([value.real.fork() if isinstance(value, StateHandle) else value for value in given])
             tour.post(run)
         return tour
-
-    def _inbox(self, worker: str) -> list[Ready]:
-        return self._ready[worker]
 
     def _collect(self, served: _Served) -> Any:
         """What a finished walk gave: emissions to the client, states to their handles, results to the route."""

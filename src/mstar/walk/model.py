@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
 from mstar.errors import RouteError, WalkError, WalkNotRun, listed, nearest, shown
-from mstar.graph import ir
 from mstar.walk import context
 from mstar.walk.component import Component
 from mstar.walk.emissions import Emission
 from mstar.walk.states import State
-from mstar.walk.tracer import trace
+
+if TYPE_CHECKING:
+    from mstar.graph import ir
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -148,6 +149,8 @@ class Model:
 
     def graphs(self) -> dict[str, ir.Walk]:
         """Every walk as a graph. Raises WalkError with all problems of all walks."""
+        from mstar.walk.tracer import trace  # importing a model takes half the time without it
+
         traced = {name: trace(function, self) for name, function in self.walks().items()}
         problems = [problem for _, found in traced.values() for problem in found]
         if problems:

@@ -1,0 +1,26 @@
+"""The README shows what the commands print and what the example says, today."""
+
+from pathlib import Path
+
+from mstar.cli import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+PLACED = ["--placement", str(ROOT / "examples" / "placements" / "orpheus.toml")]
+MODEL = str(ROOT / "examples" / "orpheus.py")
+
+
+def test_the_speech_model_is_the_example():
+    source = Path(MODEL).read_text("utf-8")
+    walk = source[source.index("class Orpheus(Model):") : source.index("    async def route")].rstrip()
+    assert f"```python\n{walk}\n```" in README
+
+
+def test_the_plan_is_what_is_printed(capsys):
+    assert main(["plan", MODEL, *PLACED]) == 0
+    assert f"```text\n{capsys.readouterr().out}```" in README
+
+
+def test_the_picture_is_what_is_drawn(tmp_path):
+    assert main(["draw", MODEL, *PLACED, "-o", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text("utf-8") == (ROOT / "docs" / "pictures" / "orpheus.svg").read_text("utf-8")
