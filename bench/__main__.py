@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import bookkeeping, mutants
+from bench import bookkeeping, engine, mutants
 from bench.claims import Claim
 
 BENCHES: dict[str, Callable[[], Claim]] = {
     "loop-step": bookkeeping.loop_step,
     "request-start": bookkeeping.request_start,
+    "engine": engine.engine,
     "mutants": mutants.kill_rate,
 }
 

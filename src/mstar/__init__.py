@@ -3,7 +3,18 @@
 A model is components and walks over them, written as plain Python. These are the names an author needs.
 """
 
-from mstar.errors import LoadError, MstarError, ParityError, PlacementError, RouteError, WalkError, WalkNotRun
+from mstar.errors import (
+    BadShape,
+    LoadError,
+    MstarError,
+    NotFinite,
+    ParityError,
+    PlacementError,
+    RouteError,
+    RowsFailed,
+    WalkError,
+    WalkNotRun,
+)
 from mstar.walk.batching import ONE_ROW, Batch, Layout, alone, padded, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, choose, each, loop, windows
@@ -32,6 +43,7 @@ __all__ = [
     "Action",
     "Audio",
     "BFloat16",
+    "BadShape",
     "Batch",
     "Bool",
     "Component",
@@ -47,10 +59,12 @@ __all__ = [
     "LoadError",
     "Model",
     "MstarError",
+    "NotFinite",
     "Outcome",
     "ParityError",
     "PlacementError",
     "RouteError",
+    "RowsFailed",
     "State",
     "Static",
     "Stream",

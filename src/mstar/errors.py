@@ -5,6 +5,9 @@
     ├── PlacementError   a placement file does not fit the model
     ├── RouteError       a route misused a walk or a state
     ├── LoadError        a model could not be found or imported
+    ├── BadShape         an op was given, or gave, a value of another shape than it declares
+    ├── NotFinite        an op gave NaN or infinity
+    ├── RowsFailed       an op says which rows of its batch are at fault
     └── ParityError      a served run differed from the eager one
     WalkNotRun           (warning) a walk was called and its result dropped unread
 
@@ -14,7 +17,7 @@ A problem has one shape everywhere: `file:line: what happened, with values`, the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -58,6 +61,22 @@ class RouteError(MstarError):
 
 class LoadError(MstarError):
     """A model could not be found, imported or built."""
+
+
+class BadShape(MstarError):
+    """An op was given, or gave, a value of another shape than it declares."""
+
+
+class NotFinite(MstarError):
+    """An op gave NaN or infinity."""
+
+
+class RowsFailed(MstarError):
+    """Some rows of a batch are at fault: an op that knows which raises this, and nobody has to search."""
+
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        self.errors = dict(errors)
+        super().__init__("\n".join(f"row {row}: {type(error).__name__}: {error}" for row, error in errors.items()))
 
 
 class ParityError(MstarError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import transformers as t
 
@@ -35,8 +37,19 @@ FAMILIES = {
 }
 
 
+@functools.cache
 def network(name: str) -> torch.nn.Module:
     """A model of a family. With the library's small weights the likeliest token would hardly depend on the input."""
+    return _made(name)
+
+
+@functools.cache
+def paged(name: str) -> torch.nn.Module:
+    """The same model again, for a component that will make it attend over pages."""
+    return _made(name)
+
+
+def _made(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     made = FAMILIES[name]().eval()
     for weight in made.parameters():

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mstar.errors import LoadError
 from mstar.nn.gguf import GgufFile
+from mstar.nn.weights import Weights
 
 WORDS = ["<end>", "a", "b", "c", "Ġ", "1", "2", "ab", "Ġab", "abc"]
 MERGES = ["a b", "Ġ ab", "ab c"]
@@ -35,7 +36,7 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
-def write(path, model, architecture="llama", words="gpt2"):
+def write(path, model, architecture="llama", words="gpt2", digits="smollm", **surplus):
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -47,6 +48,7 @@ def write(path, model, architecture="llama", words="gpt2"):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_tokenizer_model(words)
+    writer.add_tokenizer_pre(digits)
     writer.add_token_list(WORDS)
     writer.add_token_types([3] + [1] * (len(WORDS) - 1))
     writer.add_token_merges(MERGES)
@@ -59,6 +61,8 @@ def write(path, model, architecture="llama", words="gpt2"):
         elif name != "lm_head.weight" or not config.tie_word_embeddings:
             whole = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
             writer.add_tensor(f"{whole.get(name, 'output')}.weight", tensor.numpy())
+    for name, tensor in surplus.items():
+        writer.add_tensor(f"{name}.weight", tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,8 +89,51 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     assert tokenizer.decode(tokens) == "abc ab12"
 
 
-@pytest.mark.parametrize(("architecture", "words"), [("gpt2", "gpt2"), ("llama", "llama")])
-def test_what_would_be_guessed_is_refused(tmp_path, architecture, words):
-    write(tmp_path / "m.gguf", network(is_tied=True), architecture, words)
-    with pytest.raises(LoadError, match=f"holds a {architecture} with a {words} vocabulary"):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            {"architecture": "gpt2"},
+            "has general.architecture gpt2\n  fix: use a file that has general.architecture llama",
+        ),
+        ({"words": "llama"}, "has tokenizer.ggml.model llama\n  fix: "),
+        ({"digits": "llama-bpe"}, "has tokenizer.ggml.pre llama-bpe\n  fix: "),
+    ],
+)
+def test_what_would_be_guessed_is_refused(tmp_path, kind, message):
+    write(tmp_path / "m.gguf", network(is_tied=True), **kind)
+    with pytest.raises(LoadError, match=message):
         GgufFile(tmp_path / "m.gguf")
+
+
+def test_a_tensor_that_a_plain_llama_lacks_is_refused(tmp_path):
+    write(tmp_path / "m.gguf", network(is_tied=True), rope_freqs=torch.ones(2))
+    with pytest.raises(LoadError, match=r"rope_freqs\.weight has no place in it"):
+        GgufFile(tmp_path / "m.gguf").network()
+
+
+def test_a_file_that_lacks_what_the_model_needs_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(LoadError, match=r"has no tokenizer\.ggml\.model\n  fix: "):
+        GgufFile(tmp_path / "m.gguf")
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"version https://git-lfs")
+    with pytest.raises(LoadError, match=r"is no complete GGUF file: .*\n  fix: "):
+        GgufFile(tmp_path / "m.gguf")
+
+
+def test_weights_are_a_file_or_the_folder_of_one(tmp_path):
+    model = network(is_tied=False)
+    write(tmp_path / "m.gguf", model)
+    told = []
+    for weights in (Weights(str(tmp_path / "m.gguf")), Weights(str(tmp_path))):
+        read = weights.network("bfloat16", progress=lambda done, total: told.append((done, total)))
+        assert torch.equal(read.lm_head.weight, model.lm_head.weight.bfloat16())
+        assert [WORDS[token] for token in weights.tokenizer().encode("abc").ids] == ["abc"]
+    size = sum(weight.nbytes for weight in model.parameters())
+    assert told[len(told) // 2 - 1] == told[-1] == (size, size)

@@ -1,11 +1,11 @@
-"""Pages are counted exactly, whatever is extended, forked, cut and freed in whatever order."""
+"""Pages are counted exactly, whatever is extended, forked, kept, adopted, forgotten, cut and freed, in any order."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mstar.nn.pages import OutOfPages, Pool
+from mstar.nn.pages import GONE, OutOfPages, Pool
 
 PAGES, SIZE = 12, 4
 
@@ -14,6 +14,7 @@ class Memory(RuleBasedStateMachine):
     """A pool beside the plainest possible model of it: every table's content, position by position."""
 
     tables = Bundle("tables")
+    texts = Bundle("texts")
 
     def __init__(self):
         super().__init__()
@@ -38,7 +39,8 @@ class Memory(RuleBasedStateMachine):
             return
         for source, target in self.pool.extend(table, count):
             self.memory[target] = [*self.memory[source]]
-        assert self.pool.free_pages == free - needed
+        kept = self.pool.free_pages - free + needed  # a page that was copied because it is kept is idle now
+        assert kept == 0 or (kept == 1 and self.pool._idle)
         for position in range(table.length - count, table.length):
             self.written += 1
             self.memory[table.pages[position // SIZE]][position % SIZE] = self.written
@@ -52,9 +54,51 @@ class Memory(RuleBasedStateMachine):
 
     @rule(table=tables, share=st.integers(0, 100))
     def truncate(self, table, share):
-        length = table.length * share // 100
+        length = max(table.length * share // 100, table.forgotten * SIZE)
         self.pool.truncate(table, length)
         del self.content[table][length:]
+
+    @rule(table=tables, share=st.integers(0, 100))
+    def forget(self, table, share):
+        before = table.length * share // 100
+        self.pool.forget(table, before)
+        assert table.forgotten >= before // SIZE
+        gone = table.forgotten * SIZE
+        self.content[table][:gone] = [None] * gone
+
+    @rule(target=texts, table=tables)
+    def keep(self, table):
+        """Pages are kept by what is in them; what was kept is known by its text."""
+        text = tuple(self.content[table])
+        if None in text:
+            return ()
+        for key, page in zip(keys(text), table.pages, strict=False):
+            self.pool.keep(key, page)
+        return text
+
+    @rule(target=tables, text=texts, share=st.integers(0, 100))
+    def adopt(self, text, share):
+        """A fresh table finds the pages of a text it shares a beginning with, if they are still there."""
+        text = text[: len(text) * share // 100]
+        table = self.pool.new()
+        found = self.pool.adopt(table, keys(text))
+        assert found == table.length <= len(text)
+        self.content[table] = [*text[:found]]
+        return table
+
+    @rule(table=tables)
+    def leave_and_come_back(self, table):
+        """As a swap does it: the pages go, then as many are taken again and filled."""
+        length, gone = table.length, table.forgotten * SIZE
+        self.pool.truncate(table, 0)
+        self.pool.skip(table, gone)
+        if self.pool.needed(table, length - gone) > self.pool.free_pages:  # others share what it gave up
+            self.pool.truncate(table, 0)
+            self.content[table] = []
+            return
+        assert self.pool.extend(table, length - gone) == []
+        for position in range(gone, length):
+            self.memory[table.pages[position // SIZE]][position % SIZE] = self.content[table][position]
 
     @rule(table=consumes(tables))
     def free(self, table):
@@ -65,14 +109,18 @@ class Memory(RuleBasedStateMachine):
     def is_counted_exactly(self):
         self.pool.check()
         for table, content in self.content.items():
-            held = [item for page in table.pages for item in self.memory[page]]
-            assert held[: table.length] == content
+            held = [item for page in table.pages[table.forgotten :] for item in self.memory[page]]
+            assert held[: table.length - table.forgotten * SIZE] == content[table.forgotten * SIZE :]
 
     def teardown(self):
         for table in [*self.content]:
             self.pool.free(table)
         self.pool.check()
         assert self.pool.free_pages == PAGES
+
+
+def keys(text):
+    return [repr(text[: end * SIZE]).encode() for end in range(1, len(text) // SIZE + 1)]
 
 
 TestMemory = Memory.TestCase
@@ -116,10 +164,60 @@ def test_too_much_says_how_much():
         pool.extend(pool.new(), 2 * SIZE + 1)
 
 
+def test_a_kept_page_is_never_written_again():
+    pool = Pool(4, SIZE)
+    table = pool.new()
+    pool.extend(table, SIZE)
+    pool.keep(b"key", table.pages[0])
+    pool.truncate(table, 1)
+    assert pool.extend(table, 1) == [(0, 1)]
+
+
+def test_the_page_kept_and_unused_for_longest_goes_first():
+    pool = Pool(2, SIZE)
+    first, second = pool.new(), pool.new()
+    for key, table in ((b"first", first), (b"second", second)):
+        pool.extend(table, SIZE)
+        pool.keep(key, table.pages[0])
+    pool.free(second)
+    pool.free(first)
+    assert pool.free_pages == 2
+    pool.extend(pool.new(), 1)
+    assert [pool.adopt(pool.new(), [key]) for key in (b"second", b"first")] == [0, SIZE]
+
+
+def test_forgetting_leaves_what_is_partly_needed():
+    pool = Pool(4, SIZE)
+    table = pool.new()
+    pool.extend(table, 3 * SIZE)
+    pool.forget(table, 2 * SIZE - 1)
+    assert table.pages == [GONE, 1, 2]
+    assert pool.free_pages == 2
+
+
 @pytest.mark.parametrize("spoil", ["_free", "_holders"])
-def test_check_notices(spoil):
+def test_check_notices_pages_without_account(spoil):
     pool = Pool(2, SIZE)
     pool.extend(pool.new(), 1)
     getattr(pool, spoil).pop(0)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="pages are held by"):
+        pool.check()
+
+
+def test_check_notices_a_page_with_a_wrong_key():
+    pool = Pool(2, SIZE)
+    pool._kept[b"key"] = 1
+    with pytest.raises(AssertionError, match="pages are kept as"):
+        pool.check()
+
+
+@pytest.mark.parametrize(("field", "value"), [("length", 9), ("forgotten", 1)])
+def test_check_notices_a_table_that_does_not_fit_its_pages(field, value):
+    pool = Pool(2, SIZE)
+    table = pool.new()
+    pool.extend(table, SIZE)
+    setattr(table, field, value)
+    if field == "forgotten":
+        pool._holders, pool._free = [0, 0], [0, 1]
+    with pytest.raises(AssertionError, match="a table"):
         pool.check()

@@ -41,6 +41,10 @@ ALLOWED = {
         "walk/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
     },
     "graph uses the standard library": {"graph/__init__.py": "import collections.abc, mstar.errors"},
+    "the test kit runs the engine": {
+        "testing/__init__.py": "import mstar.engine",
+        "engine/__init__.py": "import mstar.plan, mstar.walk",
+    },
     "a later layer takes its place": {
         "wire/__init__.py": "import mstar.walk",
         "conductor/__init__.py": "import mstar.wire",
@@ -56,6 +60,10 @@ BROKEN = {
     "up": ("Imports point down", {"graph/__init__.py": "import mstar.walk"}),
     "sideways": ("Imports point down", {"testing/__init__.py": "import mstar.draw"}),
     "undeclared": ("Imports point down", {"thing/__init__.py": ""}),
+    "the engine up": (
+        "Imports point down",
+        {"engine/__init__.py": "import mstar.worker", "worker/__init__.py": ""},
+    ),
     "later layer up": ("Imports point down", {"wire/__init__.py": "import mstar.cli"}),
     "later layer sideways": (
         "Imports point down",

@@ -24,7 +24,8 @@ from mstar import (
     rows,
     stacked,
 )
-from mstar.walk.values import concatenate, cut, is_array, pad, stack
+from mstar.errors import BadShape
+from mstar.walk.values import concatenate, cut, is_array, is_finite, pad, split, stack
 
 LIBRARIES = [np.array, torch.tensor]
 
@@ -153,8 +154,20 @@ def test_calls_join_when_what_is_not_levelled_is_equal(array):
 
 
 def test_a_wrong_number_of_dimensions_is_noticed():
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(
+        BadShape, match=r"`x` as int64\[N\] and was given one of shape \(2, 2\)\n  fix: pass an array of 1"
+    ):
         alike("stack", x=np.zeros((2, 2)), by=1)
+    with pytest.raises(BadShape, match=r"`x` as int64\[N\] and was given a list"):
+        alike("stack", x=[1, 2], by=1)
+
+
+@pytest.mark.parametrize("name", ["stack", "rag", "pad"])
+def test_calls_of_different_dtypes_or_libraries_do_not_join(name):
+    x = np.ones((3, 2) if name == "pad" else 2, np.int64)
+    others = [x.astype(np.int32), torch.tensor(x)]
+    keys = [alike(name, x=value, y=np.ones(2)) for value in (x, *others)]
+    assert len(set(keys)) == 3
 
 
 # ---------------------------------------------------------------- arguments
@@ -175,7 +188,7 @@ def test_the_layout_is_nobodys_argument():
 def test_offsets_of_a_layout():
     assert Layout(3, (2, 0, 5)).offsets == (0, 2, 2, 7)
     assert ONE_ROW.offsets == (0,)
-    assert (ONE_ROW.rows, ONE_ROW.lengths) == (1, ())
+    assert (ONE_ROW.rows, ONE_ROW.lengths, ONE_ROW.unfinished) == (1, (), frozenset())
 
 
 def test_ways_of_joining_are_values():
@@ -191,9 +204,25 @@ def test_values_are_joined_by_their_own_library(array):
     assert stack([one, two]).tolist() == [[[1, 2]], [[3, 4]]]
     assert concatenate([one, two], 1).tolist() == [[1, 2, 3, 4]]
     assert cut(one, 1, 1, 2).tolist() == [[2]]
+    assert [part.tolist() for part in split(array([[1, 2, 3]]), 1, (2, 0, 1))] == [[[1, 2]], [[]], [[3]]]
     filled = pad([array([1]), array([2, 3])], 0)
     assert filled.tolist() == [[1, 0], [2, 3]]
     assert filled.dtype == one.dtype
+
+
+@pytest.mark.parametrize("array", LIBRARIES)
+def test_arrays_are_filled_up_along_any_axis(array):
+    filled = pad([array([[1], [2]]), array([[3, 4], [5, 6]])], 1)
+    assert filled.tolist() == [[[1, 0], [2, 0]], [[3, 4], [5, 6]]]
+
+
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_seen(array, bad):
+    assert is_finite(array([1.0, 2.0]))
+    assert is_finite([array([1.0]), array([2])])
+    assert not is_finite(array([[1.0], [bad]]))
+    assert not is_finite([array([1.0]), array([bad])])
 
 
 def test_anything_else_becomes_a_list():

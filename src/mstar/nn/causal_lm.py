@@ -1,91 +1,151 @@
 """CausalLM: a transformers decoder as a component, unmodified.
 
 Prefill and decode are one op, `next`: a request brings as many tokens as it has. So a batch mixes prompts and single
-tokens in one forward, and a prompt may be given in pieces. The network is loaded where an op first runs.
+tokens in one forward, and a prompt may be given in pieces. `next_from` takes embeddings instead of tokens, `read` and
+`read_from` give hidden states instead of a choice, `look` leaves the cache as it is. The network is loaded where an op
+first runs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mstar.errors import LoadError
 from mstar.nn.pages import Pool
-from mstar.nn.sampling import Sampling, choose_tokens
+from mstar.nn.sampling import Logprobs, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import KV, State
-from mstar.walk.types import Bool, Int64, Tensor
+from mstar.walk.types import Bool, Float, Int64, Tensor, View
 
 if TYPE_CHECKING:
-    from mstar.nn.paged import Store
+    from mstar.nn.decoder import Decoder
+    from mstar.nn.grammar import Vocabulary
+    from mstar.nn.parallel import Parallel
+    from mstar.nn.store import PagedKV
 
 S = TypeVar("S", bound=State)
 
 
 class CausalLM(Component):
-    """A decoder that `network` loads, with `pages` pages of `page_size` positions for its requests."""
+    """A decoder that `network` loads, with `pages` pages of `page_size` positions for its requests.
 
-    def __init__(self, network: Callable[[], Any], *, end: int, pages: int = 1024, page_size: int = 16) -> None:
+    `swap` bytes outside of the pages are for caches that must make room for others; a cache that finds none is read
+    again when it is needed. `vocabulary` is what grammars need. With `deterministic` every forward has the same size,
+    so that a request gets the same bits alone and in a crowd, for some speed. With `int8` products with weights are in
+    8-bit integers, on CPUs: faster, in less memory, and a little less exact.
+    """
+
+    parallel: Parallel | None = None
+    """The ranks that share its weights. Whoever runs it there says so, before its first op."""
+
+    def __init__(  # noqa: PLR0913 - each is asked for by name
+        self,
+        network: Callable[[], Any],
+        *,
+        end: int,
+        pages: int = 1024,
+        page_size: int = 16,
+        swap: int = 1 << 30,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+        deterministic: bool = False,
+        int8: bool = False,
+    ) -> None:
         self._load = network
         self._end = end
-        self._pages = pages
-        self._page_size = page_size
+        self._sizes = (pages, page_size, swap)
+        self._load_vocabulary = vocabulary
+        self._how = {"is_deterministic": deterministic, "is_int8": int8}
 
     @functools.cached_property
-    def network(self) -> Any:
-        """The library's model, set to attend over pages."""
+    def decoder(self) -> Decoder:
+        """The network, loaded, and the memory of all requests."""
         try:
-            from mstar.nn.paged import PAGED  # torch and transformers are loaded here, where the op runs
+            make = self._decoder_class()  # torch and transformers are loaded here, where the op runs
         except ImportError as error:
             fix = "install the torch that suits this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
+        network = self._load()
+        if self.parallel is not None:
+            self.parallel.shard(network)
+        pages, page_size, swap = self._sizes
+        return make(network, Pool(pages, page_size), swap=swap, **self._how)
 
-        loaded = self._load().eval().requires_grad_(requires_grad=False)
-        loaded.config._attn_implementation = PAGED
-        return loaded
+    def _decoder_class(self) -> type[Decoder]:
+        from mstar.nn.decoder import Decoder
+
+        return Decoder
 
     @functools.cached_property
-    def store(self) -> Store:
-        """The memory of all requests."""
-        layers = self.network.config.num_hidden_layers  # loads what is needed, or says what is missing
-        from mstar.nn.paged import Store
-
-        return Store(Pool(self._pages, self._page_size), layers)
+    def _vocabulary(self) -> Vocabulary | None:
+        return None if self._load_vocabulary is None else self._load_vocabulary()
 
     def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - it has but one kind
         """A cache with no pages yet."""
-        store = self.store
-        from mstar.nn.paged import PagedKV
+        return cast("S", self.decoder.new_cache(self._vocabulary))
 
-        return cast("S", PagedKV(store, store.pool.new()))
+    def bring_back(self, states: Sequence[State]) -> None:
+        """Give caches that left their pages back what was in them."""
+        self.decoder.bring_back(cast("Sequence[PagedKV]", states))
 
-    @op(batch=ragged("T"))
+    @op(batch=ragged("T"), in_pieces=True)
     def next(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read tokens into the cache; the token that follows them. The first call of a request sets its seed."""
-        import torch
+        """Read tokens into the cache; the token that follows them."""
+        return self.decoder.next(tokens, _caches(kv), rows(sampling), layout)[0]
 
-        from mstar.nn.paged import extend
+    @op(batch=ragged("T"), in_pieces=True)
+    def next_scored(
+        self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
+    ) -> tuple[Int64[Tensor, "1"], Logprobs | None]:
+        """The same, and how likely the token was, if `sampling.logprobs` wishes to know."""
+        from mstar.nn.chooser import scored
 
-        caches, wishes = cast("Any", list(rows(kv))), rows(sampling)
-        given = tokens.tolist()
-        with torch.inference_mode():
-            batch, positions = extend(self.store, caches, list(layout.lengths))
-            for cache, wish, (start, end) in zip(caches, wishes, pairwise(layout.offsets), strict=True):
-                if not cache.history:
-                    cache.generator.manual_seed(wish.seed)
-                cache.history += given[start:end]
-            last = torch.tensor(layout.offsets[1:]) - 1
-            output = self.network(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=batch, logits_to_keep=last
-            )
-            return choose_tokens(output.logits[0], wishes, [c.history for c in caches], [c.generator for c in caches])
+        wishes = rows(sampling)
+        chosen, logits = self.decoder.next(tokens, _caches(kv), wishes, layout)
+        return chosen, cast("Any", scored(logits, wishes, chosen))
+
+    @op(batch=ragged("T"), in_pieces=True)
+    def next_from(
+        self, embeddings: Float[Tensor, "T D"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
+    ) -> Int64[Tensor, "1"]:
+        """Read embeddings, of images say, as if they were tokens; the token that follows them."""
+        return self.decoder.next(embeddings, _caches(kv), rows(sampling), layout)[0]
+
+    @op(batch=ragged("T"), in_pieces=True)
+    def read(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
+        """Read tokens into the cache; the network's last hidden state of each."""
+        return self.decoder.read(tokens, _caches(kv), layout)
+
+    @op(batch=ragged("T"), in_pieces=True)
+    def read_from(self, embeddings: Float[Tensor, "T D"], kv: KV, layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
+        """Read embeddings into the cache; the network's last hidden state of each."""
+        return self.decoder.read(embeddings, _caches(kv), layout)
+
+    @op(batch=ragged("T"))
+    def look(self, embeddings: Float[Tensor, "T D"], kv: View[KV], layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
+        """Hidden states of embeddings that see the cache and each other, both ways. The cache stays as it is.
+
+        This is a denoising step of a flow head that shares the backbone.
+        """
+        return self.decoder.look(embeddings, _caches(kv), layout)
+
+    @op(batch=ragged("T"))
+    def embed(self, tokens: Int64[Tensor, "T"]) -> Float[Tensor, "T D"]:
+        """The embeddings of tokens."""
+        return self.decoder.embed(tokens)
 
     @op(batch=stacked)
-    def is_end(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:
+    def is_end(self, token: Int64[Tensor, "1"], sampling: Sampling | None = None) -> Bool[Tensor, ""]:
         """Whether this token ends the text."""
-        return token[:, 0] == self._end
+        import torch
+
+        ends = [(self._end, *(wish.stop if wish else ())) for wish in rows(sampling)]
+        return torch.tensor([one in end for one, end in zip(token[:, 0].tolist(), ends, strict=True)])
+
+
+def _caches(kv: KV) -> list[PagedKV]:
+    return list(cast("Sequence[PagedKV]", rows(kv)))

@@ -1,7 +1,7 @@
 """Reading GGUF files: a Llama as a transformers model, and its tokenizer.
 
-Quantised weights become floats. Only the architecture `llama` with a byte-level BPE vocabulary is read; anything else
-is refused, because a wrong guess gives fluent nonsense.
+Quantised weights become floats. Only the architecture `llama` with the vocabulary of a SmolLM (byte-level BPE, each
+digit by itself) is read; anything else is refused, because a wrong guess gives fluent nonsense.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import gguf
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mstar.errors import LoadError
+from mstar.nn.checkpoints import assemble, dtype_named
+from mstar.nn.weights import Progress, untold
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -29,6 +31,8 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_KIND = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
+"""The one kind of file that is read, by the fields that say so."""
 _CONTROL = 3
 """The type of a token that is no text, such as the end of a turn."""
 
@@ -37,17 +41,21 @@ class GgufFile:
     """One file, opened."""
 
     def __init__(self, path: Path) -> None:
-        self._reader = gguf.GGUFReader(path)
-        kind, words = self._field("general.architecture"), self._field("tokenizer.ggml.model")
-        if (kind, words) != ("llama", "gpt2"):
-            raise LoadError(
-                f"{path} holds a {kind} with a {words} vocabulary\n  fix: use a llama with a gpt2 vocabulary"
-            )
+        self._path = path
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except ValueError as error:
+            raise LoadError(f"{path} is no complete GGUF file: {error}\n  fix: fetch it again") from error
+        for name, value in _KIND.items():
+            if (found := self._field(name)) != value:
+                raise LoadError(f"{path} has {name} {found}\n  fix: use a file that has {name} {value}")
 
     def _field(self, name: str) -> Any:
+        if name not in self._reader.fields:
+            raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with today's llama.cpp")
         return self._reader.fields[name].contents()
 
-    def network(self, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    def network(self, dtype: str = "float32", progress: Progress = untold) -> PreTrainedModel:
         """The model, with its weights as floats."""
         config = LlamaConfig(
             vocab_size=len(self._field("tokenizer.ggml.tokens")),
@@ -60,20 +68,17 @@ class GgufFile:
             rms_norm_eps=self._field("llama.attention.layer_norm_rms_epsilon"),
             rope_parameters={"rope_type": "default", "rope_theta": self._field("llama.rope.freq_base")},
             tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in self._reader.tensors),
-            dtype=dtype,
         )
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         weights: dict[str, Tensor] = {}
+        done, total = 0, sum(tensor.n_bytes for tensor in self._reader.tensors)
         for tensor in self._reader.tensors:
-            weight = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=dtype)
+            weight = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=dtype_named(dtype))
             part = tensor.name.split(".")[-2]
             weights[_name(tensor.name)] = _unpermuted(weight, heads[part]) if part in heads else weight
-        network = LlamaForCausalLM(config)
-        missing, unknown = network.load_state_dict(weights, strict=False, assign=True)
-        network.tie_weights()
-        if unknown or missing not in ([], ["lm_head.weight"]):
-            raise LoadError(f"the file lacks {missing} and has {unknown}\n  fix: use a plain llama")
-        return network
+            done += int(tensor.n_bytes)
+            progress(done, total)
+        return assemble(LlamaForCausalLM, config, weights, dtype)
 
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back, as the model was trained with it."""
@@ -90,11 +95,14 @@ class GgufFile:
 
 
 def _name(name: str) -> str:
-    """transformers' name of a tensor."""
-    parts = name.split(".")
-    if parts[0] == "blk":
-        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
-    return f"{_WHOLE[parts[0]]}.{parts[1]}"
+    """transformers' name of a tensor; one that has none keeps its own, and is refused by it."""
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in _LAYER:
+            return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
+        case [part, kind] if part in _WHOLE:
+            return f"{_WHOLE[part]}.{kind}"
+        case _:
+            return name
 
 
 def _unpermuted(weight: Tensor, heads: int) -> Tensor:

@@ -7,131 +7,245 @@ model is rewritten: the library's own layers compute everything else.
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mstar.errors import LoadError, listed
-from mstar.nn.pages import Pool, Table
-from mstar.walk.states import KV
+from mstar.nn import native
+from mstar.nn.store import PagedKV, Store
 
 _NOT_DONE = ("softcap", "s_aux", "position_bias")
 """What some models ask of attention that would change its result if it were ignored."""
 _FIX = "use a model of another family"
+_LONG = 48
+"""From so many new tokens on a request is attended to as matrices, not token by token."""
 
 PAGED = "mstar_paged"
 """The name of this attention among transformers' implementations."""
 
 
-class Store:
-    """Keys and values of all layers of one component, in pages."""
+class View:
+    """What the tokens of one forward see: each has a request, and all positions of its cache."""
 
-    def __init__(self, pool: Pool, layers: int) -> None:
-        self.pool = pool
-        self._keys: list[Tensor | None] = [None] * layers
-        self._values: list[Tensor | None] = [None] * layers
-
-    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's memory as [positions, heads, size]; its shape is learnt from the first keys and values."""
-        keys, values = self._keys[index], self._values[index]
-        if keys is None or values is None:
-            positions = self.pool.count * self.pool.page_size
-            keys = self._keys[index] = key.new_zeros((positions, *key.shape[1:]))
-            values = self._values[index] = value.new_zeros((positions, *value.shape[1:]))
-        return keys, values
-
-    def copy(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages of all layers."""
-        size = self.pool.page_size
-        for memory in (*self._keys, *self._values):
-            if memory is not None:
-                for source, target in copies:
-                    memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
-
-
-class PagedKV(KV):
-    """The attention cache of one request: a table of pages in its component's store, and what was read into it."""
-
-    def __init__(self, store: Store, table: Table) -> None:
+    def __init__(self, store: Store, caches: Sequence[PagedKV], counts: Sequence[int] | np.ndarray) -> None:
         self.store = store
-        self.table = table
-        self.history: list[int] = []
-        """Every token it was extended by."""
-        self.generator = torch.Generator()
-        """Where its random numbers come from."""
-        self._gone = weakref.finalize(self, store.pool.free, table)
+        self.caches = caches
+        self.counts = np.asarray(counts)
+        self.request = torch.from_numpy(np.asarray([cache.row for cache in caches], np.int32).repeat(self.counts))
+        lengths = np.asarray([cache.table.length for cache in caches], np.int32)
+        self.seen = torch.from_numpy(lengths.repeat(self.counts))
 
-    def fork(self) -> PagedKV:
-        """A cache that shares the pages of this one until either is extended."""
-        forked = PagedKV(self.store, self.store.pool.fork(self.table))
-        forked.history = [*self.history]
-        forked.generator.set_state(self.generator.get_state())
-        return forked
+    @functools.cached_property
+    def short(self) -> Tensor:
+        """The tokens of requests that bring few."""
+        is_short = (self.counts < _LONG).repeat(self.counts)
+        return torch.from_numpy(is_short.nonzero()[0].astype(np.int32))
 
-    def free(self) -> None:
-        """Give the pages back now."""
-        self._gone()
+    @functools.cached_property
+    def long(self) -> list[Group]:
+        """Requests that bring many tokens, each for itself."""
+        return [Group(self, [row]) for row in (self.counts >= _LONG).nonzero()[0].tolist()]
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """All requests, those with one token together."""
+        single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
+        return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
+
+    @functools.cached_property
+    def pages(self) -> native.Pages:
+        """The same for the kernels, which attend for the tokens that are `short`."""
+        table, places = self.store.table, getattr(self, "places", None)
+        return native.Pages(
+            table=table.data_ptr(),
+            width=table.shape[1],
+            page_size=self.store.pool.page_size,
+            request=self.request.data_ptr(),
+            seen=self.seen.data_ptr(),
+            chosen=self.short.data_ptr(),
+            count=len(self.short),
+            places=None if places is None else places.data_ptr(),
+            tokens=len(self.request),
+        )
+
+    def tokens_of(self, rows: list[int]) -> Tensor:
+        """[rows, new]: the tokens of rows that bring equally many."""
+        lasts, count = self.counts.cumsum(), int(self.counts[rows[0]])
+        return torch.from_numpy(lasts[rows])[:, None] + torch.arange(-count, 0)
+
+    def places_of(self, row: int) -> Tensor:
+        """Where everything of a row's request lies."""
+        table = self.caches[row].table
+        return self.store.places(table.pages, 0, table.length).clamp(min=0)  # of what is forgotten nothing is seen
+
+
+class Batch(View):
+    """What the attention of every layer needs to know of one forward.
+
+    Each token has a request, the positions it sees (from the first on), and a place for its keys and values.
+    """
+
+    def __init__(self, store: Store, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool) -> None:
+        super().__init__(store, caches, counts)
+        size = store.pool.page_size
+        lasts = self.counts.cumsum()
+        firsts = np.asarray([cache.table.length for cache in caches]) - lasts
+        positions = np.arange(lasts[-1]) + firsts.repeat(self.counts)
+        places = store.cells[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
+        self.positions = torch.from_numpy(positions)
+        """[tokens]: where each token is in its request."""
+        self.places = torch.from_numpy(places)
+        if is_causal:
+            self.seen = torch.from_numpy((positions + 1).astype(np.int32))
+
+    def part(self, first: int, last: int) -> Batch:
+        """Some of its tokens, of which each attends for itself."""
+        part = copy.copy(self)
+        part.counts = self.counts[:0]
+        part.positions, part.places = self.positions[first:last], self.places[first:last]
+        part.request, part.seen = self.request[first:last], self.seen[first:last]
+        part.short = torch.arange(len(part.positions), dtype=torch.int32)
+        return part
 
 
 class Group:
-    """Requests in a forward that bring equally many tokens, so that one call attends for all of them."""
+    """Requests in a forward that bring equally many tokens, so that one call of torch's attends for all of them."""
 
-    def __init__(self, tokens: list[list[int]], positions: list[Tensor]) -> None:
-        self.tokens = torch.tensor(tokens)
+    def __init__(self, batch: View, rows: list[int]) -> None:
+        self.tokens = batch.tokens_of(rows)
         """[requests, new]: which of the forward's tokens are theirs."""
-        self.positions = torch.nn.utils.rnn.pad_sequence(positions, batch_first=True)
+        self.places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
         """[requests, longest]: where the keys and values of each request lie; what is beyond its end is masked."""
-        self._lengths = torch.tensor([len(own) for own in positions])
-        self._masks: dict[int | None, Tensor] = {}
+        self._seen = batch.seen[self.tokens][:, None, :, None]
+        self._masks: dict[int, Tensor] = {}
 
-    def mask(self, sliding_window: int | None) -> Tensor:
+    def mask(self, window: int) -> Tensor:
         """[requests, 1, new, longest]: a token sees what is before it, of a sliding window only the last of that."""
-        if sliding_window not in self._masks:
-            new = self.tokens.shape[1]
-            own = (self._lengths[:, None] - new + torch.arange(new))[:, None, :, None]
-            seen = torch.arange(self.positions.shape[1])
-            mask = seen <= own
-            self._masks[sliding_window] = mask if sliding_window is None else mask & (seen > own - sliding_window)
-        return self._masks[sliding_window]
+        if window not in self._masks:
+            positions = torch.arange(self.places.shape[1])
+            mask = positions < self._seen
+            self._masks[window] = mask & (positions >= self._seen - window) if window else mask
+        return self._masks[window]
+
+    def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
+        """Fill in [tokens, heads, size] for these requests. The query is [heads, tokens, size]."""
+        keys, values = layer
+        out[self.tokens] = scaled_dot_product_attention(
+            query[:, self.tokens].transpose(0, 1),
+            keys[self.places].transpose(1, 2),
+            values[self.places].transpose(1, 2),
+            attn_mask=self.mask(window),
+            scale=scaling,
+            enable_gqa=True,
+        ).transpose(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What the attention of every layer needs to know of one forward."""
+def extend(store: Store, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool = True) -> Batch:
+    """Make room for new tokens of several requests, or for none of them."""
+    pool = store.pool
+    if store.window is not None:
+        for cache in caches:
+            pool.forget(cache.table, cache.table.length - store.window)
+    needed = [pool.needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)]
+    pool.reserve(sum(needed))
+    for cache, count, pages in zip(caches, counts, needed, strict=True):
+        if not pages:
+            cache.table.length += count
+            continue
+        had = len(cache.table.pages)
+        copies = pool.extend(cache.table, count)
+        store.copy(copies)
+        store.show(cache.row, cache.table.pages, had - len(copies))
+    return Batch(store, caches, counts, is_causal=is_causal)
 
-    store: Store
-    groups: list[Group]
-    written: Tensor
-    """For each new token, where its keys and values go."""
+
+_now: list[Batch] = []
+"""The batch whose forward runs, as the last entry. An engine has one thread."""
 
 
-def extend(store: Store, caches: list[PagedKV], counts: list[int]) -> tuple[Batch, Tensor]:
-    """Make room for new tokens of several requests, or for none of them.
+@contextmanager
+def running(batch: Batch) -> Iterator[None]:
+    """Inside it, attention is over this batch's pages."""
+    _now.append(batch)
+    try:
+        yield
+    finally:
+        _now.pop()
 
-    Gives the batch, and the position of each token in its request.
+
+def attend_now(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:
+    """Attention of the batch that runs: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    batch = _now[-1]
+    write(batch, key, value, layer)
+    return attend_over(batch, query, layer, scaling, window)
+
+
+def attend_joined_now(  # noqa: PLR0913, PLR0917 - it stands for several calls
+    joined: Tensor, cosines: Tensor, sines: Tensor, layer: int, scaling: float, window: int, key_heads: int, size: int
+) -> Tensor:
+    """The same for queries, keys and values in one row for each token, not yet rotated.
+
+    [1, tokens, (heads + 2 key_heads) * size] in, [1, tokens, heads * size] out.
     """
-    pool, size = store.pool, store.pool.page_size
-    pool.reserve(sum(pool.needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)))
-    places: list[Tensor] = []
-    tokens: list[list[int]] = []
-    first = 0
-    for cache, count in zip(caches, counts, strict=True):
-        store.copy(pool.extend(cache.table, count))
-        pages = torch.tensor(cache.table.pages)
-        places.append((pages[:, None] * size + torch.arange(size)).reshape(-1)[: cache.table.length])
-        tokens.append(list(range(first, first + count)))
-        first += count
-    single = [row for row, count in enumerate(counts) if count == 1]
-    alone = [[row] for row, count in enumerate(counts) if count != 1]
-    groups = [Group([tokens[r] for r in rows], [places[r] for r in rows]) for rows in (single, *alone) if rows]
-    written = torch.cat([place[-count:] for place, count in zip(places, counts, strict=True)])
-    at = torch.cat([torch.arange(len(p) - count, len(p)) for p, count in zip(places, counts, strict=True)])
-    return Batch(store, groups, written), at
+    batch = _now[-1]
+    memory = batch.store.keys[layer], batch.store.values[layer]
+    if batch.long or not memory[0].numel():
+        heads = joined.unflatten(2, (-1, size)).transpose(1, 2)
+        query, key, value = heads.split([heads.shape[1] - 2 * key_heads, key_heads, key_heads], 1)
+        query, key = native.rotate(query, cosines, sines), native.rotate(key, cosines, sines)
+        return attend_now(query, key, value, layer, scaling, window).flatten(2)
+    return native.attend_joined(joined, (cosines, sines), memory, batch.pages, (scaling, window))
+
+
+def write(batch: Batch, key: Tensor, value: Tensor, layer: int) -> None:
+    """Put the keys and values of all tokens, [1, heads, tokens, size], in their places."""
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    memory = batch.store.layer(layer, key, value)
+    if _is_native(memory):
+        native.write(memory, key, value, batch.places)
+    else:
+        memory[0][batch.places], memory[1][batch.places] = key, value
+
+
+def attend_over(view: View, query: Tensor, layer: int, scaling: float, window: int) -> Tensor:
+    """Attention to what is in the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    memory = view.store.keys[layer], view.store.values[layer]
+    tokens, heads, size = query.shape[2], query.shape[1], memory[1].shape[2]
+    out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
+    if _is_native(memory):
+        for group in view.long:
+            group.attend(out, query[0], memory, scaling, window)
+        native.attend(out, query, memory, view.pages, scaling, window)
+    else:
+        for group in view.groups:
+            group.attend(out, query[0], memory, scaling, window)
+    return out[None]
+
+
+def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
+    keys, values = memory
+    return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
+
+
+_attend_op = torch.library.custom_op("mstar::attend", attend_now, mutates_args=())
+
+
+@_attend_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:  # noqa: ARG001
+    return query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+
+
+DIRECT: dict[Any, Any] = {torch.ops.mstar.attend.default: attend_now}
+"""What recorded attention calls when it runs: the dispatcher's work is more than the call's own."""
 
 
 def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
@@ -139,37 +253,20 @@ def attend(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - groups make their own
+    attention_mask: Tensor | None,  # noqa: ARG001 - a batch has its own
     scaling: float | None = None,
     sliding_window: int | None = None,
-    *,
-    paged: Batch,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: [1, heads, tokens, size] in, [1, tokens, heads, size] out.
-
-    `paged` is ours: what is passed to a model's forward by a name it does not know reaches its attention.
-    """
+    """transformers' attention function."""
     if missing := [name for name in _NOT_DONE if others.get(name) is not None]:
         raise LoadError(
             f"{type(module).__name__} attends with {listed(missing)}, which is not done over pages\n  fix: {_FIX}"
         )
-    queries = query[0]
-    keys, values = paged.store.layer(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    keys[paged.written] = key[0].transpose(0, 1)
-    values[paged.written] = value[0].transpose(0, 1)
-    outputs = torch.empty_like(queries)
-    for group in paged.groups:
-        outputs[:, group.tokens] = scaled_dot_product_attention(
-            queries[:, group.tokens].transpose(0, 1),
-            keys[group.positions].transpose(1, 2),
-            values[group.positions].transpose(1, 2),
-            attn_mask=group.mask(sliding_window),
-            scale=scaling,
-            enable_gqa=True,
-        ).transpose(0, 1)
-    return outputs.transpose(0, 1)[None], None
+    run = torch.ops.mstar.attend if torch.compiler.is_exporting() else attend_now
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return run(query, key, value, module.layer_idx, scale, sliding_window or 0), None
 
 
 AttentionInterface.register(PAGED, attend)
-AttentionMaskInterface.register(PAGED, lambda *_args, **_kwargs: None)  # groups make their own
+AttentionMaskInterface.register(PAGED, lambda *_args, **_kwargs: None)  # a batch has its own

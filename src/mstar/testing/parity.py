@@ -21,24 +21,38 @@ from mstar.walk.values import is_array
 
 
 def parity(model: Model, request: Any, *, schedules: int = 5, seed: int = 0) -> None:
-    """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer."""
+    """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer.
+
+    A request that fails eagerly must fail in the same way when it is served. What it raised is raised at the end.
+    """
     parity_all(model, [request], schedules=schedules, seed=seed)
 
 
 def parity_all(model: Model, requests: Sequence[Any], *, schedules: int = 5, seed: int = 0) -> None:
     """The same for several requests that are served at the same time and share batches."""
-    eager = [model.run(request) for request in requests]
+    eager = [_eager(model, request) for request in requests]
     graphs = model.graphs()
     for schedule in range(schedules):
         chosen = random.Random(f"{seed}/{schedule}")
         placement = None if schedule == 0 else random_placement(graphs, chosen)
-        runtime = LocalRuntime(model, placement, seed=chosen.randrange(1 << 30), is_tight=chosen.random() < 0.5)
+        how: dict[str, Any] = {"seed": chosen.randrange(1 << 30), "is_tight": chosen.random() < 0.5}
+        runtime = LocalRuntime(model, placement, token_budget=chosen.choice((None, 1, 5, 30)), **how)
         for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests), strict=True)):
             if (what := difference(want, got)) is not None:
                 raise ParityError(
                     f"request {number} of {type(model).__name__}: {what}\n"
                     f"  schedule {schedule} of seed {seed}, placement {placement}"
                 )
+    for outcome in eager:
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _eager(model: Model, request: Any) -> Outcome:
+    try:
+        return model.run(request)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the eager answer
+        return Outcome([], error=error)
 
 
 def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Placement:
@@ -62,6 +76,9 @@ def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Pl
 
 def difference(want: Outcome, got: Outcome) -> str | None:
     """The first thing in which two outcomes differ, or None. Kinds of emissions are not ordered among each other."""
+    if want.error is not None or got.error is not None:
+        is_same = type(want.error) is type(got.error) and str(want.error) == str(got.error)
+        return None if is_same else f"it ended with {got.error!r}, eager with {want.error!r}"
     wanted, had = _by_kind(want.emissions), _by_kind(got.emissions)
     for kind in sorted({*wanted, *had}):
         if len(wanted[kind]) != len(had[kind]):

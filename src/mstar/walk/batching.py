@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar, cast
 
+from mstar.errors import BadShape
 from mstar.graph.types import TensorType, Type
-from mstar.walk.values import concatenate, cut, pad, stack
+from mstar.walk.values import concatenate, cut, pad, split, stack
 
 T = TypeVar("T")
 
@@ -23,6 +25,10 @@ class Batch:
 
     how: str
     dim: str = ""
+
+    def axis(self, type_: Type) -> int | None:
+        """Where a value of this type has the dimension, or None."""
+        return type_.dims.index(self.dim) if isinstance(type_, TensorType) and self.dim in type_.dims else None
 
 
 alone = Batch("alone")
@@ -43,21 +49,21 @@ def padded(dim: str) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shape of a batch: how many rows, and each row's length along the joined dimension.
+    """The shape of a batch: how many rows, each row's length along the joined dimension, and which are not whole.
 
     An op that declares a parameter of this type is given it by the runtime; a walk does not pass it.
     """
 
     rows: int = 1
     lengths: tuple[int, ...] = ()
+    unfinished: frozenset[int] = frozenset()
+    """Rows of an op `in_pieces` whose call goes on with another piece: what is given for them is not used, except along
+    the joined dimension."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Where each row starts along the joined dimension, and the total."""
-        total = [0]
-        for length in self.lengths:
-            total.append(total[-1] + length)
-        return tuple(total)
+        return tuple(accumulate(self.lengths, initial=0))
 
 
 ONE_ROW = Layout()
@@ -69,37 +75,29 @@ def rows(batched: T) -> Sequence[T]:
     return cast("Sequence[T]", batched)
 
 
-def lengths_of(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> tuple[int, ...]:
-    """Each call's size along the batch's dimension."""
-    for name, column in columns.items():
-        type_ = types[name]
-        if isinstance(type_, TensorType) and batch.dim in type_.dims:
-            axis = type_.dims.index(batch.dim)
-            return tuple(value.shape[axis] for value in column)
-    return ()
-
-
 def join(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:
     """Each parameter's values, one for each call, as what the op's body takes."""
     joined: dict[str, Any] = {}
     for name, column in columns.items():
-        type_ = types[name]
-        if not isinstance(type_, TensorType):
+        if not isinstance(types[name], TensorType):
             joined[name] = column
-        elif batch.dim in type_.dims:
-            axis = type_.dims.index(batch.dim)
-            joined[name] = concatenate(column, axis) if batch.how == "ragged" else pad(column, axis)
-        else:
+        elif (axis := batch.axis(types[name])) is None:
             joined[name] = stack(column)
+        else:
+            joined[name] = concatenate(column, axis) if batch.how == "ragged" else pad(column, axis)
     return joined
 
 
 def part(batch: Batch, type_: Type, value: Any, layout: Layout) -> list[Any]:
     """One joined result as one value per call."""
-    if not isinstance(type_, TensorType) or batch.dim not in type_.dims:
-        return [value[row] for row in range(layout.rows)]
-    axis = type_.dims.index(batch.dim)
-    if batch.how == "padded":
-        return [cut(value[row], axis, 0, length) for row, length in enumerate(layout.lengths)]
-    offsets = layout.offsets
-    return [cut(value, axis, offsets[row], offsets[row + 1]) for row in range(layout.rows)]
+    axis = batch.axis(type_)
+    is_ragged = axis is not None and batch.how == "ragged"
+    has, wants = (value.shape[axis], sum(layout.lengths)) if is_ragged else (len(value), layout.rows)
+    if has != wants:
+        fix = "give one entry for each row, and along the batch's dimension one for each position"
+        raise BadShape(f"an op gave {has} entries of {type_} for a batch of {wants}\n  fix: {fix}")
+    if axis is None:
+        return list(value)
+    if is_ragged:
+        return split(value, axis, layout.lengths)
+    return [cut(row, axis, 0, length) for row, length in zip(value, layout.lengths, strict=True)]

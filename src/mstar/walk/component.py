@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from mstar.errors import RouteError, listed, nearest, shown
-from mstar.graph.types import TensorType, Type
+from mstar.errors import BadShape, NotFinite, RouteError, RowsFailed, counted, listed, nearest, shown
+from mstar.graph.types import FLOATS, StateType, TensorType, Type
 from mstar.walk import context
-from mstar.walk.batching import Batch, Layout, alone, join, lengths_of, part
+from mstar.walk.batching import Batch, Layout, alone, join, part
 from mstar.walk.states import KV, State
 from mstar.walk.types import Hint, read_hint, read_return
+from mstar.walk.values import is_finite
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=State)
@@ -38,9 +39,13 @@ class Signature:
 class Op:
     """One callable of a component: the unit of batching, compiling, placing and metering."""
 
-    def __init__(self, body: Callable[..., Any], batch: Batch) -> None:
+    def __init__(self, body: Callable[..., Any], batch: Batch, *, in_pieces: bool) -> None:
+        if in_pieces and not batch.dim:
+            raise TypeError(f"op `{body.__name__}` is in_pieces, and batch={batch.how} has no dimension to cut")
         self.body = body
         self.batch = batch
+        self.in_pieces = in_pieces
+        """Whether a call may be run in several pieces along the batch's dimension."""
         self.name = body.__name__
         self.call_signature = inspect.signature(body)
 
@@ -72,36 +77,102 @@ class Op:
         bound.apply_defaults()
         return {name: value for name, value in list(bound.arguments.items())[1:] if name in self.signature.params}
 
+    @functools.cached_property
+    def axes(self) -> dict[str, int]:
+        """The parameters that have the batch's dimension, and where."""
+        found = {name: self.batch.axis(type_) for name, type_ in self._types.items()}
+        return {name: axis for name, axis in found.items() if axis is not None}
+
+    @functools.cached_property
+    def _sized(self) -> tuple[str, int]:
+        return next(iter(self.axes.items()), ("", 0))
+
+    @functools.cached_property
+    def states(self) -> dict[str, bool]:
+        """The parameters that are states, and whether the op extends them."""
+        params = self.signature.params.items()
+        return {name: not hint.is_view for name, hint in params if isinstance(hint.type, StateType)}
+
+    @functools.cached_property
+    def _tensors(self) -> list[tuple[str, TensorType, int | None]]:
+        return [(name, t, self.batch.axis(t)) for name, t in self._types.items() if isinstance(t, TensorType)]
+
+    @functools.cached_property
+    def _floats(self) -> list[int]:
+        types = enumerate(hint.type for hint in self.signature.outs)
+        return [number for number, t in types if isinstance(t, TensorType) and t.dtype in FLOATS]
+
+    def length(self, arguments: dict[str, Any]) -> int:
+        """The size of a call along the batch's dimension."""
+        name, axis = self._sized
+        return arguments[name].shape[axis] if name else 0
+
     def alike(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
-        """Calls share a batch only if this is equal: the shapes that joining does not level."""
+        """Calls share a batch only if this is equal: dtypes, and the sizes that joining does not level."""
         if self.batch is alone:
             return ()
-        dim = self.batch.dim
-        return tuple(
-            tuple(size for size, name in zip(arguments[key].shape, type_.dims, strict=True) if name != dim)
-            for key, type_ in self._types.items()
-            if isinstance(type_, TensorType)
-        )
+        found: list[Any] = []
+        for name, type_, axis in self._tensors:
+            value = arguments[name]
+            shape = getattr(value, "shape", None)
+            if shape is None or len(shape) != len(type_.dims):
+                given = f"a {type(value).__name__}" if shape is None else f"one of shape {tuple(shape)}"
+                fix = f"pass an array of {counted(len(type_.dims), 'dimension')}"
+                raise BadShape(f"op `{self.name}` takes `{name}` as {type_} and was given {given}\n  fix: {fix}")
+            found += (value.dtype, shape) if axis is None else (value.dtype, shape[:axis], shape[axis + 1 :])
+        return tuple(found)
 
-    def run(self, component: Component, columns: dict[str, list[Any]], count: int) -> list[tuple[Any, ...]]:
+    def run(
+        self,
+        component: Component,
+        columns: dict[str, list[Any]],
+        count: int,
+        unfinished: frozenset[int] = frozenset(),
+    ) -> list[tuple[Any, ...]]:
         """Run so many calls as one batch, given each parameter's values; the results in the same order.
 
-        Static arguments must be equal, and so must `alike`.
+        Static arguments must be equal, and so must `alike`. Calls that give NaN or infinity are named by RowsFailed.
         """
-        signature = self.signature
         if self.batch is alone:
             calls = ({name: column[row] for name, column in columns.items()} for row in range(count))
-            return [self._results(self.body(component, **call)) for call in calls]
+            results = [self._results(self.body(component, **call)) for call in calls]
+            self._refuse(component, results, self._floats)
+            return results
+        signature = self.signature
         static = {name: column[0] for name, column in columns.items() if name not in self._types}
         dynamic = {name: column for name, column in columns.items() if name in self._types}
-        layout = Layout(count, lengths_of(self.batch, self._types, dynamic))
+        sized, axis = self._sized
+        layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
         given = static | ({signature.layout: layout} if signature.layout else {})
         joined = self._results(self.body(component, **join(self.batch, self._types, dynamic), **given))
         if not joined:
             return [()] * count
         hints = signature.outs
         parted = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
-        return list(zip(*parted, strict=True))
+        results = list(zip(*parted, strict=True))
+        # one look at what is joined: what was only padded may be anything, so a row is judged by its own part
+        if suspects := [number for number in self._floats if not is_finite(joined[number])]:
+            self._refuse(component, results, suspects, unfinished)
+        return results
+
+    def _refuse(
+        self,
+        component: Component,
+        results: list[tuple[Any, ...]],
+        suspects: list[int],
+        unfinished: frozenset[int] = frozenset(),
+    ) -> None:
+        errors: dict[int, Exception] = {}
+        for number in suspects:
+            type_ = self.signature.outs[number].type
+            is_joined = self.batch.axis(type_) is not None
+            for row, values in enumerate(results):
+                if (is_joined or row not in unfinished) and not is_finite(values[number]):
+                    what = f"{component.name}.{self.name} gave NaN or infinity in {type_}"
+                    fix = "look for an overflow or a division by zero in the op and in what it was given"
+                    errors[row] = NotFinite(f"{what}\n  fix: {fix}")
+        if errors:
+            raise RowsFailed(errors)
 
     def _results(self, given: Any) -> tuple[Any, ...]:
         if not self.signature.outs:
@@ -118,7 +189,11 @@ class Op:
                 f"  fix: ops run on workers: call it inside a walk, and await that walk"
             )
         given = self.bind(component, args, kwargs)
-        (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)
+        self.alike(given)  # raises, here as in a crowd, if an argument has too many dimensions or too few
+        try:
+            (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)
+        except RowsFailed as failed:
+            raise failed.errors.get(0, failed) from None  # nobody who calls an op knows of rows
         if self.signature.gives_tuple:
             return results
         return results[0] if results else None
@@ -127,12 +202,15 @@ class Op:
 @overload
 def op(body: F) -> F: ...
 @overload
-def op(*, batch: Batch = alone) -> Callable[[F], F]: ...
-def op(body: F | None = None, *, batch: Batch = alone) -> F | Callable[[F], F]:
-    """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`)."""
+def op(*, batch: Batch = alone, in_pieces: bool = False) -> Callable[[F], F]: ...
+def op(body: F | None = None, *, batch: Batch = alone, in_pieces: bool = False) -> F | Callable[[F], F]:
+    """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
+
+    `in_pieces` says that a long call may be run in several pieces along the batch's dimension, one after the other.
+    """
     if body is None:
-        return cast("Callable[[F], F]", functools.partial(op, batch=batch))
-    the_op = Op(body, batch)
+        return cast("Callable[[F], F]", functools.partial(op, batch=batch, in_pieces=in_pieces))
+    the_op = Op(body, batch, in_pieces=in_pieces)
 
     @functools.wraps(body)
     def call(self: Component, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +225,8 @@ class Component:
 
     name = "?"
     """The attribute of the model that holds this component; set when it is assigned there."""
+    threads: int | None = None
+    """How many threads its ops may use; None leaves it to the libraries. Whoever runs it there says so."""
 
     def kv(self) -> KV:
         """A fresh attention cache."""
@@ -163,6 +243,9 @@ class Component:
     def make_state(self, kind: type[S]) -> S:
         """The real thing, where the component runs. Override it when a state needs more than `kind()`."""
         return kind()
+
+    def bring_back(self, states: list[State]) -> None:
+        """Make states that have left resident again, or raise OutOfPages. Override it when states `can_leave`."""
 
     @classmethod
     def ops(cls) -> dict[str, Op]:
@@ -183,6 +266,8 @@ class Component:
     if not TYPE_CHECKING:  # it would hide a mistyped op from a static checker
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property of its own failed: its own error says more than ours
+                return object.__getattribute__(self, name)
             known = self.ops()
             if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
                 return tracer.missing(f"component `{self.name}` has no op `{name}`{nearest(name, known)}", known)

@@ -113,6 +113,8 @@ class Outcome:
 
     emissions: list[Emission]
     result: Any = None
+    error: Exception | None = None
+    """What ended it early; its emissions are then those of the walks that had ended."""
 
 
 class Model:
@@ -201,6 +203,13 @@ class RouteRun:
     def called(self, call: WalkCall[object, object]) -> None:
         """The route called a walk."""
         self._calls.append(call)
+
+    def close(self) -> None:
+        """Give the route up where it waits: a walk of it has failed."""
+        for call in self._calls:
+            call.is_started = True  # nobody forgot the walks that now never run
+        self._calls.clear()
+        self._route.close()
 
     def advance(self, result: Any) -> WalkCall[Any, Any] | None:
         """Give the result of the last walk; get the next one, or None when the route has ended."""

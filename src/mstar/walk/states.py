@@ -7,15 +7,36 @@ engine keeps pages. Nothing here knows where a state lives.
 from __future__ import annotations
 
 import copy
-from typing import Self
+from typing import Any, ClassVar, Self
 
 
 class State:
-    """Memory made by a component, extended and read by its ops, forked, moved and freed by the runtime."""
+    """Memory made by a component, extended and read by its ops, forked, moved and freed by the runtime.
+
+    What is here suits any plain Python object; a state that can do better, such as one made of pages, overrides it.
+    """
+
+    can_leave: ClassVar[bool] = False
+    """Whether it can give its memory in the component up for a while (`leave`, `Component.bring_back`)."""
+    is_resident: bool = True
+    """Whether ops can use it now; one that has left must be brought back first."""
 
     def fork(self) -> Self:
         """A state that starts as a copy of this one and goes its own way."""
         return copy.deepcopy(self)
+
+    def mark(self) -> Any:
+        """What `go_back` needs, to forget all that happens from now on. A mark is used at most once."""
+        return copy.deepcopy(vars(self))
+
+    def go_back(self, mark: Any) -> None:
+        """Be again what it was at the mark: an op that was extending it has failed."""
+        vars(self).clear()
+        vars(self).update(mark)
+
+    def leave(self) -> None:
+        """Give its memory in the component up, in a way that the component can undo. Only asked of what `can_leave`."""
+        raise NotImplementedError
 
 
 class KV(State):

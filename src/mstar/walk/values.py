@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 
@@ -27,19 +28,35 @@ def concatenate(items: Sequence[Any], axis: int) -> Any:
 
 def pad(items: Sequence[Any], axis: int) -> Any:
     """Arrays filled up with zeros to the longest along an axis, and stacked."""
-    longest = max(item.shape[axis] for item in items)
-    filled: list[Any] = []
-    for item in items:
-        shape = [*item.shape]
-        shape[axis] = longest - shape[axis]
-        rest = item.new_zeros(shape) if hasattr(item, "new_zeros") else _library(item).zeros(shape, item.dtype)
-        filled.append(concatenate([item, rest], axis))
-    return stack(filled)
+    first = items[0]
+    shape = [len(items), *first.shape]
+    shape[axis + 1] = max(item.shape[axis] for item in items)
+    filled = first.new_zeros(shape) if hasattr(first, "new_zeros") else _library(first).zeros(shape, first.dtype)
+    before = (slice(None),) * axis
+    for row, item in enumerate(items):
+        filled[(row, *before, slice(item.shape[axis]))] = item
+    return filled
 
 
 def cut(value: Any, axis: int, start: int, end: int) -> Any:
     """The part of an array between two positions of an axis."""
     return value[(slice(None),) * axis + (slice(start, end),)]
+
+
+def split(value: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
+    """An array cut along an axis into parts of these lengths."""
+    if hasattr(value, "split"):  # torch has one call for it
+        return list(value.split(list(lengths), axis))
+    before = (slice(None),) * axis
+    ends = list(accumulate(lengths, initial=0))
+    return [value[(*before, slice(start, end))] for start, end in pairwise(ends)]
+
+
+def is_finite(value: Any) -> bool:
+    """Whether no number in an array, or in a list of arrays, is NaN or infinite."""
+    if is_array(value):
+        return bool(_library(value).isfinite(value).all())
+    return all(map(is_finite, value))
 
 
 def _library(array: Any) -> Any:

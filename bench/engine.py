@@ -1,0 +1,192 @@
+"""The engine against the bare loop, against transformers' generate, and its own work beside the forward.
+
+All on a Llama of the shape of SmolLM2-135M in bf16, with random weights; what is compared takes turns in one run.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.claims import Claim, Row, print_table
+from bench.peers.hf_peer import generate_one_by_one
+from bench.peers.model import SHAPE, Turn, make_prompts
+
+SIZES = (1, 8, 16, 32)
+HELD = 256
+"""How many positions a request has read when its steps are timed."""
+STEPS = 6
+ROUNDS = 5
+
+
+@functools.cache
+def network() -> Any:
+    """The library's model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).eval()
+
+
+class Served:
+    """The component in an engine, as a worker would run it."""
+
+    def __init__(self, made: Any, **sizes: int) -> None:
+        import copy
+
+        from mstar.engine.engine import Engine
+        from mstar.nn.causal_lm import CausalLM
+
+        self.lm = CausalLM(lambda: copy.deepcopy(made), end=-1, **sizes)
+        self.lm.name = "lm"
+        self.engine = Engine(token_budget=4096)
+        self.op = self.lm.ops()["next"]
+        self.lm.kv().free()  # loads
+
+    def request(self) -> Any:
+        from mstar.walk.states import KV
+
+        return self.engine.new_state(self.lm, KV)
+
+    def step(self, tokens: Sequence[Any], caches: Sequence[Any]) -> list[Any]:
+        from mstar.engine.jobs import Done, Job
+        from mstar.nn.sampling import Sampling
+
+        wish = Sampling()
+        jobs = [Job({"tokens": t, "kv": c, "sampling": wish}) for t, c in zip(tokens, caches, strict=True)]
+        results = self.engine.run(self.lm, self.op, jobs)
+        for result in results:
+            if not isinstance(result, Done):
+                raise RuntimeError(f"a step gave {result}")
+        return [result.values[0] for result in results]  # type: ignore[union-attr]
+
+    def run(self, prompts: list[list[int]], new: int) -> Turn:
+        """All prompts at once, greedy, so many tokens for each."""
+        import torch
+
+        begun = time.perf_counter()
+        caches = [self.request() for _ in prompts]
+        tokens = self.step([torch.tensor(prompt) for prompt in prompts], caches)
+        outputs = [[int(token)] for token in tokens]
+        for _ in range(new - 1):
+            tokens = self.step(tokens, caches)
+            for output, token in zip(outputs, tokens, strict=True):
+                output.append(int(token))
+        return Turn(time.perf_counter() - begun, outputs)
+
+
+def steps(served: Served, bare: Any) -> list[Row]:
+    """A step of the engine, and of the bare loop, with all requests at about the same position."""
+    import torch
+
+    caches = [served.request() for _ in range(max(SIZES))]
+    prompts = [torch.tensor(prompt) for prompt in make_prompts(max(SIZES), HELD, 1)]
+    tokens = [served.step([prompt], [cache])[0] for prompt, cache in zip(prompts, caches, strict=True)]
+    rows: dict[tuple[str, int], list[float]] = {(who, size): [] for size in SIZES for who in ("engine", "bare")}
+    for round_ in range(ROUNDS + 1):
+        for size in SIZES:
+            marks = [cache.mark() for cache in caches[:size]]
+            now, plain = tokens[:size], torch.cat(tokens[:size])
+            spent: dict[str, list[float]] = {"engine": [], "bare": []}
+            for at in range(STEPS):
+                begun = time.perf_counter()
+                now = served.step(now, caches[:size])
+                middle = time.perf_counter()
+                plain = bare.step(plain, HELD + at)[:, 0]
+                spent["engine"].append((middle - begun) * 1000)
+                spent["bare"].append((time.perf_counter() - middle) * 1000)
+            for cache, mark in zip(caches, marks, strict=False):
+                cache.go_back(mark)
+            for who, values in spent.items():
+                rows[who, size] += values if round_ else []  # the first round warms
+    return [Row(f"{who} step, {size} at once, {HELD} held", "ms", values) for (who, size), values in rows.items()]
+
+
+def prefill(served: Served, bare: Any) -> list[Row]:
+    """A prompt of 512 tokens."""
+    import torch
+
+    spent: dict[str, list[float]] = {"engine": [], "bare": []}
+    for seed in range(ROUNDS + 1):
+        tokens, cache = torch.tensor(make_prompts(1, 512, seed)[0]), served.request()
+        begun = time.perf_counter()
+        served.step([tokens], [cache])
+        middle = time.perf_counter()
+        bare.prefill(tokens)
+        if seed:
+            spent["engine"].append((middle - begun) * 1000)
+            spent["bare"].append((time.perf_counter() - middle) * 1000)
+    return [Row(f"{who} prefill of 512", "ms", values) for who, values in spent.items()]
+
+
+def against_generate(served: Served) -> list[Row]:
+    """32 requests at once in the engine, and some of them one after another in transformers."""
+    rates: dict[str, list[float]] = {"engine, 32 at once": [], "generate, one by one": []}
+    generate_one_by_one(network(), make_prompts(1, 16, 0), 2)
+    for seed in range(2):
+        prompts = make_prompts(32, 64, 100 + seed)
+        rates["engine, 32 at once"].append(served.run(prompts, 32).tokens_per_s)
+        rates["generate, one by one"].append(generate_one_by_one(network(), prompts[:2], 32).tokens_per_s)
+    return [Row(f"{who}, 64 in and 32 out", "tokens/s", values) for who, values in rates.items()]
+
+
+def overhead() -> Row:
+    """What a step of 128 requests costs beside the forward of a tiny network, in CPU time of one thread."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    tiny = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).to(torch.bfloat16)
+    served = Served(tiny, pages=4096)
+    caches = [served.request() for _ in range(128)]
+    tokens = served.step([torch.arange(row % 30 + 1) + 3 for row in range(128)], caches)
+    decoder, inside = served.lm.decoder, [0.0]
+    forward = decoder._forward
+
+    def timed(*given: Any) -> Any:
+        begun = time.thread_time()
+        result = forward(*given)
+        inside[0] += time.thread_time() - begun
+        return result
+
+    decoder._forward = timed
+    spent: list[float] = []
+    for _ in range(100):
+        inside[0], begun = 0.0, time.thread_time()
+        tokens = served.step(tokens, caches)
+        spent.append((time.thread_time() - begun - inside[0]) * 1000)
+    torch.set_num_threads(before)
+    return Row("beside the forward, 128 at once", "ms", spent)
+
+
+def engine() -> Claim:
+    """The headline."""
+    from bench.bare import Bare
+
+    served, bare = Served(network(), pages=2048), Bare(network(), max(SIZES), 2 * HELD)
+    rows = [*steps(served, bare), *prefill(served, bare), *against_generate(served), overhead()]
+    print_table(rows)
+    found = {row.name: row.median for row in rows}
+    shares = {
+        size: found[f"bare step, {size} at once, {HELD} held"] / found[f"engine step, {size} at once, {HELD} held"]
+        for size in SIZES
+    }
+    more = {
+        "of_bare": {str(size): round(share, 3) for size, share in shares.items()},
+        "prefill_of_bare": round(found["bare prefill of 512"] / found["engine prefill of 512"], 3),
+        "times_generate": round(
+            found["engine, 32 at once, 64 in and 32 out"] / found["generate, one by one, 64 in and 32 out"], 2
+        ),
+        "overhead_ms": round(found["beside the forward, 128 at once"], 3),
+    }
+    value = round(min(shares.values()), 3)
+    is_met = more["prefill_of_bare"] >= 0.9 and more["times_generate"] >= 8 and more["overhead_ms"] <= 1
+    claim = (
+        "a step of the engine is at least 0.95 of the bare loop at 1, 8, 16 and 32 requests; prefill 0.9, generate 8x"
+    )
+    return Claim(claim, value, 0.95, holds=value >= 0.95 and is_met, more=more)

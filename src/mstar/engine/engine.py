@@ -1,0 +1,137 @@
+"""The engine: one op for one batch of jobs, and what is done when that goes wrong.
+
+A request that fails does so alone: states go back to where they were, the jobs at fault are found, the others run
+again. When memory runs out, states that were not used for long leave; when that is not enough, the batch is run in
+parts. The engine knows no walks: who shares a batch, and when, is decided by whoever calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from mstar.engine.frameless import frameless
+from mstar.engine.jobs import UNFINISHED, Done, Failed, Job, Result
+from mstar.engine.pieces import piece_of, put_together, share_out
+from mstar.engine.residents import Residents
+from mstar.engine.threads import use_threads
+from mstar.errors import RowsFailed
+from mstar.nn.pages import OutOfPages
+from mstar.walk.batching import alone
+from mstar.walk.component import Component, Op
+from mstar.walk.states import State
+
+S = TypeVar("S", bound=State)
+
+
+class Engine:
+    """Runs batches in this thread. `token_budget` is how many positions a run of an op `in_pieces` may bring."""
+
+    def __init__(self, *, token_budget: int | None = None) -> None:
+        if token_budget is not None and token_budget < 1:
+            fix = "give at least 1, or None for no limit"
+            raise ValueError(f"token_budget={token_budget} lets nothing run\n  fix: {fix}")
+        self.token_budget = token_budget
+        self._residents = Residents()
+
+    def new_state(self, component: Component, kind: type[S]) -> S:
+        """A fresh state of a component."""
+        state = component.make_state(kind)
+        self._residents.use(component, [state])
+        return state
+
+    def fork(self, state: S) -> S:
+        """A copy of a state that goes its own way."""
+        forked = state.fork()
+        if (owner := self._residents.owner(state)) is not None:
+            self._residents.use(owner, [forked])
+        return forked
+
+    def run(self, component: Component, op: Op, jobs: Sequence[Job]) -> list[Result]:
+        """Run calls of one op whose static arguments are equal; what came of each, in the same order."""
+        if component.threads is not None:
+            use_threads(component.threads)
+        results: list[Result] = [UNFINISHED] * len(jobs)
+        groups: dict[Hashable, list[int]] = {}
+        sound: list[Job] = []
+        for row, job in enumerate(jobs):
+            key = row if op.batch is alone else _alike(op, job)
+            if isinstance(key, Exception):
+                results[row] = Failed(frameless(key))
+            else:
+                groups.setdefault(key, []).append(row)
+                sound.append(job)
+        if op.in_pieces:
+            share_out(op, sound, self.token_budget)
+        for group in groups.values():
+            rows = group
+            if op.in_pieces:  # one that is empty from the start also has to run
+                rows = [row for row in group if jobs[row].end > jobs[row].done or jobs[row].end == jobs[row].length]
+            for row, result in zip(rows, self._run_alike(component, op, [jobs[row] for row in rows]), strict=True):
+                results[row] = result
+        return results
+
+    def _run_alike(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
+        """The same for jobs that can share a batch."""
+        if not jobs:
+            return []
+        states = _states(jobs, op.states)
+        extended = [name for name, is_extended in op.states.items() if is_extended]
+        changing = states if len(extended) == len(op.states) else _states(jobs, extended)
+        self._residents.use(component, states)
+        outcome = _try(component, op, jobs, states, changing)
+        while isinstance(outcome, OutOfPages) and self._residents.make_room(component, states):
+            outcome = _try(component, op, jobs, states, changing)
+        if isinstance(outcome, list):
+            if op.in_pieces:
+                return [put_together(op, job, values) for job, values in zip(jobs, outcome, strict=True)]
+            return [Done(values) for values in outcome]
+        frameless(outcome)
+        named = outcome.errors if isinstance(outcome, RowsFailed) else {}
+        if len(jobs) == 1:
+            return [Failed(named.get(0, outcome))]
+        if suspects := [row for row in range(len(jobs)) if row in named]:
+            return self._run_apart(component, op, jobs, suspects)
+        half = len(jobs) // 2
+        return self._run_alike(component, op, jobs[:half]) + self._run_alike(component, op, jobs[half:])
+
+    def _run_apart(self, component: Component, op: Op, jobs: list[Job], suspects: list[int]) -> list[Result]:
+        """The same with each suspect by itself: what it does in company may be another's fault."""
+        found: dict[int, Result] = {}
+        for rows in ([row for row in range(len(jobs)) if row not in suspects], *([row] for row in suspects)):
+            found |= zip(rows, self._run_alike(component, op, [jobs[row] for row in rows]), strict=True)
+        return [found[row] for row in range(len(jobs))]
+
+
+def _alike(op: Op, job: Job) -> Hashable:
+    """With whom a job may share a batch, or what is wrong with its arguments."""
+    try:
+        return op.alike(job.arguments)
+    except Exception as error:  # noqa: BLE001 - any failure is this job's
+        return error
+
+
+def _states(jobs: list[Job], names: Iterable[str]) -> list[State]:
+    """The states that these parameters hold, each once."""
+    given = [job.arguments.get(name) for name in names for job in jobs]
+    return list({id(state): state for state in given if isinstance(state, State)}.values())
+
+
+def _try(
+    component: Component, op: Op, jobs: list[Job], states: list[State], changing: list[State]
+) -> list[tuple[Any, ...]] | Exception:
+    """Run jobs as one batch; what they gave, or the exception, after which their states are what they were."""
+    marks: list[tuple[State, Any]] = []
+    try:
+        if absent := [state for state in states if not state.is_resident]:
+            component.bring_back(absent)
+        marks = [(state, state.mark()) for state in changing]
+        rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
+        if op.in_pieces:
+            rows = [piece_of(op, job) for job in jobs]
+            unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
+        return op.run(component, {name: [row[name] for row in rows] for name in rows[0]}, len(jobs), unfinished)
+    except Exception as error:  # noqa: BLE001 - whatever a request makes an op raise ends that request only
+        for state, mark in marks:
+            state.go_back(mark)
+        return error

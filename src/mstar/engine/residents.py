@@ -1,0 +1,45 @@
+"""Residents: the states that could leave their component's memory, in order of last use.
+
+It decides who leaves when pages run out. How a state leaves and comes back is its component's business.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from mstar.walk.component import Component
+from mstar.walk.states import State
+
+
+class Residents:
+    """The living states that can leave, least recently used first. It keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[State], Component]] = {}  # by id: a state may not be hashable
+
+    def use(self, component: Component, states: Iterable[State]) -> None:
+        """These states of a component are used now."""
+        known = self._known
+        for state in states:
+            if state.can_leave:
+                key = id(state)
+                known[key] = known.pop(key, None) or (
+                    weakref.ref(state, lambda _, key=key: known.pop(key, None)),
+                    component,
+                )
+
+    def owner(self, state: State) -> Component | None:
+        """The component of a state that can leave, once it was used."""
+        return self._known[id(state)][1] if id(state) in self._known else None
+
+    def make_room(self, component: Component, staying: Iterable[State]) -> bool:
+        """Let the state of this component leave that was not used for longest; False if all but `staying` have left."""
+        kept = {id(state) for state in staying}
+        for ref, owner in list(self._known.values()):
+            state = ref()
+            if owner is component and state is not None and state.is_resident and id(state) not in kept:
+                state.leave()
+                assert not state.is_resident, f"a {type(state).__name__} was told to leave and is still there"
+                return True
+        return False

@@ -1,0 +1,139 @@
+// Matrix products in 8-bit integers: a part of kernels.cpp, whose numbers it uses.
+//
+// With AMX where the processor has it. Elsewhere the same sums by plain loops, which is right and slow.
+
+// Part of a row as whole numbers in [-127, 127], and what multiplies it back. With an infinity or a NaN in it, it
+// becomes zeros, and its scale is no number: what is computed from it is NaN.
+template <typename T> float quantise(int8_t *out, const T *x, long size) {
+    int32_t bits = 0;  // of the largest, without its sign: such bits are in the order of the numbers, NaNs last
+    for (long i = 0; i < size; ++i) {
+        const float value = to_float(x[i]);
+        int32_t own;
+        std::memcpy(&own, &value, sizeof own);
+        bits = std::max(bits, own & 0x7fffffff);
+    }
+    float most;
+    std::memcpy(&most, &bits, sizeof most);
+    if (bits >= 0x7f800000 || most < 1e-30f) {  // the inverse of what is nearly nothing would be infinite
+        std::memset(out, 0, size);
+    } else {
+        const float inverse = 127.0f / most;
+        for (long i = 0; i < size; ++i) out[i] = static_cast<int8_t>(std::nearbyint(to_float(x[i]) * inverse));
+    }
+    return most / 127.0f;
+}
+
+constexpr long TILE = 16, DEPTH = 64;  // a tile is 16 rows of 64 bytes: of x as it is, of a weight [DEPTH / 4][TILE][4]
+constexpr long GROUP = 192;            // so many neighbours in a row of x have a scale of their own
+
+// sums = x weight for TILES * 16 rows of x and 32 columns, two rows of tiles, over `count` of a row's `size`.
+#ifdef __AMX_INT8__
+template <int TILES>
+void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, long size) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long k = 0; k < count; k += DEPTH) {
+        _tile_loadd(6, weight + k * TILE, DEPTH);
+        _tile_loadd(7, weight + (size + k) * TILE, DEPTH);
+        _tile_loadd(4, x + k, size);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (TILES == 1) continue;
+        _tile_loadd(5, x + TILE * size + k, size);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    constexpr long PITCH = 2 * TILE * sizeof(int32_t);
+    _tile_stored(0, sums, PITCH);
+    _tile_stored(1, sums + TILE, PITCH);
+    if (TILES == 1) return;
+    _tile_stored(2, sums + 2 * TILE * TILE, PITCH);
+    _tile_stored(3, sums + 2 * TILE * TILE + TILE, PITCH);
+}
+
+struct Shape {  // of tile registers: as wide and as high as they can be
+    uint8_t palette = 1, unused[15] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+struct Tiles {  // the processor's tile registers, for as long as this exists
+    Tiles() {
+        static const long asked = syscall(SYS_arch_prctl, 0x1023, 18);  // Linux gives them to those who ask, once
+        static const Shape shape;
+        if (!asked) _tile_loadconfig(&shape);
+    }
+    ~Tiles() { _tile_release(); }
+};
+#else
+template <int TILES>
+void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, long size) {
+    for (long row = 0; row < TILES * TILE; ++row)
+        for (long half = 0; half < 2; ++half) {
+            int32_t own[TILE] = {};
+            for (long k = 0; k < count; k += 4)
+                for (long column = 0; column < TILE; ++column)
+                    for (long i = 0; i < 4; ++i)
+                        own[column] += x[row * size + k + i] * weight[((half * size + k) * TILE) + column * 4 + i];
+            std::memcpy(sums + (2 * row + half) * TILE, own, sizeof own);
+        }
+}
+
+struct Tiles {};
+#endif
+
+// totals = x weight for so many of these rows, in numbers: each group's sums times its scales, [rows][groups].
+template <int TILES>
+void add_up(float *totals, const int8_t *x, const float *own, const int8_t *weight, long rows, long size, long groups) {
+    constexpr long COUNT = 2 * TILE;
+    alignas(64) int32_t sums[TILES * TILE * COUNT];
+    for (long group = 0; group < groups; ++group) {
+        const long first = group * GROUP;
+        multiply<TILES>(sums, x + first, weight + first * TILE, std::min(GROUP, size - first), size);
+        for (long row = 0; row < rows; ++row)
+            for (long i = 0; i < COUNT; ++i) {
+                const float part = sums[row * COUNT + i] * own[row * groups + group];
+                totals[row * COUNT + i] = group ? totals[row * COUNT + i] + part : part;
+            }
+    }
+}
+
+// x weight + bias in 8-bit integers. The weight lies in tiles, padded with zeros to `depth` and to whole pairs of
+// tiles, with a scale for each of its columns.
+template <typename T>
+void linear_int8(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias, long rows, long size,
+                 long columns, long depth) {
+    constexpr long WIDTH = 2 * TILE;
+    const long padded = (rows + TILE - 1) / TILE * TILE, groups = (size + GROUP - 1) / GROUP;
+    std::vector<Lanes> memory(padded * depth / DEPTH);  // for its alignment: a tile's rows are cache lines
+    int8_t *whole = reinterpret_cast<int8_t *>(memory.data());
+    std::vector<float> own(rows * groups);
+#pragma omp parallel if (rows * size * columns > SMALL * 64)
+    {
+#pragma omp for
+        for (long row = 0; row < rows; ++row)
+            for (long group = 0; group < groups; ++group) {
+                const long first = group * GROUP;
+                own[row * groups + group] =
+                    quantise(whole + row * depth + first, x + row * size + first, std::min(GROUP, size - first));
+            }
+        const Tiles tiles;
+        alignas(64) float totals[WIDTH * WIDTH];
+#pragma omp for
+        for (long first = 0; first < columns; first += WIDTH)
+            for (long top = 0; top < rows; top += WIDTH) {
+                const auto run = padded - top > TILE ? add_up<2> : add_up<1>;
+                const long height = std::min(WIDTH, rows - top), width = std::min(WIDTH, columns - first);
+                const float *own_top = own.data() + top * groups;
+                run(totals, whole + top * depth, own_top, weight + first * depth, height, depth, groups);
+                for (long row = 0; row < height; ++row)
+                    for (long i = 0; i < width; ++i) {
+                        const float sum = totals[row * WIDTH + i] * scales[first + i];
+                        out[(top + row) * columns + first + i] =
+                            from_float<T>(bias ? sum + to_float(bias[first + i]) : sum);
+                    }
+            }
+    }
+}

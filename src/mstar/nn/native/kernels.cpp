@@ -1,0 +1,389 @@
+// What a decoder does besides matrix products, for CPUs: each function is one pass over memory.
+//
+// Plain C++ that a compiler turns into vector code for the machine at hand. bf16 is kept as its 16 bits; arithmetic is
+// in float, and rounds where the library's own layers round, so that a fused step gives the library's numbers.
+// Nothing here allocates for the caller, throws, or knows of Python.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+    uint32_t wide = static_cast<uint32_t>(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, sizeof out);
+    return out;
+}
+
+template <typename T> T from_float(float x);
+
+template <> inline float from_float<float>(float x) { return x; }
+
+template <> inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even; a NaN stays one
+    uint32_t wide;
+    std::memcpy(&wide, &x, sizeof wide);
+    uint32_t rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
+    return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+template <typename T> inline float rounded(float x) { return to_float(from_float<T>(x)); }
+
+// e^x, to a unit in the last place or two, as arithmetic that vectorises (a call to the C library does not).
+inline float exponential(float x) {
+    x = std::min(88.0f, std::max(-87.0f, x));
+    const float whole = std::floor(x * 1.442695041f + 0.5f);
+    const float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float out = 1.9875691500e-4f;
+    out = out * rest + 1.3981999507e-3f;
+    out = out * rest + 8.3334519073e-3f;
+    out = out * rest + 4.1665795894e-2f;
+    out = out * rest + 1.6666665459e-1f;
+    out = out * rest + 5.0000001201e-1f;
+    out = out * rest * rest + rest + 1.0f;
+    int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return out * power;
+}
+
+constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it does
+
+// x / rms(x), rounded, times weight. With `more`, x + more instead of x, which `sum_out` receives.
+template <typename T>
+void rms_norm(T *out, T *sum_out, const T *x, const T *more, const T *weight, long rows, long size, float epsilon) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (long row = 0; row < rows; ++row) {
+        const T *from = x + row * size;
+        if (more != nullptr) {
+            T *to = sum_out + row * size;
+            for (long i = 0; i < size; ++i) to[i] = from_float<T>(to_float(from[i]) + to_float(more[row * size + i]));
+            from = to;
+        }
+        float sum = 0;
+        for (long i = 0; i < size; ++i) sum += to_float(from[i]) * to_float(from[i]);
+        const float scale = 1.0f / std::sqrt(sum / size + epsilon);
+        for (long i = 0; i < size; ++i)
+            out[row * size + i] = from_float<T>(rounded<T>(to_float(from[i]) * scale) * to_float(weight[i]));
+    }
+}
+
+// silu of the first half of each row, times its second half.
+template <typename T> void silu_mul(T *out, const T *x, long rows, long size) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (long row = 0; row < rows; ++row) {
+        const T *gate = x + row * 2 * size, *up = gate + size;
+        for (long i = 0; i < size; ++i) {
+            const float g = to_float(gate[i]);
+            const float activated = rounded<T>(g / (1.0f + exponential(-g)));
+            out[row * size + i] = from_float<T>(activated * to_float(up[i]));
+        }
+    }
+}
+
+// Rotates the halves of each head by the angles of its token. x is [tokens, heads, size] with rows of `stride`.
+template <typename T>
+void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads, long size, long stride) {
+    const long half = size / 2;
+#pragma omp parallel for if (tokens * heads * size > SMALL)
+    for (long token = 0; token < tokens; ++token)
+        for (long head = 0; head < heads; ++head) {
+            const T *from = x + token * stride + head * size;
+            const T *c = cosines + token * size, *s = sines + token * size;
+            T *to = out + (token * heads + head) * size;
+            for (long i = 0; i < half; ++i) {
+                const float low = to_float(from[i]), high = to_float(from[i + half]);
+                to[i] = from_float<T>(rounded<T>(low * to_float(c[i])) + rounded<T>(-high * to_float(s[i])));
+                to[i + half] =
+                    from_float<T>(rounded<T>(high * to_float(c[i + half])) + rounded<T>(low * to_float(s[i + half])));
+            }
+        }
+}
+
+inline bool is_nan(float x) {  // by its bits: the compiler is told that there are none
+    uint32_t wide;
+    std::memcpy(&wide, &x, sizeof wide);
+    return (wide & 0x7fffffff) > 0x7f800000;
+}
+
+// The first of the largest numbers of each row, or of the NaNs if there are any.
+template <typename T> void argmax(int64_t *out, const T *x, long rows, long size, long stride) {
+    constexpr long BLOCK = 1024;  // found by its largest number, then searched
+#pragma omp parallel for if (rows * size > SMALL)
+    for (long row = 0; row < rows; ++row) {
+        const T *from = x + row * stride;
+        float most = 0;
+        long where = -1;
+        for (long first = 0; first < size; first += BLOCK) {
+            const long last = std::min(size, first + BLOCK);
+            float block = to_float(from[first]);
+            int bad = 0;
+            for (long i = first; i < last; ++i) {
+                const float value = to_float(from[i]);
+                block = value > block ? value : block;
+                bad |= is_nan(value);
+            }
+            if (!bad && where >= 0 && !(block > most)) continue;
+            for (where = first; bad ? !is_nan(to_float(from[where])) : to_float(from[where]) != block;) ++where;
+            most = block;
+            if (bad) break;
+        }
+        out[row] = where;
+    }
+}
+
+// Where a batch's keys and values are, and who reads which of them. Python makes it once for a forward.
+struct Pages {
+    const int32_t *table;  // [requests, width]: the pages of each request, in order
+    long width;
+    long page_size;
+    const int32_t *request;  // [tokens]: whose token it is
+    const int32_t *seen;     // [tokens]: it attends to this many positions of its request, from the first on
+    const int32_t *chosen;   // [count]: the tokens that attend here
+    long count;
+    const int64_t *places;  // [tokens]: where its own keys and values go
+    long tokens;
+};
+
+// Copies new keys and values ([tokens, heads, size], rows of key_stride and value_stride) to their positions.
+template <typename T>
+void write(T *keys, T *values, const T *key, const T *value, const int64_t *position, long tokens, long row,
+           long key_stride, long value_stride) {
+    for (long token = 0; token < tokens; ++token) {
+        std::memcpy(keys + position[token] * row, key + token * key_stride, row * sizeof(T));
+        std::memcpy(values + position[token] * row, value + token * value_stride, row * sizeof(T));
+    }
+}
+
+// Sixteen floats at once.
+typedef float Lanes __attribute__((vector_size(64)));
+constexpr long WIDE = 16;
+
+inline Lanes load(const float *from) {
+    Lanes out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+inline Lanes load(const bf16 *from) {
+    typedef uint16_t Half __attribute__((vector_size(32)));
+    typedef uint32_t Whole __attribute__((vector_size(64)));
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+#ifdef __AVX512F__  // one instruction, of which the compiler makes four
+    const Whole whole = (Whole)_mm512_cvtepu16_epi32((__m256i)half);
+#else
+    const Whole whole = __builtin_convertvector(half, Whole);
+#endif
+    return (Lanes)(whole << 16);
+}
+
+// The last lanes of a head whose size is no multiple of sixteen: what is beyond it counts as zero.
+template <typename T> inline Lanes load(const T *from, long left) {
+    if (left >= WIDE) return load(from);
+    T padded[WIDE] = {};
+    std::memcpy(padded, from, left * sizeof(T));
+    return load(padded);
+}
+
+// Lane k of the result is the sum of all lanes of x[k].
+inline Lanes sums(Lanes *x) {
+    for (int i = 0; i < 8; ++i)
+        x[i] = __builtin_shufflevector(x[i], x[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               __builtin_shufflevector(x[i], x[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; ++i)
+        x[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int i = 0; i < 2; ++i)
+        x[i] = __builtin_shufflevector(x[i], x[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               __builtin_shufflevector(x[i], x[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return __builtin_shufflevector(x[0], x[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           __builtin_shufflevector(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+// The positions [first, last) of a request, which lie in its pages.
+struct Span {
+    const int32_t *pages;
+    long page_size, first, last;
+
+    long row(long position) const { return pages[position / page_size] * page_size + position % page_size; }
+    long page_end(long position) const { return std::min(last, (position / page_size + 1) * page_size); }
+};
+
+// scores[g][i] = query[g] . key[i]. The keys of sixteen positions are summed across together.
+template <typename T, int GROUP>
+void score(float *scores, long pitch, const Lanes *query, const T *keys, const Span &span, long size, long row) {
+    const long parts = (size + WIDE - 1) / WIDE, whole = size / WIDE;
+    Lanes tile[GROUP][WIDE];
+    long done = 0;
+    const auto flush = [&] {
+        for (int g = 0; g < GROUP; ++g) {
+            const Lanes all = sums(tile[g]);
+            std::memcpy(scores + g * pitch + (done - 1) / WIDE * WIDE, &all, sizeof all);
+        }
+    };
+    for (long at = span.first; at < span.last;) {
+        const T *key = keys + span.row(at) * row;
+        for (const long end = span.page_end(at); at < end; ++at, key += row) {
+            Lanes dot[GROUP] = {};
+#pragma GCC unroll 4
+            for (long part = 0; part < whole; ++part) {
+                const Lanes k = load(key + part * WIDE);
+                for (int g = 0; g < GROUP; ++g) dot[g] += query[g * parts + part] * k;
+            }
+            if (whole < parts) {
+                const Lanes k = load(key + whole * WIDE, size - whole * WIDE);
+                for (int g = 0; g < GROUP; ++g) dot[g] += query[g * parts + whole] * k;
+            }
+            for (int g = 0; g < GROUP; ++g) tile[g][done % WIDE] = dot[g];
+            if (++done % WIDE == 0) flush();
+        }
+    }
+    if (done % WIDE) flush();
+}
+
+// out[g] = sum of weights[g][i] * value[i] over sizes [from, from + PARTS * 16), divided by total[g].
+template <typename T, int GROUP, int PARTS>
+void mix(T *out, const float *weights, long pitch, const float *totals, const T *values, const Span &span, long size,
+         long row, long from) {
+    Lanes sum[GROUP][PARTS] = {};
+    for (long at = span.first; at < span.last;) {
+        const T *value = values + span.row(at) * row + from;
+        for (const long end = span.page_end(at); at < end; ++at, value += row) {
+            Lanes v[PARTS];
+            for (int part = 0; part < PARTS; ++part)
+                v[part] = PARTS > 1 ? load(value + part * WIDE) : load(value, size - from);
+            for (int g = 0; g < GROUP; ++g)
+                for (int part = 0; part < PARTS; ++part)
+                    sum[g][part] += weights[g * pitch + at - span.first] * v[part];
+        }
+    }
+    for (int g = 0; g < GROUP; ++g)
+        for (long i = 0; i < std::min(PARTS * WIDE, size - from); ++i)
+            out[g * size + from + i] = from_float<T>(sum[g][i / WIDE][i % WIDE] / totals[g]);
+}
+
+// GROUP query heads of one token that share a key head: scores, softmax, and the weighted sum of values.
+template <typename T, int GROUP>
+void attend_heads(T *out, const T *query, const T *keys, const T *values, const Span &span, long size, long row,
+                  float scale, std::vector<Lanes> &scratch) {
+    const long parts = (size + WIDE - 1) / WIDE, blocks = (span.last - span.first + WIDE - 1) / WIDE;
+    const long count = span.last - span.first, pitch = blocks * WIDE;
+    scratch.resize(GROUP * (parts + blocks));
+    Lanes *scaled = scratch.data();
+    float *scores = reinterpret_cast<float *>(scaled + GROUP * parts);
+    for (int g = 0; g < GROUP; ++g)
+        for (long part = 0; part < parts; ++part)
+            scaled[g * parts + part] = load(query + g * size + part * WIDE, size - part * WIDE) * scale;
+    score<T, GROUP>(scores, pitch, scaled, keys, span, size, row);
+    float totals[GROUP];
+    for (int g = 0; g < GROUP; ++g) {
+        float *own = scores + g * pitch, most = own[0], total = 0;
+        for (long i = 0; i < count; ++i) most = own[i] > most ? own[i] : most;
+        for (long i = 0; i < count; ++i) total += own[i] = exponential(own[i] - most);
+        totals[g] = total;
+    }
+    long from = 0;
+    for (; from + 4 * WIDE <= size; from += 4 * WIDE)
+        mix<T, GROUP, 4>(out, scores, pitch, totals, values, span, size, row, from);
+    for (; from < size; from += WIDE) mix<T, GROUP, 1>(out, scores, pitch, totals, values, span, size, row, from);
+}
+
+// Attention of the chosen tokens over their requests' pages. query is [tokens, heads, size], rows of query_stride.
+template <typename T>
+void attend(T *out, const T *query, const T *keys, const T *values, const Pages &pages, long heads, long key_heads,
+            long size, long query_stride, float scale, long window) {
+    const long group = heads / key_heads, row = key_heads * size;
+#pragma omp parallel
+    {
+        std::vector<Lanes> scratch;
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (long which = 0; which < pages.count; ++which)
+            for (long head = 0; head < key_heads; ++head) {
+                const long token = pages.chosen[which], last = pages.seen[token];
+                const Span span{pages.table + pages.request[token] * pages.width, pages.page_size,
+                                window ? std::max(0L, last - window) : 0, last};
+                for (long done = 0; done < group;) {
+                    const long left = group - done, at = head * group + done;
+                    const long now = left >= 4 ? 4 : left;
+                    auto run = now == 4   ? attend_heads<T, 4>
+                               : now == 3 ? attend_heads<T, 3>
+                               : now == 2 ? attend_heads<T, 2>
+                                          : attend_heads<T, 1>;
+                    run(out + (token * heads + at) * size, query + token * query_stride + at * size,
+                        keys + head * size, values + head * size, span, size, row, scale, scratch);
+                    done += now;
+                }
+            }
+    }
+}
+
+// All of it for tokens whose queries, keys and values, not yet rotated, lie in one row: [tokens, heads + 2 key_heads,
+// size]. Rotates, puts keys and values in their places, and attends.
+template <typename T>
+void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T *keys, T *values, const Pages &pages,
+                   long heads, long key_heads, long size, float scale, long window) {
+    const long stride = (heads + 2 * key_heads) * size, row = key_heads * size, tokens = pages.tokens;
+    static thread_local std::vector<T> query, key;
+    query.resize(tokens * heads * size);
+    key.resize(tokens * row);
+    rotate(query.data(), joined, cosines, sines, tokens, heads, size, stride);
+    rotate(key.data(), joined + heads * size, cosines, sines, tokens, key_heads, size, stride);
+    write(keys, values, key.data(), joined + (heads + key_heads) * size, pages.places, tokens, row, row, stride);
+    attend(out, query.data(), keys, values, pages, heads, key_heads, size, heads * size, scale, window);
+}
+
+#include "int8.h"
+
+}  // namespace
+
+#define EXPORT(T, NAME)                                                                                                \
+    extern "C" void rms_norm_##NAME(T *out, T *sum_out, const T *x, const T *more, const T *weight, long rows,         \
+                                    long size, float epsilon) {                                                        \
+        rms_norm(out, sum_out, x, more, weight, rows, size, epsilon);                                                  \
+    }                                                                                                                  \
+    extern "C" void silu_mul_##NAME(T *out, const T *x, long rows, long size) { silu_mul(out, x, rows, size); }        \
+    extern "C" void argmax_##NAME(int64_t *out, const T *x, long rows, long size, long stride) {                       \
+        argmax(out, x, rows, size, stride);                                                                            \
+    }                                                                                                                  \
+    extern "C" void rotate_##NAME(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads,       \
+                                  long size, long stride) {                                                            \
+        rotate(out, x, cosines, sines, tokens, heads, size, stride);                                                   \
+    }                                                                                                                  \
+    extern "C" void linear_int8_##NAME(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias,   \
+                                       long rows, long size, long columns, long depth) {                  \
+        linear_int8(out, x, weight, scales, bias, rows, size, columns, depth);                                         \
+    }                                                                                                                  \
+    extern "C" void write_##NAME(T *keys, T *values, const T *key, const T *value, const int64_t *position,            \
+                                 long tokens, long row, long key_stride, long value_stride) {                          \
+        write(keys, values, key, value, position, tokens, row, key_stride, value_stride);                              \
+    }                                                                                                                  \
+    extern "C" void attend_##NAME(T *out, const T *query, const T *keys, const T *values, const Pages *pages,          \
+                                  long heads, long key_heads, long size, long query_stride, float scale,               \
+                                  long window) {                                                                       \
+        attend(out, query, keys, values, *pages, heads, key_heads, size, query_stride, scale, window);                 \
+    }                                                                                                                  \
+    extern "C" void attend_joined_##NAME(T *out, const T *joined, const T *cosines, const T *sines, T *keys,           \
+                                         T *values, const Pages *pages, long heads, long key_heads, long size,         \
+                                         float scale, long window) {                                                   \
+        attend_joined(out, joined, cosines, sines, keys, values, *pages, heads, key_heads, size, scale, window);       \
+    }
+
+EXPORT(bf16, bf16)
+EXPORT(float, float)

@@ -1,0 +1,278 @@
+"""The memory of a component's requests: keys and values of all layers, in pages, and each request's part of it.
+
+Which pages are whose is counted by `mstar.nn.pages`; how attention reads them is in `mstar.nn.paged`. A cache can leave
+its pages, copied to other memory or dropped, and be brought back by its component.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from mstar.nn.chooser import Chooser
+from mstar.nn.pages import OutOfPages, Pool, Table
+from mstar.walk.states import KV
+
+
+class Store:
+    """Keys and values of all layers of one component, in pages."""
+
+    def __init__(self, pool: Pool, layers: int, *, swap: int) -> None:
+        self.pool = pool
+        self.swap = swap
+        """How many more bytes may be kept outside of the pages, for caches that left them."""
+        self.window: int | None = None
+        """If every layer sees only so many positions, what is before them is forgotten."""
+        self.keys: list[Tensor] = [torch.empty(0)] * layers
+        self.values: list[Tensor] = [torch.empty(0)] * layers
+        self.table = torch.zeros((64, 64), dtype=torch.int32)
+        """[rows, pages]: what attention reads; a cache has a row of it."""
+        self.cells = self.table.numpy()
+        """The same memory as an array."""
+        self._rows = list(range(63, -1, -1))
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's memory as [positions, heads, size]; its shape is learnt from the first keys and values."""
+        if not self.keys[index].numel():
+            positions = self.pool.count * self.pool.page_size
+            self.keys[index] = key.new_zeros((positions, *key.shape[1:]))
+            self.values[index] = value.new_zeros((positions, *value.shape[1:]))
+        return self.keys[index], self.values[index]
+
+    # ---------------------------------------------------------------- rows of the table
+    def take_row(self) -> int:
+        """A row for a new cache."""
+        if not self._rows:
+            count = len(self.cells)
+            self._grow(2 * count, self.cells.shape[1])
+            self._rows = list(range(2 * count - 1, count - 1, -1))
+        return self._rows.pop()
+
+    def give_row(self, row: int) -> None:
+        """A cache is gone."""
+        self._rows.append(row)
+
+    def show(self, row: int, pages: Sequence[int], first: int) -> None:
+        """Write a cache's pages, from the one numbered `first` on, to its row."""
+        if len(pages) > self.cells.shape[1]:
+            self._grow(len(self.cells), 2 * len(pages))
+        self.cells[row, first : len(pages)] = pages[first:]
+
+    def _grow(self, rows: int, width: int) -> None:
+        table = torch.zeros((rows, width), dtype=torch.int32)
+        table[: self.table.shape[0], : self.table.shape[1]] = self.table
+        self.table, self.cells = table, table.numpy()
+
+    # ---------------------------------------------------------------- moving pages
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole pages of all layers."""
+        size = self.pool.page_size
+        for memory in (*self.keys, *self.values):
+            for source, target in copies:
+                memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
+
+    def places(self, pages: Sequence[int], first: int, last: int) -> Tensor:
+        """Where the positions [first, last) of a cache with these pages lie."""
+        size = self.pool.page_size
+        positions = torch.arange(first, last)
+        return torch.tensor(pages, dtype=torch.int64)[positions // size] * size + positions % size
+
+    @torch.inference_mode()
+    def gather(self, places: Tensor) -> Tensor:
+        """What lies at these places in all layers, as one run of bytes."""
+        return torch.cat([memory[places].view(torch.uint8).flatten() for memory in (*self.keys, *self.values)])
+
+    @torch.inference_mode()
+    def scatter(self, places: Tensor, data: Tensor) -> None:
+        """Put what `gather` gave at these places."""
+        first = 0
+        for memory in (*self.keys, *self.values):
+            size = len(places) * memory[0].numel() * memory.element_size()
+            rows = data[first : first + size].view(memory.dtype)
+            memory[places] = rows.view(len(places), *memory.shape[1:])
+            first += size
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A cache outside of its component's memory, to be put into another component like it, here or elsewhere."""
+
+    length: int
+    embeddings: tuple[tuple[int, Tensor], ...]
+    chooser: Chooser
+    data: Tensor
+    """Keys and values of all layers, as one run of bytes."""
+    heard: Moved | None = None
+    """What an encoder-decoder heard."""
+
+
+class _Outside:
+    """Bytes of a cache that left its pages; forks of it share them."""
+
+    def __init__(self, store: Store, data: Tensor) -> None:
+        self.data = data
+        store.swap -= data.nbytes
+        weakref.finalize(self, _give_back, store, data.nbytes)
+
+
+def _give_back(store: Store, size: int) -> None:
+    store.swap += size
+
+
+class PagedKV(KV):
+    """The attention cache of one request: its pages, what was read into it, and what choosing tokens remembers."""
+
+    can_leave: ClassVar[bool] = True
+
+    def __init__(self, store: Store, chooser: Chooser, table: Table | None = None) -> None:
+        self.store = store
+        self.table = store.pool.new() if table is None else table
+        self.row = store.take_row()
+        store.show(self.row, self.table.pages, 0)
+        self.chooser = chooser
+        self.tenant = ""
+        """Whose it is: pages are shared by content only among the caches of one tenant."""
+        self.embeddings: list[tuple[int, Tensor]] = []
+        """What it has read besides the tokens in the chooser's history, and after how many of them: with these, its
+        lineage."""
+        self._keys: list[bytes] | None = []
+        """The keys of its full pages; None once it read what has no token numbers."""
+        self._left = 0
+        self._outside: _Outside | None = None
+        self._gone = weakref.finalize(self, _free, store, self.table, self.row)
+
+    # ---------------------------------------------------------------- a state is a value
+    def fork(self) -> Self:
+        """A cache that shares the pages of this one until either is extended."""
+        forked = type(self)(self.store, self.chooser.fork(), self.store.pool.fork(self.table))
+        forked.tenant, forked.embeddings = self.tenant, [*self.embeddings]
+        forked._keys = None if self._keys is None else [*self._keys]
+        forked.is_resident, forked._left, forked._outside = self.is_resident, self._left, self._outside
+        return forked
+
+    def mark(self) -> Any:
+        """Where it is now."""
+        return self.table.length, len(self.embeddings), self.chooser.mark()
+
+    def go_back(self, mark: Any) -> None:
+        """Forget what was read since the mark."""
+        length, embeddings, chooser = mark
+        self.store.pool.truncate(self.table, length)
+        del self.embeddings[embeddings:]
+        if self._keys is not None:
+            del self._keys[length // self.store.pool.page_size :]
+        self.chooser.go_back(chooser)
+
+    def free(self) -> None:
+        """Give the pages back now."""
+        self._gone()
+
+    # ---------------------------------------------------------------- reading
+    def adopt(self) -> int:
+        """Take pages that others filled with what this empty cache is to read; how many tokens need not be read."""
+        if self._keys is None or self.store.window is not None:
+            return 0
+        keys = self._keys_of(self.chooser.history[:-1])  # the last one is read: what follows it is asked for
+        found = self.store.pool.adopt(self.table, keys)
+        self.store.show(self.row, self.table.pages, 0)
+        return found
+
+    def read(self, tokens: list[int]) -> None:
+        """Remember tokens that are read."""
+        self.chooser.read(tokens)
+
+    def read_embeddings(self, embeddings: Tensor) -> None:
+        """Remember embeddings that are read."""
+        self.embeddings.append((len(self.chooser.history), embeddings))
+        self._keys = None
+
+    def lineage(self) -> Iterator[Tensor]:
+        """Everything that was read, in order: token numbers and embeddings."""
+        done, history = 0, torch.tensor(self.chooser.history.tolist(), dtype=torch.int64)
+        for after, embeddings in [*self.embeddings, (len(history), None)]:
+            yield history[done:after]
+            done = after
+            if embeddings is not None:
+                yield embeddings
+
+    def keep(self) -> None:
+        """Let others have the pages that are full now."""
+        full = self.table.length // self.store.pool.page_size
+        if self._keys is None or len(self._keys) >= full or self.store.window is not None:
+            return
+        self._keys = self._keys_of(self.chooser.history)
+        for key, page in zip(self._keys, self.table.pages, strict=False):
+            self.store.pool.keep(key, page)
+
+    def _keys_of(self, tokens: array[int]) -> list[bytes]:
+        """The key of each full page: a hash of all that is in it and before it, and of whose it is."""
+        size = self.store.pool.page_size
+        keys = [*(self._keys or [])]
+        last = keys[-1] if keys else hashlib.blake2b(self.tenant.encode(), digest_size=16).digest()
+        for page in range(len(keys), len(tokens) // size):
+            part = tokens[page * size : (page + 1) * size].tobytes()
+            last = hashlib.blake2b(last + part, digest_size=16).digest()
+            keys.append(last)
+        return keys
+
+    # ---------------------------------------------------------------- leaving and moving
+    def leave(self) -> None:
+        """Give the pages up: what was in them is kept outside if there is room for it, else it is read again."""
+        self._left, self.is_resident = self.table.length, False
+        data = self._data()
+        self._outside = _Outside(self.store, data) if data.nbytes <= self.store.swap else None
+        self.store.pool.truncate(self.table, 0)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether it left its pages and nothing is kept, so that everything must be read again."""
+        return not self.is_resident and self._outside is None
+
+    def come_back(self) -> None:
+        """Take pages again, empty if it was dropped. Raises OutOfPages, and changes nothing then."""
+        first = self._first(self._left)
+        self.store.pool.skip(self.table, first)
+        try:
+            self.store.pool.extend(self.table, self._left - first)
+        except OutOfPages:
+            self.store.pool.truncate(self.table, 0)
+            raise
+        self.store.show(self.row, self.table.pages, 0)
+        if self._outside is not None:
+            self.store.scatter(self._places(), self._outside.data)
+        self._outside, self.is_resident = None, True
+
+    def export(self) -> Moved:
+        """All of it as a value, for another component like this one."""
+        return Moved(self.table.length, tuple(self.embeddings), self.chooser.fork(), self._data())
+
+    def load(self, moved: Moved) -> None:
+        """Be what was exported. Only for a fresh cache. Raises OutOfPages."""
+        self._left, self._outside = moved.length, _Outside(self.store, moved.data)
+        self.come_back()
+        self.embeddings, self.chooser = [*moved.embeddings], moved.chooser.fork()
+        self._keys = None if self.embeddings else []
+
+    def _first(self, length: int) -> int:
+        """The first position that is still needed when so many were read; before it are whole pages."""
+        size, window = self.store.pool.page_size, self.store.window
+        return 0 if window is None else max(0, length - window) // size * size
+
+    def _places(self) -> Tensor:
+        length = self.table.length
+        return self.store.places(self.table.pages, self._first(length), length)
+
+    def _data(self) -> Tensor:
+        return self.store.gather(self._places())
+
+
+def _free(store: Store, table: Table, row: int) -> None:
+    store.pool.free(table)
+    store.give_row(row)

@@ -1,0 +1,215 @@
+"""A library's encoder as a component gives what the library gives, alone, in a crowd, filled up, and from its cache."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers as t
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from mstar import Float, Int64, Latents, Model, Tensor, op, walk
+from mstar.errors import LoadError
+from mstar.nn.encoder import ContentCache, Encoder, content_key
+from mstar.testing.parity import parity_all
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+PICTURE = {"image_size": 16, "patch_size": 4}
+WHISPER = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
+WAVE = SIZES | {"conv_dim": (8, 8), "conv_kernel": (5, 3), "conv_stride": (3, 2), "num_feat_extract_layers": 2}
+WAVE |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "do_stable_layer_norm": True}
+
+PICTURES = {
+    "dinov2": lambda: t.Dinov2Model(t.Dinov2Config(**SIZES, **PICTURE)),
+    "siglip": lambda: t.SiglipVisionModel(t.SiglipVisionConfig(**SIZES, **PICTURE)),
+    "clip": lambda: t.CLIPVisionModel(t.CLIPVisionConfig(**SIZES, **PICTURE)),
+}
+SEQUENCES = {
+    "bert": ("text", lambda: t.BertModel(t.BertConfig(vocab_size=50, **SIZES))),
+    "wav2vec2": ("sound", lambda: t.Wav2Vec2Model(t.Wav2Vec2Config(feat_extract_norm="layer", **WAVE))),
+    "hubert": ("sound", lambda: t.HubertModel(t.HubertConfig(feat_extract_norm="layer", **WAVE))),
+}
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def bert():
+    return seeded(SEQUENCES["bert"][1])
+
+
+def hidden(library, value):
+    with torch.inference_mode():
+        return library(value[None]).last_hidden_state[0]
+
+
+def component(make, **how):
+    encoder = Encoder(lambda: seeded(make), **how)
+    encoder.name = "encoder"
+    return encoder
+
+
+def watched(encoder):
+    """The shapes that the network runs, as they come."""
+    ran = []
+    encoder.network.register_forward_pre_hook(
+        lambda _, __, given: ran.append(tuple(given[encoder.network.main_input_name].shape)), with_kwargs=True
+    )
+    return ran
+
+
+def encode(encoder, name, inputs, tenants=None):
+    """One batch of an op's calls."""
+    the_op = encoder.ops()[name]
+    column = next(iter(the_op.signature.params))
+    results = the_op.run(encoder, {column: inputs, "tenant": tenants or [""] * len(inputs)}, len(inputs))
+    return [result for (result,) in results]
+
+
+def sequence(name, length):
+    return torch.randint(1, 50, (length,)) if name == "text" else torch.randn(length)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_share_a_forward(name):
+    library = seeded(PICTURES[name])
+    encoder = component(PICTURES[name])
+    ran = watched(encoder)
+    pictures = [torch.randn(3, 16, 16) for _ in range(3)]
+    for result, picture in zip(encode(encoder, "image", pictures), pictures, strict=True):
+        torch.testing.assert_close(result, hidden(library, picture))
+    assert ran == [(3, 3, 16, 16)]
+
+
+def test_whisper_hears_a_fixed_window_so_windows_are_stacked_and_never_filled_up():
+    config = t.WhisperConfig(**WHISPER, num_mel_bins=8, max_source_positions=10)
+    make = lambda: WhisperEncoder(config)  # noqa: E731 - as an author writes it
+    library = seeded(make)
+    encoder = component(make, buckets=[64])
+    ran = watched(encoder)
+    sounds = [torch.randn(8, 20) for _ in range(3)]
+    for result, sound in zip(encode(encoder, "spectrum", sounds), sounds, strict=True):
+        torch.testing.assert_close(result, hidden(library, sound))
+    assert ran == [(3, 8, 20)]
+    with pytest.raises(ValueError, match="length 20"):
+        encoder.spectrum(torch.randn(8, 12))
+
+
+@pytest.mark.parametrize("buckets", [(), (24, 48, 96)])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_of_any_length_give_what_each_gives_alone(name, buckets):
+    kind, make = SEQUENCES[name]
+    library = seeded(make)
+    encoder = component(make, buckets=buckets)
+    ran = watched(encoder)
+    lengths = [20, 24, 31, 47, 31, 90, 100, 48]
+    inputs = [sequence(kind, length) for length in lengths]
+    for result, value in zip(encode(encoder, kind, inputs), inputs, strict=True):
+        torch.testing.assert_close(result, hidden(library, value), rtol=1e-4, atol=1e-5)
+    sizes = {(2, 24), (4, 48), (1, 96), (1, 100)} if buckets else {(lengths.count(n), n) for n in lengths}
+    assert {*ran} - {(1, 20)} == sizes - {(1, 20)}, "the shortest also ran alone, once, to try the filling up"
+
+
+def test_a_network_that_filling_up_changes_is_refused_and_right_without():
+    make = lambda: t.Wav2Vec2Model(t.Wav2Vec2Config(feat_extract_norm="group", **WAVE))  # noqa: E731
+    library = seeded(make)
+    sounds = [torch.randn(length) for length in (40, 57, 40)]
+    message = r"Wav2Vec2Model gives other hidden states for an input that was filled up: it differs by \de[+-]\d\d"
+    for _ in range(2):
+        with pytest.raises(LoadError, match=message):
+            encode(component(make, buckets=[64]), "sound", sounds)
+    for result, sound in zip(encode(component(make), "sound", sounds), sounds, strict=True):
+        torch.testing.assert_close(result, hidden(library, sound), rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_encoded_before_is_given_again_bit_by_bit_and_only_the_rest_runs():
+    encoder = component(PICTURES["dinov2"])
+    ran = watched(encoder)
+    a, b, c = torch.randn(3, 3, 16, 16)
+    first = encode(encoder, "image", [a, b, a])
+    assert ran == [(2, 3, 16, 16)], "what is twice in a batch runs once"
+    assert torch.equal(first[0], first[2])
+    again = encode(encoder, "image", [b.clone(), c, a])
+    assert ran[1:] == [(1, 3, 16, 16)]
+    assert torch.equal(again[0], first[1])
+    assert torch.equal(again[2], first[0])
+    encode(encoder, "image", [c, a, b])
+    assert len(ran) == 2
+
+
+def test_tenants_share_nothing():
+    encoder = component(PICTURES["dinov2"])
+    ran = watched(encoder)
+    picture = torch.randn(3, 16, 16)
+    encode(encoder, "image", [picture, picture, picture], ["a", "b", "a"])
+    assert ran == [(2, 3, 16, 16)]
+    encoder.image(picture, tenant="b")
+    assert len(ran) == 1
+    encoder.image(picture)
+    assert len(ran) == 2
+
+
+def test_a_key_depends_on_content_shape_dtype_and_tenant_and_on_nothing_else():
+    value = torch.arange(8, dtype=torch.int32)
+    others = [value + 1, value.view(2, 4), value.view(torch.float32), torch.arange(8), value[:4]]
+    keys = {content_key(value, tenant) for tenant in ("", "a", "b")} | {content_key(other, "") for other in others}
+    assert len(keys) == 3 + len(others)
+    strided = torch.stack([value, value + 5], 1)[:, 0]
+    assert content_key(strided, "") == content_key(value, "")
+
+
+def test_the_cache_holds_so_many_bytes_of_what_was_used_last():
+    cache, chosen, used = ContentCache(100), random.Random(0), {}
+    for step in range(2000):
+        number = chosen.randrange(12)
+        key, tensor = bytes([number]), torch.full((number * 10,), number, dtype=torch.uint8)
+        found = cache.find(key)
+        assert (found is not None) == (key in used), step
+        if found is None:
+            cache.keep(key, tensor)
+        elif key in used:
+            assert torch.equal(found, tensor)
+            used.pop(key)
+        if len(tensor) <= 100:
+            used[key] = len(tensor)
+        while sum(used.values()) > 100:
+            used.pop(next(iter(used)))
+        assert cache.size_bytes == sum(used.values())
+
+
+class Likeness(Model):
+    """What a picture and a text have in common, in whole numbers: batching may change the last bits of others."""
+
+    def __init__(self, cache_bytes):
+        self.eye = Encoder(lambda: seeded(PICTURES["clip"]).double(), cache_bytes=cache_bytes)
+        self.reader = Reader(lambda: bert().double(), buckets=[8, 16], cache_bytes=cache_bytes)
+
+    @walk
+    def compare(self, picture: Float[Tensor, "C H W"], text: Int64[Tensor, "T"], tenant: str) -> Iterator[Latents]:
+        yield Latents(self.reader.compare(self.eye.image(picture, tenant), self.reader.text(text, tenant)))
+
+
+class Reader(Encoder):
+    @op
+    def compare(self, seen: Float[Tensor, "P D"], read: Float[Tensor, "T E"]) -> Int64[Tensor, "P T"]:
+        return (seen @ read.T * 1e6).round().long()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 6000])
+def test_a_walk_is_served_as_it_runs(cache_bytes):
+    torch.manual_seed(1)
+    pictures = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    texts = [sequence("text", length) for length in (3, 9, 16, 5, 20, 9)]
+    requests = [
+        {"picture": pictures[number % 3], "text": text, "tenant": "ab"[number % 2]} for number, text in enumerate(texts)
+    ]
+    parity_all(Likeness(cache_bytes), requests, schedules=3)
+
+
+def test_importing_it_loads_no_tensor_library():
+    code = "import sys, mstar.nn.encoder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

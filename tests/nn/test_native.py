@@ -1,0 +1,193 @@
+"""The fused kernels give what torch gives, bit for bit where nothing is summed in another order."""
+
+import itertools
+import random
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from mstar.nn import native
+
+DTYPES = [torch.bfloat16, torch.float32]
+CLOSE = {torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2}, torch.float32: {"atol": 2e-6, "rtol": 1e-5}}
+
+
+def test_there_are_kernels_here():
+    assert native.is_native(torch.bfloat16, torch.device("cpu"))
+    assert not native.is_native(torch.float64, torch.device("cpu"))
+
+
+def test_tiny_numbers_are_still_numbers():
+    native.argmax(torch.ones(1, 1))
+    assert sys.float_info.min / 2 > 0, "the kernels changed how this process rounds"
+
+
+def normed(x, weight, epsilon):
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 7), (1, 5, 64), (2, 3, 4, 33)])
+def test_norms(dtype, shape):
+    torch.manual_seed(0)
+    x, more, weight = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype), torch.randn(shape[-1]).to(dtype)
+    torch.testing.assert_close(native.rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5), **CLOSE[dtype])
+    total, out = native.add_norm(x, more, weight, 1e-5)
+    assert torch.equal(total, x + more)
+    torch.testing.assert_close(out, normed(x + more, weight, 1e-5), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 16, 77])
+def test_gates(dtype, size):
+    torch.manual_seed(0)
+    x = torch.randn(1, 9, 2 * size, dtype=dtype) * 8
+    torch.testing.assert_close(native.silu_mul(x), silu(x[..., :size]) * x[..., size:], **CLOSE[dtype])
+
+
+def turned(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotations(dtype):
+    torch.manual_seed(0)
+    whole = torch.randn(1, 6, 5 * 16, dtype=dtype)
+    cos, sin = torch.randn(6, 16).to(dtype), torch.randn(6, 16).to(dtype)
+    joined = whole.view(1, 6, 5, 16).transpose(1, 2)
+    for x in (joined, joined[:, 1:3], joined.contiguous(), whole.view(1, 6, 2, 40).transpose(1, 2)[..., :16]):
+        out, right = native.rotate(x, cos, sin), turned(x, cos, sin)
+        assert torch.equal(out, right) or dtype is torch.float32  # which may multiply and add in one rounding
+        torch.testing.assert_close(out, right, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 5, 1024, 1030, 5000])
+def test_the_first_of_the_largest(dtype, size):
+    torch.manual_seed(size)
+    x = torch.randint(-50, 50, (40, size)).to(dtype)  # many are equal
+    x[3, size // 2] = float("nan")
+    x[4] = -float("inf")
+    x[5, -1] = float("inf")
+    x[6, size // 3], x[6, -1] = float("nan"), float("inf")
+    assert torch.equal(native.argmax(x)[:, 0], x.float().argmax(-1))
+
+
+# ---------------------------------------------------------------- attention
+class Memory:
+    """Requests of some lengths in pages that lie anywhere."""
+
+    def __init__(self, dtype, lengths, key_heads, size, page_size):
+        pages = [-(-length // page_size) for length in lengths]
+        free = random.Random(0).sample(range(sum(pages) + 3), sum(pages))
+        shape = ((sum(pages) + 3) * page_size, key_heads, size)
+        self.keys, self.values = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        self.table = torch.zeros((len(lengths), max(pages)), dtype=torch.int32)
+        for row, count in enumerate(pages):
+            self.table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
+        self.page_size, self.lengths = page_size, lengths
+
+    def places(self, row):
+        position = torch.arange(self.lengths[row])
+        return self.table[row].long()[position // self.page_size] * self.page_size + position % self.page_size
+
+    def pages(self, request, seen, chosen, places=None):
+        self.alive = (request, seen, chosen, places)
+        return native.Pages(
+            table=self.table.data_ptr(),
+            width=self.table.shape[1],
+            page_size=self.page_size,
+            request=request.data_ptr(),
+            seen=seen.data_ptr(),
+            chosen=chosen.data_ptr(),
+            count=len(chosen),
+            places=None if places is None else places.data_ptr(),
+            tokens=len(request),
+        )
+
+
+CASES = itertools.product(DTYPES, [(1, 1), (3, 3), (6, 2), (9, 3), (8, 2), (7, 1)], [8, 64, 80, 128])
+
+
+@pytest.mark.parametrize(("dtype", "heads", "size"), [pytest.param(*case) for case in CASES])
+@pytest.mark.parametrize("window", [0, 9])
+def test_attention_over_pages(dtype, heads, size, window):
+    torch.manual_seed(1)
+    count, key_heads = heads
+    memory = Memory(dtype, [1, 16, 17, 50, 33], key_heads, size, random.Random(size).choice([3, 16, 40]))
+    request = torch.tensor([0, 1, 2, 3, 3, 4], dtype=torch.int32)
+    seen = torch.tensor([1, 16, 17, 49, 50, 20], dtype=torch.int32)
+    chosen = torch.tensor([0, 1, 2, 3, 5], dtype=torch.int32)
+    query = torch.randn(1, count, 6, size).to(dtype)
+    out = torch.full((6, count, size), 7.0, dtype=dtype)
+    native.attend(out, query, (memory.keys, memory.values), memory.pages(request, seen, chosen), size**-0.5, window)
+    assert out[4].eq(7).all(), "a token that is not chosen is left alone"
+    for token in chosen.tolist():
+        places = memory.places(int(request[token]))[: int(seen[token])][-window:]
+        keys, values = memory.keys[places].float(), memory.values[places].float()
+        right = scaled_dot_product_attention(
+            query[0, :, token, None].float(), keys.transpose(0, 1), values.transpose(0, 1), enable_gqa=True
+        )
+        torch.testing.assert_close(out[token].float(), right[:, 0], **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_in_one_is_what_its_parts_are(dtype):
+    torch.manual_seed(1)
+    heads, key_heads, size = 6, 2, 16
+    one, other = (Memory(dtype, [5, 9], key_heads, size, 4) for _ in range(2))
+    other.keys, other.values = one.keys.clone(), one.values.clone()
+    request, seen = torch.tensor([0, 1, 1], dtype=torch.int32), torch.tensor([5, 8, 9], dtype=torch.int32)
+    places = torch.stack([one.places(0)[4], one.places(1)[7], one.places(1)[8]])
+    chosen = torch.arange(3, dtype=torch.int32)
+    joined = torch.randn(1, 3, (heads + 2 * key_heads) * size).to(dtype)
+    angles = torch.randn(3, size).to(dtype), torch.randn(3, size).to(dtype)
+    pages = one.pages(request, seen, chosen, places)
+    together = native.attend_joined(joined, angles, (one.keys, one.values), pages, (0.25, 0))
+    query, key, value = joined.view(1, 3, -1, size).transpose(1, 2).split([heads, key_heads, key_heads], 1)
+    memory = other.keys, other.values
+    native.write(memory, native.rotate(key, *angles)[0].transpose(0, 1), value[0].transpose(0, 1), places)
+    out = torch.empty((3, heads, size), dtype=dtype)
+    native.attend(out, native.rotate(query, *angles), memory, other.pages(request, seen, chosen), 0.25, 0)
+    assert torch.equal(together[0].view_as(out), out)
+    assert torch.equal(one.keys, other.keys)
+    assert torch.equal(one.values, other.values)
+
+
+# ---------------------------------------------------------------- building
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """As on a machine where the kernels were never built."""
+    monkeypatch.setattr(native, "_cache", lambda: tmp_path / "kernels")
+    native._library.cache_clear()
+    yield tmp_path
+    native._library.cache_clear()
+
+
+def test_without_a_compiler_it_says_so_and_goes_on(elsewhere, monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    with pytest.warns(native.NoCompiler, match="fix: install g"):
+        assert not native.is_native(torch.float32, torch.device("cpu"))
+
+
+def test_a_compiler_that_fails_is_quoted(elsewhere, monkeypatch):
+    broken = elsewhere / "g++"
+    broken.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(native.shutil, "which", lambda _: str(broken))
+    with pytest.warns(native.NoCompiler, match="too old"):
+        assert not native.is_native(torch.float32, torch.device("cpu"))
+    assert list((elsewhere / "kernels").iterdir()) == [], "nothing half made is left"
+
+
+def test_they_are_built_once(elsewhere):
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    (built,) = (elsewhere / "kernels").iterdir()
+    before = built.stat().st_mtime_ns
+    native._library.cache_clear()
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    assert built.stat().st_mtime_ns == before

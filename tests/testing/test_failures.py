@@ -1,0 +1,301 @@
+"""A request that fails does so alone: as it fails eagerly, while all others are served as they run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mstar import Component, Int64, Latents, Model, Outcome, ParityError, Stream, Tensor, each, loop, op, walk, windows
+from mstar.errors import BadShape, NotFinite
+from mstar.testing.local import LocalRuntime
+from mstar.testing.parity import difference, parity_all
+from tests.engine.parts import HOOK, LONELY, POISON, SPOILS, STYLES, Fragile, Notes, Paged, PagedNotes, Poison, numbers
+from tests.plan.parts import Part, at
+
+
+class Dose(Component):
+    """Slips something into what is read."""
+
+    @op
+    def slip(self, x: Int64[Tensor, "T"], dose: int, step: int, when: int) -> Int64[Tensor, "T"]:
+        return np.concatenate([x[:-1], [dose]]) if step == when else x
+
+
+class Reader(Model):
+    """Reads the same numbers again and again into its notes; one step may be dosed."""
+
+    def __init__(self, style):
+        self.part = Fragile()
+        self.dose = Dose()
+        self.style = style
+
+    @walk
+    def go(self, x: Int64[Tensor, "T"], steps: int, dose: int, when: int) -> Iterator[Latents]:
+        notes = self.part.state(Notes)
+        s = loop(steps=steps)
+        for step in s:
+            yield Latents(getattr(self.part, self.style)(self.dose.slip(x, dose, step, when), notes))
+
+
+def request(*x, steps=4, dose=0, when=-1):
+    return {"x": numbers(*x), "steps": steps, "dose": dose, "when": when}
+
+
+def eager(model, wanted):
+    try:
+        return model.run(wanted)
+    except Exception as error:  # noqa: BLE001 - to be compared
+        return Outcome([], error=error)
+
+
+def check(model, requests, **how):
+    """Serve requests at once; each must end as it does eagerly."""
+    outcomes = LocalRuntime(model, **how).run_all(requests)
+    for wanted, outcome in zip(requests, outcomes, strict=True):
+        assert difference(eager(model, wanted), outcome) is None
+    return outcomes
+
+
+GOOD = [request(number, 2 * number, steps=2 + number) for number in range(7)]
+
+
+# ---------------------------------------------------------------- one of eight
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize(("dose", "error"), [(POISON, Poison), (HOOK, Poison), (SPOILS, NotFinite)])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_poisonous_request_among_seven_good_ones(style, dose, error, when):
+    for seed in range(3):
+        outcomes = check(Reader(style), [*GOOD[:3], request(5, 5, dose=dose, when=when), *GOOD[3:]], seed=seed)
+        assert [type(outcome.error) for outcome in outcomes] == [type(None)] * 3 + [error] + [type(None)] * 4
+        assert (outcomes[3].emissions, outcomes[3].result) == ([], None)
+
+
+@pytest.mark.parametrize("style", STYLES[1:])
+def test_a_request_of_a_bad_shape(style):
+    bad = GOOD[0] | {"x": np.zeros((2, 2), np.int64)}
+    outcomes = check(Reader(style), [GOOD[1], bad, GOOD[2]])
+    assert isinstance(outcomes[1].error, BadShape)
+
+
+DOSES = st.sampled_from([0, 0, POISON, HOOK, SPOILS, LONELY])
+REQUESTS = st.builds(
+    lambda x, steps, dose, when: request(*x, steps=steps, dose=dose, when=when),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.integers(0, 4),
+    DOSES,
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(REQUESTS, max_size=8), st.sampled_from(STYLES), st.integers(0, 1 << 30), st.integers(1, 8))
+def test_whatever_fails_every_request_ends_as_it_does_alone(requests, style, seed, largest):
+    check(Reader(style), requests, seed=seed, largest_batch=largest)
+
+
+# ---------------------------------------------------------------- what a failed request leaves
+class Wide(Model):
+    """Calls side by side, a stream and two workers: much is on its way when one call fails."""
+
+    def __init__(self, pages=32):
+        self.a = Part()
+        self.paged = Paged(pages)
+
+    @walk
+    def go(self, xs: list[int], x: Int64[Tensor, "T"]) -> Iterator[Latents]:
+        notes = self.paged.state(PagedNotes)
+        items = Stream("items")
+        s = loop(steps=5, y=self.a.fold(xs))
+        for _ in s:
+            items.put(s.y)
+            s.y = self.a.inc(s.y)
+        for window in windows(items, size=2, stride=1):
+            yield Latents(self.a.fold(window))
+        e = each(xs)
+        for item in e:
+            own = notes.fork()
+            _, read, _ = self.paged.read(x, own)
+            e.collect(read=read, item=self.a.inc(item))
+        yield Latents(self.a.fold(e.item))
+
+
+SPREAD = at(a="w0", a_fold="w1", paged=["w0", "w2"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_of_a_failed_request_is_left(seed):
+    model = Wide()
+    good, bad = {"xs": [1, 2, 3], "x": numbers(4, 5)}, {"xs": [1, 2, 3], "x": numbers(4, POISON)}
+    wanted = model.run(good)
+    gc.disable()  # a state in a cycle would be freed some time, and its pages with it: too late for the others
+    try:
+        runtime = LocalRuntime(model, SPREAD, seed=seed, is_tight=True, token_budget=3)
+        outcomes = runtime.run_all([bad, good, bad, good])
+        assert model.paged.pool.free_pages == 32
+    finally:
+        gc.enable()
+    assert [isinstance(outcome.error, Poison) for outcome in outcomes] == [True, False, True, False]
+    assert difference(wanted, outcomes[1]) is difference(wanted, outcomes[3]) is None
+    assert not any(runtime._ready.values())
+    assert not runtime._begun
+    assert difference(wanted, runtime.run(good)) is None
+
+
+class Late(Component):
+    @op
+    def same(self, x: Int64[Tensor, "T"], dose: int) -> Int64[Tensor, "T"]:
+        if dose:
+            raise Poison("too late")
+        return x
+
+
+class Waits(Model):
+    """A state at one worker waits for what fails at another."""
+
+    def __init__(self):
+        self.paged = Paged(8)
+        self.late = Late()
+
+    @walk
+    def go(self, x: Int64[Tensor, "T"], dose: int) -> Int64[Tensor, "T"]:
+        notes = self.paged.state(PagedNotes)
+        self.paged.read(x, notes)
+        _, read, _ = self.paged.read(self.late.same(x, dose), notes)
+        return read
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_state_that_waits_for_what_fails_elsewhere_is_freed(seed):
+    model = Waits()
+    gc.disable()
+    try:
+        runtime = LocalRuntime(model, at(paged="w0", late="w1"), seed=seed)
+        outcome = runtime.run({"x": numbers(1, 2), "dose": 1})
+        assert model.paged.pool.free_pages == 8
+    finally:
+        gc.enable()
+    assert isinstance(outcome.error, Poison)
+
+
+class Routed(Reader):
+    """Two walks one after the other, with a third called early."""
+
+    def __init__(self):
+        super().__init__("stack")
+        self.ended = []
+
+    async def route(self, doses):
+        third = self.go(**request(3))
+        try:
+            await self.go(**request(1, dose=doses[0], when=0))
+            await self.go(**request(2, dose=doses[1], when=1))
+            return await third
+        finally:
+            self.ended.append(doses)
+
+
+@pytest.mark.parametrize("doses", [(0, 0), (POISON, 0), (0, POISON)])
+def test_a_route_ends_with_its_walk(doses):
+    model = Routed()
+    served, other = LocalRuntime(model).run_all([doses, (0, 0)])
+    assert model.ended == [doses, (0, 0)], "as soon as the walk has failed, not when all is over"
+    assert other.error is None
+    assert len(other.emissions) == 12
+    failed = next((number for number, dose in enumerate(doses) if dose), 3)
+    assert len(served.emissions) == 4 * failed, "what walks emitted that had ended"
+    assert isinstance(served.error, Poison) is any(doses)
+
+
+# ---------------------------------------------------------------- memory and pieces
+class Scribe(Model):
+    """Reads a prompt, then what it gave, token by token."""
+
+    def __init__(self, pages):
+        self.paged = Paged(pages)
+
+    @walk
+    def go(self, x: Int64[Tensor, "T"], steps: int) -> Iterator[Latents]:
+        notes = self.paged.state(PagedNotes)
+        token, read, _ = self.paged.read(x, notes)
+        yield Latents(read)
+        s = loop(steps=steps, token=token)
+        for _ in s:
+            s.token, _, _ = self.paged.read(s.token, notes)
+            yield Latents(s.token)
+
+
+PROMPTS = [{"x": np.arange(length), "steps": 3} for length in (1, 9, 4, 0, 12, 2, 7, 5)]
+
+
+def test_requests_that_want_more_memory_than_there_is_are_all_served():
+    model = Scribe(pages=8)
+    needed = sum(-(-(len(prompt["x"]) + 3) // 2) for prompt in PROMPTS)
+    assert needed >= 2 * 8
+    parity_all(model, PROMPTS, schedules=6)
+    assert model.paged.pool.free_pages == 8
+    assert model.paged.left, "some had to leave"
+
+
+def test_a_request_that_never_fits_fails_alone():
+    model = Scribe(pages=8)
+    outcomes = LocalRuntime(model).run_all([*PROMPTS[:3], {"x": np.arange(17), "steps": 1}])
+    assert [type(outcome.error).__name__ for outcome in outcomes] == ["NoneType"] * 3 + ["OutOfPages"]
+
+
+def test_a_budget_holds():
+    model = Scribe(pages=64)
+    wanted = [model.run(prompt) for prompt in PROMPTS]
+    model.paged.brought.clear()
+    outcomes = LocalRuntime(model, token_budget=4).run_all(PROMPTS)
+    assert [difference(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)] == [None] * 8
+    assert max(model.paged.brought) == 4
+
+
+# ---------------------------------------------------------------- parity
+def test_parity_compares_failures_and_then_raises_the_eager_one():
+    with pytest.raises(Poison, match=r"^-1 was read$"):
+        parity_all(Reader("rag"), [*GOOD, request(1, 2, dose=POISON, when=1)])
+
+
+class Moody(Component):
+    """Fails every third time that it is asked, whoever asks."""
+
+    count = 0
+
+    @op
+    def ask(self, x: int) -> int:
+        self.count += 1
+        if self.count % 3 == 0:
+            raise Poison("asked too often")
+        return x
+
+
+class Asks(Model):
+    def __init__(self):
+        self.moody = Moody()
+
+    @walk
+    def go(self, x: int) -> int:
+        return self.moody.ask(x)
+
+
+def test_parity_finds_what_fails_only_when_served_and_what_does_not():
+    what = r"request 0 of Asks: it ended with Poison\('asked too often'\), eager with None"
+    with pytest.raises(ParityError, match=what):
+        parity_all(Asks(), [{"x": 1}, {"x": 2}])
+    asks = Asks()
+    asks.moody.count = 2
+    with pytest.raises(ParityError, match=r"request 0 of Asks: it ended with None, eager with Poison"):
+        parity_all(asks, [{"x": 1}])
+
+
+def test_failures_that_differ():
+    one, other = Outcome([], error=Poison("a")), Outcome([], error=Poison("b"))
+    assert difference(one, Outcome([], error=Poison("a"))) is None
+    assert difference(one, other) == "it ended with Poison('b'), eager with Poison('a')"
+    assert difference(one, Outcome([], error=ValueError("a"))) is not None
