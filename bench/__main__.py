@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import bookkeeping, engine, mutants
+from bench import bookkeeping, engine, int8, mutants, race
 from bench.claims import Claim
 
 BENCHES: dict[str, Callable[[], Claim]] = {
     "loop-step": bookkeeping.loop_step,
     "request-start": bookkeeping.request_start,
     "engine": engine.engine,
+    "engine-peers": race.race,
+    "int8-step": int8.step,
     "mutants": mutants.kill_rate,
 }
 

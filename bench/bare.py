@@ -61,10 +61,11 @@ class Bare:
     def step(self, tokens: Tensor, position: int) -> Tensor:
         """The next token of each row, when all are at the same position: [rows] to [rows, 1]."""
         rows = len(tokens)
-        request, seen = torch.arange(rows, dtype=torch.int32), torch.full((rows,), position + 1, dtype=torch.int32)
+        request, seen = torch.arange(rows), torch.full((rows,), position + 1)
+        table = request.int()
         places, at = torch.arange(rows) * self.longest + position, torch.full((rows,), position)
         pages = native.Pages(
-            table=request.data_ptr(),
+            table=table.data_ptr(),
             width=1,
             page_size=self.longest,
             request=request.data_ptr(),
@@ -104,4 +105,4 @@ class Bare:
             x, normed = native.add_norm(x, attended, layer.second, self.epsilon)
             more = _linear(native.silu_mul(_linear(normed, layer.gate_up)), layer.down)
         _, normed = native.add_norm(x, more, self.norm, self.epsilon)
-        return native.argmax(_linear(normed[:, last], self.head)[0])
+        return native.argmax(_linear(normed[:, last], self.head)[0])[0]

@@ -37,6 +37,11 @@ class Row:
         return statistics.median(self.values)
 
 
+def paired(one: Sequence[float], other: Sequence[float]) -> float:
+    """How many times the other one is, by the middle of the pairs: a change of the machine's mood meets both."""
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))
+
+
 def print_table(rows: Sequence[Row]) -> None:
     """Medians with the spread of the repeats."""
     width = max(len(row.name) for row in rows)

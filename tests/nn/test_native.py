@@ -74,7 +74,12 @@ def test_the_first_of_the_largest(dtype, size):
     x[4] = -float("inf")
     x[5, -1] = float("inf")
     x[6, size // 3], x[6, -1] = float("nan"), float("inf")
-    assert torch.equal(native.argmax(x)[:, 0], x.float().argmax(-1))
+    chosen, is_finite = native.argmax(x)
+    assert torch.equal(chosen[:, 0], x.float().argmax(-1))
+    assert not is_finite
+    rest = [row for row in range(40) if row not in {3, 4, 5, 6}]
+    assert native.argmax(x[rest])[1]
+    assert not any(native.argmax(x[row : row + 1])[1] for row in (3, 4, 5, 6))
 
 
 # ---------------------------------------------------------------- attention
@@ -119,9 +124,9 @@ def test_attention_over_pages(dtype, heads, size, window):
     torch.manual_seed(1)
     count, key_heads = heads
     memory = Memory(dtype, [1, 16, 17, 50, 33], key_heads, size, random.Random(size).choice([3, 16, 40]))
-    request = torch.tensor([0, 1, 2, 3, 3, 4], dtype=torch.int32)
-    seen = torch.tensor([1, 16, 17, 49, 50, 20], dtype=torch.int32)
-    chosen = torch.tensor([0, 1, 2, 3, 5], dtype=torch.int32)
+    request = torch.tensor([0, 1, 2, 3, 3, 4])
+    seen = torch.tensor([1, 16, 17, 49, 50, 20])
+    chosen = torch.tensor([0, 1, 2, 3, 5])
     query = torch.randn(1, count, 6, size).to(dtype)
     out = torch.full((6, count, size), 7.0, dtype=dtype)
     native.attend(out, query, (memory.keys, memory.values), memory.pages(request, seen, chosen), size**-0.5, window)
@@ -141,9 +146,9 @@ def test_all_in_one_is_what_its_parts_are(dtype):
     heads, key_heads, size = 6, 2, 16
     one, other = (Memory(dtype, [5, 9], key_heads, size, 4) for _ in range(2))
     other.keys, other.values = one.keys.clone(), one.values.clone()
-    request, seen = torch.tensor([0, 1, 1], dtype=torch.int32), torch.tensor([5, 8, 9], dtype=torch.int32)
+    request, seen = torch.tensor([0, 1, 1]), torch.tensor([5, 8, 9])
     places = torch.stack([one.places(0)[4], one.places(1)[7], one.places(1)[8]])
-    chosen = torch.arange(3, dtype=torch.int32)
+    chosen = torch.arange(3)
     joined = torch.randn(1, 3, (heads + 2 * key_heads) * size).to(dtype)
     angles = torch.randn(3, size).to(dtype), torch.randn(3, size).to(dtype)
     pages = one.pages(request, seen, chosen, places)

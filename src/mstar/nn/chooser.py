@@ -111,8 +111,7 @@ def choose_tokens(logits: Tensor, wishes: Sequence[Sampling], choosers: Sequence
     """
     for chooser in choosers:
         chooser.begin()
-    chosen = _likeliest(logits)
-    _check(logits, chosen, NotFinite, _TOO_LARGE)
+    chosen = _likeliest(logits, NotFinite, _TOO_LARGE)
     rows = [row for row, wish in enumerate(wishes) if not wish.is_plain]
     if rows:
         own, theirs = [wishes[row] for row in rows], [choosers[row] for row in rows]
@@ -137,19 +136,21 @@ def scored(logits: Tensor, wishes: Sequence[Sampling], tokens: Tensor) -> list[L
     return found
 
 
-def _likeliest(scores: Tensor) -> Tensor:
-    """The first of the largest numbers of each row, as [rows, 1]; of a row with NaN, the first NaN."""
+def _likeliest(scores: Tensor, kind: type[MstarError], what: str) -> Tensor:
+    """The first of the largest numbers of each row, as [rows, 1]. Refuses the rows where it is not finite."""
+    chosen, is_finite = _largest(scores)
+    if not is_finite:
+        best = scores.gather(1, chosen)[:, 0].tolist()
+        raise RowsFailed({row: kind(what.format(one)) for row, one in enumerate(best) if not math.isfinite(one)})
+    return chosen
+
+
+def _largest(scores: Tensor) -> tuple[Tensor, bool]:
+    """The first of the largest numbers of each row, or of its NaNs, as [rows, 1]; if all of them are finite."""
     if native.is_native(scores.dtype, scores.device) and scores.stride(1) == 1:
         return native.argmax(scores)  # torch's own compares one by one, and takes ten times as long
-    return scores.argmax(-1, keepdim=True)
-
-
-def _check(scores: Tensor, chosen: Tensor, kind: type[MstarError], what: str) -> None:
-    """Refuse the rows whose likeliest token has no finite score."""
-    best = scores.gather(1, chosen)
-    if not best.isfinite().all():
-        bad = [(row, value) for row, value in enumerate(best[:, 0].tolist()) if not math.isfinite(value)]
-        raise RowsFailed({row: kind(what.format(value)) for row, value in bad})
+    chosen = scores.argmax(-1, keepdim=True)
+    return chosen, bool(scores.gather(1, chosen).isfinite().all())
 
 
 def _steer(scores: Tensor, wishes: Sequence[Sampling], choosers: Sequence[Chooser]) -> None:
@@ -215,8 +216,7 @@ def _places(histories: Sequence[array[int]], scores: Tensor) -> tuple[Tensor, Te
 
 def _choose(scores: Tensor, wishes: Sequence[Sampling], choosers: Sequence[Chooser]) -> Tensor:
     """The likeliest token of each row, or one at random if it wishes so."""
-    chosen = _likeliest(scores)
-    _check(scores, chosen, BadSampling, _NONE_LEFT)
+    chosen = _likeliest(scores, BadSampling, _NONE_LEFT)
     for row, (wish, chooser) in enumerate(zip(wishes, choosers, strict=True)):
         if wish.temperature:
             chosen[row] = _draw(scores[row], wish, chooser.generator(wish.seed, scores.device))
@@ -241,7 +241,7 @@ def _draw(scores: Tensor, wish: Sampling, generator: Generator) -> Tensor:
         tokens, noise, likely = _only(likely >= wish.min_p * likely.max(), tokens, noise, likely)
     # The arithmetic of torch.multinomial, and so of generate; that also does it for the tokens that were not kept.
     waits = -torch.log1p(-noise)
-    return tokens[_likeliest((likely / waits.float())[None])[0]]
+    return tokens[_largest((likely / waits.float())[None])[0][0]]
 
 
 def _only(where: Tensor, *columns: Tensor) -> list[Tensor]:

@@ -90,12 +90,14 @@ class Decoder:
         self._note(given, caches, layout.lengths)
         given, counts = self._without_known(given, caches, layout.lengths)
         batch = extend(self.store, caches, counts)
-        last = torch.tensor(list(accumulate(counts))) - 1
-        finished = [row for row in range(len(caches)) if row not in layout.unfinished]
-        logits, _ = self._run(self.embed(given), batch, last[finished] if layout.unfinished else last)
-        self._keep(caches, counts)
+        last = torch.tensor([end - 1 for end in accumulate(counts)])
         if not layout.unfinished:
+            logits, _ = self._run(self.embed(given), batch, last)
+            self._keep(caches, counts)
             return choose_tokens(logits, wishes, [cache.chooser for cache in caches]), logits
+        finished = [row for row in range(len(caches)) if row not in layout.unfinished]
+        logits, _ = self._run(self.embed(given), batch, last[finished])
+        self._keep(caches, counts)
         chosen = torch.zeros((len(caches), 1), dtype=torch.int64)
         every = logits.new_zeros((len(caches), logits.shape[1]))
         if finished:

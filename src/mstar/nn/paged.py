@@ -40,15 +40,15 @@ class View:
         self.store = store
         self.caches = caches
         self.counts = np.asarray(counts)
-        self.request = torch.from_numpy(np.asarray([cache.row for cache in caches], np.int32).repeat(self.counts))
-        lengths = np.asarray([cache.table.length for cache in caches], np.int32)
+        rows, lengths = np.asarray([(cache.row, cache.table.length) for cache in caches]).T
+        self.request = torch.from_numpy(rows.repeat(self.counts))
         self.seen = torch.from_numpy(lengths.repeat(self.counts))
 
     @functools.cached_property
     def short(self) -> Tensor:
         """The tokens of requests that bring few."""
         is_short = (self.counts < _LONG).repeat(self.counts)
-        return torch.from_numpy(is_short.nonzero()[0].astype(np.int32))
+        return torch.from_numpy(is_short.nonzero()[0])
 
     @functools.cached_property
     def long(self) -> list[Group]:
@@ -97,15 +97,13 @@ class Batch(View):
     def __init__(self, store: Store, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool) -> None:
         super().__init__(store, caches, counts)
         size = store.pool.page_size
-        lasts = self.counts.cumsum()
-        firsts = np.asarray([cache.table.length for cache in caches]) - lasts
-        positions = np.arange(lasts[-1]) + firsts.repeat(self.counts)
+        ends = self.counts.cumsum()
+        firsts = np.asarray([cache.table.length for cache in caches]) - ends
+        positions = np.arange(ends[-1]) + firsts.repeat(self.counts)
         places = store.cells[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
-        self.positions = torch.from_numpy(positions)
-        """[tokens]: where each token is in its request."""
-        self.places = torch.from_numpy(places)
+        self.positions, self.places = torch.from_numpy(positions), torch.from_numpy(places)
         if is_causal:
-            self.seen = torch.from_numpy((positions + 1).astype(np.int32))
+            self.seen = self.positions + 1
 
     def part(self, first: int, last: int) -> Batch:
         """Some of its tokens, of which each attends for itself."""
@@ -113,8 +111,27 @@ class Batch(View):
         part.counts = self.counts[:0]
         part.positions, part.places = self.positions[first:last], self.places[first:last]
         part.request, part.seen = self.request[first:last], self.seen[first:last]
-        part.short = torch.arange(len(part.positions), dtype=torch.int32)
+        part.short = torch.arange(len(part.positions))
         return part
+
+
+class Singles(Batch):
+    """A batch in which every request brings one token: most are, and they are short, so making it must be too."""
+
+    def __init__(self, store: Store, caches: Sequence[PagedKV]) -> None:
+        size, self.store, self.caches = store.pool.page_size, store, caches
+        lengths = [cache.table.length for cache in caches]
+        places = [
+            cache.table.pages[-1] * size + (length - 1) % size for cache, length in zip(caches, lengths, strict=True)
+        ]
+        own = [[cache.row for cache in caches], lengths, [length - 1 for length in lengths], places, range(len(caches))]
+        self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(np.array(own)).unbind()
+        self.long = []
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """How many tokens each brings."""
+        return np.ones(len(self.caches), dtype=np.int64)
 
 
 class Group:
@@ -165,6 +182,8 @@ def extend(store: Store, caches: Sequence[PagedKV], counts: Sequence[int], *, is
         copies = pool.extend(cache.table, count)
         store.copy(copies)
         store.show(cache.row, cache.table.pages, had - len(copies))
+    if max(counts) == 1 == min(counts):
+        return Singles(store, caches)
     return Batch(store, caches, counts, is_causal=is_causal)
 
 

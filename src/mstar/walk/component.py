@@ -119,7 +119,11 @@ class Op:
                 given = f"a {type(value).__name__}" if shape is None else f"one of shape {tuple(shape)}"
                 fix = f"pass an array of {counted(len(type_.dims), 'dimension')}"
                 raise BadShape(f"op `{self.name}` takes `{name}` as {type_} and was given {given}\n  fix: {fix}")
-            found += (value.dtype, shape) if axis is None else (value.dtype, shape[:axis], shape[axis + 1 :])
+            found.append(value.dtype)
+            if axis is None:
+                found.append(shape)
+            elif len(shape) > 1:
+                found += (shape[:axis], shape[axis + 1 :])
         return tuple(found)
 
     def run(

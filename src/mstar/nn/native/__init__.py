@@ -82,11 +82,11 @@ def _digest(compiler: str) -> str:
 
 
 @functools.cache
-def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
+def _kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     library = _library()
     assert library is not None
     found: Any = getattr(library, f"{name}_{_SUFFIX[dtype]}")
-    found.argtypes, found.restype = _ARGUMENTS[name], None
+    found.argtypes, found.restype = _ARGUMENTS[name], _LONG if name == "argmax" else None
     return found
 
 
@@ -122,11 +122,12 @@ def silu_mul(x: Tensor) -> Tensor:
     return out
 
 
-def argmax(x: Tensor) -> Tensor:
-    """The first of the largest numbers of each row, or of its NaNs: [rows, size] to [rows, 1]."""
-    out = torch.empty((len(x), 1), dtype=torch.int64)
-    _kernel("argmax", x.dtype)(out.data_ptr(), x.data_ptr(), len(x), x.shape[1], x.stride(0))
-    return out
+def argmax(x: Tensor) -> tuple[Tensor, bool]:
+    """The first of the largest numbers of each row, or of its NaNs: [rows, size] to [rows, 1]; if all are finite."""
+    rows, size = x.shape
+    out = torch.empty((rows, 1), dtype=torch.int64)
+    wrong = _kernel("argmax", x.dtype)(out.data_ptr(), x.data_ptr(), rows, size, x.stride(0))
+    return out, not wrong
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -116,16 +116,21 @@ void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, l
         }
 }
 
-inline bool is_nan(float x) {  // by its bits: the compiler is told that there are none
+inline uint32_t magnitude(float x) {  // by its bits: the compiler is told that there is no NaN and no infinity
     uint32_t wide;
     std::memcpy(&wide, &x, sizeof wide);
-    return (wide & 0x7fffffff) > 0x7f800000;
+    return wide & 0x7fffffff;
 }
 
-// The first of the largest numbers of each row, or of the NaNs if there are any.
-template <typename T> void argmax(int64_t *out, const T *x, long rows, long size, long stride) {
+inline bool is_nan(float x) { return magnitude(x) > 0x7f800000; }
+
+inline bool is_wrong(float x) { return magnitude(x) >= 0x7f800000; }
+
+// The first of the largest numbers of each row, or of the NaNs if there are any; how many of them are not finite.
+template <typename T> long argmax(int64_t *out, const T *x, long rows, long size, long stride) {
     constexpr long BLOCK = 1024;  // found by its largest number, then searched
-#pragma omp parallel for if (rows * size > SMALL)
+    long wrong = 0;
+#pragma omp parallel for reduction(+ : wrong) if (rows * size > SMALL)
     for (long row = 0; row < rows; ++row) {
         const T *from = x + row * stride;
         float most = 0;
@@ -145,7 +150,9 @@ template <typename T> void argmax(int64_t *out, const T *x, long rows, long size
             if (bad) break;
         }
         out[row] = where;
+        wrong += is_wrong(to_float(from[where]));
     }
+    return wrong;
 }
 
 // Where a batch's keys and values are, and who reads which of them. Python makes it once for a forward.
@@ -153,9 +160,9 @@ struct Pages {
     const int32_t *table;  // [requests, width]: the pages of each request, in order
     long width;
     long page_size;
-    const int32_t *request;  // [tokens]: whose token it is
-    const int32_t *seen;     // [tokens]: it attends to this many positions of its request, from the first on
-    const int32_t *chosen;   // [count]: the tokens that attend here
+    const int64_t *request;  // [tokens]: whose token it is
+    const int64_t *seen;     // [tokens]: it attends to this many positions of its request, from the first on
+    const int64_t *chosen;   // [count]: the tokens that attend here
     long count;
     const int64_t *places;  // [tokens]: where its own keys and values go
     long tokens;
@@ -359,8 +366,8 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
         rms_norm(out, sum_out, x, more, weight, rows, size, epsilon);                                                  \
     }                                                                                                                  \
     extern "C" void silu_mul_##NAME(T *out, const T *x, long rows, long size) { silu_mul(out, x, rows, size); }        \
-    extern "C" void argmax_##NAME(int64_t *out, const T *x, long rows, long size, long stride) {                       \
-        argmax(out, x, rows, size, stride);                                                                            \
+    extern "C" long argmax_##NAME(int64_t *out, const T *x, long rows, long size, long stride) {                       \
+        return argmax(out, x, rows, size, stride);                                                                     \
     }                                                                                                                  \
     extern "C" void rotate_##NAME(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads,       \
                                   long size, long stride) {                                                            \
