@@ -15,7 +15,7 @@ from bench.peers.vllm_peer import VllmPeer
 
 SIZES = (1, 8, 16, 32)
 LENGTH = NEW = 64
-ROUNDS = 5
+ROUNDS = 3
 
 
 def race() -> Claim:

@@ -26,7 +26,7 @@ def prepared(venv: Path) -> Path:
     if done.is_file() and done.read_text() == wanted:
         return python
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _step(f"a venv in {venv}", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    _step(f"a venv in {venv}", [sys.executable, "-m", "venv", str(venv)])
     _step(f"{TORCH}, first and alone", [*pip, TORCH])
     _step(VLLM, [*pip, "--no-deps", VLLM])
     # Builds of torchvision, torchaudio and torchcodec for this torch are not on every index, and text needs none.
@@ -46,6 +46,6 @@ def _step(what: str, command: list[str]) -> str:
         raise RuntimeError(f"{what} was not ready after {STEP_TIMEOUT_S} s\n  fix: {fix}") from error
     if run.returncode:
         said = "\n    ".join(run.stderr.splitlines()[-10:])
-        fix = f"see what this says by hand: {' '.join(command)[:200]}"
+        fix = f"reach a package index, or see what this says by hand: {' '.join(command)[:200]}"
         raise RuntimeError(f"{what}: exit status {run.returncode}\n    {said}\n  fix: {fix}")
     return run.stdout

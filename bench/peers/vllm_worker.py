@@ -4,11 +4,15 @@ The first line it writes says that it is ready. After that: {"prompts": [[ids]],
 {"seconds": s, "outputs": [[ids]]}. It knows nothing of mstar, and imports nothing of this repository.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any, TextIO
+
+PR_SET_PDEATHSIG = 1
 
 
 def serve(llm: Any, commands: TextIO, answers: TextIO) -> None:
@@ -30,6 +34,7 @@ def serve(llm: Any, commands: TextIO, answers: TextIO) -> None:
 
 def main(settings: str) -> None:
     """Load the model that the settings name, and serve it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # while it loads it would not see that its input ended
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to stdout, which is ours alone
     from vllm import LLM
