@@ -33,13 +33,14 @@ def prompts(count: int, seed: int = 1) -> list[torch.Tensor]:
 
 def generated(name: str, prompt: torch.Tensor, wish: Sampling) -> list[int]:
     """What the library's own generate writes after a prompt."""
+    library = network(name)  # making it sets the seed too
     torch.manual_seed(wish.seed)
     how: dict[str, Any] = {"do_sample": False}
     if wish.temperature:
         how = {"do_sample": True, "temperature": wish.temperature, "top_k": wish.top_k, "top_p": wish.top_p}
         how |= {"min_p": wish.min_p or None}
     how["repetition_penalty"] = wish.repetition_penalty
-    made = network(name).generate(prompt[None], max_new_tokens=wish.max_tokens, eos_token_id=-1, **how)
+    made = library.generate(prompt[None], max_new_tokens=wish.max_tokens, eos_token_id=-1, **how)
     return made[0, len(prompt) :].tolist()
 
 

@@ -39,17 +39,21 @@ FAMILIES = {
 
 @functools.cache
 def network(name: str) -> torch.nn.Module:
-    """A model of a family. With the library's small weights the likeliest token would hardly depend on the input."""
-    return _made(name)
+    """A model of a family, as the library runs it; nobody may change it.
+
+    With the library's small weights the likeliest token would hardly depend on the input.
+    """
+    return fresh(name)
 
 
 @functools.cache
 def paged(name: str) -> torch.nn.Module:
     """The same model again, for a component that will make it attend over pages."""
-    return _made(name)
+    return fresh(name)
 
 
-def _made(name: str) -> torch.nn.Module:
+def fresh(name: str) -> torch.nn.Module:
+    """The same model again, for a test that changes it."""
     torch.manual_seed(0)
     made = FAMILIES[name]().eval()
     for weight in made.parameters():

@@ -159,7 +159,7 @@ class Writer(Model):
     """The plainest language model."""
 
     def __init__(self):
-        self.lm = CausalLM(lambda: network("llama").double(), end=2, pages=128, page_size=4)
+        self.lm = CausalLM(lambda: paged("llama"), end=2, pages=128, page_size=4)
 
     @walk
     def write(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Text]:
@@ -173,7 +173,6 @@ class Writer(Model):
 
 def test_a_walk_is_served_as_it_runs_with_prompts_and_tokens_in_one_batch():
     model = Writer()
-    model.lm = CausalLM(lambda: paged("llama"), end=2, pages=128, page_size=4)
     requests = [
         {"prompt": prompt, "sampling": Sampling(max_tokens=limit, temperature=limit % 2, seed=limit, stop=(limit,))}
         for prompt, limit in zip(prompts(6), (9, 3, 12, 1, 7, 5), strict=True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mstar.errors import LoadError
 from mstar.nn.weights import PINNED, Weights
-from tests.nn.families import FAMILIES, SMALL, network
+from tests.nn.families import FAMILIES, SMALL, fresh
 
 TOKENS = torch.arange(3, 43)[None]
 
@@ -50,7 +50,7 @@ def changed(folder, **fields):
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_network_answers_as_the_one_that_the_library_reads(tmp_path, name, dtype):
-    made = network(name)
+    made = fresh(name)
     saved(tmp_path, made, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     library = type(made).from_pretrained(tmp_path, dtype=dtype or "auto")
@@ -70,21 +70,21 @@ def test_tied_weights_are_one_tensor(tmp_path):
 
 
 def test_a_network_can_be_changed_without_changing_its_file(tmp_path):
-    before = (saved(tmp_path, network("llama")) / "model.safetensors").read_bytes()
+    before = (saved(tmp_path, fresh("llama")) / "model.safetensors").read_bytes()
     read = Weights(str(tmp_path)).network()
     read.model.norm.weight.data.zero_()
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_network_outlives_its_files(tmp_path):
-    made = network("llama")
+    made = fresh("llama")
     read = Weights(str(saved(tmp_path, made))).network()
     (tmp_path / "model.safetensors").unlink()
     assert torch.equal(logits(read), logits(made))
 
 
 def test_progress_is_told_in_bytes_of_all_files(tmp_path):
-    saved(tmp_path, network("llama"), max_shard_size="40KB")
+    saved(tmp_path, fresh("llama"), max_shard_size="40KB")
     told = []
     Weights(str(tmp_path)).network(progress=lambda done, total: told.append((done, total)))
     files = list(tmp_path.glob("*.safetensors"))
@@ -94,7 +94,7 @@ def test_progress_is_told_in_bytes_of_all_files(tmp_path):
 
 
 def test_a_terminal_is_shown_a_line(tmp_path, monkeypatch, capsys):
-    saved(tmp_path, network("llama"))
+    saved(tmp_path, fresh("llama"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     Weights(str(tmp_path)).network()
     assert capsys.readouterr().err == "\rread 0 of 0 MB of weights\n"
@@ -102,7 +102,7 @@ def test_a_terminal_is_shown_a_line(tmp_path, monkeypatch, capsys):
 
 def test_the_library_shows_no_bar_and_its_own_is_left_as_it_was(tmp_path, capfd):
     t.utils.logging.enable_progress_bar()
-    saved(tmp_path, network("llama"))
+    saved(tmp_path, fresh("llama"))
     capfd.readouterr()
     Weights(str(tmp_path)).network()
     assert capfd.readouterr().err == ""
@@ -111,7 +111,7 @@ def test_the_library_shows_no_bar_and_its_own_is_left_as_it_was(tmp_path, capfd)
 
 
 def test_every_tensor_that_does_not_fit_is_named(tmp_path, capfd):
-    file = saved(tmp_path, network("llama")) / "model.safetensors"
+    file = saved(tmp_path, fresh("llama")) / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.norm.weight"]
     tensors["surplus.weight"] = torch.zeros(2)
@@ -131,14 +131,14 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path, capfd):
 
 
 def test_the_wrong_config_does_not_fill_the_screen(tmp_path):
-    saved(tmp_path, network("llama"))
+    saved(tmp_path, fresh("llama"))
     changed(tmp_path, num_hidden_layers=9)
     with pytest.raises(LoadError, match="and 43 more\n  fix"):
         Weights(str(tmp_path)).network()
 
 
 def test_experts_that_cannot_be_merged_are_named(tmp_path):
-    file = saved(tmp_path, network("qwen3_moe")) / "model.safetensors"
+    file = saved(tmp_path, fresh("qwen3_moe")) / "model.safetensors"
     odd = {"model.layers.1.mlp.experts.2.down_proj.weight": torch.zeros(3, 5)}
     save_file(load_file(file) | odd, file)
     with pytest.raises(LoadError, match=r"model\.layers\.1\.mlp\.experts\.down_proj cannot be made of its parts"):
@@ -158,7 +158,7 @@ def test_experts_that_cannot_be_merged_are_named(tmp_path):
     ],
 )
 def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message):
-    saved(tmp_path, network("llama"))
+    saved(tmp_path, fresh("llama"))
     changed(tmp_path, **fields)
     with pytest.raises(LoadError, match=message + r"[\s\S]*\n  fix: "):
         Weights(str(tmp_path)).network()
@@ -176,7 +176,7 @@ def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message)
     ],
 )
 def test_files_that_are_not_weights_are_refused(tmp_path, name, content, message):
-    (saved(tmp_path, network("llama")) / "model.safetensors").unlink()
+    (saved(tmp_path, fresh("llama")) / "model.safetensors").unlink()
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadError, match=message + r"[\s\S]*\n  fix: "):
         Weights(str(tmp_path)).network()
@@ -188,7 +188,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 
 def test_weights_are_floats(tmp_path):
-    saved(tmp_path, network("llama"))
+    saved(tmp_path, fresh("llama"))
     with pytest.raises(LoadError, match="weights cannot be 'int8'\n  fix: one of `float64`"):
         Weights(str(tmp_path)).network("int8")
 
