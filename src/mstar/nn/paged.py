@@ -144,6 +144,9 @@ class Group:
         """[requests, longest]: where the keys and values of each request lie; what is beyond its end is masked."""
         self._seen = batch.seen[self.tokens][:, None, :, None]
         self._masks: dict[int, Tensor] = {}
+        first, new, longest = int(self._seen.flatten()[0]), self.tokens.shape[1], self.places.shape[1]
+        self._is_beginning = len(rows) == 1 and first == 1 and new == longest
+        """Whether it is one request with nothing before these tokens: then torch needs no mask, and does half."""
 
     def mask(self, window: int) -> Tensor:
         """[requests, 1, new, longest]: a token sees what is before it, of a sliding window only the last of that."""
@@ -156,11 +159,13 @@ class Group:
     def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
         """Fill in [tokens, heads, size] for these requests. The query is [heads, tokens, size]."""
         keys, values = layer
+        is_plain = self._is_beginning and not 0 < window < self.places.shape[1]
         out[self.tokens] = scaled_dot_product_attention(
             query[:, self.tokens].transpose(0, 1),
             keys[self.places].transpose(1, 2),
             values[self.places].transpose(1, 2),
-            attn_mask=self.mask(window),
+            attn_mask=None if is_plain else self.mask(window),
+            is_causal=is_plain,
             scale=scaling,
             enable_gqa=True,
         ).transpose(1, 2)
