@@ -147,6 +147,9 @@ class PagedNotes(State):
     def go_back(self, mark: int) -> None:
         self.owner.pool.truncate(self.table, mark)
 
+    def export(self) -> list[int]:
+        return self.values()
+
     def leave(self) -> None:
         self.host = self.values()
         self.owner.pool.truncate(self.table, 0)
@@ -167,6 +170,12 @@ class Paged(Component):
 
     def make_state(self, kind: Any) -> Any:
         return PagedNotes(self, self.pool.new())
+
+    def load_state(self, kind: Any, exported: list[int]) -> Any:
+        self.pool.must_hold(-(-len(exported) // self.pool.page_size))
+        state = self.make_state(kind)
+        state.append(exported)
+        return state
 
     def bring_back(self, states: list[Any]) -> None:
         self.pool.reserve(sum(self.pool.needed(state.table, len(state.host)) for state in states))

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTROL_PLANE = ("graph", "walk", "plan", "wire", "conductor", "server")
-TODAY = ("cli", "draw", "testing", "plan", "walk", "graph")
+TODAY = ("cli", "server", "conductor", "draw", "testing", "plan", "wire", "walk", "graph")
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def lint(tmp_path):
 
     def write_and_lint(files):
         package = tmp_path / "src" / "mstar"
-        skeleton = {f"{name}/__init__.py": "" for name in TODAY} | {"__init__.py": "", "errors.py": ""}
+        skeleton = {f"{name}/__init__.py": "" for name in TODAY} | dict.fromkeys(
+            ("__init__.py", "errors.py", "failpoints.py"), ""
+        )
         for name, text in (skeleton | files).items():
             (package / name).parent.mkdir(parents=True, exist_ok=True)
             (package / name).write_text(text)

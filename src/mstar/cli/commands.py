@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mstar.cli.sim import add_sim
 from mstar.draw import picture, to_json, to_mermaid, to_svg
 from mstar.errors import LoadError, MstarError, counted, listed, nearest
 from mstar.graph import ir
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     show = command("plan", "say what runs where, what crosses, and what can share a batch")
     show.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
     show.set_defaults(run=_plan)
+    add_sim(commands)
     return parser
 
 

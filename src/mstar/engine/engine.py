@@ -7,7 +7,7 @@ parts. The engine knows no walks: who shares a batch, and when, is decided by wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from mstar.engine.frameless import frameless
@@ -16,12 +16,13 @@ from mstar.engine.pieces import piece_of, put_together, share_out
 from mstar.engine.residents import Residents
 from mstar.engine.threads import use_threads
 from mstar.errors import RowsFailed
-from mstar.nn.pages import OutOfPages
+from mstar.nn.pages import NeverFits, OutOfPages
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State
 
 S = TypeVar("S", bound=State)
+R = TypeVar("R")
 
 
 class Engine:
@@ -46,6 +47,35 @@ class Engine:
         if (owner := self._residents.owner(state)) is not None:
             self._residents.use(owner, [forked])
         return forked
+
+    def export(self, state: State) -> Any:
+        """All of a state as a value that can be sent. The state stays."""
+        if not state.is_resident and (owner := self._residents.owner(state)) is not None:
+            self._with_room(owner, [state], lambda: owner.bring_back([state]))
+        return state.export()
+
+    def load(self, component: Component, kind: type[S], exported: Any) -> S:
+        """A state of what was exported. Raises OutOfPages if it does not fit even when all others have left."""
+        state = self._with_room(component, [], lambda: component.load_state(kind, exported))
+        self._residents.use(component, [state])
+        return state
+
+    def take_evicted(self) -> list[State]:
+        """The states that had to leave to make room since this was last asked, in that order."""
+        return self._residents.take_evicted()
+
+    def _with_room(self, component: Component, staying: list[State], act: Callable[[], R]) -> R:
+        """Do something that needs pages, and let others leave for it."""
+        if component.threads is not None:
+            use_threads(component.threads)
+        while True:
+            try:
+                return act()
+            except NeverFits:
+                raise
+            except OutOfPages:
+                if not self._residents.make_room(component, staying):
+                    raise
 
     def run(self, component: Component, op: Op, jobs: Sequence[Job]) -> list[Result]:
         """Run calls of one op whose static arguments are equal; what came of each, in the same order."""

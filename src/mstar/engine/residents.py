@@ -17,6 +17,7 @@ class Residents:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[State], Component]] = {}  # by id: a state may not be hashable
+        self._evicted: dict[int, weakref.ref[State]] = {}
 
     def use(self, component: Component, states: Iterable[State]) -> None:
         """These states of a component are used now."""
@@ -25,9 +26,13 @@ class Residents:
             if state.can_leave:
                 key = id(state)
                 known[key] = known.pop(key, None) or (
-                    weakref.ref(state, lambda _, key=key: known.pop(key, None)),
+                    weakref.ref(state, lambda _, key=key: self._forget(key)),
                     component,
                 )
+
+    def _forget(self, key: int) -> None:
+        self._known.pop(key, None)
+        self._evicted.pop(key, None)
 
     def owner(self, state: State) -> Component | None:
         """The component of a state that can leave, once it was used."""
@@ -41,5 +46,11 @@ class Residents:
             if owner is component and state is not None and state.is_resident and id(state) not in kept:
                 state.leave()
                 assert not state.is_resident, f"a {type(state).__name__} was told to leave and is still there"
+                self._evicted[id(state)] = ref
                 return True
         return False
+
+    def take_evicted(self) -> list[State]:
+        """The living states that had to leave since this was last asked, in that order."""
+        evicted, self._evicted = self._evicted, {}
+        return [state for ref in evicted.values() if (state := ref()) is not None]

@@ -86,6 +86,22 @@ class CausalLM(Component):
         """A cache with no pages yet."""
         return cast("S", self.decoder.new_cache(self._vocabulary))
 
+    def load_state(self, kind: type[S], exported: Any) -> S:
+        """A cache of what one like it exported."""
+        state = self.make_state(kind)
+        cast("PagedKV", state).load(exported)
+        return state
+
+    def prepare(self) -> None:
+        """Load the network, and what grammars need."""
+        _ = self.decoder, self._vocabulary
+
+    def stock(self) -> dict[str, int]:
+        """How many of its pages are held by caches."""
+        pages = self._sizes[0]
+        free = self.decoder.store.pool.free_pages if "decoder" in vars(self) else pages
+        return {"pages_used": pages - free, "pages": pages}
+
     def bring_back(self, states: Sequence[State]) -> None:
         """Give caches that left their pages back what was in them."""
         self.decoder.bring_back(cast("Sequence[PagedKV]", states))

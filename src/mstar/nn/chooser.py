@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -32,6 +33,20 @@ _TOO_LARGE = (
     "  fix: look for numbers too large for the network's dtype, and for damaged weights"
 )
 _NONE_LEFT = "its wishes leave no token to choose from\n  fix: use smaller penalties and biases"
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a chooser remembers, as a value that can be sent."""
+
+    history: bytes
+    """Tokens, as integers of 64 bits."""
+    prompt: int | None
+    drawn: Tensor | None
+    """The state of its random numbers."""
+    grammar: Grammar | None
+    text: int
+    """Where in its history the text under the grammar begins."""
 
 
 class Chooser:
@@ -58,6 +73,22 @@ class Chooser:
         forked._guide = self._guide and self._guide.fork()
         return forked
 
+    def export(self) -> Remembered:
+        """All of it as a value."""
+        drawn, guide = self._generator and self._generator.get_state(), self._guide
+        grammar, text = (None, 0) if guide is None else (guide.grammar, guide.start)
+        return Remembered(self.history.tobytes(), self._prompt, drawn, grammar, text)
+
+    def load(self, remembered: Remembered, device: torch.device) -> None:
+        """Be what was exported. Only for a fresh chooser."""
+        self.history.frombytes(remembered.history)
+        self._prompt = remembered.prompt
+        if remembered.drawn is not None:
+            self._generator = Generator(device)
+            self._generator.set_state(remembered.drawn)
+        if remembered.grammar is not None:
+            self._guide = self._new_guide(remembered.grammar, remembered.text)  # which follows what was read
+
     def mark(self) -> Mark:
         """Where it is now. Cheap: the engine marks every request before every step."""
         generator, guide = self._generator, self._guide
@@ -74,6 +105,11 @@ class Chooser:
             self._generator.set_state(drawn)
         if self._guide is not None:
             self._guide.go_back(read_to)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a choice was made."""
+        return self._prompt is not None
 
     def begin(self) -> None:
         """A choice is made: if it is the first, all that was read so far is the prompt."""
@@ -97,11 +133,14 @@ class Chooser:
         text begins under it.
         """
         if self._guide is None or self._guide.grammar != grammar or not self._guide.follow(self.history):
-            if self._vocabulary is None:
-                fix = "give its component a `Vocabulary`"
-                raise LoadError(f"a grammar is wished for, and the model has no tokenizer\n  fix: {fix}")
-            self._guide = self._vocabulary.guide(grammar, len(self.history))
+            self._guide = self._new_guide(grammar, len(self.history))
         return self._guide
+
+    def _new_guide(self, grammar: Grammar, start: int) -> Guide:
+        if self._vocabulary is None:
+            fix = "give its component a `Vocabulary`"
+            raise LoadError(f"a grammar is wished for, and the model has no tokenizer\n  fix: {fix}")
+        return self._vocabulary.guide(grammar, start)
 
 
 def choose_tokens(logits: Tensor, wishes: Sequence[Sampling], choosers: Sequence[Chooser]) -> Tensor:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from mstar.walk.batching import rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import State
 from mstar.walk.types import Float, Int64, Tensor
+
+S = TypeVar("S", bound=State)
 
 _TRIED = (10, 1, 1)
 """The pieces, in frames, in which a decoder must give what it gives for all of them at once."""
@@ -33,6 +35,10 @@ class CodecPast(State):
 
     def __init__(self) -> None:
         self.memory = Memory()
+
+    def export(self) -> dict[str, Tensor]:
+        """What it remembers."""
+        return dict(self.memory)
 
 
 class Codec(Component):
@@ -54,6 +60,16 @@ class Codec(Component):
     def network(self) -> Any:
         """The library's model."""
         return self._load().eval().requires_grad_(requires_grad=False)
+
+    def prepare(self) -> None:
+        """Load the network."""
+        _ = self.network
+
+    def load_state(self, kind: type[S], exported: Any) -> S:
+        """The past of a stream that began elsewhere."""
+        state = self.make_state(kind)
+        cast("CodecPast", state).memory = Memory(exported)
+        return state
 
     @functools.cached_property
     def _following(self) -> Any:

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mstar.errors import LoadError
+from mstar.errors import LoadError, RowsFailed
 from mstar.nn import native
 from mstar.nn.chooser import Chooser, choose_tokens
 from mstar.nn.flat import as_written, flatten
 from mstar.nn.grammar import Vocabulary
 from mstar.nn.paged import PAGED, Batch, extend, running
-from mstar.nn.pages import Pool
+from mstar.nn.pages import NeverFits, Pool
 from mstar.nn.sampling import Sampling
 from mstar.nn.store import PagedKV, Store
 from mstar.walk.batching import Layout
@@ -87,6 +87,7 @@ class Decoder:
 
         For rows that are not finished nothing is chosen: their token is 0.
         """
+        self._refuse_too_long(caches, wishes, layout.lengths)
         self._note(given, caches, layout.lengths)
         given, counts = self._without_known(given, caches, layout.lengths)
         batch = extend(self.store, caches, counts)
@@ -134,6 +135,24 @@ class Decoder:
             cache.come_back()
             if is_dropped:
                 self._read_again(cache)
+
+    def _refuse_too_long(self, caches: Sequence[PagedKV], wishes: Sequence[Sampling], lengths: Sequence[int]) -> None:
+        """Refuse those that begin now and could not write all they wish for if they had every page."""
+        if self.store.window is not None:
+            return
+        pool, errors = self.store.pool, dict[int, Exception]()
+        for row in [row for row, cache in enumerate(caches) if not cache.chooser.has_begun]:
+            positions = caches[row].table.length + lengths[row] + wishes[row].max_tokens - 1
+            try:
+                pool.must_hold(-(-positions // pool.page_size) + self._pages_beside(caches[row]))
+            except NeverFits as error:
+                errors[row] = error
+        if errors:
+            raise RowsFailed(errors)
+
+    def _pages_beside(self, cache: PagedKV) -> int:  # noqa: ARG002 - a decoder by itself has none
+        """How many pages a cache has besides those of what it reads."""
+        return 0
 
     def _note(self, given: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]) -> None:
         """Tell the caches what they read."""

@@ -73,6 +73,10 @@ class Encoder(Component):
         """The library's model."""
         return self._load().eval().requires_grad_(requires_grad=False)
 
+    def prepare(self) -> None:
+        """Load the network."""
+        _ = self.network
+
     @op(batch=stacked)
     def image(self, pixels: Float[Tensor, "C H W"], tenant: str = "") -> Float[Tensor, "P D"]:
         """The hidden states of a picture's patches."""

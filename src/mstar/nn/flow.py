@@ -44,6 +44,10 @@ class FlowHead(Component):
         """The library's model."""
         return self._load().eval().requires_grad_(requires_grad=False)
 
+    def prepare(self) -> None:
+        """Load the network."""
+        _ = self.network
+
     def times(self, wish: Any, step: int) -> Tensor:
         """Inside an op: the timestep of each row, [rows]."""
         import torch

@@ -121,16 +121,20 @@ class Vocabulary:
 class Guide:
     """Where one request's text stands in its grammar."""
 
-    def __init__(self, grammar: Grammar, matcher: LLMatcher, read_to: int, words: int) -> None:
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, start: int, words: int) -> None:
         self.grammar = grammar
-        self.read_to = read_to
+        self.start = start
+        """Where in the request's history the text begins."""
+        self.read_to = start
         """How much of the request's history it has followed."""
         self._matcher = matcher
         self._words = words
 
     def fork(self) -> Guide:
         """A guide at the same place that goes its own way."""
-        return Guide(self.grammar, self._matcher.deep_copy(), self.read_to, self._words)
+        forked = Guide(self.grammar, self._matcher.deep_copy(), self.start, self._words)
+        forked.read_to = self.read_to
+        return forked
 
     def follow(self, history: Sequence[int]) -> bool:
         """Read what is new in the history; False if the text was complete before that ended.

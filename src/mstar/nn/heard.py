@@ -72,6 +72,7 @@ class HeardKV(PagedKV):
     def load(self, moved: Moved) -> None:
         """Be what was exported. Only for a fresh cache. Raises OutOfPages."""
         assert moved.heard is not None
+        self.store.pool.must_hold(self.pages_of(moved) + self.heard.pages_of(moved.heard))
         self._reserve(moved.length, moved.heard.length)
         super().load(moved)
         self.heard.load(moved.heard)

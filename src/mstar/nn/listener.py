@@ -112,6 +112,9 @@ class Listener(Decoder):
                 use_cache=False,
             )
 
+    def _pages_beside(self, cache: PagedKV) -> int:
+        return len(cast("HeardKV", cache).heard.table.pages)
+
     def _note(self, given: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]) -> None:
         heard = cast("Sequence[HeardKV]", caches)
         _refuse([self._fault(cache, length) for cache, length in zip(heard, lengths, strict=True)])

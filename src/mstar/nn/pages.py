@@ -22,6 +22,10 @@ class OutOfPages(MstarError):
     """There are not enough free pages. Nothing was changed."""
 
 
+class NeverFits(OutOfPages):
+    """There are fewer pages in all than something needs: it is of no use to wait."""
+
+
 @dataclass(eq=False, slots=True)
 class Table:
     """The pages of one state, in order, and how many positions of them it uses."""
@@ -68,6 +72,14 @@ class Pool:
             raise OutOfPages(
                 f"{pages} pages of {self.page_size} are needed, {self.free_pages} of {self.count} are free\n"
                 f"  fix: give the component more pages, or let fewer requests in"
+            )
+
+    def must_hold(self, pages: int) -> None:
+        """Raise NeverFits unless there are so many pages, free or not."""
+        if pages > self.count:
+            raise NeverFits(
+                f"{pages} pages of {self.page_size} are needed, and there are {self.count}\n"
+                f"  fix: give the component more pages, or ask for fewer tokens"
             )
 
     def extend(self, table: Table, positions: int) -> list[tuple[int, int]]:

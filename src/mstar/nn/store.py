@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mstar.nn.chooser import Chooser
+from mstar.errors import LoadError
+from mstar.nn.chooser import Chooser, Remembered
 from mstar.nn.pages import OutOfPages, Pool, Table
 from mstar.walk.states import KV
 
@@ -98,6 +99,9 @@ class Store:
             rows = data[first : first + size].view(memory.dtype)
             memory[places] = rows.view(len(places), *memory.shape[1:])
             first += size
+        if first != len(data):
+            what = f"{len(data)} bytes are to fill {len(places)} positions, which take {first}"
+            raise LoadError(f"{what}\n  fix: move caches only between components of the same network and dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,9 @@ class Moved:
     """A cache outside of its component's memory, to be put into another component like it, here or elsewhere."""
 
     length: int
+    tenant: str
     embeddings: tuple[tuple[int, Tensor], ...]
-    chooser: Chooser
+    chooser: Remembered
     data: Tensor
     """Keys and values of all layers, as one run of bytes."""
     heard: Moved | None = None
@@ -251,14 +256,21 @@ class PagedKV(KV):
 
     def export(self) -> Moved:
         """All of it as a value, for another component like this one."""
-        return Moved(self.table.length, tuple(self.embeddings), self.chooser.fork(), self._data())
+        return Moved(self.table.length, self.tenant, tuple(self.embeddings), self.chooser.export(), self._data())
 
     def load(self, moved: Moved) -> None:
         """Be what was exported. Only for a fresh cache. Raises OutOfPages."""
+        self.store.pool.must_hold(self.pages_of(moved))
         self._left, self._outside = moved.length, _Outside(self.store, moved.data)
         self.come_back()
-        self.embeddings, self.chooser = [*moved.embeddings], moved.chooser.fork()
+        self.tenant, self.embeddings = moved.tenant, [*moved.embeddings]
+        self.chooser.load(moved.chooser, self.store.keys[0].device)
         self._keys = None if self.embeddings else []
+
+    def pages_of(self, moved: Moved) -> int:
+        """How many pages a cache needs that was moved."""
+        size = self.store.pool.page_size
+        return -(-(moved.length - self._first(moved.length)) // size)
 
     def _first(self, length: int) -> int:
         """The first position that is still needed when so many were read; before it are whole pages."""

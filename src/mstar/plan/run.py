@@ -194,6 +194,18 @@ class Run:
         kept = {"mail": self.mail, "expected": self.expected, "readers": self.readers, "writers": self.writers}
         return [f"{name}: {sorted(held)}" for name, held in kept.items() if held]
 
+    def drop(self) -> None:
+        """Take it apart. Frames, runs and streams know each other, and what is in them would live on for long."""
+        for reader in self.readers.values():
+            reader.waiting = None
+            reader.items.clear()
+        for writer in self.writers.values():
+            writer.parked.clear()
+        for held in (self.mail, self.expected, self.readers, self.writers, self.outputs, self.states):
+            held.clear()
+        for held in (self.todo, self.outbox, self.emitted):
+            held.clear()
+
     def end(self, root: Frame) -> None:
         """The walk has run to its end here."""
         self.outputs = {index: root.slots[slot] for index, slot in self.part.outputs}

@@ -69,10 +69,9 @@ class _Tour:
             raise Stuck(f"walk {self.plan.walk} ended and left {left}")
 
     def drop(self) -> None:
-        """Let go of what was waited for: frames and runs know each other, and a state in them would keep its memory."""
+        """Let go of everything."""
         for run in self.runs:
-            for waiting in (run.mail, run.expected, run.readers, run.writers):
-                waiting.clear()
+            run.drop()
 
     @property
     def is_over(self) -> bool:

@@ -39,13 +39,15 @@ class Signature:
 class Op:
     """One callable of a component: the unit of batching, compiling, placing and metering."""
 
-    def __init__(self, body: Callable[..., Any], batch: Batch, *, in_pieces: bool) -> None:
+    def __init__(self, body: Callable[..., Any], batch: Batch, *, in_pieces: bool, once: bool) -> None:
         if in_pieces and not batch.dim:
             raise TypeError(f"op `{body.__name__}` is in_pieces, and batch={batch.how} has no dimension to cut")
         self.body = body
         self.batch = batch
         self.in_pieces = in_pieces
         """Whether a call may be run in several pieces along the batch's dimension."""
+        self.once = once
+        """Whether it acts on the world, so that a call must not be run again when a worker was lost."""
         self.name = body.__name__
         self.call_signature = inspect.signature(body)
 
@@ -206,15 +208,18 @@ class Op:
 @overload
 def op(body: F) -> F: ...
 @overload
-def op(*, batch: Batch = alone, in_pieces: bool = False) -> Callable[[F], F]: ...
-def op(body: F | None = None, *, batch: Batch = alone, in_pieces: bool = False) -> F | Callable[[F], F]:
+def op(*, batch: Batch = alone, in_pieces: bool = False, once: bool = False) -> Callable[[F], F]: ...
+def op(
+    body: F | None = None, *, batch: Batch = alone, in_pieces: bool = False, once: bool = False
+) -> F | Callable[[F], F]:
     """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
 
     `in_pieces` says that a long call may be run in several pieces along the batch's dimension, one after the other.
+    `once` says that it acts on the world, as a robot's arm does: it is not done again when a worker was lost.
     """
     if body is None:
-        return cast("Callable[[F], F]", functools.partial(op, batch=batch, in_pieces=in_pieces))
-    the_op = Op(body, batch, in_pieces=in_pieces)
+        return cast("Callable[[F], F]", functools.partial(op, batch=batch, in_pieces=in_pieces, once=once))
+    the_op = Op(body, batch, in_pieces=in_pieces, once=once)
 
     @functools.wraps(body)
     def call(self: Component, *args: Any, **kwargs: Any) -> Any:
@@ -247,6 +252,19 @@ class Component:
     def make_state(self, kind: type[S]) -> S:
         """The real thing, where the component runs. Override it when a state needs more than `kind()`."""
         return kind()
+
+    def load_state(self, kind: type[S], exported: Any) -> S:
+        """A state of what `State.export` gave. Override both, or none. Raises OutOfPages."""
+        state = self.make_state(kind)
+        vars(state).update(exported)
+        return state
+
+    def prepare(self) -> None:
+        """Load what the ops need now, and not with the first request. Override it when there is something to load."""
+
+    def stock(self) -> dict[str, int]:
+        """How much of its memory is used, counted. Override it when memory is limited."""
+        return {}
 
     def bring_back(self, states: list[State]) -> None:
         """Make states that have left resident again, or raise OutOfPages. Override it when states `can_leave`."""

@@ -34,6 +34,10 @@ class State:
         vars(self).clear()
         vars(self).update(mark)
 
+    def export(self) -> Any:
+        """All of it as a value that can be sent; `Component.load_state` makes a state of that, here or elsewhere."""
+        return copy.deepcopy(vars(self))
+
     def leave(self) -> None:
         """Give its memory in the component up, in a way that the component can undo. Only asked of what `can_leave`."""
         raise NotImplementedError

@@ -1,0 +1,1 @@
+"""Models that the benches of the runtime serve."""

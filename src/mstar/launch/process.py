@@ -1,0 +1,86 @@
+"""One child process as the launcher holds it: its pipes, its pidfd, the last of what it wrote.
+
+It does not know what the child is for, and it does not start it again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+TAIL_BYTES = 8 * 1024
+_CHUNK = select.PIPE_BUF
+"""So much can be written without waiting to what polls as writable."""
+
+
+class Process:
+    """A child in a session of its own. It gets its settings once, on stdin; what it writes is passed on."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        assert self._popen.stdin, "asked for"
+        assert self._popen.stdout, "asked for"
+        self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
+        self.pid = self._popen.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.output = self._stdout.fileno()
+        self.ended = threading.Event()
+        """It is dead, and nothing of it is left."""
+        os.set_blocking(self.output, False)
+        self._tail = b""
+        self._closing = threading.Lock()
+        """Held where descriptors are used or closed: the number of a closed one may be another's."""
+
+    def give(self, settings: bytes) -> None:
+        """Tell it what it is to be."""
+        with self._closing:
+            if not self.ended.is_set():
+                with suppress(BrokenPipeError), self._stdin:  # it may be dead; who watches it will notice
+                    self._stdin.write(settings)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        with self._closing:
+            if not self.ended.is_set():
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def hear(self) -> bool:
+        """Pass on a piece of what it wrote; False if there is none."""
+        try:
+            data = os.read(self.output, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        with suppress(OSError):  # our own stderr may be closed
+            if select.select([], [2], [], 0)[1]:  # a terminal that stands still must not stop us from watching
+                os.write(2, data)
+        return bool(data)
+
+    def reap(self) -> None:
+        """It has died: end what it started, take its last words, free what the kernel keeps for it."""
+        with suppress(ProcessLookupError):  # as long as it is not waited for, no other group can have this number
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+        while self.hear():
+            pass
+        with self._closing:
+            self._stdin.close()
+            self._stdout.close()
+            os.close(self.pidfd)
+            self.ended.set()
+
+    def why(self) -> str:
+        """How it ended."""
+        code = self._popen.returncode
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+    def last_words(self) -> str:
+        """The end of what it wrote."""
+        return self._tail.decode(errors="replace").strip()

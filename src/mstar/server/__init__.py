@@ -1,0 +1,1 @@
+"""Front ends: they speak to clients, and hold nothing that could not be lost."""

@@ -1,0 +1,184 @@
+"""The gateway: a front end's core on a node, and streams that any thread can open, read and close.
+
+It speaks to no client itself. An HTTP server gives each request a listener; a script reads a `Stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from mstar.errors import MstarError
+from mstar.server.streams import (
+    GRANT,
+    Action,
+    Deliver,
+    Ended,
+    Event,
+    FrontCore,
+    Left,
+    Opened,
+    Received,
+    Send,
+    Tick,
+    Took,
+)
+from mstar.transfer import values
+from mstar.walk.emissions import KINDS, Emission
+from mstar.wire import messages as m
+from mstar.wire.node import Node
+
+Listener = Callable[[Deliver | Ended], None]
+"""Told of everything that happens to a request, in the thread of the node."""
+
+
+class NotServed(MstarError):
+    """A request was refused, or did not come to its end. `end` says how it ended."""
+
+    def __init__(self, end: m.Finished | m.Refused) -> None:
+        self.end = end
+        what = end.why if isinstance(end, m.Refused) else f"{end.error}: {end.text}" if end.error else end.status
+        super().__init__(what)
+
+
+def digest(value: Any) -> bytes:
+    """A few bytes that are equal only for equal values."""
+    return hashlib.blake2b(values.pack(value), digest_size=8).digest()
+
+
+class Gateway:
+    """A front end on a node."""
+
+    def __init__(self, node: Node, me: m.Peer, conductor: m.Peer) -> None:
+        self.peer = me
+        self._node = node
+        self._core = FrontCore(me, conductor, digest)
+        self._listeners: dict[str, Listener] = {}
+        self._asked: dict[int, Future[dict[str, int]]] = {}
+        self._numbers = itertools.count()
+
+    # ---------------------------------------------------------------- from any thread
+    def open(self, model: str, request: Any, *, tenant: str = "", patience: float = 600.0) -> Stream:
+        """Have a request served."""
+        rid = self.new_rid()
+        stream = Stream(self, rid)
+        self.listen(m.Submit(rid, model, m.Value(request), tenant, patience), stream.told)
+        return stream
+
+    def new_rid(self) -> str:
+        """A name for a request that no other has."""
+        return f"{self.peer}-{next(self._numbers)}"
+
+    def listen(self, submit: m.Submit, listener: Listener) -> None:
+        """Have a request served, and the listener told."""
+
+        def submitted() -> None:
+            self._listeners[submit.rid] = listener
+            self._step(time.monotonic(), Opened(submit))
+
+        self._node.call(submitted)
+
+    def took(self, rid: str, kind: str, count: int) -> None:
+        """The client has taken so many emissions of a kind, in all."""
+        self._node.call(lambda: self._step(time.monotonic(), Took(rid, kind, count)))
+
+    def close(self, rid: str) -> None:
+        """The client wants no more of this request."""
+
+        def left() -> None:
+            self._listeners.pop(rid, None)
+            self._step(time.monotonic(), Left(rid))
+
+        self._node.call(left)
+
+    def take_stock(self, peer: m.Peer) -> Future[dict[str, int]]:
+        """Ask a process what it holds."""
+        ticket, answer = next(self._numbers), Future[dict[str, int]]()
+
+        def ask() -> None:
+            if peer == self.peer:
+                answer.set_result(self._core.stock() | self._node.stock())
+                return
+            self._asked[ticket] = answer
+            self._node.send(self.peer, peer, m.TakeStock(ticket))
+
+        self._node.call(ask)
+        return answer
+
+    # ---------------------------------------------------------------- on the node
+    def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
+        """A message has come."""
+        if isinstance(message, m.Stock):
+            if (answer := self._asked.pop(message.ticket, None)) is not None:
+                answer.set_result(message.counts)
+            return
+        if isinstance(message, m.Forget):
+            self._node.forget(message.peer)
+        self._step(now, Received(sender, message))
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._step(now, Tick())
+
+    def _step(self, now: float, event: Event) -> None:
+        for action in self._core.step(now, event):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._node.send(self.peer, action.to, action.message)
+        elif isinstance(action, Ended):
+            if (listener := self._listeners.pop(action.rid, None)) is not None:
+                listener(action)
+        elif (listener := self._listeners.get(action.rid)) is not None:
+            listener(action)
+
+
+class Stream:
+    """One request, read by one thread: iterate it for its emissions; `end` and `result` are there afterwards."""
+
+    def __init__(self, gateway: Gateway, rid: str) -> None:
+        self.rid = rid
+        self.end: m.Finished | m.Refused | None = None
+        self._gateway = gateway
+        self._told: queue.SimpleQueue[Deliver | Ended] = queue.SimpleQueue()
+        self._taken: defaultdict[str, int] = defaultdict(int)
+
+    def told(self, news: Deliver | Ended) -> None:
+        """Something has happened; called by the gateway."""
+        self._told.put(news)
+
+    def events(self, timeout: float | None = None) -> Iterator[Deliver]:
+        """What is delivered, until the end. Raises queue.Empty if nothing comes for so long."""
+        while self.end is None:
+            news = self._told.get(timeout=timeout)
+            if isinstance(news, Ended):
+                self.end = news.end
+                return
+            self._taken[news.kind] += 1
+            if self._taken[news.kind] % (GRANT // 2) == 0:
+                self._gateway.took(self.rid, news.kind, self._taken[news.kind])
+            yield news
+
+    def __iter__(self) -> Iterator[Emission]:
+        """Its emissions. Raises NotServed unless it ends well."""
+        for news in self.events():
+            yield KINDS[news.kind](news.value, **dict(news.clock))
+        if not isinstance(self.end, m.Finished) or self.end.status != "ok":
+            assert self.end is not None
+            raise NotServed(self.end)
+
+    @property
+    def result(self) -> Any:
+        """What its route gave, once it has ended well."""
+        return self.end.result.it if isinstance(self.end, m.Finished) else None
+
+    def close(self) -> None:
+        """Want no more of it."""
+        self._gateway.close(self.rid)

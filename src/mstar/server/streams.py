@@ -1,0 +1,252 @@
+"""A front end's core: told what happened, it says what to do. No IO, no clock, no threads.
+
+Every emission has a kind and an index, whichever attempt made it. A client gets each once, in order, and only from the
+newest attempt; what a later attempt makes again is compared with what was delivered. A stream ends well only when all
+of it was delivered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import msgspec
+
+from mstar.failpoints import hit
+from mstar.wire import messages as m
+from mstar.wire.frame import Unreadable
+
+GRANT = 16
+"""After how many emissions that a client took its workers are told."""
+LOOK = 0.5
+"""Seconds between two looks for requests that take too long."""
+SLACK = 2.0
+"""So many seconds after a request should have ended its conductor is not waited for any more."""
+
+
+# ---------------------------------------------------------------- events
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message has come."""
+
+    sender: m.Peer
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client wants something."""
+
+    submit: m.Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """A client has taken so many emissions of a kind, in all."""
+
+    rid: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A client is gone."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Received | Opened | Took | Left | Tick
+
+
+# ---------------------------------------------------------------- actions
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say something to another process."""
+
+    to: m.Peer
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give a client the next emission of a kind."""
+
+    rid: str
+    kind: str
+    index: int
+    value: Any
+    clock: tuple[tuple[str, int | float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tell a client how its request has ended."""
+
+    rid: str
+    end: m.Finished | m.Refused
+
+
+Action = Send | Deliver | Ended
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One request of one client."""
+
+    submit: m.Submit
+    deadline: float
+    attempt: int = -1
+    digests: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict[str, list[bytes]](list))
+    """What was delivered of each kind."""
+    ahead: dict[tuple[str, int], m.Emit] = field(default_factory=dict[tuple[str, int], m.Emit])
+    """What came before its turn: walks of a request can end on different workers."""
+    sources: dict[str, m.Peer] = field(default_factory=dict[str, m.Peer])
+    """Who makes the emissions of each kind."""
+    taken: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    granted: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    end: m.Finished | None = None
+    """How it ended, once that is known; perhaps not all is here yet."""
+
+
+class FrontCore:
+    """The state of one front end. `digest` makes a few bytes of an emission's value, equal only for equal values."""
+
+    def __init__(self, me: m.Peer, conductor: m.Peer, digest: Callable[[Any], bytes]) -> None:
+        self.me = me
+        self.conductor = conductor
+        self.late = 0
+        """How many messages spoke of what is over."""
+        self._digest = digest
+        self._streams: dict[str, _Stream] = {}
+        self._out: list[Action] = []
+        self._looked = float("-inf")
+
+    def step(self, now: float, event: Event) -> list[Action]:
+        """Take note of an event; what to do now, in order."""
+        match event:
+            case Received():
+                self._receive(event.sender, event.message)
+            case Opened():
+                self._streams[event.submit.rid] = _Stream(event.submit, now + event.submit.patience + SLACK)
+                self._out.append(Send(self.conductor, event.submit))
+            case Took():
+                self._took(event)
+            case Left():
+                if self._streams.pop(event.rid, None) is not None:
+                    self._out.append(Send(self.conductor, m.Cancel(event.rid)))
+            case Tick():
+                self._tick(now)
+            case _:
+                assert_never(event)
+        out, self._out = self._out, []
+        return out
+
+    def stock(self) -> dict[str, int]:
+        """What it holds, counted."""
+        return {"streams": len(self._streams), "ahead": sum(len(stream.ahead) for stream in self._streams.values())}
+
+    def _receive(self, sender: m.Peer, message: m.Message) -> None:
+        if sender.name == self.conductor.name and sender.incarnation > self.conductor.incarnation:
+            self._change_conductor(sender)
+        match message:
+            case m.Emit():
+                self._emit(sender, message)
+            case m.Finished():
+                if (stream := self._streams.get(message.rid)) is not None:
+                    stream.end = message
+                    self._conclude(message.rid, stream)
+            case m.Forget():
+                for stream in self._streams.values():
+                    if stream.end is not None:  # what is missing may have been lost with that worker
+                        self._submit_again(stream)
+            case m.Refused():
+                if message.rid in self._streams:
+                    self._end(message.rid, message)
+            case _:
+                pass  # news of others
+
+    def _change_conductor(self, conductor: m.Peer) -> None:
+        """The new one knows nothing: submit again what is open."""
+        self.conductor = conductor
+        for stream in self._streams.values():
+            self._submit_again(stream)
+
+    def _submit_again(self, stream: _Stream) -> None:
+        stream.end = None
+        stream.submit = msgspec.structs.replace(stream.submit, after=max(stream.attempt, 0))
+        self._out.append(Send(self.conductor, stream.submit))
+
+    def _emit(self, sender: m.Peer, emit: m.Emit) -> None:
+        hit("front.emit")
+        stream = self._streams.get(emit.rid)
+        if stream is None or emit.attempt < stream.attempt:
+            self.late += 1
+            return
+        if emit.attempt > stream.attempt:
+            stream.attempt = emit.attempt
+            stream.ahead.clear()
+            stream.sources.clear()
+        if stream.sources.get(emit.kind) != sender:
+            stream.sources[emit.kind] = sender
+            self._grant(emit.rid, stream, emit.kind)
+        stream.ahead[emit.kind, emit.index] = emit
+        delivered = stream.digests[emit.kind]
+        if emit.index < len(delivered):
+            del stream.ahead[emit.kind, emit.index]
+            if self._digest(emit.value.it) != delivered[emit.index]:
+                self._fail(emit.rid, "failed", "Diverged", "a worker was lost, and its replacement computed otherwise")
+            return
+        while (ready := stream.ahead.pop((emit.kind, len(delivered)), None)) is not None:
+            if isinstance(ready.value.it, Unreadable):
+                self._out.append(Send(self.conductor, m.Lost(emit.rid, emit.attempt, ready.value.it.text)))
+                return
+            delivered.append(self._digest(ready.value.it))
+            self._out.append(Deliver(emit.rid, ready.kind, ready.index, ready.value.it, ready.clock))
+        self._conclude(emit.rid, stream)
+
+    def _fail(self, rid: str, status: str, error: str, text: str) -> None:
+        self._out.append(Send(self.conductor, m.Cancel(rid)))
+        self._end(rid, m.Finished(rid, status, {}, m.Value(None), error, text))
+
+    def _conclude(self, rid: str, stream: _Stream) -> None:
+        """End a stream if nothing of it is missing, or if more will not come."""
+        hit("front.conclude")
+        end = stream.end
+        if end is not None:
+            totals = end.totals.items() if end.status == "ok" else ()
+            if all(len(stream.digests[kind]) >= count for kind, count in totals):
+                self._end(rid, end)
+
+    def _end(self, rid: str, end: m.Finished | m.Refused) -> None:
+        del self._streams[rid]
+        self._out.append(Ended(rid, end))
+
+    def _took(self, event: Took) -> None:
+        hit("front.took")
+        stream = self._streams.get(event.rid)
+        if stream is not None:
+            stream.taken[event.kind] = event.count
+            if event.count - stream.granted[event.kind] >= GRANT:
+                self._grant(event.rid, stream, event.kind)
+
+    def _grant(self, rid: str, stream: _Stream, kind: str) -> None:
+        hit("front.grant")
+        stream.granted[kind] = taken = stream.taken[kind]
+        if taken and kind in stream.sources:
+            self._out.append(Send(stream.sources[kind], m.Credit(rid, stream.attempt, kind, taken)))
+
+    def _tick(self, now: float) -> None:
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for rid, stream in list(self._streams.items()):
+            if now > stream.deadline:
+                self._fail(rid, "deadline", "Deadline", "its conductor did not answer in time")

@@ -1,0 +1,236 @@
+"""Shared memory for what is too large for a message: one arena per process, written by it and read by its peers.
+
+An arena is one memfd: it has no name in any directory and is gone with its process, however that ends. Its beginning is
+a table with an entry for each slot: generation, offset, length, and the generation that was read. The bytes follow. A
+descriptor says which slot, and in which generation; the message that carries it is somebody else's business.
+
+A slot is used again only after its reader has marked it as read, or after the peer it was for is forgotten. A reader
+that lives on after that finds another generation in the table, before or after it copied, and its mark names one that
+is over: it can neither get wrong bytes nor free what is not its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import msgspec
+
+from mstar.transfer.errors import ReadFailed
+
+CAPACITY = 256 << 20
+"""How many bytes an arena has for what is sent. Memory is taken only where it was used."""
+
+_NAME = "mstar-arena"
+_SLOT = 16 << 10
+"""There is one slot for so many bytes of capacity; below that size nothing should come here."""
+_ALIGN = 64
+_ID, _SLOTS, _HEAD = range(3)
+"""The words before the table: which arena it is, and how many slots it has."""
+_ENTRY = 4
+"""The words of a slot's entry in the table."""
+_GENERATION, _OFFSET, _LENGTH, _READ = range(_ENTRY)
+_FREE = 0
+_FREED = b"\xdb"
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """Where some bytes lie, for exactly one reader."""
+
+    pid: int
+    fd: int
+    arena: int
+    """A number that no other arena has: a process number is used again some day."""
+    slot: int
+    offset: int
+    length: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    descriptor: Descriptor
+    size: int
+    to: Hashable
+
+
+class Arena:
+    """The arena of this process. With `poison` bytes that are freed are overwritten, so that a test sees them used."""
+
+    def __init__(self, capacity: int = CAPACITY, *, poison: bool = False) -> None:
+        count = max(1, capacity // _SLOT)
+        first, capacity = _aligned(8 * _entry(count)), _aligned(capacity)
+        self._poison = poison
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, first + capacity)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on its size
+        self._memory = _Memory(self._fd)
+        self._key = (os.getpid(), self._fd, secrets.randbits(64))
+        self._memory.words[_ID], self._memory.words[_SLOTS] = self._key[2], count
+        self._used: dict[int, _Used] = {}
+        self._slots = list(range(count - 1, -1, -1))
+        self._gaps = [(first, capacity)]
+        """(offset, size) of what is free, in order; no two of them touch."""
+        self._look_at = 1
+        """At how many used slots it is time to look which were read: so looking costs little for each."""
+
+    def put(self, data: memoryview, to: Hashable) -> Descriptor | None:
+        """Copy bytes for a peer; None if there is no room for them now."""
+        if len(self._used) >= self._look_at:
+            self.reclaim()
+        size = _aligned(len(data))
+        offset = self._cut(size)
+        if offset is None:
+            self.reclaim()
+            offset = self._cut(size)
+        if offset is None:
+            return None
+        slot, generation = self._slots.pop(), secrets.randbits(63) + 1
+        descriptor = Descriptor(*self._key, slot, offset, len(data), generation)
+        self._memory.view[offset : offset + len(data)] = data
+        words, entry = self._memory.words, _entry(slot)
+        words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, len(data), _FREE
+        words[entry + _GENERATION] = generation  # last: from now on it can be read
+        self._used[slot] = _Used(descriptor, size, to)
+        return descriptor
+
+    def reclaim(self) -> None:
+        """Free what was read."""
+        words = self._memory.words
+        used = self._used.items()
+        read = [slot for slot, one in used if words[_entry(slot) + _READ] == one.descriptor.generation]
+        for slot in read:
+            self._release(slot)
+        self._look_at = 2 * len(self._used) + 1
+
+    def forget(self, peer: Hashable) -> None:
+        """Free what was for a peer whose life is over."""
+        for slot in [slot for slot, used in self._used.items() if used.to == peer]:
+            self._release(slot)
+
+    def take_back(self, descriptor: Descriptor) -> None:
+        """Free what will not be sent after all."""
+        self._release(descriptor.slot)
+
+    def stock(self) -> dict[str, int]:
+        """How many slots, and how many bytes of them, are still to be read."""
+        self.reclaim()
+        return {"slots": len(self._used), "slot_bytes": sum(used.descriptor.length for used in self._used.values())}
+
+    def close(self) -> None:
+        """Give the memory up. Who has it open still reads what is there."""
+        self._memory.close()
+        os.close(self._fd)
+
+    def _cut(self, size: int) -> int | None:
+        """The offset of so many free bytes: the first ones that suffice, as those were used before."""
+        if not self._slots:
+            return None
+        for at, (offset, room) in enumerate(self._gaps):
+            if room >= size:
+                self._gaps[at : at + 1] = [(offset + size, room - size)] if room > size else []
+                return offset
+        return None
+
+    def _release(self, slot: int) -> None:
+        used = self._used.pop(slot)
+        start, end = used.descriptor.offset, used.descriptor.offset + used.size
+        self._memory.words[_entry(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
+        if self._poison:
+            self._memory.view[start:end] = _FREED * used.size
+        self._slots.append(slot)
+        at = bisect.bisect(self._gaps, (start, 0))
+        if at < len(self._gaps) and self._gaps[at][0] == end:
+            end += self._gaps.pop(at)[1]
+        if at and sum(self._gaps[at - 1]) == start:
+            at -= 1
+            start = self._gaps.pop(at)[0]
+        self._gaps.insert(at, (start, end - start))
+
+
+class Reader:
+    """The arenas of other processes, each opened when something is first read from it."""
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, tuple[tuple[int, int, int], _Memory]] = {}
+
+    def take(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
+        """A copy of what a sender has put, and its slot is free. Raises ReadFailed unless it is that for certain."""
+        memory = self._arena(descriptor, sender)
+        words, entry = memory.words, _entry(descriptor.slot)
+        start, length, generation = descriptor.offset, descriptor.length, descriptor.generation
+        if not 0 <= descriptor.slot < words[_SLOTS]:
+            raise _lost(descriptor, sender, f"there is no slot {descriptor.slot}")
+        if words[entry : entry + _ENTRY].tolist() != [generation, start, length, _FREE]:
+            raise _lost(descriptor, sender, "they were read before, or given up")
+        data = bytearray(memory.view[start : start + length])
+        if words[entry + _GENERATION] != generation:
+            raise _lost(descriptor, sender, "they were given up while they were read")
+        words[entry + _READ] = generation
+        return data
+
+    def forget(self, peer: Hashable) -> None:
+        """Close the arena of a peer whose life is over."""
+        if (known := self._open.pop(peer, None)) is not None:
+            known[1].close()
+
+    def close(self) -> None:
+        """Close all arenas."""
+        for peer in list(self._open):
+            self.forget(peer)
+
+    def _arena(self, descriptor: Descriptor, sender: Hashable) -> _Memory:
+        key = (descriptor.pid, descriptor.fd, descriptor.arena)
+        known = self._open.get(sender)
+        if known is not None and known[0] == key:
+            return known[1]
+        self.forget(sender)
+        path = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
+        try:
+            if os.readlink(path) != f"/memfd:{_NAME} (deleted)":
+                raise FileNotFoundError("it has no arena there")
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                memory = _Memory(fd)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            raise _lost(descriptor, sender, f"its arena cannot be opened ({type(error).__name__})") from error
+        if memory.words[_ID] != descriptor.arena:
+            memory.close()
+            raise _lost(descriptor, sender, "its arena is another one now")
+        self._open[sender] = key, memory
+        return memory
+
+
+class _Memory:
+    """An arena's memory, as bytes and as words."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, 0)
+        self.view = memoryview(self._map)
+        self.words = self.view.cast("Q")
+
+    def close(self) -> None:
+        self.words.release()
+        self.view.release()
+        self._map.close()
+
+
+def _entry(slot: int) -> int:
+    """The first word of a slot's entry in the table."""
+    return _HEAD + _ENTRY * slot
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // _ALIGN) * _ALIGN
+
+
+def _lost(descriptor: Descriptor, sender: Hashable, why: str) -> ReadFailed:
+    what = f"{descriptor.length} bytes of {sender} cannot be read: {why}"
+    return ReadFailed(f"{what}\n  fix: none here; whoever needs them must ask for them again")

@@ -1,0 +1,141 @@
+"""What a worker's core is told, what it wants done, and how it speaks of states it never touches.
+
+Commands for the engine are executed in the order given. So a state made by one is there for the next, and a copy is
+taken before whatever changes the original later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mstar.engine.jobs import Job, Result
+from mstar.plan.tables import BatchKey
+from mstar.wire.messages import Message, Peer, Suspect
+
+
+class StateRef:
+    """A state as the core knows it: a number. The engine has the real one, and frees it when nobody refers to it."""
+
+    __slots__ = ("_dropped", "number")
+
+    def __init__(self, number: int, dropped: list[int]) -> None:
+        self.number = number
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """A state on its way to another worker."""
+
+    component: str
+    kind: str
+    data: Any
+
+
+# ---------------------------------------------------------------- events
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message has come."""
+
+    sender: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A batch has run: what came of each job, how long it took, and which states had to make room."""
+
+    number: int
+    results: list[Result]
+    seconds: float
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A state is ready to go, or could not be exported."""
+
+    ticket: int
+    cargo: Cargo | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Received | Ran | Exported | Tick
+
+
+# ---------------------------------------------------------------- actions
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say something to another process."""
+
+    to: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make a fresh state."""
+
+    state: int
+    model: str
+    component: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Make a copy of a state."""
+
+    state: int
+    copy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nobody refers to these states any more."""
+
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Make a state ready to go; the answer is Exported."""
+
+    state: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make a state of what another worker exported."""
+
+    state: int
+    model: str
+    cargo: Cargo
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Run these calls as one; the answer is Ran."""
+
+    number: int
+    model: str
+    key: BatchKey
+    jobs: list[Job]
+    suspects: list[Suspect]
+    """Whose they are, for the black box."""
+    cost: float | None
+    """How many seconds such a batch has taken lately."""
+
+
+Command = Make | Fork | Free | Export | Load | Batch
+"""What the engine does."""
+Action = Send | Command

@@ -1,0 +1,200 @@
+"""The engine of a worker: it executes commands in order, and says what came of them.
+
+Work that takes long is done by a thread of its own, so that messages are heard meanwhile. What is known to take less
+time than waking that thread is done at once, by whoever asks for it, if the thread has nothing to do: so never two do
+something here at the same time. States live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mstar.engine.engine import Engine
+from mstar.engine.jobs import Failed, Job, Result
+from mstar.failpoints import hit
+from mstar.walk.component import Component, Op
+from mstar.walk.model import Model
+from mstar.walk.states import State
+from mstar.worker.blackbox import BlackBox
+from mstar.worker.commands import Batch, Cargo, Command, Export, Exported, Fork, Free, Load, Make, Ran, StateRef
+
+Report = Ran | Exported
+AT_ONCE = 0.0003
+"""A batch that takes fewer seconds is not worth waking a thread for."""
+
+
+class Executor:
+    """Runs batches of the components of these models. `report` is called by the engine's thread."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        engine: Engine,
+        report: Callable[[Report], None],
+        black_box: BlackBox | None = None,
+    ) -> None:
+        self._components = {name: model.components() for name, model in models.items()}
+        self._ops = {
+            name: {component: one.ops() for component, one in found.items()} for name, found in self._components.items()
+        }
+        self._engine = engine
+        self._report = report
+        self._black_box = black_box
+        self._states: dict[int, State | Exception] = {}
+        self._origin: dict[int, tuple[str, str, str]] = {}
+        """Of each state: its model, component and kind."""
+        self._numbers: dict[int, int] = {}
+        """Numbers of states, by their identity."""
+        self._given = 0
+        self._done = 0
+        """How many lists of commands the thread was given, and how many of them it has executed."""
+        self._commands: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="mstar-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to execute."""
+        self._thread.start()
+
+    def submit(self, commands: list[Command], *, is_patient: bool) -> list[Report]:
+        """Execute these after all that was submitted before. What was executed at once, if one has time for that."""
+        hit("worker.submit")
+        if is_patient and self._given == self._done and all(map(_is_quick, commands)):
+            return [report for command in commands if (report := self._execute(command)) is not None]
+        self._given += 1
+        self._commands.put(commands)
+        return []
+
+    def stop(self) -> None:
+        """End the thread when it is done with what it has."""
+        self._commands.put(None)
+        self._thread.join(5.0)
+
+    def stock(self) -> dict[str, int]:
+        """What it holds, counted: states, and what the components say of themselves."""
+        found = {"engine_states": len(self._states)}
+        for model, components in self._components.items():
+            for name, component in components.items():
+                found |= {f"{model}.{name}.{key}": count for key, count in component.stock().items()}
+        return found
+
+    def _run(self) -> None:
+        while self._execute_next():
+            self._done += 1
+
+    def _execute_next(self) -> bool:
+        """Wait for commands, and execute them; False when there will be no more."""
+        commands = self._commands.get()
+        for command in commands or ():
+            if (report := self._execute(command)) is not None:
+                self._report(report)
+        return commands is not None
+
+    def _execute(self, command: Command) -> Report | None:
+        match command:
+            case Batch():
+                return self._batch(command)
+            case Export():
+                return Exported(command.ticket, self._export(command.state))
+            case Free():
+                for number in command.states:
+                    self._free(number)
+            case Make():
+                kinds = self._components[command.model][command.component].state_kinds()
+                origin = (command.model, command.component, command.kind)
+                self._add(command.state, origin, lambda owner: self._engine.new_state(owner, kinds[command.kind]))
+            case Fork():
+                self._fork(command)
+            case Load():
+                cargo = command.cargo
+                origin = (command.model, cargo.component, cargo.kind)
+                kind = self._components[command.model][cargo.component].state_kinds()[cargo.kind]
+                self._add(command.state, origin, lambda owner: self._engine.load(owner, kind, cargo.data))
+        return None
+
+    # ---------------------------------------------------------------- states
+    def _add(self, number: int, origin: tuple[str, str, str], make: Callable[[Component], State]) -> None:
+        """Make a state; if that fails, whoever uses it is told why."""
+        hit("engine.add")
+        try:
+            state = make(self._components[origin[0]][origin[1]])
+        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+            self._states[number] = error
+        else:
+            self._states[number] = state
+            self._numbers[id(state)] = number
+        self._origin[number] = origin
+
+    def _fork(self, command: Fork) -> None:
+        hit("engine.fork")
+        state = self._states[command.state]
+
+        def forked(_: Component) -> State:
+            if isinstance(state, Exception):
+                raise state
+            return self._engine.fork(state)
+
+        self._add(command.copy, self._origin[command.state], forked)
+
+    def _free(self, number: int) -> None:
+        hit("engine.free")
+        state = self._states.pop(number, None)
+        self._origin.pop(number, None)
+        self._numbers.pop(id(state), None)
+
+    def _export(self, number: int) -> Cargo | Exception:
+        hit("engine.export")
+        state = self._states[number]
+        if isinstance(state, Exception):
+            return state
+        _, component, kind = self._origin[number]
+        try:
+            return Cargo(component, kind, self._engine.export(state))
+        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+            return error
+
+    # ---------------------------------------------------------------- batches
+    def _batch(self, batch: Batch) -> Ran:
+        hit("engine.batch")
+        component = self._components[batch.model][batch.key.component]
+        op = self._ops[batch.model][batch.key.component][batch.key.op]
+        if self._black_box is not None:
+            self._black_box.write(batch.suspects)
+        start = time.perf_counter()
+        results = self._run_jobs(component, op, batch.jobs)
+        seconds = time.perf_counter() - start
+        if self._black_box is not None:
+            self._black_box.clear()
+        evicted = [self._numbers.get(id(state), 0) for state in self._engine.take_evicted()]
+        return Ran(batch.number, results, seconds, tuple(evicted))
+
+    def _run_jobs(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
+        """Run jobs with the real states in their arguments. Only this thread may hold on to those."""
+        hit("engine.jobs")
+        results: list[Result | None] = [None] * len(jobs)
+        given = [job.arguments for job in jobs]
+        for row, job in enumerate(jobs):
+            real: dict[str, Any] = {}
+            for name in op.states:
+                ref = job.arguments.get(name)
+                if isinstance(ref, StateRef):
+                    real[name] = state = self._states[ref.number]
+                    if isinstance(state, Exception):
+                        results[row] = Failed(state)
+            job.arguments = job.arguments | real
+        sound = [row for row, result in enumerate(results) if result is None]
+        ran = self._engine.run(component, op, [jobs[row] for row in sound])
+        for row, result in zip(sound, ran, strict=True):
+            results[row] = result
+        for job, arguments in zip(jobs, given, strict=True):
+            job.arguments = arguments
+        return [result for result in results if result is not None]
+
+
+def _is_quick(command: Command) -> bool:
+    if isinstance(command, Batch):
+        return command.cost is not None and command.cost < AT_ONCE
+    return not isinstance(command, Load | Export)

@@ -1,0 +1,59 @@
+"""A worker as a process: it loads its components, says that it is there, and serves until it is told to stop."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+
+from mstar import failpoints
+from mstar.config import WorkerSettings
+from mstar.engine.engine import Engine
+from mstar.plan.deployment import deploy
+from mstar.transfer.codec import ArenaCodec
+from mstar.wire.messages import Peer
+from mstar.wire.node import Node
+from mstar.worker.actor import WorkerActor
+from mstar.worker.batches import Limits
+from mstar.worker.blackbox import BlackBox
+from mstar.worker.core import WorkerCore
+from mstar.worker.executor import Executor
+
+SWITCH = 0.0005
+"""Seconds after which a thread that waits for the interpreter gets it: messages must not wait long for the engine."""
+
+
+def main(settings: WorkerSettings) -> None:
+    """Be a worker until the node stops."""
+    sys.setswitchinterval(SWITCH)
+    if settings.incarnation == 0:
+        failpoints.arm(settings.options.failpoints)
+    deployed = deploy(settings.models, settings.placements)
+    here: list[str] = []
+    for name, one in deployed.items():
+        for component_name in one.components_at(settings.name):
+            component = one.model.components()[component_name]
+            component.threads = settings.options.threads
+            component.prepare()
+            here.append(f"{name}.{component_name}")
+    gc.collect()
+    gc.freeze()  # what was loaded stays: a collection need not look at it each time
+    codec = ArenaCodec()
+    node = Node(Path(settings.directory), settings.key, codec)
+    me = Peer(settings.name, settings.incarnation)
+    conductor = Peer("conductor", settings.peers["conductor"])
+    limits = Limits(settings.options.max_batch, settings.options.window)
+    core = WorkerCore(me, conductor, {name: one.plans for name, one in deployed.items()}, tuple(here), limits)
+
+    def stock() -> dict[str, int]:
+        return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stock()
+
+    actor = WorkerActor(node, core, stock)
+    node.add(actor)
+    models = {name: one.model for name, one in deployed.items()}
+    engine = Engine(token_budget=settings.options.token_budget)
+    black_box = BlackBox.create(Path(settings.black_box))
+    actor.drive(Executor(models, engine, actor.report, black_box), Peer("launcher", settings.peers["launcher"]))
+    node.run()

@@ -1,0 +1,125 @@
+"""A request at a worker: the part of its walk that runs here, and the states it keeps here for its route.
+
+Nothing here knows of other requests, of batches or of messages; see `core`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from mstar.plan.run import Run
+from mstar.wire.messages import Coming, Given, Held, Notes, Start
+
+if TYPE_CHECKING:
+    from mstar.plan.tables import Plan
+    from mstar.worker.commands import StateRef
+    from mstar.worker.core import WorkerCore
+
+
+class Guest:
+    """One request at this worker."""
+
+    __slots__ = ("attempt", "kept", "rid", "taken", "tour")
+
+    def __init__(self, rid: str, attempt: int) -> None:
+        self.rid = rid
+        self.attempt = attempt
+        self.tour: Tour | None = None
+        self.kept: dict[int, StateRef] = {}
+        """States that the route holds, by number."""
+        self.taken: dict[str, int] = {}
+        """How many emissions of each kind the client has taken, of all walks."""
+
+
+class Tour:
+    """One walk of one request, as far as it runs at this worker. It is the host of its runs."""
+
+    __slots__ = (
+        "calls",
+        "careful",
+        "counts",
+        "early",
+        "guest",
+        "in_flight",
+        "inputs",
+        "is_over",
+        "is_parked",
+        "is_started",
+        "number",
+        "plan",
+        "releases",
+        "runs",
+        "start",
+        "worker",
+    )
+
+    def __init__(self, worker: WorkerCore, guest: Guest, start: Start, plan: Plan, number: int) -> None:
+        self.worker = worker
+        self.guest = guest
+        self.start = start
+        self.plan = plan
+        self.number = number
+        """Tours that came earlier have lower ones."""
+        self.runs: dict[int, Run] = {}
+        """By seat; gone once that seat has come to its end."""
+        self.inputs: dict[int, StateRef] = {}
+        """States that other workers sent for its beginning."""
+        self.early: list[Notes] = []
+        """What other workers told it before it began."""
+        self.counts: defaultdict[str, int] = defaultdict(int)
+        """How many emissions of each kind it has made here."""
+        self.calls = 0
+        """How many calls it has completed."""
+        self.in_flight = 0
+        """How many of its calls are being run."""
+        self.releases: list[int] = []
+        """Attempts whose release the conductor waits for, until nothing of this is being run."""
+        self.careful = start.careful
+        self.is_started = False
+        self.is_over = False
+        self.is_parked = False
+        """A state of it had to make room: it waits until somebody is done."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that it begins with is here."""
+        return all(i in self.inputs for i, given in self.start.inputs.items() if isinstance(given, Coming))
+
+    def arguments(self, run: Run) -> list[Any]:
+        """What a run begins with: a copy of each state, so that only what the plan brings back reaches the route's."""
+        found: list[Any] = [None] * len(self.plan.input_names)
+        for index, _ in run.part.inputs:
+            given = self.start.inputs[index]
+            if isinstance(given, Given):
+                found[index] = given.value.it
+            elif isinstance(given, Held):
+                found[index] = self.fork(self.guest.kept[given.state])
+            elif isinstance(given, Coming):
+                found[index] = self.fork(self.inputs[index])
+            else:
+                found[index] = self.new_state(given.component, given.kind)
+        return found
+
+    def is_held_up(self, window: int) -> bool:
+        """Whether the client has not taken enough of what was sent."""
+        first, taken = self.start.first, self.guest.taken
+        return any(first.get(kind, 0) + n - taken.get(kind, 0) >= window for kind, n in self.counts.items())
+
+    # ---------------------------------------------------------------- what a run asks of its host
+    def new_state(self, component: str, kind: str) -> StateRef:
+        """A fresh state."""
+        return self.worker.new_state(self, component, kind)
+
+    def fork(self, state: StateRef) -> StateRef:
+        """A copy of a state."""
+        return self.worker.fork(self, state)
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        self.is_over = True
+        for run in self.runs.values():
+            run.drop()
+        self.runs.clear()
+        self.inputs.clear()
+        self.early.clear()

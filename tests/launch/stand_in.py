@@ -1,0 +1,87 @@
+"""A conductor and a worker that only greet, for tests of the launcher. Run as a script, it is a child like any other.
+
+What goes wrong is told by the failpoint of a child's name. The conductor tells its front ends what it is told, and
+passes on what they say to the launcher.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mstar.config import ConductorSettings, WorkerSettings
+from mstar.launch import child
+from mstar.transfer.codec import ArenaCodec
+from mstar.wire.messages import Drain, Drained, Gone, Hello, Kill, Peer, Ready, Suspect
+from mstar.wire.node import Node
+from mstar.worker.blackbox import BlackBox
+
+FRONT = "probe"
+
+
+class Greeter:
+    def __init__(self, settings, node):
+        self.peer = Peer(settings.name, settings.incarnation)
+        self.peers = {name: Peer(name, incarnation) for name, incarnation in settings.peers.items()}
+        self.node = node
+        self.trouble = settings.options.failpoints.get(settings.name, "")
+        node.add(self)
+
+    def send(self, name, message):
+        self.node.send(self.peer, self.peers[name], message)
+
+    def tick(self, now):
+        pass
+
+
+class Conductor(Greeter):
+    def __init__(self, settings, node):
+        super().__init__(settings, node)
+        self.missing = set(settings.placements["m"].split('"')[1::2]) - {"lm"} or {"local"}
+        for name in self.peers:
+            self.send(name, Hello(tuple(sorted(map(str, self.peers.values())))))
+
+    def receive(self, now, sender, message):
+        match message:
+            case Hello():
+                self.peers[sender.name] = sender
+                self.missing.discard(sender.name)
+                if not self.missing:
+                    self.send("launcher", Ready())
+            case Gone() if FRONT in self.peers:
+                self.send(FRONT, message)
+            case Kill():
+                self.send("launcher", message)
+            case Drain() if self.trouble != "never drained":
+                self.send("launcher", Drained())
+
+
+class Worker(Greeter):
+    def __init__(self, settings, node):
+        super().__init__(settings, node)
+        self.box = BlackBox.create(Path(settings.black_box))
+        self.box.write([Suspect("r1", 7, 2)])
+        self.send("conductor", Hello(("m.lm",)))
+        self.send("launcher", Hello())
+
+    def receive(self, now, sender, message):
+        if isinstance(message, Hello):
+            self.node.send(self.peer, sender, Hello(("m.lm",)))
+
+
+def main(settings):
+    trouble = settings.options.failpoints.get(settings.name, "")
+    if trouble == "dies" or (trouble == "dies later" and settings.incarnation):
+        sys.exit("no weights here")
+    if trouble == "hangs":
+        time.sleep(60)
+    if trouble == "starts others":
+        subprocess.Popen(["sleep", "60"])
+    node = Node(Path(settings.directory), settings.key, ArenaCodec())
+    (Conductor if isinstance(settings, ConductorSettings) else Worker)(settings, node)
+    node.run()
+
+
+if __name__ == "__main__":
+    child.MAINS |= {ConductorSettings: "stand_in", WorkerSettings: "stand_in"}
+    sys.exit(child.main(sys.argv[1:]))

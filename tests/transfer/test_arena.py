@@ -1,0 +1,261 @@
+"""An arena gives each reader its bytes once, frees what was read, and never gives bytes that were not sent."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from mstar.transfer.arena import Arena, Descriptor, Reader
+from mstar.transfer.errors import ReadFailed
+
+ROOM = 64 << 10
+"""Of a small arena: it has four slots."""
+
+
+def put(arena, data, to="reader"):
+    return arena.put(memoryview(data), to)
+
+
+@pytest.fixture
+def arena():
+    made = Arena(ROOM, poison=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader():
+    made = Reader()
+    yield made
+    made.close()
+
+
+def fails(reader, descriptor, why=""):
+    with pytest.raises(ReadFailed, match=rf"cannot be read: .*{why}[\s\S]*\n  fix: "):
+        reader.take(descriptor, "writer")
+
+
+def test_bytes_are_read_once_and_then_free(arena, reader):
+    descriptor = put(arena, b"abc" * 9)
+    assert arena.stock() == {"slots": 1, "slot_bytes": 27}
+    data = reader.take(descriptor, "writer")
+    assert data == b"abc" * 9
+    assert arena.stock() == {"slots": 0, "slot_bytes": 0}
+    put(arena, b"x" * 27)
+    assert data == b"abc" * 9, "what was taken is a copy"
+    fails(reader, descriptor, "read before, or given up")
+
+
+def test_a_second_read_is_refused_also_before_the_slot_is_reclaimed(arena, reader):
+    descriptor = put(arena, b"abc")
+    reader.take(descriptor, "writer")
+    fails(reader, descriptor, "read before")
+
+
+def test_when_it_is_full_it_says_so_until_something_is_read(arena, reader):
+    held = [put(arena, bytes([number]) * (ROOM // 4)) for number in range(4)]
+    assert put(arena, b"x") is None
+    assert reader.take(held.pop(2), "writer") == b"\2" * (ROOM // 4)
+    assert put(arena, b"x" * (ROOM // 4 + 1)) is None, "too large for the gap"
+    held.append(put(arena, b"\3" * (ROOM // 4)))
+    assert [reader.take(one, "writer")[0] for one in held] == [0, 1, 3, 3]
+    assert put(arena, b"y" * ROOM) is not None, "all gaps have become one again"
+
+
+def test_what_is_for_a_dead_peer_is_freed_and_the_rest_is_not(arena, reader):
+    lost, kept = put(arena, b"a" * 20_000, to="dead"), put(arena, b"b" * 20_000)
+    arena.forget("dead")
+    assert arena.stock()["slots"] == 1
+    put(arena, b"c" * 20_000)
+    fails(reader, lost)
+    assert reader.take(kept, "writer") == b"b" * 20_000
+
+
+def test_a_reader_that_should_be_dead_frees_nothing_of_others(arena, reader):
+    old = put(arena, b"a" * 20_000, to="dead")
+    arena.forget("dead")
+    new = put(arena, b"b" * 20_000)
+    assert (new.slot, new.offset) == (old.slot, old.offset), "the same place is used again"
+    fails(reader, old)
+    memory = reader._open["writer"][1]
+    memory.words[2 + 4 * old.slot + 3] = old.generation  # as if it had looked before and marks it only now
+    assert arena.stock()["slots"] == 1
+    memory.words[2 + 4 * old.slot + 3] = 0
+    assert reader.take(new, "writer") == b"b" * 20_000
+
+
+def test_what_changes_while_it_is_copied_is_refused(arena, reader, monkeypatch):
+    descriptor = put(arena, b"a" * 20_000)
+
+    def slow(data):
+        arena.forget("reader")
+        return bytearray(data)
+
+    monkeypatch.setattr("mstar.transfer.arena.bytearray", slow, raising=False)
+    fails(reader, descriptor, "given up while they were read")
+
+
+@pytest.mark.parametrize("name", Descriptor.__struct_fields__)
+@pytest.mark.parametrize("change", [3, -1, 1 << 40])
+def test_a_descriptor_that_was_not_given_is_refused(arena, reader, name, change):
+    descriptor = put(arena, b"a" * 100)
+    put(arena, b"b" * 100)
+    fails(reader, msgspec.structs.replace(descriptor, **{name: getattr(descriptor, name) + change}))
+    assert reader.take(descriptor, "writer") == b"a" * 100
+
+
+def test_a_peer_that_began_anew_has_another_arena(arena, reader):
+    other = Arena(ROOM)
+    assert reader.take(put(arena, b"old"), "writer") == b"old"
+    assert reader.take(put(other, b"new"), "writer") == b"new"
+    other.close()
+
+
+# ---------------------------------------------------------------- any order
+class Orders(RuleBasedStateMachine):
+    """Put, take, forget and misuse in any order; a model knows what must be there."""
+
+    sent = Bundle("sent")
+
+    def __init__(self):
+        super().__init__()
+        self.arena, self.reader = Arena(ROOM, poison=True), Reader()
+        self.waiting = {}
+        self.over = []
+
+    @rule(target=sent, size=st.integers(0, ROOM // 2), to=st.sampled_from("abc"))
+    def put(self, size, to):
+        data = secrets.token_bytes(size)
+        descriptor = put(self.arena, data, to)
+        if descriptor is None:
+            waiting = sum(-(-max(1, len(data)) // 64) * 64 for data, _ in self.waiting.values())
+            assert len(self.waiting) == 4 or waiting + size > ROOM // 2, "it is not nearly full"
+            return multiple()
+        self.waiting[descriptor] = data, to
+        return descriptor
+
+    @rule(descriptor=consumes(sent))
+    def take(self, descriptor):
+        if descriptor in self.waiting:
+            assert self.reader.take(descriptor, "writer") == self.waiting.pop(descriptor)[0]
+        self.over.append(descriptor)
+        fails(self.reader, descriptor)
+
+    @rule(to=st.sampled_from("abc"))
+    def forget(self, to):
+        self.arena.forget(to)
+        self.over += [one for one, (_, peer) in self.waiting.items() if peer == to]
+        self.waiting = {one: (data, peer) for one, (data, peer) in self.waiting.items() if peer != to}
+
+    @rule()
+    def close_and_open_again(self):
+        self.reader.forget("writer")
+
+    @rule()
+    def read_what_is_over(self):
+        for descriptor in self.over:
+            fails(self.reader, descriptor)
+
+    @invariant()
+    def nothing_leaks(self):
+        sizes = [len(data) for data, _ in self.waiting.values()]
+        assert self.arena.stock() == {"slots": len(sizes), "slot_bytes": sum(sizes)}
+        free = sum(size for _, size in self.arena._gaps)
+        assert free + sum(used.size for used in self.arena._used.values()) == ROOM
+        for descriptor, (data, _) in self.waiting.items():
+            assert self.arena._memory.view[descriptor.offset :][: len(data)] == data, "it is there till it is read"
+
+    def teardown(self):
+        self.reader.close()
+        self.arena.close()
+
+
+TestOrders = Orders.TestCase
+TestOrders.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# ---------------------------------------------------------------- processes
+PEER = """
+import sys, msgspec
+from mstar.transfer.arena import Arena, Descriptor, Reader
+arena, reader = Arena(), Reader()
+for line in sys.stdin.buffer:
+    if line.strip() == b"put":
+        descriptor = arena.put(memoryview(bytes(range(256)) * 4096), "tests")
+        sys.stdout.buffer.write(msgspec.json.encode(descriptor) + b"\\n")
+    else:
+        data = reader.take(msgspec.json.decode(line, type=Descriptor), "tests")
+        sys.stdout.buffer.write(str(sum(data)).encode() + b"\\n")
+    sys.stdout.buffer.flush()
+"""
+
+
+class Peer:
+    """Another process with an arena and a reader."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, line):
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def put(self):
+        return msgspec.json.decode(self.ask(b"put"), type=Descriptor)
+
+    def take(self, descriptor):
+        return int(self.ask(msgspec.json.encode(descriptor)))
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def peer():
+    made = Peer()
+    yield made
+    made.kill()
+
+
+def test_bytes_cross_processes_both_ways(arena, reader, peer):
+    assert peer.take(put(arena, b"\1" * 30_000)) == 30_000
+    assert arena.stock()["slots"] == 0
+    assert reader.take(peer.put(), "writer") == bytes(range(256)) * 4096
+
+
+def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
+    def files():
+        return sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+
+    before = files()
+    unread, unopened = Peer(), Peer()
+    assert len(reader.take(unread.put(), "writer")) == 1 << 20
+    for peer in (unread, unopened):
+        held = peer.put()
+        mine = put(arena, b"\1" * 30_000, to="peer")
+        peer.kill()
+        if peer is unopened:
+            fails(reader, held, "cannot be opened")
+        else:
+            assert len(reader.take(held, "writer")) == 1 << 20, "memory that is open stays"
+        reader.forget("writer")
+        fails(reader, held, "cannot be opened")
+        assert arena.stock()["slots"] == 1, "nobody has read it"
+        arena.forget("peer")
+        assert arena.stock()["slots"] == 0
+        fails(reader, mine)
+        reader.forget("writer")
+    assert files() == before

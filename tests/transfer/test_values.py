@@ -1,0 +1,306 @@
+"""Values come back as they were, to the last bit; what cannot be sent says so; damaged bytes give no value."""
+
+import contextlib
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from msgspec.msgpack import Ext, encode
+
+from mstar.testing.parity import same
+from mstar.transfer.arrays import _TORCH, LARGE
+from mstar.transfer.errors import ReadFailed, Unpackable
+from mstar.transfer.values import pack, unpack
+from tests.transfer.kinds import Bits, Colour, Frozen, Listed, Number, Plain
+
+
+def alike(a, b):
+    """Equal to the last bit, and of the same types all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return alike(list(a.items()), list(b.items()))  # in the same order
+    if isinstance(a, set | frozenset):
+        return alike(sorted(a, key=repr), sorted(b, key=repr))
+    if dataclasses.is_dataclass(a):
+        return all(alike(getattr(a, own.name), getattr(b, own.name)) for own in dataclasses.fields(a))
+    if isinstance(a, torch.Tensor):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(bits(a), bits(b))
+    if isinstance(a, np.ndarray | np.generic):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    return same(a, b)
+
+
+def bits(tensor):
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+DTYPES = [getattr(torch, name) for name in _TORCH if hasattr(torch, name) and name != "complex32"]
+"""torch warns that complex32 is experimental."""
+
+
+def tensors(dtype, shape, step):
+    """Any bits in any layout: strided, transposed, empty, without dimensions."""
+    count = int(np.prod(shape)) * dtype.itemsize * step
+    bits = torch.randint(0, 2 if dtype is torch.bool else 256, (max(count, 16),), dtype=torch.uint8)[:count]
+    made = bits.view(dtype) if count else torch.empty(0, dtype=dtype)
+    return made.reshape(*shape[:-1], -1)[..., ::step].T if len(shape) == 2 and count else made[::step].reshape(shape)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+some_tensors = st.builds(tensors, st.sampled_from(DTYPES), shapes, st.integers(1, 3))
+dtypes = st.one_of(
+    arrays.scalar_dtypes(),
+    arrays.datetime64_dtypes(),
+    arrays.timedelta64_dtypes(),
+    arrays.unicode_string_dtypes(),
+    arrays.byte_string_dtypes(),
+)
+some_arrays = arrays.arrays(dtypes, arrays.array_shapes(min_dims=0, min_side=0, max_side=4))
+scalars = dtypes.flatmap(lambda dtype: arrays.arrays(dtype, ())).map(lambda array: array[()])
+hashable = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 80), 1 << 80),
+    st.floats(),
+    st.text(st.characters()),
+    st.binary(),
+    st.sampled_from([*Colour, *Number, *Bits, Bits.A | Bits.C, Bits(0)]),
+)
+keys = st.recursive(hashable, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
+values = st.recursive(
+    hashable | some_tensors | some_arrays | scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        st.sets(keys, max_size=3),
+        st.builds(Plain, inner, st.lists(inner, max_size=2)),
+        st.builds(Frozen, inner),
+        st.builds(Frozen.Inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values)
+@example([1 << 63, -(1 << 63), 1 << 64, -(1 << 63) - 1, -128, 0])
+@example({"a": 1, "ä": 2, "\ud800": "\udfff"})
+@example([np.float64(-0.0), -0.0, float("nan"), True, 1, 1.0])
+def test_any_value_comes_back_as_it_was(value):
+    packed = pack(value)
+    assert alike(unpack(packed), value)
+    assert alike(unpack(memoryview(packed)), value)
+    assert pack(unpack(packed)) == packed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_of_torch(dtype):
+    for value in (tensors(dtype, (), 1), tensors(dtype, (2, 3), 2), tensors(dtype, (0, 3), 1)):
+        assert alike(unpack(pack(value)), value)
+
+
+def test_arrays_own_memory_that_can_be_written_to():
+    for value in (torch.arange(5), np.arange(5.0), torch.zeros(3, dtype=torch.bfloat16)):
+        packed = bytearray(pack([b"x", value]))  # so that nothing is aligned by chance
+        back = unpack(memoryview(packed))[1]
+        packed[:] = bytes(len(packed))
+        assert same(back, value)
+        assert (back.data_ptr() if isinstance(back, torch.Tensor) else back.ctypes.data) % 16 == 0
+        back += 1
+        assert same(back, value + 1)
+
+
+def test_tensors_that_are_no_plain_memory_are_sent_as_what_they_say():
+    grows = torch.ones(2, requires_grad=True)
+    turned = torch.tensor([1 + 2j]).conj()
+    assert same(unpack(pack(grows)), grows.detach())
+    assert same(unpack(pack(turned)), turned.resolve_conj())
+    assert same(unpack(pack(turned.imag)), turned.imag.resolve_neg())
+
+
+def test_a_dataclass_is_restored_as_it_was_without_its_init():
+    value = Frozen(1)
+    object.__setattr__(value, "limit", -5)
+    assert unpack(pack(value)) == value
+    partly = object.__new__(Plain)
+    partly.it = 3
+    back = unpack(pack(partly))
+    assert vars(back) == {"it": 3}
+
+
+def test_large_arrays_are_placed_where_they_are_told():
+    small, large = np.zeros(LARGE - 1, np.uint8), torch.arange(LARGE // 8).reshape(2, -1)
+    placed = []
+
+    def place(data):
+        placed.append(bytearray(data))
+        return len(placed) - 1
+
+    packed = pack({"a": (small, large), "b": large.T}, place)
+    assert ([len(data) for data in placed], len(packed) < 2 * LARGE) == ([LARGE, LARGE], True)
+    assert alike(unpack(packed, placed), {"a": (small, large), "b": large.T})
+    assert alike(unpack(pack([large], lambda _: None)), [large]), "where there is no room, it stays inline"
+    with pytest.raises(ReadFailed, match="hold no value"):
+        unpack(packed, placed[:1])
+
+
+MAIN = """
+import dataclasses
+from mstar.transfer.errors import Unpackable
+from mstar.transfer.values import pack
+
+@dataclasses.dataclass
+class Own:
+    it: int = 0
+
+try:
+    pack(Own())
+except Unpackable as error:
+    print(error)
+"""
+
+
+def test_a_class_of_the_file_that_was_started_is_found_by_nobody_else():
+    done = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, check=True, text=True)
+    assert done.stdout.startswith("no other process would find the class __main__:Own\n  fix: define it")
+
+
+SENDER = """
+import sys, hashlib
+from mstar.transfer.values import pack
+from tests.transfer.kinds import Bits, Colour, Plain
+value = Plain({"a", "b", Colour.RED, 7, frozenset({1, "x"}), Bits.A | Bits.B}, [{(1, 2): b"x"}])
+sys.stdout.buffer.write(pack(value))
+assert "numpy" not in sys.modules and "torch" not in sys.modules
+"""
+
+
+def test_every_process_gives_the_same_bytes_and_needs_no_array_library():
+    sent = [
+        subprocess.run(
+            [sys.executable, "-c", SENDER],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert sent[0] == sent[1]
+    value = Plain({"a", "b", Colour.RED, 7, frozenset({1, "x"}), Bits.A | Bits.B}, [{(1, 2): b"x"}])
+    assert hashlib.sha256(pack(value)).digest() == hashlib.sha256(sent[0]).digest()
+    assert alike(unpack(sent[0]), value)
+
+
+# ---------------------------------------------------------------- what cannot be sent
+def around_itself():
+    value = []
+    value.append(value)
+    return value
+
+
+class Local:
+    """Made where no other process looks."""
+
+
+def local_dataclass():
+    @dataclasses.dataclass
+    class Inside:
+        it: int = 0
+
+    return Inside()
+
+
+CANNOT = {
+    "an object": (object(), "a builtins.object cannot be sent"),
+    "a class": (int, "a builtins.type cannot be sent"),
+    "a function": (len, "cannot be sent"),
+    "an instance": (Local(), "cannot be sent"),
+    "a kind of dict": (OrderedDict(a=1), "a collections.OrderedDict cannot be sent"),
+    "a kind of array": (np.ma.array([1, 2], mask=[True, False]), "MaskedArray cannot be sent"),
+    "a parameter": (torch.nn.Parameter(torch.ones(1)), "Parameter cannot be sent"),
+    "objects in an array": (np.array([None]), "an array of dtype object cannot be sent"),
+    "records": (np.zeros(1, "i4,f4"), "cannot be sent"),
+    "a sparse tensor": (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo on cpu cannot be sent"),
+    "a tensor without data": (torch.empty(2, device="meta"), "on meta cannot be sent"),
+    "a class that nobody finds": (local_dataclass(), "no other process would find the class"),
+    "a dataclass that is a list": (Listed(1), "has more to it than its fields"),
+    "a value in itself": (around_itself(), "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("value", "match"), CANNOT.values(), ids=CANNOT)
+def test_what_cannot_be_sent_says_so(value, match):
+    with pytest.raises(Unpackable, match=rf"{match}[\s\S]*\n  fix: \w"):
+        pack([1, {"x": value}])
+
+
+# ---------------------------------------------------------------- damage
+SENT = [
+    pack(torch.arange(3)),
+    pack({"a": [np.arange(4.0), np.float32(2), (1, 2, {3})], (1,): Colour.BLUE}),
+    pack([Frozen({"x": b"yy", 5: 1 << 70}), Plain(Bits.A, ["\ud800", None, 1.5]), torch.zeros((2, 0))]),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(SENT),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    st.integers(0, 400),
+)
+def test_damaged_bytes_give_a_value_or_a_declared_error(packed, changes, end):
+    data = bytearray(packed)
+    for at, byte in changes:
+        data[at % len(data)] = byte
+    with contextlib.suppress(ReadFailed):
+        unpack(bytes(data[: end or None]))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_at_all(data):
+    with contextlib.suppress(ReadFailed):
+        unpack(data)
+
+
+def renamed(value, name, other):
+    return pack(value).replace(name.encode(), other.encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x91" * 5000 + b"\x01", "recursion"),
+        (b"\xdd\xff\xff\xff\xff", "truncated"),
+        (renamed(Frozen(1), "kinds:Frozen", "kinds:Number"), "has no dataclass"),
+        (renamed(Plain(1), "kinds:Plain", "kindz:Plain"), "has no dataclass"),
+        (renamed(Plain(1), "it", "at"), r"has no fields \['at'\]"),
+        (renamed(Colour.RED, "kinds:Colour", "kinds:Frozen"), "has no enum"),
+        (renamed(Colour.RED, "RED", "SAD"), "SAD"),
+        (renamed(np.arange(3), "<i8", "|O8"), r"no arrays of 'n\|O8'"),
+        (renamed(np.arange(3), "<i8", "<i4"), "24 bytes are not an array of <i4"),
+        (renamed(torch.arange(3), "int64", "load_"), "no arrays of 'tload_'"),
+    ],
+)
+def test_bytes_that_nobody_packed(data, why):
+    with pytest.raises(ReadFailed, match=f"(?s){why}.*\n  fix: "):
+        unpack(data)
+
+
+@pytest.mark.parametrize("name", ["antigravity:geohash", "antigravity:X", "os:path", "nothing", ":", "builtins:int"])
+def test_nothing_is_imported_for_a_sender(name):
+    with pytest.raises(ReadFailed, match="has no dataclass"):
+        unpack(encode(Ext(4, encode([name, {}]))))
+    assert "antigravity" not in sys.modules

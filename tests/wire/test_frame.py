@@ -1,0 +1,221 @@
+"""Frames: what went in comes out, and nothing that was not closed with the key is ever opened."""
+
+import random
+
+import msgspec
+import pytest
+
+from mstar.errors import MstarError
+from mstar.wire import frame as frames
+from mstar.wire.frame import BadFrame, Frame, Seal, Translator, Unreadable, joined, read_ends, write_ends
+from mstar.wire.messages import (
+    Cancel,
+    Done,
+    Emit,
+    Fresh,
+    Given,
+    Gone,
+    Held,
+    Hello,
+    Item,
+    Notes,
+    Peer,
+    Ready,
+    Start,
+    Stock,
+    Submit,
+    Suspect,
+    Value,
+)
+from tests.wire.parts import KEY, Plain
+
+WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
+ENDS = write_ends(WORKER, FRONT)
+
+MESSAGES = [
+    Hello(("m.lm", "m.codec")),
+    Stock(7, {"pages": 12, "states": 0}),
+    Submit("r1", "orpheus", Value({"text": "hello", "bytes": b"\0\1"}), tenant="t"),
+    Start("r1", 1, 0, "m", "speak", (WORKER,), {0: Given(Value([1, 2.5])), 1: Fresh("lm", "KV")}, {"Text": 1}, FRONT),
+    Notes("r1", 1, 0, 1, [Item(1, (2, 3), Value(None))]),
+    Done("r1", 1, 0, 0, {0: Held(4), 1: Given(Value("é"))}, {0: 9}, {"Audio": 3}),
+    Emit("r1", 2**62, "Audio", 5, Value(b"x" * 1000), (("rate", 24_000), ("start", 0.5))),
+    Gone(WORKER, "signal 9", [Suspect("r1", 1, 2)]),
+    Ready(),
+]
+
+
+def plain(messages):
+    """Messages as built-in types: values do not compare."""
+    return msgspec.to_builtins(messages, enc_hook=lambda value: value.it)
+
+
+def close(messages, number=1, ack=0, ends=ENDS, key=KEY):
+    translator = Translator(Plain())
+    return Seal(key).close(
+        Frame(ends, number, ack, *joined([translator.encode(message, FRONT) for message in messages]))
+    )
+
+
+def test_messages_come_out_as_they_went_in():
+    frame = Seal(KEY).open(close(MESSAGES, 5, 2**64 - 1))
+    messages = Translator(Plain()).decode(frame.payload, WORKER)
+    assert (*read_ends(frame.ends), frame.number, frame.ack) == (WORKER, FRONT, 5, 2**64 - 1)
+    assert [type(message) for message in messages] == [type(message) for message in MESSAGES]
+    assert plain(messages) == plain(MESSAGES)
+
+
+def test_a_frame_without_messages_only_confirms():
+    assert Seal(KEY).open(Seal(KEY).close(Frame(ENDS, 0, 9, b""))) == Frame(ENDS, 0, 9, b"")
+
+
+def test_a_key_has_32_bytes():
+    for key in (b"", KEY[:-1], KEY + b"x"):
+        with pytest.raises(MstarError, match=rf"the key has {len(key)} bytes, not 32\n  fix: "):
+            Seal(key)
+
+
+def test_another_key_opens_nothing():
+    with pytest.raises(BadFrame, match="wrong MAC"):
+        Seal(KEY).open(close(MESSAGES, key=b"k" * 32))
+
+
+def test_a_frame_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(frames, "VERSION", 2)
+    data = close(MESSAGES)
+    monkeypatch.undo()
+    with pytest.raises(BadFrame, match="a frame of version 2 is not understood"):
+        Seal(KEY).open(data)
+
+
+class Whimsical(Plain):
+    """A codec that knows only texts, and refuses to read one of them."""
+
+    def pack(self, value, to):
+        if not isinstance(value, str):
+            raise TypeError(f"no {type(value).__name__} leaves here")
+        return value.encode()
+
+    def unpack(self, data, sender):
+        if bytes(data) == b"gone":
+            raise OSError("the segment is gone")
+        return str(data, "utf-8")
+
+
+def test_a_value_that_cannot_travel_spoils_only_itself():
+    translator = Translator(Whimsical())
+    sent = [Submit(f"r{n}", "m", Value(it)) for n, it in enumerate(["good", object(), "gone", "fine"])]
+    (payload,) = joined([translator.encode(message, FRONT) for message in sent])
+    got = [message.request.it for message in translator.decode(payload, WORKER)]
+    assert [got[0], got[3]] == ["good", "fine"]
+    assert isinstance(got[1], Unreadable)
+    assert got[1].text == f"a object could not be sent to {FRONT}: no object leaves here"
+    assert isinstance(got[2], Unreadable)
+    assert got[2].text == f"a value from {WORKER} could not be read: the segment is gone"
+
+
+def test_a_message_that_is_too_long_arrives_without_its_values(monkeypatch):
+    monkeypatch.setattr(frames, "MESSAGE_BYTES", 1000)
+    translator = Translator(Plain())
+    long, short = (Submit("r", "m", Value("x" * size)) for size in (1000, 900))
+    (payload,) = joined([translator.encode(long, FRONT)])
+    (message,) = translator.decode(payload, WORKER)
+    assert "longer than 1000 bytes" in message.request.it.text
+    assert b"x" * 900 in translator.encode(short, FRONT)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "frames_needed"), [(1, 3, 1), (15, 3, 1), (16, 3, 1), (5000, 3, 2), (9, 400, 5)]
+)
+def test_what_one_frame_cannot_hold_goes_in_several(monkeypatch, count, size, frames_needed):
+    monkeypatch.setattr(frames, "MESSAGE_BYTES", 1000 if size == 400 else 100_000)
+    translator = Translator(Plain())
+    rids = [f"{n:0{size}}" for n in range(count)]
+    payloads = joined([translator.encode(Cancel(rid), FRONT) for rid in rids])
+    assert len(payloads) == frames_needed
+    assert [message.rid for payload in payloads for message in translator.decode(payload, WORKER)] == rids
+
+
+def mutated(random, good):
+    """A frame that is none of the good ones: bits flipped, cut, extended, spliced, or a MAC or header borrowed."""
+    one, other = random.choice(good), random.choice(good)
+    at, size = random.randrange(len(one)), random.randrange(1, 40)
+    match random.randrange(6):
+        case 0:
+            return one[:at] + bytes((one[at] ^ 1 << random.randrange(8),)) + one[at + 1 :]
+        case 1:
+            return one[:at]
+        case 2:
+            return one + random.randbytes(size)
+        case 3:
+            return one[:at] + other[random.randrange(len(other)) :]
+        case 4:
+            return one[: len(one) - 16] + other[-16:]
+        case _:
+            return other[: 17 + size] + one[17 + size :]
+
+
+def fuzz(seed, count):
+    """How many mutated frames were tried, and how many opened."""
+    chance = random.Random(seed)
+    seal = Seal(KEY)
+    ends = [ENDS, write_ends(FRONT, WORKER), write_ends(Peer("worker-1", 4), FRONT)]
+    good = [close(MESSAGES[: n % 9 + 1], n, n // 2, ends[n % 3]) for n in range(30)]
+    tried = opened = 0
+    while tried < count:
+        frame = mutated(chance, good)
+        if frame in good:
+            continue
+        tried += 1
+        try:
+            seal.open(frame)
+            opened += 1
+        except BadFrame:
+            pass
+    return opened
+
+
+def test_no_mutated_frame_is_opened():
+    assert fuzz(1, 20_000) == 0
+
+
+@pytest.mark.slow
+def test_no_mutated_frame_of_very_many_is_opened():
+    assert fuzz(2, 400_000) == 0
+
+
+def broken(seed, count):
+    """Frames with a good MAC around bytes that nobody of ours wrote: how many were refused as BadFrame."""
+    chance = random.Random(seed)
+    seal, translator = Seal(KEY), Translator(Plain())
+    good = [close(MESSAGES[: n % 9 + 1], n) for n in range(30)]
+    refused = 0
+    for _ in range(count):
+        data = mutated(chance, good)[:-16]
+        try:
+            frame = seal.open(data + seal._mac(data))
+            read_ends(frame.ends)
+            translator.decode(frame.payload, WORKER)
+        except BadFrame:
+            refused += 1
+    return refused
+
+
+def test_a_broken_sender_raises_nothing_but_bad_frame():
+    assert broken(3, 10_000) > 3_000
+
+
+@pytest.mark.slow
+def test_many_broken_senders_raise_nothing_but_bad_frame():
+    assert broken(4, 200_000) > 60_000
+
+
+def test_a_payload_nested_without_end_is_refused():
+    for payload in (
+        b"\x91" * 100_000,
+        b"\x91\x94\xa6Submit\xa1r\xa1m" + b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x90",
+    ):
+        with pytest.raises(BadFrame):
+            Translator(Plain()).decode(payload, WORKER)
