@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import bookkeeping, engine, int8, mutants, race, runtime
+from bench import bookkeeping, engine, int8, mutants, race, runtime, simulator
 from bench.claims import Claim
 
 BENCHES: dict[str, Callable[[], Claim]] = {
@@ -16,6 +16,7 @@ BENCHES: dict[str, Callable[[], Claim]] = {
     "int8-step": int8.step,
     "runtime": runtime.runtime,
     "mutants": mutants.kill_rate,
+    "sim": simulator.simulator,
 }
 
 

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 from bench.claims import Claim, Row, paired, print_table
 
 HERE = Path(__file__).parent / "served"
-AT_ONCE, PROMPT, SKIPPED, TIMED = 16, 64, 6, 40
+AT_ONCE, PROMPT, SKIPPED, TIMED = 16, 64, 6, 30
 """So many requests with prompts of so many tokens; after the first few tokens so many steps are timed."""
-ROUNDS = 5
+ROUNDS = 4
 RELAY = '[place]\nleft = "a"\nright = "b"\n'
 MEGABYTE = 125_000
 """Whole numbers of eight bytes."""
@@ -80,14 +81,16 @@ def decoding() -> list[Row]:
     from bench.peers.model import make_prompts
 
     values: dict[str, list[float]] = {"served": [], "engine": []}
-    with deployed(HERE / "lm.py") as gateway:
-        alone = Served(network(), pages=2048)
-        for round_ in range(ROUNDS + 1):
-            prompts = make_prompts(AT_ONCE, PROMPT, round_)
-            turns = {"served": lambda: served_step(gateway, prompts), "engine": lambda: engine_step(alone, prompts)}  # noqa: B023
-            for who in sorted(turns, reverse=bool(round_ % 2)):
-                spent = turns[who]()
-                values[who] += [spent] if round_ else []  # the first round warms
+    with ThreadPoolExecutor() as loader:
+        loading = loader.submit(lambda: Served(network(), pages=2048))  # while the worker loads, too
+        with deployed(HERE / "lm.py") as gateway:
+            alone = loading.result()
+            for round_ in range(ROUNDS + 1):
+                prompts = make_prompts(AT_ONCE, PROMPT, round_)
+                turns = {"served": lambda: served_step(gateway, prompts), "engine": lambda: engine_step(alone, prompts)}  # noqa: B023
+                for who in sorted(turns, reverse=bool(round_ % 2)):
+                    spent = turns[who]()
+                    values[who] += [spent] if round_ else []  # the first round warms
     return [Row(f"{who} step, {AT_ONCE} at once", "ms", found) for who, found in values.items()]
 
 
@@ -114,14 +117,27 @@ def relay() -> list[Row]:
         Row("a request of one op, from the client and back", "ms", begin),
         Row("a hop between two workers, small", "us", small),
         Row("a hop between two workers, 1 MB", "us", large),
-        Row("a token from its worker to the client", "us", shown),
+        Row("a token from its op to the front end", "us", shown),
     ]
 
 
 def delays(gateway: Any) -> list[float]:
     """How long emissions were on their way: their worker notes when it made them, on the clock that all share."""
-    stream = gateway.open("model", {"walk": "stamp", "size": 1, "rounds": 20})
-    return [(time.perf_counter_ns() - int(emission.value[0])) / 1000 for emission in stream]
+    from mstar.server.streams import Deliver
+    from mstar.wire.messages import Submit, Value
+
+    spent: list[float] = []
+    ended = threading.Event()
+
+    def told(news: Any) -> None:
+        if isinstance(news, Deliver):
+            spent.append((time.perf_counter_ns() - int(news.value[0])) / 1000)
+        else:
+            ended.set()
+
+    gateway.listen(Submit(gateway.new_rid(), "model", Value({"walk": "stamp", "size": 1, "rounds": 20})), told)
+    ended.wait()
+    return spent
 
 
 def runtime() -> Claim:
@@ -134,11 +150,11 @@ def runtime() -> Claim:
         "request_ms": round(found["a request of one op, from the client and back"].median, 2),
         "hop_us": round(found["a hop between two workers, small"].median),
         "hop_1mb_us": round(found["a hop between two workers, 1 MB"].median),
-        "token_us": round(found["a token from its worker to the client"].median),
+        "token_us": round(found["a token from its op to the front end"].median),
     }
     is_met = more["request_ms"] <= 1 and more["hop_us"] <= 150 and more["hop_1mb_us"] <= 500 and more["token_us"] <= 200
     claim = (
         "decoding for 16 requests through conductor and worker processes is 0.95 of the engine alone or more; a hop "
-        "takes 150 us, with 1 MB 500 us, a token 200 us to the client, a request 1 ms from end to end, or less"
+        "takes 150 us, with 1 MB 500 us, a token 200 us to the front end, a request 1 ms from end to end, or less"
     )
     return Claim(claim, round(share, 3), 0.95, holds=share >= 0.95 and is_met, more=more)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from bench.engine import network
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.sampling import Sampling
+
+sys.path.append(str(Path(__file__).parents[2]))  # a worker loads this file by itself
+from bench.engine import network
 
 
 class Lm(Model):

@@ -4,6 +4,8 @@ import gc
 import logging
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import zmq
 
 from mstar.errors import MstarError
 from mstar.wire.frame import Frame, Seal, Translator, joined, write_ends
@@ -59,11 +60,10 @@ def echo_process(directory, incarnation):
 
 @contextmanager
 def intruder(directory, peer):
-    """A socket into an actor's inbox."""
-    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.set(zmq.LINGER, 0)
-        socket.connect(f"ipc://{directory}/{peer}")
-        yield socket
+    """A way to send an actor whatever one likes."""
+    with socket.socket(socket.AF_UNIX) as way:
+        way.connect(f"{directory}/{peer}")
+        yield lambda frame: way.sendall(struct.pack("<I", len(frame)) + frame)
 
 
 def eventually(condition, timeout_s=10):
@@ -295,15 +295,15 @@ def sealed(*rids, number=1, sender=A, receiver=B, key=KEY):
 
 
 def test_forged_misdirected_repeated_and_broken_frames_are_refused(tmp_path):
-    with hosting(tmp_path, b := Ear("b")) as node, intruder(tmp_path, B) as socket:
+    with hosting(tmp_path, b := Ear("b")) as node, intruder(tmp_path, B) as send:
         good = sealed("good")
         for data in (b"", b"x" * 500, sealed("bad", key=b"k" * 32), good[:-1] + bytes((good[-1] ^ 1,))):
-            socket.send(data)
-        socket.send(sealed("bad", receiver=Peer("b", 1)))
-        socket.send(sealed("bad", receiver=Peer("c", 0)))
-        socket.send(sealed("bad", sender=Peer("../a", 0)))
+            send(data)
+        send(sealed("bad", receiver=Peer("b", 1)))
+        send(sealed("bad", receiver=Peer("c", 0)))
+        send(sealed("bad", sender=Peer("../a", 0)))
         for data in (good, good, sealed(number=2), sealed("last", number=3), good):
-            socket.send(data)
+            send(data)
         b.wait(lambda: len(b.heard) == 2)
         eventually(lambda: node.counters["received"] == 12)
     assert b.said == ["good", "last"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import assert_never
 
 from mstar.conductor import course
@@ -22,8 +23,8 @@ BEAT = 0.2
 """Seconds between two signs of life."""
 SILENCE = 1.1
 """A worker that was not heard of for so many seconds is given up."""
-ATTEMPTS = 1 << 20
-"""How many attempts at a request there can be under one conductor; those of a later one are numbered higher."""
+ATTEMPTS = 1 << 40
+"""How many attempts there can be under one conductor, at all requests; those of a later one are numbered higher."""
 STUCK = 120.0
 """A worker whose batch has run for so many seconds is given up."""
 
@@ -111,6 +112,8 @@ class ConductorCore:
         self.fronts: dict[m.Peer, None] = {}
         self.buried: dict[str, m.Peer] = {}
         """By name: the last life of a worker that everyone was told to forget."""
+        self.attempts = count(me.incarnation * ATTEMPTS)
+        """Numbers for attempts: no two are the same, not even when a request comes again after it has ended."""
         self.out: list[Send] = []
         """What is to be sent after this step."""
         self.late = 0
@@ -189,8 +192,10 @@ class ConductorCore:
     # ---------------------------------------------------------------- requests come and go
     def _submit(self, now: float, front: m.Peer, submit: m.Submit) -> None:
         hit("conductor.submit")
-        self.fronts[front] = None
-        if submit.rid in self.requests:
+        _meet(self, front)
+        if (request := self.requests.get(submit.rid)) is not None:
+            if submit.after >= request.attempt:  # the client misses something of this attempt
+                course.restart(self, now, request, is_afresh=True)
             return
         if submit.model not in self.served:
             self.send(front, m.Refused(submit.rid, 404, f"no model is called {submit.model!r}"))
@@ -222,7 +227,7 @@ class ConductorCore:
         hit("conductor.admit")
         while self._queue and not self.is_full:
             if (request := self.requests.get(self._queue.popleft())) is not None:
-                request.attempt = max(self.me.incarnation * ATTEMPTS, request.submit.after + 1)
+                request.attempt = next(self.attempts)
                 course.begin(self, now, request)
         if self._is_draining and not self.requests and not self._unreleased and not self._is_drained:
             self._is_drained = True
@@ -266,14 +271,14 @@ class ConductorCore:
         """A worker, or a front end, has started."""
         hit("conductor.welcome")
         if peer.name not in self._expected:
-            self.fronts[peer] = None
+            _meet(self, peer)
             return
         before = self.workers.get(peer.name)
         if before is not None:
             if before.peer.incarnation >= peer.incarnation:
                 return
             self._lose(now, before.peer, ())
-        elif peer.incarnation and peer.name not in self.buried:  # it died before, under another conductor
+        if peer.incarnation:  # it has died before, perhaps under another conductor
             _bury(self, m.Peer(peer.name, peer.incarnation - 1))
         self.workers[peer.name] = Worker(peer, now)
         for dead in self.buried.values():
@@ -288,6 +293,8 @@ class ConductorCore:
             del self.fronts[news.peer]
             for rid in [rid for rid, request in self.requests.items() if request.front == news.peer]:
                 self._cancel(now, rid)
+        if news.peer.name in self._expected:
+            _bury(self, news.peer)
         if self.is_alive(news.peer):
             self._lose(now, news.peer, news.suspects)
         else:
@@ -296,7 +303,6 @@ class ConductorCore:
     def _lose(self, now: float, peer: m.Peer, suspects: Sequence[m.Suspect]) -> None:
         """A worker is dead, or as good as dead: all that needs it begins anew elsewhere, or when it is back."""
         del self.workers[peer.name]
-        _bury(self, peer)
         for key, waiting in list(self._unreleased.items()):
             waiting.discard(peer)
             if not waiting:
@@ -327,7 +333,18 @@ class ConductorCore:
 
 
 def _bury(core: ConductorCore, peer: m.Peer) -> None:
-    """Have nobody keep anything for a life that is over."""
-    core.buried[peer.name] = peer
-    for other in (*(worker.peer for worker in core.workers.values()), *core.fronts):
-        core.send(other, m.Forget(peer))
+    """Have nobody keep anything for a life that is over: it has ended, and is not only given up."""
+    last = core.buried.get(peer.name)
+    if last is None or last.incarnation < peer.incarnation:
+        core.buried[peer.name] = peer
+        for other in (*(worker.peer for worker in core.workers.values()), *core.fronts):
+            if other != peer:
+                core.send(other, m.Forget(peer))
+
+
+def _meet(core: ConductorCore, front: m.Peer) -> None:
+    """A front end is there; perhaps it still keeps something for lives that are over."""
+    if front not in core.fronts:
+        core.fronts[front] = None
+        for dead in core.buried.values():
+            core.send(front, m.Forget(dead))

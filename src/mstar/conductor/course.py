@@ -217,8 +217,11 @@ def vacate(core: ConductorCore, tour: Tour) -> None:
 
 
 # ---------------------------------------------------------------- trying again, and giving up
-def restart(core: ConductorCore, now: float, request: Request) -> None:
-    """Try a request again: a worker that it needs is gone, or something could not be read."""
+def restart(core: ConductorCore, now: float, request: Request, *, is_afresh: bool = False) -> None:
+    """Try a request again: a worker that it needs is gone, or something could not be read.
+
+    It begins afresh, and what is on record does not count, if an emission of a walk that has ended was lost.
+    """
     hit("conductor.restart")
     if request.tour is None:
         return
@@ -226,17 +229,20 @@ def restart(core: ConductorCore, now: float, request: Request) -> None:
     if request.restarts > core.limits.restarts:
         finish(core, now, request, How("unavailable", "Unavailable", f"it was tried {request.restarts} times"))
         return
-    is_whole = all(handle.kept is None or core.is_alive(handle.kept.peer) for handle in request.handles)
-    again = [] if is_whole else [record.name for record in request.records if not record.is_pure]
+    handles = request.handles
+    is_whole = not is_afresh and all(one.kept is None or core.is_alive(one.kept.peer) for one in handles)
+    again = [] if is_whole else [record.name for record in request.records if is_afresh or not record.is_pure]
     if request.tour.seats:
         again.append(request.tour.call.name)
     if once := [name for name in again if name in core.served[request.submit.model].once]:
         text = f"a worker was lost, and walk `{once[0]}` does what must not be done twice"
         finish(core, now, request, How("not_replayed", "NotReplayed", text))
         return
+    if is_afresh:
+        request.records.clear()
     vacate(core, request.tour)
     core.abandon(request, keeps_states=is_whole)
-    request.attempt += 1
+    request.attempt = next(core.attempts)
     if is_whole:
         tour = request.tour
         request.tour = Tour(tour.call, tour.plan, tour.number, since=now)

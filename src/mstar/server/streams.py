@@ -21,7 +21,9 @@ from mstar.wire.frame import Unreadable
 GRANT = 16
 """After how many emissions that a client took its workers are told."""
 LOOK = 0.5
-"""Seconds between two looks for requests that take too long."""
+"""Seconds between two looks for requests that take too long, or wait for what may be lost."""
+MISSED = 5
+"""How many emissions of a request may be unreadable before it is given up: workers die, but not that often."""
 SLACK = 2.0
 """So many seconds after a request should have ended its conductor is not waited for any more."""
 
@@ -108,12 +110,16 @@ class _Stream:
     """What was delivered of each kind."""
     ahead: dict[tuple[str, int], m.Emit] = field(default_factory=dict[tuple[str, int], m.Emit])
     """What came before its turn: walks of a request can end on different workers."""
-    sources: dict[str, m.Peer] = field(default_factory=dict[str, m.Peer])
-    """Who makes the emissions of each kind."""
+    sources: dict[str, tuple[m.Peer, int]] = field(default_factory=dict[str, tuple[m.Peer, int]])
+    """Who makes the emissions of each kind: whoever made the one with the largest index."""
     taken: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
     granted: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
     end: m.Finished | None = None
     """How it ended, once that is known; perhaps not all is here yet."""
+    missed: int = 0
+    """How many emissions could not be read."""
+    is_doubtful: bool = False
+    """A worker was lost, perhaps with an emission that was on its way."""
 
 
 class FrontCore:
@@ -165,8 +171,7 @@ class FrontCore:
                     self._conclude(message.rid, stream)
             case m.Forget():
                 for stream in self._streams.values():
-                    if stream.end is not None:  # what is missing may have been lost with that worker
-                        self._submit_again(stream)
+                    stream.is_doubtful = True
             case m.Refused():
                 if message.rid in self._streams:
                     self._end(message.rid, message)
@@ -174,13 +179,14 @@ class FrontCore:
                 pass  # news of others
 
     def _change_conductor(self, conductor: m.Peer) -> None:
-        """The new one knows nothing: submit again what is open."""
+        """The new one knows nothing: say that this front end is there, and submit again what is open."""
         self.conductor = conductor
+        self._out.append(Send(conductor, m.Hello()))
         for stream in self._streams.values():
             self._submit_again(stream)
 
     def _submit_again(self, stream: _Stream) -> None:
-        stream.end = None
+        stream.end, stream.is_doubtful = None, False
         stream.submit = msgspec.structs.replace(stream.submit, after=max(stream.attempt, 0))
         self._out.append(Send(self.conductor, stream.submit))
 
@@ -194,9 +200,11 @@ class FrontCore:
             stream.attempt = emit.attempt
             stream.ahead.clear()
             stream.sources.clear()
-        if stream.sources.get(emit.kind) != sender:
-            stream.sources[emit.kind] = sender
-            self._grant(emit.rid, stream, emit.kind)
+        source, newest = stream.sources.get(emit.kind, (None, -1))
+        if emit.index > newest:
+            stream.sources[emit.kind] = (sender, emit.index)
+            if sender != source:
+                self._grant(emit.rid, stream, emit.kind)
         stream.ahead[emit.kind, emit.index] = emit
         delivered = stream.digests[emit.kind]
         if emit.index < len(delivered):
@@ -206,11 +214,19 @@ class FrontCore:
             return
         while (ready := stream.ahead.pop((emit.kind, len(delivered)), None)) is not None:
             if isinstance(ready.value.it, Unreadable):
-                self._out.append(Send(self.conductor, m.Lost(emit.rid, emit.attempt, ready.value.it.text)))
+                self._miss(emit.rid, stream, ready.value.it.text)
                 return
             delivered.append(self._digest(ready.value.it))
             self._out.append(Deliver(emit.rid, ready.kind, ready.index, ready.value.it, ready.clock))
         self._conclude(emit.rid, stream)
+
+    def _miss(self, rid: str, stream: _Stream, why: str) -> None:
+        """An emission could not be read: have it made again, unless that does not help."""
+        stream.missed += 1
+        if stream.missed > MISSED:
+            self._fail(rid, "failed", "Unreadable", why)
+        else:
+            self._submit_again(stream)
 
     def _fail(self, rid: str, status: str, error: str, text: str) -> None:
         self._out.append(Send(self.conductor, m.Cancel(rid)))
@@ -241,7 +257,7 @@ class FrontCore:
         hit("front.grant")
         stream.granted[kind] = taken = stream.taken[kind]
         if taken and kind in stream.sources:
-            self._out.append(Send(stream.sources[kind], m.Credit(rid, stream.attempt, kind, taken)))
+            self._out.append(Send(stream.sources[kind][0], m.Credit(rid, stream.attempt, kind, taken)))
 
     def _tick(self, now: float) -> None:
         if now - self._looked < LOOK:
@@ -250,3 +266,5 @@ class FrontCore:
         for rid, stream in list(self._streams.items()):
             if now > stream.deadline:
                 self._fail(rid, "deadline", "Deadline", "its conductor did not answer in time")
+            elif stream.is_doubtful and (stream.ahead or stream.end is not None):  # it waits for something
+                self._submit_again(stream)

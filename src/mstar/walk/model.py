@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
@@ -169,6 +169,12 @@ class Model:
             )
         arguments = cast("Mapping[str, Any]", request)
         return await getattr(self, next(iter(walks)))(**arguments)
+
+    def spell(self, tokens: Sequence[int], /) -> str:
+        """Tokens of its Text emissions as text, wherever they were made. Who emits strings has nothing to spell."""
+        raise NotImplementedError(
+            f"{type(self).__name__} emits tokens and cannot spell them\n  fix: def spell(self, tokens)"
+        )
 
     def run(self, request: Any) -> Outcome:
         """Serve one request eagerly, here and now: the oracle of every other way to run it."""

@@ -23,6 +23,9 @@ RESEND_AFTER = 0.2
 RESEND_AFTER_AT_MOST = 1.0
 """When nothing was confirmed for so long, the oldest few frames are sent again; the wait doubles each time."""
 
+REFUSED_AFTER = 0.02
+"""The same when a frame could not be sent at all."""
+
 Sent = tuple[int, int, Any]
 """Number, confirmation and payload of a frame. Number 0 has no payload: the frame only confirms."""
 
@@ -80,6 +83,11 @@ class Link:
         self._sent = number
         self._owed, self._confirm_at = 0, inf
         return number, self._heard, payload
+
+    def refused(self, now: float) -> None:
+        """A frame could not be sent: nothing will be confirmed, so it is tried again sooner."""
+        if self._kept:
+            self._resend_at = min(self._resend_at, now + REFUSED_AFTER)
 
     def receive(self, now: float, number: int, ack: int, payload: Any) -> Sequence[Any]:
         """Take a frame. Returns the payloads whose turn it is now."""

@@ -156,7 +156,7 @@ class Start(Message):
     front: Peer
     """Who gets the emissions."""
     careful: int = 0
-    """So many of its calls are run alone: it was in a batch that a worker did not survive."""
+    """About the so-manieth call of each op it is run alone: it was in a batch that a worker did not survive."""
 
 
 class End(Message):
@@ -323,7 +323,7 @@ class Credit(Message):
 
 # ---------------------------------------------------------------- launcher and conductor
 class Suspect(Message):
-    """A request that was in the batch a worker died with, and how many calls it had completed there."""
+    """A request that was in the batch a worker died with, and how many calls of that op it had completed there."""
 
     rid: str
     attempt: int

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 from threading import Lock
-from typing import cast
-
-import zmq
 
 from mstar.wire.frame import Codec, Seal
 from mstar.wire.messages import Message, Peer
 from mstar.wire.outside import Actor, Arrival, Outside
+from mstar.wire.sockets import Sockets
 
 TICK = 0.05
 """How often actors are ticked, in seconds."""
@@ -38,7 +36,10 @@ class Node:
 
     def __init__(self, directory: Path | None, key: bytes, codec: Codec | None) -> None:
         self.counters: Counter[str] = Counter()
-        self._outside = Outside(directory, Seal(key), codec, self.counters) if directory and codec else None
+        self._epoll = select.epoll()
+        self._outside = None
+        if directory and codec:
+            self._outside = Outside(directory, Seal(key), codec, Sockets(self._epoll), self.counters)
         self._actors: dict[Peer, Actor] = {}
         self._arrived: deque[Arrival] = deque()
         self._calls: deque[Callable[[], None]] = deque()
@@ -46,13 +47,12 @@ class Node:
         self._is_stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = Lock()
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
 
     def add(self, actor: Actor) -> None:
         """Host an actor, and let others reach it."""
         if self._outside:
-            self._poller.register(self._outside.listen(actor), zmq.POLLIN)
+            self._outside.listen(actor)
         self._actors[actor.peer] = actor
 
     def send(self, sender: Peer, to: Peer, message: Message) -> None:
@@ -96,6 +96,7 @@ class Node:
                 self._wake = -1
             if self._outside:
                 self._outside.close()
+            self._epoll.close()
 
     def _rouse(self) -> None:
         with self._wake_lock:  # once closed, the number may be somebody else's
@@ -103,11 +104,11 @@ class Node:
                 os.eventfd_write(self._wake, 1)
 
     def _turn(self) -> None:
-        inboxes = self._wait()
+        files = self._wait()
         now = time.monotonic()
         if self._outside:
-            for inbox in inboxes:
-                self._arrived += self._outside.hear(now, inbox)
+            for file in files:
+                self._arrived += self._outside.hear(now, file)
         for _ in range(len(self._calls)):
             self._try("a call", self._calls.popleft())
         budget = TURN_MESSAGES
@@ -122,19 +123,19 @@ class Node:
         if self._outside:
             self._outside.flush(now)
 
-    def _wait(self) -> list[zmq.Socket[bytes]]:
-        """Wait until there is something to do. Returns the inboxes that hold frames."""
+    def _wait(self) -> list[int]:
+        """Wait until there is something to do. Returns the sockets with which it is."""
         wait = 0.0
         if not self._arrived:
             due = min(self._next_tick, self._outside.due) if self._outside else self._next_tick
             wait = max(0.0, due - time.monotonic())
-        inboxes: list[zmq.Socket[bytes]] = []
-        for ready, _ in self._poller.poll(ceil(wait * 1000)):
-            if ready == self._wake:
+        files: list[int] = []
+        for file, _ in self._epoll.poll(wait):
+            if file == self._wake:
                 os.eventfd_read(self._wake)
             else:
-                inboxes.append(cast("zmq.Socket[bytes]", ready))
-        return inboxes
+                files.append(file)
+        return files
 
     def _try(self, who: Peer | str, function: Callable[..., None], *given: object) -> None:
         try:

@@ -1,6 +1,6 @@
-"""The outside of a node: the other processes, reached over ZeroMQ.
+"""The outside of a node: the other processes of this host.
 
-Each actor has an inbox at `ipc://directory/name.incarnation`. Between an actor here and one elsewhere there is a line:
+Each actor listens at `directory/name.incarnation`. Between an actor here and one elsewhere there is a line:
 a link, and what was said since the last frame. Nobody is heard, or spoken to, whose life is over. What arrives is
 handed to the node, which gives it to actors.
 """
@@ -11,13 +11,10 @@ import logging
 from collections import Counter
 from math import inf
 from pathlib import Path
-from typing import Protocol, cast
-
-import zmq
+from typing import Protocol
 
 from mstar.errors import MstarError
 from mstar.wire.frame import (
-    FRAME_BYTES,
     NAME_BYTES,
     BadFrame,
     Codec,
@@ -30,14 +27,9 @@ from mstar.wire.frame import (
 )
 from mstar.wire.link import Link, Sent
 from mstar.wire.messages import Message, Peer
+from mstar.wire.sockets import Sockets
 
-TURN_FRAMES = 256
-"""How many frames are taken from an inbox at once, so that busy peers keep nobody from their ticks."""
-HIGH_WATER = 10_000
-RECONNECT_MS = 20
 PATH_BYTES = 107  # what Linux has room for in the name of a socket
-
-_READABLE, _AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)  # as plain numbers: an operation on an enum costs 2 us
 
 log = logging.getLogger("mstar.wire")
 
@@ -61,12 +53,12 @@ Arrival = tuple[Actor, Peer, Message]
 
 
 class _Line:
-    __slots__ = ("actor", "ends", "exit", "link", "said", "there")
+    __slots__ = ("actor", "ends", "link", "path", "said", "there")
 
-    def __init__(self, actor: Actor, there: Peer, exit: zmq.Socket[bytes]) -> None:
+    def __init__(self, actor: Actor, there: Peer, path: Path) -> None:
         self.actor = actor
         self.there = there
-        self.exit = exit
+        self.path = path
         self.ends = write_ends(actor.peer, there)
         self.link = Link()
         self.said: list[bytes] = []
@@ -75,7 +67,7 @@ class _Line:
 class Outside:
     """The links and sockets of a node."""
 
-    def __init__(self, directory: Path, seal: Seal, codec: Codec, counters: Counter[str]) -> None:
+    def __init__(self, directory: Path, seal: Seal, codec: Codec, sockets: Sockets, counters: Counter[str]) -> None:
         self.due = inf
         """When a link has something to send by itself, at the earliest."""
         self._directory = directory
@@ -88,20 +80,13 @@ class Outside:
         self._lines: dict[tuple[Peer, Peer], _Line] = {}  # by who is here, and who is there
         self._heard: dict[bytes, _Line] = {}  # the same, by the ends that come in
         self._spoken: list[_Line] = []  # those with something to say
-        self._exits: dict[Peer, zmq.Socket[bytes]] = {}
-        self._context = zmq.Context(io_threads=1)
+        self._sockets = sockets
 
-    def listen(self, actor: Actor) -> zmq.Socket[bytes]:
-        """The inbox of an actor that lives here."""
-        path = self._path(actor.peer)
-        inbox = self._context.socket(zmq.PULL)
-        inbox.set(zmq.LINGER, 0)
-        inbox.set(zmq.RCVHWM, HIGH_WATER)
-        inbox.set(zmq.MAXMSGSIZE, FRAME_BYTES)
-        inbox.bind(f"ipc://{path}")
+    def listen(self, actor: Actor) -> None:
+        """Let others reach an actor that lives here."""
+        self._sockets.listen(self._path(actor.peer))
         self._actors[actor.peer] = actor
         self._bury(actor.peer.name, actor.peer.incarnation)
-        return inbox
 
     def say(self, sender: Peer, to: Peer, message: Message) -> None:
         """Put a message into the next frame."""
@@ -113,13 +98,13 @@ class Outside:
             self._spoken.append(line)
         line.said.append(self._translator.encode(message, to))
 
-    def hear(self, now: float, inbox: zmq.Socket[bytes]) -> list[Arrival]:
-        """The messages in an inbox whose turn it is."""
+    def hear(self, now: float, file: int) -> list[Arrival]:
+        """The messages whose turn it is, of those that have come to one of the sockets."""
         arrivals: list[Arrival] = []
-        for _ in range(TURN_FRAMES):
+        for data in self._sockets.ready(file):
             self._counters["received"] += 1
             try:
-                frame = self._seal.open(inbox.recv(_AT_ONCE))
+                frame = self._seal.open(data)
                 line = self._heard.get(frame.ends) or self._answer(frame.ends)
             except MstarError as error:  # a bad frame, or a name that cannot be an address
                 self._counters["refused_mac"] += 1
@@ -127,8 +112,6 @@ class Outside:
             else:
                 if line:
                     arrivals += self._take(now, line, frame)
-            if not cast(int, inbox.getsockopt(zmq.EVENTS)) & _READABLE:  # asking is cheaper than failing
-                break
         return arrivals
 
     def flush(self, now: float) -> None:
@@ -140,13 +123,13 @@ class Outside:
             said, line.said = line.said, []
             for payload in joined(said):
                 if sent := line.link.send(now, payload):
-                    self._send(line, sent)
+                    self._send(now, line, sent)
             self.due = min(self.due, line.link.due)
         if now >= self.due:
             for line in self._lines.values():
                 before = line.link.resent
                 for sent in line.link.tick(now):
-                    self._send(line, sent)
+                    self._send(now, line, sent)
                 self._counters["resent"] += line.link.resent - before
             self.due = min((line.link.due for line in self._lines.values()), default=inf)
 
@@ -161,7 +144,7 @@ class Outside:
 
     def close(self) -> None:
         """Close every socket and the codec."""
-        self._context.destroy(linger=0)
+        self._sockets.close()
         for peer in self._actors:
             self._path(peer).unlink(missing_ok=True)
         self._codec.close()
@@ -178,13 +161,13 @@ class Outside:
         self.due = min(self.due, line.link.due)
         return arrivals
 
-    def _send(self, line: _Line, sent: Sent) -> None:
+    def _send(self, now: float, line: _Line, sent: Sent) -> None:
         number, ack, payload = sent
-        try:
-            line.exit.send(self._seal.close(Frame(line.ends, number, ack, payload or b"")), _AT_ONCE)
+        if self._sockets.send(line.path, self._seal.close(Frame(line.ends, number, ack, payload or b""))):
             self._counters["sent"] += 1
-        except zmq.Again:  # the link sends it again
+        else:
             self._counters["full"] += 1
+            line.link.refused(now)
 
     def _answer(self, ends: bytes) -> _Line | None:
         """The line for a frame whose ends are new, unless it is not for us or from a life that is over."""
@@ -203,7 +186,7 @@ class Outside:
         if there.incarnation < oldest:
             return None
         self._bury(there.name, there.incarnation)
-        line = _Line(actor, there, self._exits.get(there) or self._open(there))
+        line = _Line(actor, there, self._path(there))
         self._lines[actor.peer, there] = self._heard[write_ends(there, actor.peer)] = line
         return line
 
@@ -217,18 +200,8 @@ class Outside:
             line = self._lines.pop((here, there))
             del self._heard[write_ends(there, here)]
             line.said.clear()
-        if exit := self._exits.pop(dead, None):
-            exit.close()
+        self._sockets.leave(self._path(dead))
         self._codec.forget(dead)
-
-    def _open(self, there: Peer) -> zmq.Socket[bytes]:
-        path = self._path(there)
-        exit = self._exits[there] = self._context.socket(zmq.PUSH)
-        exit.set(zmq.LINGER, 0)
-        exit.set(zmq.SNDHWM, HIGH_WATER)
-        exit.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-        exit.connect(f"ipc://{path}")
-        return exit
 
     def _path(self, peer: Peer) -> Path:
         if not 0 < len(peer.name.encode()) <= NAME_BYTES or "/" in peer.name:

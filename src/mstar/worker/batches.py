@@ -122,7 +122,7 @@ class Waiting:
     def _take(self, key: Key, able: list[Waiter]) -> list[Waiter]:
         chosen = able[: self._limits.batch]
         for waiter in chosen:
-            if waiter.tour.careful > waiter.tour.calls:  # it may be what killed a worker: nobody is to go with it
+            if waiter.tour.is_suspect(key[1]):  # nobody is to die with it
                 chosen = [waiter]
                 break
         taken = set(map(id, chosen))

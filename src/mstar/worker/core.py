@@ -196,7 +196,7 @@ class WorkerCore:
                 waiter.job = Job(waiter.frame.arguments(waiter.instruction))
         jobs = [cast("Job", waiter.job) for waiter in chosen]
         tours = {waiter.tour.number: waiter.tour for waiter in chosen}.values()
-        suspects = [m.Suspect(tour.guest.rid, tour.guest.attempt, tour.calls) for tour in tours]
+        suspects = [m.Suspect(tour.guest.rid, tour.guest.attempt, tour.calls[key[1]]) for tour in tours]
         number = self.next()
         self._running[number] = (key, chosen, now)
         name, cost = self.plans[key[0]].keys[key[1]], self.waiting.cost(key)
@@ -218,7 +218,7 @@ class WorkerCore:
                 visits.release(self, tour)
             elif isinstance(result, JobDone):
                 waiter.job = None
-                tour.calls += 1
+                tour.calls[key[1]] += 1
                 visits.complete(self, waiter, result.values)
             elif isinstance(result, JobFailed):
                 visits.fail(self, tour, result.error)

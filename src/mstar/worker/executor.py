@@ -23,7 +23,7 @@ from mstar.worker.blackbox import BlackBox
 from mstar.worker.commands import Batch, Cargo, Command, Export, Exported, Fork, Free, Load, Make, Ran, StateRef
 
 Report = Ran | Exported
-AT_ONCE = 0.0003
+AT_ONCE = 0.001
 """A batch that takes fewer seconds is not worth waking a thread for."""
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mstar.worker.core import WorkerCore
 
 
+ALONE = 4
+"""So many calls of each op, up to the one that its conductor names, are run alone for a request under suspicion."""
+
+
 class Guest:
     """One request at this worker."""
 
@@ -69,8 +73,8 @@ class Tour:
         """What other workers told it before it began."""
         self.counts: defaultdict[str, int] = defaultdict(int)
         """How many emissions of each kind it has made here."""
-        self.calls = 0
-        """How many calls it has completed."""
+        self.calls: defaultdict[int, int] = defaultdict(int)
+        """How many calls of each batch key it has completed."""
         self.in_flight = 0
         """How many of its calls are being run."""
         self.releases: list[int] = []
@@ -80,6 +84,10 @@ class Tour:
         self.is_over = False
         self.is_parked = False
         """A state of it had to make room: it waits until somebody is done."""
+
+    def is_suspect(self, key: int) -> bool:
+        """Whether its next call with this batch key may be the one that killed a worker: about there it did."""
+        return self.careful - ALONE <= self.calls[key] < self.careful
 
     @property
     def is_complete(self) -> bool:

@@ -1,0 +1,11 @@
+"""`python -m mstar.sim FIRST LAST MINUTES`: one process's share of the scenarios; says what came of them in JSON.
+
+People use `mstar sim run`, which starts these.
+"""
+
+import sys
+
+from mstar.sim.runs import run_here
+
+first, last, minutes = sys.argv[1:]
+sys.stdout.write(run_here(range(int(first), int(last)), float(minutes)).to_json())

@@ -1,0 +1,177 @@
+"""Sockets: whole frames between the processes of one host. Nothing here ever waits for anyone.
+
+A frame is its length and its bytes on a unix socket; everybody listens at a path of their own and has one connection to
+each path they send to. What a slow reader has not taken is kept up to a limit; beyond it, or while nobody listens
+there, a frame is refused, and the link above sends it again. What frames mean is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from pathlib import Path
+
+from mstar.wire.frame import FRAME_BYTES
+
+KEPT_BYTES = 1024 * 1024
+"""A frame is refused when more than this waits for its reader."""
+READ_BYTES = 1024 * 1024
+"""How much is read at once, so that one peer keeps nobody waiting for long."""
+BACKLOG = 1024
+_LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+
+
+class _Way:
+    """A connection to a path that is sent to, and what its reader has not taken."""
+
+    __slots__ = ("kept", "socket")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.kept = bytearray()
+
+
+class Sockets:
+    """The sockets of one process, watched by one epoll."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._doors: dict[int, socket.socket] = {}  # where others connect, by file
+        self._comers: dict[int, tuple[socket.socket, bytearray]] = {}  # who has connected, and half a frame of theirs
+        self._ways: dict[Path, _Way] = {}
+        self._full: dict[int, Path] = {}  # ways with something kept, by file
+
+    def listen(self, path: Path) -> None:
+        """Let others of this user connect here."""
+        door = _unix_socket()
+        door.bind(str(path))
+        door.listen(BACKLOG)
+        self._doors[door.fileno()] = door
+        self._epoll.register(door.fileno(), select.EPOLLIN)
+
+    def send(self, path: Path, frame: bytes) -> bool:
+        """Send a frame to who listens at a path; False if that cannot be now."""
+        way = self._ways.get(path) or self._connect(path)
+        if way is None or len(way.kept) > KEPT_BYTES:
+            return False
+        data = _LENGTH.pack(len(frame)) + frame
+        if way.kept:
+            way.kept += data
+            return True
+        try:
+            sent = way.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # whoever listened is gone
+            self.leave(path)
+            return False
+        if sent < len(data):
+            way.kept += memoryview(data)[sent:]
+            self._full[way.socket.fileno()] = path
+            self._epoll.register(way.socket.fileno(), select.EPOLLOUT)
+        return True
+
+    def ready(self, file: int) -> list[bytes]:
+        """Something can be done with one of the sockets; the frames that have come of it."""
+        if file in self._comers:
+            return self._read(file)
+        if file in self._doors:
+            self._welcome(self._doors[file])
+        elif file in self._full:
+            self._go_on(self._full[file])
+        return []
+
+    def leave(self, path: Path) -> None:
+        """Send nothing more there, nor what is kept."""
+        if (way := self._ways.pop(path, None)) is not None:
+            if self._full.pop(way.socket.fileno(), None) is not None:
+                self._epoll.unregister(way.socket.fileno())
+            way.socket.close()
+
+    def close(self) -> None:
+        """Close every socket."""
+        for path in list(self._ways):
+            self.leave(path)
+        for each in (*self._doors.values(), *(comer for comer, _ in self._comers.values())):
+            each.close()
+        self._doors.clear()
+        self._comers.clear()
+
+    def _connect(self, path: Path) -> _Way | None:
+        connection = _unix_socket()
+        try:
+            connection.connect(str(path))
+        except OSError:  # not there, or not yet, or too many wait there
+            connection.close()
+            return None
+        way = self._ways[path] = _Way(connection)
+        return way
+
+    def _welcome(self, door: socket.socket) -> None:
+        comer, _ = door.accept()
+        size = _CREDENTIALS.size
+        _, user, _ = _CREDENTIALS.unpack(comer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user != os.getuid():
+            comer.close()
+            return
+        comer.setblocking(False)
+        self._comers[comer.fileno()] = (comer, bytearray())
+        self._epoll.register(comer.fileno(), select.EPOLLIN)
+
+    def _read(self, file: int) -> list[bytes]:
+        comer, begun = self._comers[file]
+        try:
+            data = comer.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if begun:
+            begun += data
+        frames, used = _frames(begun or data)
+        if not data or used < 0:  # it has hung up, or what it says is nonsense
+            self._epoll.unregister(file)
+            comer.close()
+            del self._comers[file]
+        elif begun:
+            del begun[:used]
+        else:
+            begun += data[used:]
+        return frames
+
+    def _go_on(self, path: Path) -> None:
+        """A slow reader has taken something: send what is kept."""
+        way = self._ways[path]
+        try:
+            sent = way.socket.send(way.kept)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.leave(path)
+            return
+        del way.kept[:sent]
+        if not way.kept:
+            del self._full[way.socket.fileno()]
+            self._epoll.unregister(way.socket.fileno())
+
+
+def _unix_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+def _frames(data: bytes | bytearray) -> tuple[list[bytes], int]:
+    """The whole frames in some bytes, and how many bytes they are; -1 if a frame is longer than any may be."""
+    frames: list[bytes] = []
+    at, end = 0, len(data)
+    while end - at >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length > FRAME_BYTES:
+            return frames, -1
+        if end - at - _LENGTH.size < length:
+            break
+        at += _LENGTH.size + length
+        frames.append(bytes(data[at - length : at]))
+    return frames, at

@@ -1,0 +1,109 @@
+"""Models that do harm when they are asked to: one raises or kills its worker at a step, one acts on the world."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mstar import Action, Component, Int64, Model, Tensor, Text, loop, op, stacked, walk
+from mstar.walk.batching import rows
+
+
+@dataclass(frozen=True)
+class Ask:
+    """So many steps; at step `at` the trap springs: `raise`, `kill` or `abort`. An arm notes its steps in a file."""
+
+    key: int
+    steps: int = 40
+    trap: str = ""
+    at: int = -1
+    file: str = ""
+
+
+class Fragile(Component):
+    """Counts in its own way, and falls into traps."""
+
+    @op(batch=stacked)
+    def step(self, x: Int64[Tensor, "1"], step: int, ask: Ask) -> Int64[Tensor, "1"]:
+        """The next number."""
+        time.sleep(0.002)  # long enough for requests to meet in a batch
+        for number, one in zip(rows(step), rows(ask), strict=True):
+            if number == one.at:
+                spring(one)
+        return (np.asarray(x) * 48_271 + 11) % 2_147_483_647
+
+    @op
+    def start(self, ask: Ask) -> Int64[Tensor, "1"]:
+        """The first number."""
+        return np.array([ask.key], np.int64)
+
+
+def spring(ask: Ask) -> None:
+    """Do what was asked for."""
+    if ask.trap == "raise":
+        raise ValueError(f"the trap of {ask.key}")
+    if ask.trap == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ask.trap == "abort":
+        os.abort()
+
+
+class Traps(Model):
+    """A loop over a fragile op."""
+
+    def __init__(self) -> None:
+        self.part = Fragile()
+
+    @walk
+    def count(self, ask: Ask, steps: int) -> Iterator[Text]:
+        s = loop(steps=steps, x=self.part.start(ask))
+        for step in s:
+            s.x = self.part.step(s.x, step, ask)
+            yield Text(s.x)
+
+    async def route(self, request: Ask) -> str:
+        await self.count(request, request.steps)
+        if request.trap == "route":
+            raise KeyError(f"the route of {request.key}")
+        return f"counted for {request.key}"
+
+
+class Twice(Traps):
+    """The same, two times over."""
+
+    async def route(self, request: Ask) -> str:
+        await self.count(request, request.steps)
+        return await super().route(request)
+
+
+class Arm(Component):
+    """Moves, and notes each move in a file."""
+
+    @op(once=True)
+    def move(self, step: int, ask: Ask) -> int:
+        """One move."""
+        time.sleep(0.01)
+        with Path(ask.file).open("a") as file:
+            file.write(f"{step}\n")
+        return step
+
+
+class Robot(Model):
+    """Moves that must not be made twice."""
+
+    def __init__(self) -> None:
+        self.arm = Arm()
+
+    @walk
+    def act(self, ask: Ask, steps: int) -> Iterator[Action]:
+        for step in loop(steps=steps):
+            yield Action(self.arm.move(step, ask), rate=100)
+
+    async def route(self, request: Ask) -> None:
+        await self.act(request, request.steps)

@@ -1,0 +1,81 @@
+"""kill -9 of any process, at any time: every stream is served whole, and no client waits long."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from mstar.launch.local import Local
+from tests.chaos.parts import (
+    TRAPS,
+    TRAPS_FILE,
+    WORKERS,
+    Ask,
+    Round,
+    is_whole,
+    launched,
+    oracles,
+    peers,
+    percentile,
+    settle,
+    wait_until,
+)
+from tests.served.parts import Client, Oracle, front
+
+pytestmark = pytest.mark.slow
+TRIALS, SEED = 105, 1
+DETECTION_S, STALL_S = 0.2, 2.0
+
+
+@pytest.mark.timeout(300)
+def test_a_kill_is_not_noticed(report):
+    chosen, known = random.Random(SEED), oracles()
+    seen, silences, lengths = [], [], []
+    with launched() as (local, gateway):
+        for _ in range(3):
+            calm = Round(gateway, known)
+            calm.check()
+        life = max(client.seconds for client in calm.clients)
+        for trial in range(TRIALS):
+            wait_until(lambda: is_whole(local))
+            victim, after = chosen.choice((*WORKERS, "conductor")), chosen.random() * life * 0.8
+            what = Round(gateway, known)
+            time.sleep(after)
+            hurt, killed = what.open, time.monotonic()
+            os.kill(local.pid(victim), signal.SIGKILL)
+            try:
+                what.check()
+            except Exception as error:
+                error.add_note(f"seed {SEED}, trial {trial}: {victim} was killed after {after:.3f} s")
+                raise
+            wait_until(lambda trial=trial: len(local.deaths) == trial + 1)
+            seen.append(local.deaths[trial][0] - killed)
+            silences += [client.silence for client in hurt]
+            lengths.append(time.monotonic() - what.start)
+        wait_until(lambda: is_whole(local))
+        settle(gateway, peers(local))
+        assert len(local.deaths) == TRIALS, "nobody died of itself"
+    stall = " ".join(f"p{100 * part:.0f} {percentile(silences, part):.2f}" for part in (0.5, 0.9, 0.99, 1.0))
+    report(
+        f"kill, seed {SEED}: {TRIALS} kills hit {len(silences)} of {16 * TRIALS} streams; a round takes {life:.2f} s "
+        f"in peace, {max(lengths):.2f} s at most; seen within {1000 * max(seen):.0f} ms; longest silence in s: {stall}"
+    )
+    assert percentile(seen, 0.99) <= DETECTION_S
+    assert percentile(silences, 0.99) <= STALL_S
+
+
+def test_a_late_kill_costs_no_more_than_what_is_computed_again(report):
+    """All were in the batch that a worker died with; only around that call each is run alone."""
+    oracle = Oracle(TRAPS, [Ask(key, steps=300) for key in range(16)])
+    with Local({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b"]'}, spare=False) as local:
+        gateway = front(local)
+        clients = [Client(gateway, "traps", ask) for ask in oracle.requests]
+        wait_until(lambda: all(len(client.log) > 200 for client in clients))
+        os.kill(local.pid("a"), signal.SIGKILL)
+        for number, client in enumerate(clients):
+            oracle.judge(client.wait(), number)
+    silence = max(client.silence for client in clients)
+    report(f"a kill after 200 of 300 steps: longest silence {silence:.2f} s")
+    assert silence <= STALL_S

@@ -1,0 +1,3 @@
+from tests.chaos.conftest import report
+
+__all__ = ["report"]

@@ -1,0 +1,130 @@
+"""Clients of a deployment, what they saw, and whether that is what the model computes eagerly."""
+
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from mstar.server.gateway import Gateway, digest
+from mstar.server.streams import Ended
+from mstar.sim.history import History
+from mstar.walk.load import load_model
+from mstar.wire.messages import Finished, Peer, Submit, Value
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TARGETS = {path.stem: str(path) for path in sorted(EXAMPLES.glob("*.py"))}
+"""The example models, by name."""
+
+
+def module_of(model):
+    """The module of a model file, as it was loaded: its classes are known by that everywhere."""
+    return sys.modules[type(model).__module__]
+
+
+def _mark(*values):
+    return digest(values).hex().encode()
+
+
+class Oracle:
+    """A model, requests for it, and what each gives when it is run eagerly."""
+
+    def __init__(self, model, requests):
+        self.model = model
+        self.requests = requests
+        self._wanted = [self._eager(request) for request in requests]
+
+    @classmethod
+    def of(cls, target):
+        """Of a model file, with the requests it suggests."""
+        model = load_model(target)
+        return cls(model, module_of(model).requests())
+
+    def _eager(self, request):
+        outcome, streams = self.model.run(request), defaultdict(list)
+        for emission in outcome.emissions:
+            streams[type(emission).__name__].append(_mark(emission.value, emission.clock))
+        return dict(streams), _mark(outcome.result)
+
+    def judge(self, client, number):
+        """Whether a client got exactly what is right: each emission once, in order, the last one and the result too."""
+        history = History()
+        history.submit(client.log[0][0], client.rid, *self._wanted[number % len(self.requests)])
+        for when, news in client.log[1:]:
+            if isinstance(news, Ended):
+                assert isinstance(news.end, Finished), news.end
+                history.end(when, client.rid, news.end.status, _mark(news.end.result.it))
+            else:
+                history.deliver(client.rid, news.kind, news.index, _mark(news.value, news.clock))
+        assert client.end.status == "ok", client.end
+
+
+class Client:
+    """One who wants something and keeps a log of what comes. It takes all of it at once, unless it is idle."""
+
+    def __init__(self, gateway, model, request, *, patience=30.0, is_idle=False):
+        self.rid = gateway.new_rid()
+        self.end = None
+        self.log = [(time.monotonic(), None)]
+        self.is_idle = is_idle
+        self._gateway = gateway
+        self._taken = Counter()
+        self._ended = threading.Event()
+        gateway.listen(Submit(self.rid, model, Value(request), patience=patience), self._told)
+
+    def _told(self, news):
+        self.log.append((time.monotonic(), news))
+        if isinstance(news, Ended):
+            self.end = news.end
+            self._ended.set()
+        else:
+            self._taken[news.kind] += 1
+            if not self.is_idle:
+                self._gateway.took(self.rid, news.kind, self._taken[news.kind])
+
+    def wake(self):
+        """Take what has come, and from now on all that comes."""
+        self.is_idle = False
+        for kind, count in self._taken.items():
+            self._gateway.took(self.rid, kind, count)
+
+    def wait(self, seconds=30.0):
+        """Wait for its end."""
+        assert self._ended.wait(seconds), f"{self.rid} has not ended; it has {self.got}"
+        return self
+
+    @property
+    def got(self):
+        """How many emissions of each kind have come."""
+        return dict(self._taken)
+
+    @property
+    def silence(self):
+        """The longest time for which nothing came."""
+        return max(later - earlier for (earlier, _), (later, _) in pairwise(self.log))
+
+    @property
+    def seconds(self):
+        """How long it took."""
+        return self.log[-1][0] - self.log[0][0]
+
+    def close(self):
+        """Want no more."""
+        self._gateway.close(self.rid)
+
+
+def front(deployment, name="front"):
+    """A front end of a deployment."""
+    gateway = Gateway(deployment.node, Peer(name, 0), deployment.conductor)
+    deployment.add(gateway)
+    return gateway
+
+
+def crowd(gateway, model, oracle, count, patience=30.0):
+    """So many clients at the same time; each must get what is right."""
+    asked = [oracle.requests[number % len(oracle.requests)] for number in range(count)]
+    clients = [Client(gateway, model, request, patience=patience) for request in asked]
+    for number, client in enumerate(clients):
+        oracle.judge(client.wait(patience), number)
+    return clients

@@ -1,0 +1,83 @@
+"""The real cores under drawn trouble: nothing may go wrong, and what goes wrong must be seen."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mstar.server.streams import FrontCore
+from mstar.sim.runs import run_here, run_one
+from mstar.sim.scenario import KINDS, draw
+from mstar.wire.link import Link
+
+FOUND = {
+    2: "what a client took was forgotten between two walks, and the second one waited for ever",
+    63: "a call that acts on the world was run again under a new conductor",
+    279: "a request that was taken on was refused when it came again while the server drained",
+    339: "a suspect shared batches again as soon as an earlier walk of it was replayed",
+    383: "a state was not sent to the attempt that followed",
+    1332: "workers kept frames for lives that had ended under an older conductor",
+    3511: "a request that came again after its end got the number of an attempt that it had before",
+    131_952: "a worker was forgotten by all when its conductor gave it up, and lived on under the next conductor",
+    142_837: "credit went to who had made emissions earlier, because those came late",
+    1_049_609: "a front end that a new conductor met late kept frames for a worker that was gone",
+}
+"""Seeds of bugs that were found, and what they did."""
+
+
+def test_300_scenarios():
+    summary = run_here(range(10_000, 10_300))
+    assert summary.violations == {}
+    assert summary.scenarios == 300
+    assert {"ok", "failed", "poison", "deadline", "refused", "not_replayed", "left"} <= summary.ends.keys()
+    assert "open" not in summary.ends
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", [100_000, 125_000])
+def test_25_000_scenarios(first):
+    summary = run_here(range(first, first + 25_000))
+    assert summary.violations == {}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_stays_mended(seed):
+    assert run_one(seed)[1] == "", FOUND[seed]
+
+
+@pytest.mark.parametrize("seed", range(20_000, 20_020))
+def test_a_seed_gives_one_run(seed):
+    (one, _), (other, _) = run_one(seed), run_one(seed, [])
+    assert (one.hash, one.events, one.now) == (other.hash, other.events, other.now)
+
+
+def test_a_seed_gives_one_run_in_another_process():
+    command = [sys.executable, "-m", "mstar.cli", "sim", "replay", "20003"]
+    said = {
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+def test_every_kind_of_trouble_is_drawn():
+    assert {kind for seed in range(100) for kind in draw(seed).kinds} == {*KINDS}
+
+
+def forgets(core: FrontCore, stream: object) -> None:
+    """Does not submit again what a new conductor does not know."""
+
+
+def loses(link: Link, now: float) -> list[object]:
+    """Sends nothing again."""
+    return []
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "broken"), [(FrontCore, "_submit_again", forgets), (Link, "tick", loses)], ids=["front", "link"]
+)
+def test_a_broken_core_is_noticed(monkeypatch, owner, method, broken):
+    monkeypatch.setattr(owner, method, broken)
+    assert run_here(range(60)).violations
