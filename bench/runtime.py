@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,24 @@ MEGABYTE = 125_000
 
 @contextmanager
 def deployed(model: Path, placement: str = "") -> Iterator[Any]:
-    """A deployment of one model, and the gateway to it."""
+    """A deployment of one model, and the front_end to it."""
     from mstar.launch.local import Local
-    from mstar.server.gateway import Gateway
+    from mstar.server.front import FrontEnd
     from mstar.wire.messages import Peer
 
     with Local({"model": str(model)}, {"model": placement}, spare=False) as local:
-        gateway = Gateway(local.node, Peer("front", 0), local.conductor)
-        local.add(gateway)
-        yield gateway
+        front_end = FrontEnd(local.node, Peer("front", 0), local.conductor)
+        local.add(front_end)
+        yield front_end
 
 
 # ---------------------------------------------------------------- decoding
-def served_step(gateway: Any, prompts: list[list[int]]) -> float:
+def served_step(front_end: Any, prompts: list[list[int]]) -> float:
     """Milliseconds between two tokens when all requests decode at once."""
     times: list[list[float]] = [[] for _ in prompts]
 
     def read(row: int, prompt: list[int]) -> None:
-        stream = gateway.open("model", (prompt, SKIPPED + TIMED))
+        stream = front_end.open("model", (prompt, SKIPPED + TIMED))
         for _ in stream:
             times[row].append(time.perf_counter())
 
@@ -83,13 +84,13 @@ def decoding() -> list[Row]:
     values: dict[str, list[float]] = {"served": [], "engine": []}
     with ThreadPoolExecutor() as loader:
         loading = loader.submit(lambda: Served(network(), pages=2048))  # while the worker loads, too
-        with deployed(HERE / "lm.py") as gateway:
+        with deployed(HERE / "lm.py") as front_end:
             alone = loading.result()
+            turns = {"served": partial(served_step, front_end), "engine": partial(engine_step, alone)}
             for round_ in range(ROUNDS + 1):
                 prompts = make_prompts(AT_ONCE, PROMPT, round_)
-                turns = {"served": lambda: served_step(gateway, prompts), "engine": lambda: engine_step(alone, prompts)}  # noqa: B023
                 for who in sorted(turns, reverse=bool(round_ % 2)):
-                    spent = turns[who]()
+                    spent = turns[who](prompts)
                     values[who] += [spent] if round_ else []  # the first round warms
     return [Row(f"{who} step, {AT_ONCE} at once", "ms", found) for who, found in values.items()]
 
@@ -97,11 +98,11 @@ def decoding() -> list[Row]:
 # ---------------------------------------------------------------- hops
 def relay() -> list[Row]:
     """What it takes to begin a request, to hand a value to another worker, and to give one to a client."""
-    with deployed(HERE / "relay.py", RELAY) as gateway:
+    with deployed(HERE / "relay.py", RELAY) as front_end:
 
         def spent(walk: str, size: int, rounds: int) -> float:
             begun = time.perf_counter()
-            for _ in gateway.open("model", {"walk": walk, "size": size, "rounds": rounds}):
+            for _ in front_end.open("model", {"walk": walk, "size": size, "rounds": rounds}):
                 pass
             return (time.perf_counter() - begun) * 1000
 
@@ -112,7 +113,7 @@ def relay() -> list[Row]:
             begin += [spent("show", 1, 1) for _ in range(10)]
             small.append((spent("race", 1, 250) - spent("race", 1, 50)) / 400 * 1000)
             large.append((spent("race", MEGABYTE, 60) - spent("race", MEGABYTE, 10)) / 100 * 1000)
-            shown += delays(gateway)
+            shown += delays(front_end)
     return [
         Row("a request of one op, from the client and back", "ms", begin),
         Row("a hop between two workers, small", "us", small),
@@ -121,7 +122,7 @@ def relay() -> list[Row]:
     ]
 
 
-def delays(gateway: Any) -> list[float]:
+def delays(front_end: Any) -> list[float]:
     """How long emissions were on their way: their worker notes when it made them, on the clock that all share."""
     from mstar.server.streams import Deliver
     from mstar.wire.messages import Submit, Value
@@ -135,7 +136,7 @@ def delays(gateway: Any) -> list[float]:
         else:
             ended.set()
 
-    gateway.listen(Submit(gateway.new_rid(), "model", Value({"walk": "stamp", "size": 1, "rounds": 20})), told)
+    front_end.listen(Submit(front_end.new_rid(), "model", Value({"walk": "stamp", "size": 1, "rounds": 20})), told)
     ended.wait()
     return spent
 

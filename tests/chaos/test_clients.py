@@ -15,22 +15,22 @@ STORM, STAYING, LASTS_S = 500, 50, 3.0
 WINDOW = 32
 
 
-def lasting(gateway, local):
+def lasting(front_end, local):
     """What does not come and go with requests: open files and threads of every process, and the processes."""
-    found = {what: n for what, n in stocks(gateway, peers(local)).items() if what.endswith((".fds", ".threads"))}
+    found = {what: n for what, n in stocks(front_end, peers(local)).items() if what.endswith((".fds", ".threads"))}
     return found | {"launcher.fds": local.stock()["fds"]} | local.stock()["processes"]
 
 
 def test_a_storm_of_disconnects_leaves_nothing(report):
     chosen, known = random.Random(6), oracles()
-    with launched(options=Options(queue_bound=STORM), spare=False) as (local, gateway):
+    with launched(options=Options(queue_bound=STORM), spare=False) as (local, front_end):
         for _ in range(2):
-            Round(gateway, known).check()
-        settle(gateway, peers(local))
-        before = lasting(gateway, local)
+            Round(front_end, known).check()
+        settle(front_end, peers(local))
+        before = lasting(front_end, local)
         asked = [MIX[number % len(MIX)] for number in range(STORM)]
         start = time.monotonic()
-        clients = [Client(gateway, name, known[name].requests[number], patience=90) for name, number in asked]
+        clients = [Client(front_end, name, known[name].requests[number], patience=90) for name, number in asked]
         staying = set(chosen.sample(range(STORM), STAYING))
         leaving = sorted((chosen.random() * LASTS_S, number) for number in range(STORM) if number not in staying)
         for moment, number in leaving:
@@ -40,8 +40,8 @@ def test_a_storm_of_disconnects_leaves_nothing(report):
         for number in staying:
             name, which = asked[number]
             known[name].judge(clients[number].wait(60), which)
-        took = settle(gateway, peers(local))
-        assert lasting(gateway, local) == before
+        took = settle(front_end, peers(local))
+        assert lasting(front_end, local) == before
         assert not local.deaths
     report(f"storm: {cut} of {STORM} streams cut, {STAYING} served; nothing left after {took:.2f} s")
 
@@ -50,16 +50,16 @@ def test_who_takes_nothing_holds_nobody_up(report):
     oracle = Oracle(TRAPS, [Ask(key, steps=60) for key in range(8)])
     patient = Oracle(TRAPS, [Ask(99, steps=400)])
     with Local({"traps": TRAPS_FILE}, options=Options(window=WINDOW), spare=False) as local:
-        gateway = front(local)
+        front_end = front(local)
 
         def serve():
-            clients = [Client(gateway, "traps", ask) for ask in oracle.requests]
+            clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
             for number, client in enumerate(clients):
                 oracle.judge(client.wait(), number)
             return max(client.seconds for client in clients)
 
         alone = min(serve() for _ in range(3))
-        idle = Client(gateway, "traps", patient.requests[0], is_idle=True)
+        idle = Client(front_end, "traps", patient.requests[0], is_idle=True)
         wait_until(lambda: idle.got.get("Text", 0) >= WINDOW)
         beside = min(serve() for _ in range(3))
         behind = idle.got["Text"]
@@ -69,4 +69,4 @@ def test_who_takes_nothing_holds_nobody_up(report):
         assert beside < 2 * alone
         idle.wake()
         patient.judge(idle.wait(), 0)
-        settle(gateway, peers(local))
+        settle(front_end, peers(local))

@@ -32,15 +32,15 @@ POINTS = {
 def test_a_death_at_a_named_point_is_not_noticed(half, report):
     known, figures = oracles(), []
     for name, when in list(POINTS.items())[half::2]:
-        with launched(options=Options(failpoints={name: f"kill@{when}"}), spare=False) as (local, gateway):
+        with launched(options=Options(failpoints={name: f"kill@{when}"}), spare=False) as (local, front_end):
             worst = 0.0
             for _ in range(3):
-                what = Round(gateway, known)
+                what = Round(front_end, known)
                 what.check()
                 worst = max(worst, *what.silences)
             deaths = [str(peer) for _, peer, _ in local.deaths]
             wait_until(lambda local=local: set(local.health().values()) == {"up"})
-            settle(gateway, peers(local))
+            settle(front_end, peers(local))
             local.stop(grace_s=0)
         assert deaths, f"nobody came to {name} for the {when}th time"
         assert all(peer.endswith(".0") for peer in deaths), "who was started anew lives"

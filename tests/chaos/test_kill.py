@@ -33,15 +33,15 @@ DETECTION_S, STALL_S = 0.2, 2.0
 def test_a_kill_is_not_noticed(report):
     chosen, known = random.Random(SEED), oracles()
     seen, silences, lengths = [], [], []
-    with launched() as (local, gateway):
+    with launched() as (local, front_end):
         for _ in range(3):
-            calm = Round(gateway, known)
+            calm = Round(front_end, known)
             calm.check()
         life = max(client.seconds for client in calm.clients)
         for trial in range(TRIALS):
             wait_until(lambda: is_whole(local))
             victim, after = chosen.choice((*WORKERS, "conductor")), chosen.random() * life * 0.8
-            what = Round(gateway, known)
+            what = Round(front_end, known)
             time.sleep(after)
             hurt, killed = what.open, time.monotonic()
             os.kill(local.pid(victim), signal.SIGKILL)
@@ -55,7 +55,7 @@ def test_a_kill_is_not_noticed(report):
             silences += [client.silence for client in hurt]
             lengths.append(time.monotonic() - what.start)
         wait_until(lambda: is_whole(local))
-        settle(gateway, peers(local))
+        settle(front_end, peers(local))
         assert len(local.deaths) == TRIALS, "nobody died of itself"
     stall = " ".join(f"p{100 * part:.0f} {percentile(silences, part):.2f}" for part in (0.5, 0.9, 0.99, 1.0))
     report(
@@ -70,8 +70,8 @@ def test_a_late_kill_costs_no_more_than_what_is_computed_again(report):
     """All were in the batch that a worker died with; only around that call each is run alone."""
     oracle = Oracle(TRAPS, [Ask(key, steps=300) for key in range(16)])
     with Local({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b"]'}, spare=False) as local:
-        gateway = front(local)
-        clients = [Client(gateway, "traps", ask) for ask in oracle.requests]
+        front_end = front(local)
+        clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
         wait_until(lambda: all(len(client.log) > 200 for client in clients))
         os.kill(local.pid("a"), signal.SIGKILL)
         for number, client in enumerate(clients):

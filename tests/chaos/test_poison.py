@@ -22,30 +22,30 @@ def traps():
         yield local, front(local), oracle
 
 
-def serve(gateway, oracle, bad):
+def serve(front_end, oracle, bad):
     """Fifteen good requests and a bad one, at the same time; the good ones must be served as ever."""
-    good = [Client(gateway, "traps", ask) for ask in oracle.requests]
-    harmful = Client(gateway, "traps", bad).wait()
+    good = [Client(front_end, "traps", ask) for ask in oracle.requests]
+    harmful = Client(front_end, "traps", bad).wait()
     for number, client in enumerate(good):
         oracle.judge(client.wait(), number)
     return harmful
 
 
 def test_who_raises_fails_alone(traps):
-    local, gateway, oracle = traps
+    local, front_end, oracle = traps
     before = len(local.deaths)
     for trap, error in (("raise", ("ValueError", "the trap of 99")), ("route", ("KeyError", "'the route of 99'"))):
-        end = serve(gateway, oracle, Ask(99, trap=trap, at=20)).end
+        end = serve(front_end, oracle, Ask(99, trap=trap, at=20)).end
         assert (end.status, end.error, end.text) == ("failed", *error)
     assert len(local.deaths) == before
 
 
 @pytest.mark.parametrize("trap", ["kill", "abort"])
 def test_who_kills_its_worker_is_not_tried_a_third_time(traps, trap, report):
-    local, gateway, oracle = traps
+    local, front_end, oracle = traps
     wait_until(lambda: set(local.health().values()) == {"up"})
     before = len(local.deaths)
-    harmful = serve(gateway, oracle, Ask(99, trap=trap, at=20))
+    harmful = serve(front_end, oracle, Ask(99, trap=trap, at=20))
     end, deaths = harmful.end, len(local.deaths) - before
     report(f"poison by {trap}: {end.status} after {deaths} deaths, in {harmful.seconds:.2f} s")
     assert (end.status, end.error) == ("poison", "Poison")

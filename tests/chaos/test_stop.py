@@ -58,11 +58,11 @@ def lies(rid, attempt):
 
 def test_who_stands_still_is_given_up_and_not_heard_again(report):
     known, took = oracles(), []
-    with launched() as (local, gateway):
-        Round(gateway, known).check()
+    with launched() as (local, front_end):
+        Round(front_end, known).check()
         for name in ("a", "b"):
             wait_until(lambda: is_whole(local))
-            what, pid = Round(gateway, known), local.pid(name)
+            what, pid = Round(front_end, known), local.pid(name)
             time.sleep(0.05)
             stopped, before = time.monotonic(), len(local.deaths)
             os.kill(pid, signal.SIGSTOP)
@@ -77,33 +77,33 @@ def test_who_stands_still_is_given_up_and_not_heard_again(report):
 
         # A life that is over.
         wait_until(lambda: is_whole(local))
-        what = Round(gateway, known)
+        what = Round(front_end, known)
         refused = local.node.counters["refused_old"]
         with Ghost(local, m.Peer("a", 0)) as ghost:
             for client in what.clients:
-                ghost.says(gateway.peer, *lies(client.rid, 1 << 30))
+                ghost.says(front_end.peer, *lies(client.rid, 1 << 30))
                 ghost.says(local.conductor, *lies(client.rid, 0))
             what.check()
             wait_until(lambda: local.node.counters["refused_old"] > refused)
-        settle(gateway, peers(local))
+        settle(front_end, peers(local))
 
 
 def test_what_is_said_of_an_attempt_that_is_over_changes_nothing():
     oracle = Oracle(TRAPS, [Ask(key, steps=250) for key in range(4)])
     with Local({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b"]'}) as local:
-        gateway = front(local)
-        clients = [Client(gateway, "traps", ask) for ask in oracle.requests]
+        front_end = front(local)
+        clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
         wait_until(lambda: all(len(client.log) > 5 for client in clients))
         os.kill(local.pid("conductor"), signal.SIGKILL)
-        streams = gateway._core._streams
+        streams = front_end._core._streams
         wait_until(lambda: all(streams[client.rid].attempt >= ATTEMPTS for client in clients))
-        late = gateway._core.late
+        late = front_end._core.late
         with Ghost(local, m.Peer("x", 0)) as ghost:
             for client in clients:
-                for to in (gateway.peer, local.conductor, m.Peer("a", 0), m.Peer("b", 0)):
+                for to in (front_end.peer, local.conductor, m.Peer("a", 0), m.Peer("b", 0)):
                     ghost.says(to, *lies(client.rid, 0), m.End(client.rid, 0), m.Credit(client.rid, 0, "Text", 1000))
-            wait_until(lambda: gateway._core.late >= late + len(clients))
+            wait_until(lambda: front_end._core.late >= late + len(clients))
             assert all(client.end is None for client in clients)
             for number, client in enumerate(clients):
                 oracle.judge(client.wait(), number)
-        settle(gateway, peers(local))
+        settle(front_end, peers(local))

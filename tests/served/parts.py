@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from mstar.server.gateway import Gateway, digest
+from mstar.server.front import FrontEnd, digest
 from mstar.server.streams import Ended
 from mstar.sim.history import History
 from mstar.walk.load import load_model
@@ -63,15 +63,15 @@ class Oracle:
 class Client:
     """One who wants something and keeps a log of what comes. It takes all of it at once, unless it is idle."""
 
-    def __init__(self, gateway, model, request, *, patience=30.0, is_idle=False):
-        self.rid = gateway.new_rid()
+    def __init__(self, front_end, model, request, *, patience=30.0, is_idle=False):
+        self.rid = front_end.new_rid()
         self.end = None
         self.log = [(time.monotonic(), None)]
         self.is_idle = is_idle
-        self._gateway = gateway
+        self._front_end = front_end
         self._taken = Counter()
         self._ended = threading.Event()
-        gateway.listen(Submit(self.rid, model, Value(request), patience=patience), self._told)
+        front_end.listen(Submit(self.rid, model, Value(request), patience=patience), self._told)
 
     def _told(self, news):
         self.log.append((time.monotonic(), news))
@@ -81,13 +81,13 @@ class Client:
         else:
             self._taken[news.kind] += 1
             if not self.is_idle:
-                self._gateway.took(self.rid, news.kind, self._taken[news.kind])
+                self._front_end.took(self.rid, news.kind, self._taken[news.kind])
 
     def wake(self):
         """Take what has come, and from now on all that comes."""
         self.is_idle = False
         for kind, count in self._taken.items():
-            self._gateway.took(self.rid, kind, count)
+            self._front_end.took(self.rid, kind, count)
 
     def wait(self, seconds=30.0):
         """Wait for its end."""
@@ -111,20 +111,20 @@ class Client:
 
     def close(self):
         """Want no more."""
-        self._gateway.close(self.rid)
+        self._front_end.close(self.rid)
 
 
 def front(deployment, name="front"):
     """A front end of a deployment."""
-    gateway = Gateway(deployment.node, Peer(name, 0), deployment.conductor)
-    deployment.add(gateway)
-    return gateway
+    front_end = FrontEnd(deployment.node, Peer(name, 0), deployment.conductor)
+    deployment.add(front_end)
+    return front_end
 
 
-def crowd(gateway, model, oracle, count, patience=30.0):
+def crowd(front_end, model, oracle, count, patience=30.0):
     """So many clients at the same time; each must get what is right."""
     asked = [oracle.requests[number % len(oracle.requests)] for number in range(count)]
-    clients = [Client(gateway, model, request, patience=patience) for request in asked]
+    clients = [Client(front_end, model, request, patience=patience) for request in asked]
     for number, client in enumerate(clients):
         oracle.judge(client.wait(patience), number)
     return clients

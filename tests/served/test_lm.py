@@ -28,18 +28,18 @@ def asked(name, count, longest, tokens):
     return Oracle(model, [writing(*request) for request in zip(prompts, wishes, strict=True)])
 
 
-def pages(local, gateway):
-    found = stocks(gateway, peers(local))
+def pages(local, front_end):
+    found = stocks(front_end, peers(local))
     return [n for what, n in found.items() if what.endswith("lm.pages_used")]
 
 
 def test_reading_and_writing_on_different_workers():
     oracle = asked("Tiny", 32, longest=60, tokens=24)
     with Local({"lm": f"{FILE}:Tiny"}, {"lm": APART}, spare=False) as local:
-        gateway = front(local)
-        crowd(gateway, "lm", oracle, 32)
-        crowd(gateway, "lm", oracle, 32)
-        assert pages(local, gateway) == [0, 0, 0]
+        front_end = front(local)
+        crowd(front_end, "lm", oracle, 32)
+        crowd(front_end, "lm", oracle, 32)
+        assert pages(local, front_end) == [0, 0, 0]
 
 
 def test_twice_as_many_pages_are_wanted_as_there_are(report):
@@ -47,16 +47,16 @@ def test_twice_as_many_pages_are_wanted_as_there_are(report):
     writing = type(oracle.requests[0])
     wanted = sum(-(-(len(each.prompt) + 24) // 16) for each in oracle.requests)
     with Local({"lm": f"{FILE}:Tight"}, spare=False) as local:
-        gateway = front(local)
-        clients = crowd(gateway, "lm", oracle, 32, patience=60)
+        front_end = front(local)
+        clients = crowd(front_end, "lm", oracle, 32, patience=60)
         took = max(client.seconds for client in clients)
-        huge = Client(gateway, "lm", writing([7] * 400, Sampling(max_tokens=4))).wait()
+        huge = Client(front_end, "lm", writing([7] * 400, Sampling(max_tokens=4))).wait()
         report(f"pages: 24 for {wanted}, all served in {took:.1f} s; too large: told in {1000 * huge.seconds:.0f} ms")
         assert wanted >= 2 * 24
         assert (huge.end.status, huge.end.error) == ("failed", "NeverFits")
         assert "26 pages of 16 are needed, and there are 24" in huge.end.text
         assert huge.seconds <= AT_ONCE_S
-        assert pages(local, gateway) == [0]
+        assert pages(local, front_end) == [0]
 
 
 def test_the_shape_of_a_real_one():

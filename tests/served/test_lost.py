@@ -6,7 +6,7 @@ from mstar.config import Options
 from mstar.launch.together import Together
 from mstar.plan.compile import plan
 from mstar.plan.deployment import Deployed
-from mstar.server.gateway import Gateway
+from mstar.server.front import FrontEnd
 from mstar.server.streams import MISSED
 from mstar.wire.frame import Unreadable
 from mstar.wire.messages import Emit, Forget, Peer, Value
@@ -16,7 +16,7 @@ from tests.served.parts import Client, Oracle
 WINDOW = 16
 
 
-class Lossy(Gateway):
+class Lossy(FrontEnd):
     """A front end to which the tenth emission does not come: a worker is lost with it, or with what it points to."""
 
     def __init__(self, together, *, is_read=False, times=1):
@@ -43,14 +43,14 @@ def together():
 @pytest.mark.parametrize(("steps", "is_read"), [(12, False), (2 * WINDOW, False), (12, True)])
 def test_what_was_lost_is_made_again(together, steps, is_read):
     """Of the first of two walks; of more steps than a client may be behind, so that the second waits for the first."""
-    gateway = Lossy(together, is_read=is_read)
-    together.add(gateway)
+    front_end = Lossy(together, is_read=is_read)
+    together.add(front_end)
     oracle = Oracle(Twice(), [Ask(7, steps=steps)])
-    oracle.judge(Client(gateway, "m", oracle.requests[0]).wait(5), 0)
+    oracle.judge(Client(front_end, "m", oracle.requests[0]).wait(5), 0)
 
 
 def test_what_can_never_be_read_is_given_up(together):
-    gateway = Lossy(together, is_read=True, times=MISSED + 1)
-    together.add(gateway)
-    end = Client(gateway, "m", Ask(7, steps=12)).wait(5).end
+    front_end = Lossy(together, is_read=True, times=MISSED + 1)
+    together.add(front_end)
+    end = Client(front_end, "m", Ask(7, steps=12)).wait(5).end
     assert (end.status, end.error, end.text) == ("failed", "Unreadable", "its arena is gone")

@@ -99,6 +99,6 @@ def processes(placement):
 )
 def test_every_example_is_served_as_it_is_computed(deployment, oracles):
     with deployment(oracles) as running:
-        gateway = front(running)
+        front_end = front(running)
         for name, oracle in oracles.items():
-            crowd(gateway, name, oracle, CROWD)
+            crowd(front_end, name, oracle, CROWD)

@@ -75,13 +75,13 @@ def test_a_request_that_takes_too_long_is_ended(traps):
 
 
 def test_nothing_is_left_of_a_request_that_nobody_wants(traps):
-    together, gateway = traps
-    client = Client(gateway, "m", Ask(7, steps=10_000))
+    together, front_end = traps
+    client = Client(front_end, "m", Ask(7, steps=10_000))
     while len(client.log) < 3:
         time.sleep(0.002)
     client.close()
-    Client(gateway, "m", Ask(8, steps=2)).wait()  # its turn has come, so the other one is over
+    Client(front_end, "m", Ask(8, steps=2)).wait()  # its turn has come, so the other one is over
     assert client.end is None
-    for peer in (gateway.peer, together.conductor, Peer("local", 0)):
-        stock = gateway.take_stock(peer).result(1.0)
+    for peer in (front_end.peer, together.conductor, Peer("local", 0)):
+        stock = front_end.take_stock(peer).result(1.0)
         assert not any(n for what, n in stock.items() if what not in ("workers", "arrived")), stock

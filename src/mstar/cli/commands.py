@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mstar.cli.serve import add_serve
 from mstar.cli.sim import add_sim
 from mstar.draw import picture, to_json, to_mermaid, to_svg
 from mstar.errors import LoadError, MstarError, counted, listed, nearest
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     show = command("plan", "say what runs where, what crosses, and what can share a batch")
     show.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
     show.set_defaults(run=_plan)
+    add_serve(commands)
     add_sim(commands)
     return parser
 

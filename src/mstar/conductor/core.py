@@ -180,7 +180,7 @@ class ConductorCore:
 
     def _hear(self, now: float, sender: m.Peer, message: m.Done | m.Failed | m.Lost) -> None:
         request = self.requests.get(message.rid)
-        if request is None or request.attempt != message.attempt or sender not in {*request.workers, request.front}:
+        if request is None or request.attempt != message.attempt or sender not in request.workers:
             self.late += 1
         elif isinstance(message, m.Done):
             course.arrive(self, now, request, sender, message)
@@ -293,8 +293,7 @@ class ConductorCore:
             del self.fronts[news.peer]
             for rid in [rid for rid, request in self.requests.items() if request.front == news.peer]:
                 self._cancel(now, rid)
-        if news.peer.name in self._expected:
-            _bury(self, news.peer)
+        _bury(self, news.peer)
         if self.is_alive(news.peer):
             self._lose(now, news.peer, news.suspects)
         else:

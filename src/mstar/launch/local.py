@@ -1,7 +1,7 @@
 """The launcher of one machine: plain processes under one parent, which watches them and starts them again.
 
     with Local({"tiny": "tiny.py"}) as local:
-        local.add(gateway)
+        local.add(front_end)
 
 It speaks to no client and handles no signal: its caller does. Other machines are not its business.
 """

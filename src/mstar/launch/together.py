@@ -21,7 +21,7 @@ from mstar.wire.node import Actor, Node
 from mstar.worker.actor import WorkerActor
 from mstar.worker.batches import Limits as WorkerLimits
 from mstar.worker.core import WorkerCore
-from mstar.worker.executor import Executor
+from mstar.worker.engine_room import EngineRoom
 
 LAUNCHER = m.Peer("launcher", 0)
 
@@ -36,7 +36,7 @@ class Together:
         self._deployed = dict(deployed)
         self._options = options or Options()
         self._thread = threading.Thread(target=self.node.run, name="mstar-node", daemon=True)
-        self._executors: list[Executor] = []
+        self._rooms: list[EngineRoom] = []
         self._ready = threading.Event()
         self._drained = threading.Event()
 
@@ -70,10 +70,10 @@ class Together:
         core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(here), limits)
         actor = WorkerActor(self.node, core, dict)
         models = {model: one.model for model, one in self._deployed.items()}
-        executor = Executor(models, Engine(token_budget=self._options.token_budget), actor.report)
-        self._executors.append(executor)
+        room = EngineRoom(models, Engine(token_budget=self._options.token_budget), actor.report)
+        self._rooms.append(room)
         self.node.call(lambda: self.node.add(actor))
-        actor.drive(executor, LAUNCHER)
+        actor.drive(room, LAUNCHER)
 
     def add(self, front: Actor) -> None:
         """Host a front end."""
@@ -83,8 +83,8 @@ class Together:
         """Let requests end for so long, then end everything."""
         self.node.call(lambda: self.node.send(LAUNCHER, self.conductor, m.Drain()))
         self._drained.wait(grace_s)
-        for executor in self._executors:
-            executor.stop()
+        for room in self._rooms:
+            room.stop()
         self.node.stop()
         self._thread.join()
 

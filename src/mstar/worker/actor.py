@@ -10,7 +10,7 @@ from mstar.wire import messages as m
 from mstar.wire.node import Node
 from mstar.worker.commands import Command, Event, Received, Send, Tick
 from mstar.worker.core import WorkerCore
-from mstar.worker.executor import Executor
+from mstar.worker.engine_room import EngineRoom
 
 TURN = 0.002
 """For so many seconds a worker may do small things before it looks for messages."""
@@ -24,20 +24,20 @@ class WorkerActor:
         self._node = node
         self._core = core
         self._stock = stock
-        self._executor: Executor | None = None
+        self._room: EngineRoom | None = None
 
-    def drive(self, executor: Executor, launcher: m.Peer) -> None:
+    def drive(self, room: EngineRoom, launcher: m.Peer) -> None:
         """Use this engine, and tell the launcher and the conductor that this worker is there."""
-        self._executor = executor
-        executor.start()
+        self._room = room
+        room.start()
         for peer in (self._core.conductor, launcher):
             self._node.call(lambda peer=peer: self._node.send(self.peer, peer, m.Hello()))
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """A message has come."""
         if isinstance(message, m.TakeStock):
-            executor = {} if self._executor is None else self._executor.stock()
-            stock = self._core.stock() | executor | self._node.stock() | self._stock()
+            room = {} if self._room is None else self._room.stock()
+            stock = self._core.stock() | room | self._node.stock() | self._stock()
             self._node.send(self.peer, sender, m.Stock(message.ticket, stock))
             return
         if isinstance(message, m.Forget):
@@ -59,8 +59,8 @@ class WorkerActor:
         while events:
             actions = self._core.step(now, events.popleft())
             commands: list[Command] = [action for action in actions if not isinstance(action, Send)]
-            if commands and self._executor is not None:  # before anything is sent: the engine is what must not wait
-                events.extend(self._executor.submit(commands, is_patient=now < until))
+            if commands and self._room is not None:  # before anything is sent: the engine is what must not wait
+                events.extend(self._room.submit(commands, is_patient=now < until))
                 now = time.monotonic()
             for action in actions:
                 if isinstance(action, Send):

@@ -19,7 +19,7 @@ from mstar.worker.actor import WorkerActor
 from mstar.worker.batches import Limits
 from mstar.worker.blackbox import BlackBox
 from mstar.worker.core import WorkerCore
-from mstar.worker.executor import Executor
+from mstar.worker.engine_room import EngineRoom
 
 SWITCH = 0.0005
 """Seconds after which a thread that waits for the interpreter gets it: messages must not wait long for the engine."""
@@ -55,5 +55,5 @@ def main(settings: WorkerSettings) -> None:
     models = {name: one.model for name, one in deployed.items()}
     engine = Engine(token_budget=settings.options.token_budget)
     black_box = BlackBox.create(Path(settings.black_box))
-    actor.drive(Executor(models, engine, actor.report, black_box), Peer("launcher", settings.peers["launcher"]))
+    actor.drive(EngineRoom(models, engine, actor.report, black_box), Peer("launcher", settings.peers["launcher"]))
     node.run()

@@ -1,4 +1,4 @@
-"""The gateway: a front end's core on a node, and streams that any thread can open, read and close.
+"""A front end on a node: its core, and streams that any thread can open, read and close.
 
 It speaks to no client itself. An HTTP server gives each request a listener; a script reads a `Stream`.
 """
@@ -52,7 +52,7 @@ def digest(value: Any) -> bytes:
     return hashlib.blake2b(values.pack(value), digest_size=8).digest()
 
 
-class Gateway:
+class FrontEnd:
     """A front end on a node."""
 
     def __init__(self, node: Node, me: m.Peer, conductor: m.Peer) -> None:
@@ -143,15 +143,15 @@ class Gateway:
 class Stream:
     """One request, read by one thread: iterate it for its emissions; `end` and `result` are there afterwards."""
 
-    def __init__(self, gateway: Gateway, rid: str) -> None:
+    def __init__(self, front_end: FrontEnd, rid: str) -> None:
         self.rid = rid
         self.end: m.Finished | m.Refused | None = None
-        self._gateway = gateway
+        self._front_end = front_end
         self._told: queue.SimpleQueue[Deliver | Ended] = queue.SimpleQueue()
         self._taken: defaultdict[str, int] = defaultdict(int)
 
     def told(self, news: Deliver | Ended) -> None:
-        """Something has happened; called by the gateway."""
+        """Something has happened; the front end says so."""
         self._told.put(news)
 
     def events(self, timeout: float | None = None) -> Iterator[Deliver]:
@@ -163,7 +163,7 @@ class Stream:
                 return
             self._taken[news.kind] += 1
             if self._taken[news.kind] % (GRANT // 2) == 0:
-                self._gateway.took(self.rid, news.kind, self._taken[news.kind])
+                self._front_end.took(self.rid, news.kind, self._taken[news.kind])
             yield news
 
     def __iter__(self) -> Iterator[Emission]:
@@ -181,4 +181,4 @@ class Stream:
 
     def close(self) -> None:
         """Want no more of it."""
-        self._gateway.close(self.rid)
+        self._front_end.close(self.rid)

@@ -27,7 +27,7 @@ AT_ONCE = 0.001
 """A batch that takes fewer seconds is not worth waking a thread for."""
 
 
-class Executor:
+class EngineRoom:
     """Runs batches of the components of these models. `report` is called by the engine's thread."""
 
     def __init__(

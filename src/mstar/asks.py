@@ -1,0 +1,191 @@
+"""What clients ask for, as plain values: one class per surface of the server.
+
+A model says what it serves by the annotation of its route: `async def route(self, request: Chat | Speech)`. The server
+builds the request, the conductor hands it to the route, and neither a network nor HTTP is known here.
+
+Answers are emissions, in order: `Text` for words (token numbers, which `Model.spell` turns into text, or strings),
+`Audio` for sound, `Image` for pictures (the last one is final, those before are partial), `Video`, `Action`, `Latents`.
+What the route returns says the rest: an `Ending`, a `Transcript`, vectors of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar.nn.sampling import Sampling
+
+
+# ---------------------------------------------------------------- what a client brings
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Mono samples as float32 between -1 and 1."""
+
+    samples: Any
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Pixels as uint8, [height, width, 3]."""
+
+    pixels: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Frames as uint8, [frames, height, width, 3]."""
+
+    frames: Any
+    fps: float
+
+
+Part = str | Picture | Sound | Clip
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model wants called, with its arguments as JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side said."""
+
+    role: str
+    """system, user, assistant or tool."""
+    parts: tuple[Part, ...]
+    calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
+    """The id of the call that a tool's turn answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may want called."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """A JSON schema."""
+
+
+# ---------------------------------------------------------------- requests
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Go on with a conversation."""
+
+    turns: tuple[Turn, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[Tool, ...] = ()
+    speaks: bool = False
+    """Answer in speech too."""
+    voice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Say a text."""
+
+    text: str
+    voice: str = ""
+    speed: float = 1.0
+    instructions: str = ""
+    language: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """Write down what is said. The result is a Transcript; Text emissions are its words as they are known."""
+
+    sound: Sound
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    translates: bool = False
+    """Into English."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Texts as vectors. The result is one array, a row for each."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draw a picture, or change some."""
+
+    prompt: str
+    width: int = 0
+    height: int = 0
+    steps: int = 0
+    guidance: float = 0.0
+    negative: str = ""
+    seed: int = 0
+    partials: int = 0
+    """How many pictures to show before the last."""
+    sources: tuple[Picture, ...] = ()
+    mask: Picture | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filming:
+    """Make a video."""
+
+    prompt: str
+    seconds: float = 4.0
+    width: int = 0
+    height: int = 0
+    seed: int = 0
+    source: Picture | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """What to do, given what a robot sees."""
+
+    observation: Mapping[str, Any]
+    prompt: str = ""
+    seed: int = 0
+    leftover: Any = None
+    """Actions of the chunk before that have not been carried out."""
+    delay: int = 0
+    horizon: int = 0
+
+
+# ---------------------------------------------------------------- what a route returns
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended, and what reading the question took, in tokens by modality."""
+
+    reason: str = "stop"
+    """stop, length or tool_calls."""
+    read: Mapping[str, int] = field(default_factory=dict[str, int])
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Words between two moments, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was said."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    language: str
+    seconds: float

@@ -1,0 +1,183 @@
+"""The application: the table of every route, and the gate through which each request comes.
+
+The gate gives a request its id, lets in who may come in before anything of the body is read, and sees to it that
+nothing from inside gets out. It is the same for routes that do not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mstar.asks import Acting, Chat, Drawing, Embedding, Filming, Speech, Transcription
+from mstar.errors import nearest
+from mstar.server import (
+    actions,
+    chat,
+    embeddings,
+    generate,
+    hearing,
+    images,
+    models,
+    operations,
+    realtime,
+    speech,
+    talk,
+    videos,
+    voices,
+    worlds,
+)
+from mstar.server.calls import METHOD, Caller, line
+from mstar.server.door import Door, Surface
+from mstar.server.refusals import Refusal
+from mstar.server.visit import BROKEN, Endpoint, Passage, answered
+
+log = logging.getLogger("mstar.server")
+
+OPEN = frozenset({"/health"})
+"""What needs no key."""
+SURFACES: Sequence[Surface] = (
+    Surface("POST", "/v1/chat/completions", chat.complete, Chat),
+    Surface("POST", "/v1/embeddings", embeddings.embed, Embedding),
+    Surface("POST", "/v1/audio/speech", speech.speak, Speech),
+    line("/v1/audio/speech/stream", talk.talk, Speech),
+    Surface("GET", "/v1/audio/voices", voices.list_voices, Speech),
+    Surface("POST", "/v1/audio/transcriptions", hearing.transcribe, Transcription, body_bytes=64 << 20),
+    Surface("POST", "/v1/audio/translations", hearing.translate, Transcription, body_bytes=64 << 20),
+    Surface("POST", "/v1/images/generations", images.generate, Drawing),
+    Surface("POST", "/v1/images/edits", images.edit, Drawing, body_bytes=256 << 20),
+    Surface("POST", "/v1/videos", videos.create, Filming, body_bytes=64 << 20),
+    Surface("GET", "/v1/videos", videos.catalogue),
+    Surface("GET", "/v1/videos/{video}", videos.show),
+    Surface("DELETE", "/v1/videos/{video}", videos.delete),
+    Surface("GET", "/v1/videos/{video}/content", videos.content),
+    Surface("POST", "/v1/actions", actions.act, Acting),
+    Surface("GET", "/v1/actions/metadata", actions.robot, Acting),
+    line("/", actions.speak_openpi, Acting),
+    Surface("GET", "/healthz", actions.healthz),
+    Surface("POST", "/v1/worlds", worlds.create, worlds.Imagining),
+    Surface("GET", "/v1/worlds/{world}", worlds.show),
+    Surface("DELETE", "/v1/worlds/{world}", worlds.close),
+    Surface("POST", "/v1/worlds/{world}/step", worlds.step),
+    Surface("POST", "/v1/worlds/{world}/fork", worlds.fork),
+    Surface("POST", "/v1/worlds/{world}/reset", worlds.reset),
+    line("/v1/realtime", realtime.converse, Chat),
+    Surface("POST", "/v1/generate", generate.generate, body_bytes=256 << 20),
+    Surface("GET", "/v1/models", models.catalogue),
+    Surface("GET", "/v1/models/{model:path}", models.entry),
+    Surface("GET", "/health", operations.health),
+    Surface("GET", "/ready", operations.ready),
+    Surface("GET", "/metrics", operations.metrics),
+)
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def application(door: Door) -> Starlette:
+    """The application that speaks to clients."""
+    door.surfaces = SURFACES
+    return Starlette(
+        routes=[_route(door, one) for one in SURFACES],
+        middleware=[Middleware(Gate, door=door)],
+        exception_handlers={Refusal: _refused, HTTPException: _not_routed},
+    )
+
+
+def _route(door: Door, one: Surface) -> Route | WebSocketRoute:
+    if one.method == METHOD:
+        return WebSocketRoute(one.path, Caller(door, one))
+    return Route(one.path, Endpoint(door, one), methods=[one.method])
+
+
+async def _refused(request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal), "it was asked for these only"
+    request.scope["passage"].refused(refusal)
+    return answered(refusal.content, refusal.status, refusal.headers)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "it was asked for these only"
+    if error.status_code == 404:
+        near = nearest(request.url.path, [one.path for one in SURFACES])
+        return await _refused(request, Refusal(404, "no_such_path", f"there is no {request.url.path}{near}"))
+    return await _refused(request, Refusal(error.status_code, "bad_request", error.detail))
+
+
+class Gate:
+    """Middleware around everything."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        passage = scope["passage"] = Passage(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+        begun, is_started = time.monotonic(), False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                is_started = True
+                passage.status = message.get("status", 101)
+                MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = passage.id
+            await send(message)
+
+        try:
+            await self._pass(scope, headers, receive, sending)
+        except Exception:
+            log.exception("request %s", passage.id)
+            if is_started:
+                return  # the connection is closed before its body is complete, and so the client knows
+            await _answer(BROKEN, scope, receive, sending)
+        finally:
+            self._door.meters.requests.labels(passage.surface, str(passage.status)).inc()
+            if passage.code:
+                self._door.meters.refusals.labels(passage.code).inc()
+            self._door.meters.seconds.labels(passage.surface).observe(time.monotonic() - begun)
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        passage: Passage = scope["passage"]
+        passage.holder = holder = self._door.keys.holder(headers.get("authorization", ""))
+        if holder is None:
+            await _answer(Refusal(401, "invalid_api_key", "a valid API key is needed"), scope, receive, send)
+            return
+        costs = scope["type"] == "websocket" or scope["method"] == "POST"
+        if costs and (wait := holder.wait(time.monotonic())):
+            what = "this key has asked for more than it may"
+            await _answer(Refusal(429, "rate_limited", what, retry_after=wait), scope, receive, send)
+            return
+        holder.live += costs
+        self._door.visits += costs
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            holder.live -= costs
+            self._door.visits -= costs
+
+
+async def _answer(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["passage"].refused(refusal)
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+        return
+    await answered(refusal.content, refusal.status, refusal.headers)(scope, receive, send)

@@ -1,0 +1,173 @@
+"""Chat completions: a conversation in, the next turn out, whole or as it is written.
+
+A wish that cannot be fulfilled is refused, never ignored. How a model is prompted is its route's business.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64decode
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import Response
+
+from mstar.asks import Chat, Part, Tool, ToolCall, Turn
+from mstar.errors import LoadError
+from mstar.media.audio import Track
+from mstar.nn.grammar import Grammar
+from mstar.nn.sampling import Sampling
+from mstar.server.completion import Answer, Completion
+from mstar.server.files import picture_in, sound_in
+from mstar.server.refusals import Refusal
+from mstar.server.schema import ChatBody, ContentPart, Message, NamedTool
+from mstar.server.visit import Visit, answered
+
+MAX_TOKENS = 1024
+"""How long an answer may be if the client does not say."""
+MAX_FILES = 32
+"""How many pictures and sounds a conversation may hold."""
+RATE = 24_000
+"""At how many samples a second answers are spoken: clients expect no other."""
+
+
+async def complete(visit: Visit) -> Response:
+    """POST /v1/chat/completions."""
+    body = await visit.read(ChatBody)
+    served = visit.find(body.model)
+    if body.logprobs or body.top_logprobs is not None:
+        raise Refusal(400, "unsupported_parameter", "logprobs: the model does not give these", param="logprobs")
+    chat = await chat_of(body)
+    seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
+    live = visit.open(served, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds))
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    answers = [Answer(served, chat, stops=stops, track=track_of(body), is_call=bool(forced_tools(body))) for _ in seeds]
+    completion = Completion(f"chatcmpl-{visit.passage.id}", served.name, live, answers)
+    if body.stream:
+        await live.begun()
+        return visit.events(completion.chunks(has_usage=body.stream_options.include_usage))
+    return answered(await completion.whole())
+
+
+# ---------------------------------------------------------------- what is asked for
+async def chat_of(body: ChatBody) -> Chat:
+    """The request as a model's route takes it."""
+    stochastic = body.temperature is None or body.temperature > 0
+    bias = body.logit_bias or {}
+    if not all(token.isdecimal() and len(token) < 10 for token in bias):
+        raise Refusal(422, "invalid_value", "logit_bias: its keys must be token numbers", param="logit_bias")
+    sampling = Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens or MAX_TOKENS,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple((int(token), value) for token, value in bias.items()),
+        grammar=grammar_of(body),
+        seed=body.seed if body.seed is not None else secrets.randbits(62) if stochastic else 0,
+    )
+    tools = () if body.tool_choice == "none" else tuple(wish.function for wish in body.tools)
+    files = sum(part.type != "text" for one in body.messages if isinstance(one.content, list) for part in one.content)
+    if files > MAX_FILES:
+        what = f"messages: they hold {files} pictures and sounds, and may hold {MAX_FILES}"
+        raise Refusal(422, "invalid_value", what, param="messages")
+    voice = body.audio.voice if body.audio else ""
+    return Chat(
+        turns=tuple([await turn_of(message) for message in body.messages]),
+        speaks="audio" in (body.modalities or ()),
+        voice=voice if isinstance(voice, str) else voice.id,
+        sampling=sampling,
+        tools=tuple(Tool(one.name, one.description, one.parameters) for one in tools),
+    )
+
+
+async def turn_of(message: Message) -> Turn:
+    """What one side said."""
+    role = "system" if message.role == "developer" else message.role
+    calls = tuple(ToolCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls)
+    return Turn(role, await parts_of(message), calls, message.tool_call_id)
+
+
+async def parts_of(message: Message) -> tuple[Part, ...]:
+    """What a message consists of."""
+    if isinstance(message.content, str):
+        return (message.content,)
+    return tuple([await _part_of(part) for part in message.content or ()])
+
+
+async def _part_of(part: ContentPart) -> Part:
+    match part:
+        case ContentPart(type="text", text=str(text)):
+            return text
+        case ContentPart(type="image_url", image_url={"url": str(url)}):
+            head, _, data = url.partition(",")
+            if not head.startswith("data:") or not head.endswith(";base64"):
+                what = "image_url: only data: URLs in base64 are read; pictures are not fetched from elsewhere"
+                raise Refusal(400, "unsupported_media", what, param="messages")
+            return await picture_in(_decoded(data), "image_url")
+        case ContentPart(type="input_audio", input_audio={"data": str(data)}):
+            return await sound_in(_decoded(data), "input_audio")
+        case _:
+            what = f"a part of type {part.type!r} cannot be read here, or lacks what belongs to it"
+            raise Refusal(400, "unsupported_media", what, param="messages")
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return b64decode(data, validate=True)
+    except ValueError:
+        raise Refusal(400, "invalid_base64", "messages: a file in it is not base64", param="messages") from None
+
+
+def track_of(body: ChatBody) -> Track | None:
+    """How an answer is spoken, if it is to be."""
+    if "audio" not in (body.modalities or ()):
+        return None
+    name = body.audio.format if body.audio else "wav"
+    try:
+        return Track("pcm" if name == "pcm16" else name, RATE)
+    except LoadError:
+        what = f"audio.format: {name} cannot be made here; wav and pcm16 can"
+        raise Refusal(400, "unsupported_parameter", what, param="audio.format") from None
+
+
+def grammar_of(body: ChatBody) -> Grammar | None:
+    """What the answer must look like: a call of a tool, or what the response format says."""
+    forced = forced_tools(body)
+    if forced:
+        by_name = {wish.function.name: wish.function for wish in body.tools}
+        calls = [_call_schema(name, by_name[name].parameters) for name in forced]
+        return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    wish = body.response_format
+    if wish is None or wish.type == "text":
+        return None
+    if wish.type == "json_object":
+        return Grammar.json_schema({"type": "object"})
+    if wish.json_schema is None:
+        what = "response_format.json_schema: it is needed for the type json_schema"
+        raise Refusal(422, "invalid_value", what, param="response_format.json_schema")
+    return Grammar.json_schema(wish.json_schema.json_schema)
+
+
+def forced_tools(body: ChatBody) -> list[str]:
+    """The tools one of which must be called; none if the model is free."""
+    offered = [wish.function.name for wish in body.tools]
+    if isinstance(body.tool_choice, NamedTool):
+        name = body.tool_choice.function.name
+        if name not in offered:
+            what = f"tool_choice: there is no tool called {name!r}"
+            raise Refusal(422, "invalid_value", what, param="tool_choice")
+        return [name]
+    if body.tool_choice == "required" and not offered:
+        raise Refusal(422, "invalid_value", "tool_choice: a tool is required, and none is given", param="tools")
+    return offered if body.tool_choice == "required" else []
+
+
+def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    properties = {"name": {"const": name}, "arguments": parameters or {"type": "object"}}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

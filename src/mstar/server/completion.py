@@ -1,0 +1,177 @@
+"""Answers of a chat as they grow, and what clients are told of them: words, speech, calls of tools, and what it took.
+
+A stream and a whole answer say the same. What was asked for is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from mstar.asks import Chat, Ending, ToolCall
+from mstar.media.audio import Track
+from mstar.server.door import Served
+from mstar.server.live import Deliver, Ended, Live
+from mstar.server.refusals import Refusal
+from mstar.server.spelling import Spelling
+from mstar.server.visit import event
+
+
+class Answer:
+    """One of the answers to a request. What it is given it tells as deltas, which clients put together again."""
+
+    def __init__(self, served: Served, chat: Chat, *, stops: Sequence[str], track: Track | None, is_call: bool) -> None:
+        self.spelling = Spelling(served.model.spell, stops)
+        self.ending: Ending | None = None
+        self._limit = chat.sampling.max_tokens
+        self._is_call = is_call
+        """It must be a call of a tool, and so is nothing before it is complete."""
+        self._track = track
+        self._id = f"audio_{secrets.token_hex(8)}"
+        self._text = ""
+        self._sound = bytearray()
+
+    def take(self, news: Deliver) -> dict[str, Any]:
+        """What an emission adds."""
+        if news.kind == "Text":
+            return self._delta(self.spelling.add(news.value), b"")
+        if news.kind == "Audio" and self._track is not None:
+            return self._delta("", self._track.feed(news.value, int(dict(news.clock)["rate"])))
+        return {}
+
+    def end(self, ending: Ending | None) -> dict[str, Any]:
+        """What was held back, now that it has ended."""
+        self.ending = ending
+        if self._track is not None and not self._track.seconds:
+            what = "modalities: the model gave no speech"
+            raise Refusal(400, "unsupported_parameter", what, param="modalities")
+        return self._delta(self.spelling.finish(), self._track.finish() if self._track else b"")
+
+    def _delta(self, text: str, sound: bytes) -> dict[str, Any]:
+        self._text += text
+        self._sound += sound
+        if self._is_call or not (text or sound):
+            return {}
+        if self._track is None:
+            return {"content": text}
+        told = {"transcript": text} if text else {}
+        return {"audio": {"id": self._id} | told | ({"data": b64encode(sound).decode()} if sound else {})}
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        if self.spelling.is_stopped:
+            return "stop"
+        is_cut = self.spelling.tokens >= self._limit
+        told = self.ending.reason if self.ending else "length" if is_cut else "stop"
+        return "tool_calls" if self._is_call and told == "stop" else told
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls that it asks for."""
+        made = self.ending.calls if self.ending else ()
+        if self._is_call and not made:
+            made = (_call_in(self._text),)
+        return [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+            for one in made
+        ]
+
+    def message(self, now: int) -> dict[str, Any]:
+        """It as a whole."""
+        if self.reason == "tool_calls":
+            return {"role": "assistant", "content": None, "tool_calls": self.calls}
+        if self._track is None:
+            return {"role": "assistant", "content": self._text}
+        # Nothing is kept for later, and so it expires at once.
+        spoken = {"id": self._id, "data": b64encode(self._sound).decode(), "transcript": self._text, "expires_at": now}
+        return {"role": "assistant", "content": None, "audio": spoken}
+
+
+def _call_in(text: str) -> ToolCall:
+    """The call that a text under the grammar of calls stands for."""
+    try:
+        read = msgspec.json.decode(text)
+        name, arguments = read["name"], msgspec.json.encode(read["arguments"]).decode()
+    except (msgspec.DecodeError, LookupError, TypeError):
+        raise Refusal(500, "model_error", "the model did not call a tool, as it was to") from None
+    return ToolCall(f"call_{secrets.token_hex(8)}", name, arguments)
+
+
+class Completion:
+    """The answers to one request."""
+
+    def __init__(self, name: str, model: str, live: Live, answers: list[Answer]) -> None:
+        self._live = live
+        self._answers = answers
+        self._now = int(time.time())
+        self._head = {"id": name, "created": self._now, "model": model}
+
+    async def _deltas(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
+        """Which answer has what more, and whether that is its end."""
+        async for news in self._live:
+            number = self._live.number(news)
+            answer = self._answers[number]
+            if isinstance(news, Ended):
+                yield number, answer.end(_ending(news)), True
+                continue
+            delta = answer.take(news)
+            if answer.spelling.is_stopped:
+                self._live.drop(news.rid)
+            yield number, delta, answer.spelling.is_stopped
+
+    async def whole(self) -> dict[str, Any]:
+        """All of it."""
+        async for _ in self._deltas():
+            pass
+        choices = [
+            {"index": number, "message": one.message(self._now), "logprobs": None, "finish_reason": one.reason}
+            for number, one in enumerate(self._answers)
+        ]
+        return self._head | {"object": "chat.completion", "choices": choices, "usage": self._usage()}
+
+    async def chunks(self, *, has_usage: bool) -> AsyncGenerator[bytes]:
+        """It as events, as it is made."""
+        for number in range(len(self._answers)):
+            yield self._chunk(number, {"role": "assistant", "content": ""})
+        async for number, delta, is_end in self._deltas():
+            if delta:
+                yield self._chunk(number, delta)
+            if is_end:
+                answer = self._answers[number]
+                if answer.reason == "tool_calls":
+                    calls = [{"index": index} | call for index, call in enumerate(answer.calls)]
+                    yield self._chunk(number, {"tool_calls": calls})
+                yield self._chunk(number, {}, answer.reason)
+        if has_usage:
+            yield event(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, number: int, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return event(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+    def _usage(self) -> dict[str, Any] | None:
+        """What was read and written, if the model says; None if it does not."""
+        endings = [answer.ending for answer in self._answers if answer.ending is not None]
+        written = sum(answer.spelling.tokens for answer in self._answers)
+        if not endings or not written:
+            return None
+        read = endings[0].read
+        total = sum(read.values())
+        return {
+            "prompt_tokens": total,
+            "completion_tokens": written,
+            "total_tokens": total + written,
+            "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in read.items()},
+        }
+
+
+def _ending(news: Ended) -> Ending | None:
+    result = getattr(news.end, "result", None)
+    return result.it if result is not None and isinstance(result.it, Ending) else None

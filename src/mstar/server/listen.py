@@ -1,0 +1,82 @@
+"""The HTTP server around an application. Told to end, it lets those who are there come to their end first.
+
+It starts no other process. Which address it listens at is decided by who makes the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from mstar.errors import LoadError
+from mstar.server.door import Door
+
+DRAIN_S = 30.0
+"""How long clients may take to come to their end."""
+LOOK_S = 0.05
+"""How often it is looked whether they have."""
+HEAD_BYTES = 64 << 10
+"""How large the head of a request may be."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 is any that is free. Raises LoadError."""
+    if not 0 <= port <= 65_535:
+        raise LoadError(f"there is no port {port}\n  fix: choose one from 0 to 65535")
+    try:
+        made = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise LoadError(f"cannot listen at {host}:{port}: {error}\n  fix: choose another --host or --port") from error
+    # Connections have this from here: asyncio does not set it, and then a small answer waits 40 ms for its own head.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+class Listener(uvicorn.Server):
+    """Speaks HTTP for a door until a signal comes. A second signal ends it at once."""
+
+    def __init__(self, door: Door, application: Starlette, drain_s: float = DRAIN_S) -> None:
+        config = uvicorn.Config(
+            application,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # what a client says of its address is not believed
+            server_header=False,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
+        self._door = door
+        self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as a signal handler
+        """A signal has come."""
+        assert self._loop is not None, "signals are handled while it serves"
+        self._loop.call_soon_threadsafe(self.end)
+
+    def end(self) -> None:
+        """Let nobody in any more, and end when the last one has come to an end."""
+        if self._ending is None:
+            self._door.drain()
+            self._ending = asyncio.create_task(self._drain())
+        else:
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        looks = round(self._drain_s / LOOK_S)
+        while self._door.visits and looks:
+            looks -= 1
+            await asyncio.sleep(LOOK_S)
+        self.should_exit = True

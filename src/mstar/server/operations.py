@@ -1,0 +1,53 @@
+"""What an operator asks: is it alive, is it ready, and what does it do. Nothing here serves a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from mstar.server.door import STARTING_S, Door
+from mstar.server.visit import Visit, answered
+from mstar.wire import messages as m
+
+STALE_S = 2.0
+"""How old the figures of other processes may be."""
+ANSWER_S = 0.5
+"""How long another process may take to tell its figures."""
+
+
+async def health(visit: Visit) -> Response:  # noqa: ARG001 - as every surface
+    """GET /health: the process answers."""
+    return answered({"status": "ok"})
+
+
+async def ready(visit: Visit) -> Response:
+    """GET /ready: whether requests can come, or how far the start is."""
+    phase = visit.door.phase
+    told = {"phase": phase.name, "done": phase.done, "total": phase.total}
+    if phase.name == "ready":
+        return answered(told)
+    return answered(told, 503, {"Retry-After": str(round(STARTING_S))})
+
+
+async def metrics(visit: Visit) -> Response:
+    """GET /metrics: figures of this process, and of the others."""
+    door, now = visit.door, time.monotonic()
+    if door.bridge is not None and now - door.meters.asked > STALE_S:
+        door.meters.asked = now
+        peers = [door.bridge.front.peer, *door.peers()]
+        await asyncio.gather(*(_ask(door, peer) for peer in peers))
+    return Response(generate_latest(door.meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _ask(door: Door, peer: m.Peer) -> None:
+    assert door.bridge is not None, "it was looked at before"
+    asked = asyncio.wrap_future(door.bridge.front.take_stock(peer))
+    try:
+        stock = await asyncio.wait_for(asyncio.shield(asked), ANSWER_S)  # it may still answer
+    except TimeoutError:
+        return  # it is being started, or it is dead: its last figures stay
+    for what, count in stock.items():
+        door.meters.held.labels(peer.name, what).set(count)

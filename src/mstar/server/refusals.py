@@ -1,0 +1,71 @@
+"""Refusals: what a client is told instead of an answer, in the one shape that clients of this API know.
+
+A refusal says what is wrong and what may be done, and nothing of what is inside: no path, no traceback, no text that a
+model raised unless it speaks of the client's own wish. Logging is done by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from mstar.wire import messages as m
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_WISHES = {"BadSampling": "bad_sampling", "BadGrammar": "bad_grammar", "NeverFits": "too_long"}
+"""Errors that speak of the client's own wish, by name, with their codes: their text is for the client."""
+_ENDS: Mapping[str, tuple[int, str, str]] = {
+    "failed": (500, "model_error", "the model failed at this request"),
+    "poison": (500, "poison_request", "this request ended the processes that served it, and is not tried again"),
+    "not_replayed": (500, "not_replayed", "a worker was lost, and what this request does must not be done twice"),
+    "deadline": (504, "deadline", "the request took longer than it may"),
+    "unavailable": (503, "unavailable", "no worker is there for this request"),
+    "cancelled": (499, "cancelled", "the request was cancelled"),
+}
+"""By how a request ended: a status as in HTTP, a code, and what to say."""
+_LATER = 5.0
+"""After how many seconds to come again when nobody knows better."""
+
+
+class Refusal(Exception):
+    """A request is refused, or did not come to its end."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body, or the event in a stream."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"type": kind, "code": self.code, "message": self.message, "param": self.param}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """When to come again, or not at all."""
+        if self.retry_after is not None:
+            wait = self.retry_after
+            return {"Retry-After": str(ceil(wait)), "retry-after-ms": str(ceil(wait * 1000))}
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"x-should-retry": "false"} if self.status >= 500 else {}
+
+
+def refusal_of(end: m.Finished | m.Refused) -> Refusal:
+    """What to say of a request that did not end well."""
+    if isinstance(end, m.Refused):
+        code = {429: "overloaded", 503: "unavailable", 404: "model_not_found"}.get(end.status, "refused")
+        return Refusal(end.status, code, end.why, retry_after=end.retry_after or None)
+    if end.error in _WISHES:
+        return Refusal(400, _WISHES[end.error], end.text)
+    if end.error == "NotImplementedError":
+        return Refusal(400, "unsupported", "the model does not do what was asked for")
+    status, code, message = _ENDS[end.status]
+    return Refusal(status, code, message, retry_after=_LATER if status == 503 else None)

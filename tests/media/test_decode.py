@@ -1,0 +1,352 @@
+"""Decoding files of strangers: what is sound comes through, what is not is refused, and nobody else notices."""
+
+import asyncio
+import gzip
+import io
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import ExifTags, Image
+
+from mstar.media import decode
+from mstar.media.audio import Track
+from mstar.media.decode import BadMedia, Decoders, Limits
+
+TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
+PIXELS = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+
+
+class Bench:
+    """Decoders and a loop to use them in."""
+
+    def __init__(self, **how):
+        self.runner = asyncio.Runner()
+        self.decoders = Decoders(1, **how)
+
+    def picture(self, data):
+        return self.runner.run(self.decoders.picture(data)).pixels
+
+    def sound(self, data):
+        return self.runner.run(self.decoders.sound(data))
+
+    @property
+    def process(self):
+        (child,) = self.decoders._all
+        return child._process
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.decoders.close()
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Bench() as made:
+        made.picture(image_file("PNG"))  # it is there
+        yield made
+
+
+def image_file(name, image=None, **how):
+    file = io.BytesIO()
+    (image or Image.fromarray(PIXELS)).save(file, name, **how)
+    return file.getvalue()
+
+
+def sound_file(name, subtype, samples=TONE, rate=24_000):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=name, subtype=subtype)
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------- what is sound
+@pytest.mark.parametrize(
+    ("name", "how"), [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("GIF", {})]
+)
+def test_pictures_come_through(bench, name, how):
+    got = bench.picture(image_file(name, **how))
+    assert (got.shape, got.dtype) == ((30, 40, 3), np.uint8)
+    smooth = Image.new("RGB", (40, 30), (10, 200, 30))
+    assert np.abs(bench.picture(image_file(name, smooth, **how)).astype(int) - (10, 200, 30)).max() <= 4
+    if name in ("PNG", "WEBP"):
+        assert (got == PIXELS).all()
+
+
+def test_pictures_are_seen_as_they_are_meant(bench):
+    half = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert (bench.picture(image_file("PNG", half)) == 255).all()  # what is transparent is white, not red
+    deep = Image.fromarray(np.full((4, 4), 0x80FF, np.uint16))
+    assert (bench.picture(image_file("PNG", deep)) == 0x80).all()
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6  # a quarter to the right
+    assert (bench.picture(image_file("PNG", exif=turned)) == np.rot90(PIXELS, -1)).all()
+    many = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (250, 0, 90)]
+    assert (bench.picture(image_file("GIF", many[0], save_all=True, append_images=many[1:]))[0, 0] == (250, 0, 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "subtype", "near"),
+    [
+        ("WAV", "PCM_U8", 0.01),
+        ("WAV", "PCM_24", 1e-6),
+        ("WAV", "FLOAT", 0),
+        ("WAVEX", "PCM_16", 1e-4),
+        ("FLAC", "PCM_16", 1e-4),
+        ("OGG", "VORBIS", 0.05),
+        ("OGG", "OPUS", 0.1),
+        ("MP3", "MPEG_LAYER_III", 0.05),
+    ],
+)
+def test_sounds_come_through(bench, name, subtype, near):
+    got = bench.sound(sound_file(name, subtype))
+    assert (got.rate, got.samples.dtype, len(got.samples)) == (24_000, np.float32, 24_000)
+    assert np.abs(got.samples[2000:-2000] - TONE[2000:-2000]).max() <= near
+
+
+def test_channels_are_mixed_and_loudness_is_bounded(bench):
+    both = np.stack([TONE, -TONE, np.full_like(TONE, 0.3)], 1)
+    assert np.abs(bench.sound(sound_file("WAV", "FLOAT", both)).samples - 0.1).max() < 1e-6
+    assert bench.sound(sound_file("WAV", "FLOAT", TONE * 4)).samples.max() == 1
+
+
+@pytest.mark.parametrize("name", ["wav", "flac", "mp3", "opus"])
+def test_what_this_server_streams_it_also_reads(bench, name):
+    track = Track(name, 24_000)
+    got = bench.sound(b"".join([track.feed(TONE[:7000], 24_000), track.feed(TONE[7000:], 24_000), track.finish()]))
+    assert len(got.samples) == pytest.approx(24_000, abs=2400)
+
+
+# ---------------------------------------------------------------- what is not
+def png(width, height):
+    head = struct.pack(">4sIIBBBBB", b"IHDR", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    data = b"IDAT" + zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+
+
+def jpeg(width, height, marker=0xC0):
+    whole = bytearray(image_file("JPEG", progressive=marker == 0xC2))
+    at = whole.index(bytes([0xFF, marker]))
+    struct.pack_into(">HH", whole, at + 5, height, width)
+    return bytes(whole)
+
+
+def gif(width, height):
+    whole = bytearray(image_file("GIF"))
+    struct.pack_into("<HH", whole, 6, width, height)
+    return bytes(whole)
+
+
+def gif_frame(width, height):
+    whole = bytearray(image_file("GIF"))
+    at = whole.index(b",\0\0\0\0")
+    struct.pack_into("<HH", whole, at + 5, width, height)
+    return bytes(whole)
+
+
+def webp(width, height):
+    body = (
+        b"VP8X" + struct.pack("<IB3x", 10, 0) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    )
+    body += image_file("WEBP")[12:]
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+
+def wav(*, tag=1, channels=1, rate=24_000, bits=16, size=200, data=bytes(200)):
+    align = max(channels * bits // 8, 1) & 0xFFFF
+    about = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, channels, rate, rate * align & 0xFFFFFFFF, align, bits)
+    return (
+        struct.pack("<4sI4s", b"RIFF", 36 + size & 0xFFFFFFFF, b"WAVE")
+        + about
+        + struct.pack("<4sI", b"data", size)
+        + data
+    )
+
+
+def flac(*, rate=24_000, frames):
+    whole = bytearray(sound_file("FLAC", "PCM_16"))
+    packed = rate << 44 | 0 << 41 | 15 << 36 | frames
+    whole[18:26] = packed.to_bytes(8, "big")
+    return bytes(whole)
+
+
+def opus(hours):
+    """A second of sound that claims to be hours."""
+    whole = bytearray(sound_file("OGG", "OPUS"))
+    at = whole.rindex(b"OggS")
+    struct.pack_into("<Q", whole, at + 6, int(hours * 3600 * 48_000))
+    struct.pack_into("<I", whole, at + 22, 0)
+    crc = 0
+    for byte in whole[at:]:
+        crc ^= byte << 24
+        for _ in range(8):
+            crc = (crc << 1 ^ (0x04C11DB7 if crc & 1 << 31 else 0)) & 0xFFFFFFFF
+    struct.pack_into("<I", whole, at + 22, crc)
+    return bytes(whole)
+
+
+PICTURES = {
+    "png 16000 x 16000": (png(16_000, 16_000), "too_large"),
+    "png 2^31-1 x 1": (png(2**31 - 1, 1), "too_large"),
+    "png 2^31-1 squared": (png(2**31 - 1, 2**31 - 1), "too_large"),
+    "png one line too many": (png(40_000, 1001), "too_large"),
+    "png without pixels": (png(0, 0), "damaged_media"),
+    "png that lies": (png(6000, 6000), "damaged_media"),
+    "png cut off": (image_file("PNG")[:-500], "damaged_media"),
+    "png and nothing": (b"\x89PNG\r\n\x1a\n", "damaged_media"),
+    "jpeg 65500 squared": (jpeg(65_500, 65_500), "too_large"),
+    "jpeg progressive": (jpeg(65_500, 65_500, 0xC2), "too_large"),
+    "jpeg without pixels": (jpeg(0, 0), "damaged_media"),
+    "jpeg cut off": (image_file("JPEG")[:300], "damaged_media"),
+    "gif 65535 squared": (gif(65_535, 65_535), "too_large"),
+    "gif with a large frame": (gif_frame(65_535, 65_535), "too_large"),
+    "gif cut off": (image_file("GIF")[:20], "damaged_media"),
+    "webp 16384 squared": (webp(16_384, 16_384), "damaged_media"),
+    "webp cut off": (image_file("WEBP")[:60], "damaged_media"),
+    "tiff": (image_file("TIFF"), "unsupported_media"),
+    "bmp": (image_file("BMP"), "unsupported_media"),
+    "ico": (image_file("ICO"), "unsupported_media"),
+    "jpeg 2000": (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(100), "unsupported_media"),
+    "fits": (b"SIMPLE  =                    T" + bytes(100), "unsupported_media"),
+    "psd": (b"8BPS\0\1" + bytes(100), "unsupported_media"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "unsupported_media"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported_media"),
+    "mp4": (b"\0\0\0\x18ftypmp42" + bytes(100), "unsupported_media"),
+    "gzip in gzip": (gzip.compress(gzip.compress(bytes(10**6))), "unsupported_media"),
+    "nothing": (b"", "unsupported_media"),
+}
+SOUNDS = {
+    "wav without rate": (wav(rate=0), "unsupported_media damaged_media"),
+    "wav 4 GHz": (wav(rate=2**32 - 1), "unsupported_media damaged_media"),
+    "wav 65535 channels": (wav(channels=65_535), "unsupported_media damaged_media"),
+    "wav 16 channels": (sound_file("WAV", "PCM_16", np.zeros((100, 16))), "unsupported_media"),
+    "wav that is no number": (sound_file("WAV", "FLOAT", np.full(100, np.nan)), "damaged_media"),
+    "wav without end": (sound_file("WAV", "FLOAT", np.full(100, np.inf)), "damaged_media"),
+    "wav without samples": (wav(size=0, data=b""), "damaged_media"),
+    "wav in adpcm": (sound_file("WAV", "IMA_ADPCM"), "damaged_media"),
+    "wav in gsm": (sound_file("WAV", "GSM610"), "damaged_media"),
+    "wav of no known kind": (wav(tag=0x1234), "damaged_media"),
+    "wav and nothing": (b"RIFF\0\0\0\0WAVE", "damaged_media"),
+    "flac of 795 hours": (flac(frames=2**36 - 1), "too_long"),
+    "flac cut off": (sound_file("FLAC", "PCM_16")[:30], "damaged_media"),
+    "opus of 8.7 hours": (opus(8.7), "too_long"),
+    "ogg and nothing": (b"OggS" + bytes(24) + b"OpusHead", "damaged_media"),
+    "ogg of video": (b"OggS" + bytes(24) + b"\x80theora", "unsupported_media"),
+    "mp3 and nothing": (b"ID3\4\0\0" + bytes(4), "damaged_media"),
+    "aiff": (sound_file("AIFF", "PCM_16"), "unsupported_media"),
+    "au": (sound_file("AU", "PCM_16"), "unsupported_media"),
+    "caf": (sound_file("CAF", "PCM_16"), "unsupported_media"),
+    "midi": (b"MThd\0\0\0\6\0\1\0\1\0\xdc" + bytes(100), "unsupported_media"),
+    "webm": (b"\x1aE\xdf\xa3" + bytes(100), "unsupported_media"),
+    "nothing": (b"", "unsupported_media"),
+}
+
+
+@pytest.mark.parametrize("name", [f"picture: {name}" for name in PICTURES] + [f"sound: {name}" for name in SOUNDS])
+def test_bombs_are_refused_at_once(bench, name):
+    kind, _, which = name.partition(": ")
+    data, code = (PICTURES if kind == "picture" else SOUNDS)[which]
+    process = bench.process
+    begun = time.perf_counter()
+    with pytest.raises(BadMedia) as refused:
+        bench.picture(data) if kind == "picture" else bench.sound(data)
+    seconds = time.perf_counter() - begun
+    assert refused.value.code in code.split()
+    assert seconds < 0.05
+    assert bench.process is process  # refused, not survived by its parent only
+
+
+def test_what_lies_about_its_length_is_as_long_as_it_is(bench):
+    assert len(bench.sound(wav(size=2**32 - 1)).samples) == 100
+    frames = [Image.new("P", (8, 8), shade % 256) for shade in range(1000)]
+    assert bench.picture(image_file("GIF", frames[0], save_all=True, append_images=frames[1:])).shape == (8, 8, 3)
+
+
+def test_refusals_tell_figures_and_nothing_from_inside(bench):
+    with pytest.raises(BadMedia, match=r"^the picture has 16000 x 9000 pixels, and may have 40000000 in all\n  fix: "):
+        bench.picture(png(16_000, 9000))
+    with pytest.raises(BadMedia, match=r"^the file is damaged, or takes too much to decode\n  fix: "):
+        bench.picture(image_file("PNG")[:-500])
+    with pytest.raises(BadMedia, match="16 channels and 44100 samples a second; up to 8 channels"):
+        bench.sound(sound_file("WAV", "PCM_16", np.zeros((100, 16)), 44_100))
+
+
+# ---------------------------------------------------------------- processes
+def test_a_decoder_has_nothing_but_its_job(bench):
+    own = Path(f"/proc/{bench.process.pid}")
+    limits = {line[:26].strip(): line[26:].split()[:2] for line in (own / "limits").read_text().splitlines()[1:]}
+    assert limits["Max open files"] == limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
+    assert limits["Max address space"] == [str(1 << 30)] * 2
+    assert int(limits["Max cpu time"][0]) <= 40
+    assert (own / "environ").read_bytes() == b"OPENBLAS_NUM_THREADS=1\0"
+    assert sorted(fd.name for fd in (own / "fd").iterdir()) == ["0", "1", "2"]
+
+
+def test_a_file_too_large_is_not_even_sent(bench):
+    with (
+        Bench(limits=Limits(bytes=100)) as small,
+        pytest.raises(BadMedia, match="has 101 bytes, and may have 100") as no,
+    ):
+        small.sound(b"fLaC" + bytes(97))
+    assert no.value.code == "too_large"
+
+
+def test_a_stream_without_end_is_cut_off():
+    track = Track("flac", 24_000)
+    data = track.feed(TONE, 24_000) + track.finish()
+    with Bench(limits=Limits(seconds=0.5)) as short:
+        with pytest.raises(BadMedia, match=r"lasts 1 s or more, and may last 0.5 s") as refused:
+            short.sound(data)
+        assert refused.value.code == "too_long"
+        assert len(short.sound(sound_file("WAV", "PCM_16", TONE[:12_000])).samples) == 12_000
+
+
+def test_a_decoder_that_takes_too_long_is_killed_and_replaced():
+    large = image_file("PNG", Image.new("1", (3000, 3000)))
+    with Bench() as bench:
+        bench.picture(image_file("PNG"))
+        first = bench.process
+        bench.decoders.limits = Limits(patience_s=0.01)
+        with pytest.raises(BadMedia, match="takes too much to decode"):
+            bench.picture(large)
+        assert first.poll() is not None
+        bench.decoders.limits = Limits()
+        assert bench.picture(large).shape == (3000, 3000, 3)
+
+
+def test_a_client_that_leaves_leaves_no_work_behind():
+    large = image_file("PNG", Image.new("1", (3000, 3000)))
+
+    async def leave(decoders):
+        task = asyncio.create_task(decoders.picture(large))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Bench() as bench:
+        bench.picture(image_file("PNG"))
+        first = bench.process
+        bench.runner.run(leave(bench.decoders))
+        assert first.poll() is not None
+        assert (bench.picture(image_file("PNG")) == PIXELS).all()
+
+
+def test_a_dead_decoder_is_replaced_and_an_old_one_too(monkeypatch):
+    monkeypatch.setattr(decode, "JOBS", 3)
+    with Bench() as bench:
+        seen = []
+        for _ in range(4):
+            bench.picture(image_file("PNG"))
+            seen.append(bench.process.pid)
+        assert seen[0] == seen[1] != seen[2] == seen[3]
+        bench.process.kill()
+        bench.process.wait()
+        assert (bench.picture(image_file("PNG")) == PIXELS).all()
