@@ -6,6 +6,8 @@ once, in turns with the same engine in this process; a relay of two workers show
 
 from __future__ import annotations
 
+import os
+import socket
 import statistics
 import threading
 import time
@@ -21,7 +23,7 @@ from bench.claims import Claim, Row, paired, print_table
 HERE = Path(__file__).parent / "served"
 AT_ONCE, PROMPT, SKIPPED, TIMED = 16, 64, 6, 30
 """So many requests with prompts of so many tokens; after the first few tokens so many steps are timed."""
-ROUNDS = 4
+ROUNDS = 3
 RELAY = '[place]\nleft = "a"\nright = "b"\n'
 MEGABYTE = 125_000
 """Whole numbers of eight bytes."""
@@ -108,18 +110,41 @@ def relay() -> list[Row]:
 
         for size in (1, MEGABYTE):
             spent("race", size, 50)
-        begin, small, large, shown = [], [], [], []
-        for _ in range(10):
+        begin, small, large, shown, bare = [], [], [], [], []
+        for _ in range(6):
             begin += [spent("show", 1, 1) for _ in range(10)]
+            bare += round_trips()
             small.append((spent("race", 1, 250) - spent("race", 1, 50)) / 400 * 1000)
             large.append((spent("race", MEGABYTE, 60) - spent("race", MEGABYTE, 10)) / 100 * 1000)
             shown += delays(front_end)
     return [
+        Row("a bare round trip over a unix socket", "us", bare),
         Row("a request of one op, from the client and back", "ms", begin),
         Row("a hop between two workers, small", "us", small),
         Row("a hop between two workers, 1 MB", "us", large),
         Row("a token from its op to the front end", "us", shown),
     ]
+
+
+def round_trips() -> list[float]:
+    """What two processes need to wake each other, with nothing around it: how quick the machine is today."""
+    near, far = socket.socketpair()
+    child = os.fork()
+    if not child:
+        while far.recv(256) != b"end":
+            far.send(b"x" * 200)
+        os._exit(0)
+    spent: list[float] = []
+    for _ in range(200):
+        begun = time.perf_counter()
+        near.send(b"x" * 200)
+        near.recv(256)
+        spent.append((time.perf_counter() - begun) * 1e6)
+    near.send(b"end")
+    os.waitpid(child, 0)
+    near.close()
+    far.close()
+    return spent
 
 
 def delays(front_end: Any) -> list[float]:
@@ -148,6 +173,7 @@ def runtime() -> Claim:
     found = {row.name: row for row in rows}
     share = paired(found[f"engine step, {AT_ONCE} at once"].values, found[f"served step, {AT_ONCE} at once"].values)
     more = {
+        "bare_round_trip_us": round(found["a bare round trip over a unix socket"].median),
         "request_ms": round(found["a request of one op, from the client and back"].median, 2),
         "hop_us": round(found["a hop between two workers, small"].median),
         "hop_1mb_us": round(found["a hop between two workers, 1 MB"].median),

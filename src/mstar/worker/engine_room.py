@@ -174,6 +174,8 @@ class EngineRoom:
     def _run_jobs(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
         """Run jobs with the real states in their arguments. Only this thread may hold on to those."""
         hit("engine.jobs")
+        if not op.states:
+            return self._engine.run(component, op, jobs)
         results: list[Result | None] = [None] * len(jobs)
         given = [job.arguments for job in jobs]
         for row, job in enumerate(jobs):
