@@ -161,6 +161,16 @@ class Acting:
     horizon: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Imagining:
+    """What follows each of some actions. A route emits one of each kind for every action, in order."""
+
+    observation: Mapping[str, Any]
+    actions: tuple[Any, ...] = ()
+    prompt: str = ""
+    seed: int = 0
+
+
 # ---------------------------------------------------------------- what a route returns
 @dataclass(frozen=True, slots=True)
 class Ending:

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from mstar.asks import Imagining
 from mstar.server import openpi, worlds
 from mstar.server.keys import Keys
 from mstar.server.shelf import Shelf
-from mstar.server.worlds import Imagining
 from tests.server.toys_house import housing
 from tests.server.toys_robot import Arm, Dreamer
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mstar import KV, Action, Component, Float32, Int64, Latents, Model, Tensor, each, loop, op, walk
-from mstar.asks import Acting
-from mstar.server.worlds import Imagining
+from mstar.asks import Acting, Imagining
 from mstar.testing.toy_worlds import ImageEncoder, Policy, Predictor, VideoEncoder
 
 VIEWS = (2, 3, 16, 16)

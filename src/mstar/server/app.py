@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mstar.asks import Acting, Chat, Drawing, Embedding, Filming, Speech, Transcription
+from mstar.asks import Acting, Chat, Drawing, Embedding, Filming, Imagining, Speech, Transcription
 from mstar.errors import nearest
 from mstar.server import (
     actions,
@@ -67,7 +67,7 @@ SURFACES: Sequence[Surface] = (
     Surface("GET", "/v1/actions/metadata", actions.robot, Acting),
     line("/", actions.speak_openpi, Acting),
     Surface("GET", "/healthz", actions.healthz),
-    Surface("POST", "/v1/worlds", worlds.create, worlds.Imagining),
+    Surface("POST", "/v1/worlds", worlds.create, Imagining),
     Surface("GET", "/v1/worlds/{world}", worlds.show),
     Surface("DELETE", "/v1/worlds/{world}", worlds.close),
     Surface("POST", "/v1/worlds/{world}/step", worlds.step),

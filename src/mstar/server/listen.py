@@ -21,6 +21,8 @@ LOOK_S = 0.05
 """How often it is looked whether they have."""
 HEAD_BYTES = 64 << 10
 """How large the head of a request may be."""
+CALL_BYTES = 8 << 20
+"""How large one message of a WebSocket may be: a robot sends pictures."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -49,6 +51,9 @@ class Listener(uvicorn.Server):
             server_header=False,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=1,
+            ws_max_size=CALL_BYTES,
+            ws_ping_timeout=None,  # a robot may stall for longer than a ping lasts
+            ws_per_message_deflate=False,  # what is small on the wire must not be large here
         )
         super().__init__(config)
         self._door = door

@@ -9,12 +9,12 @@ it is deleted, or when nobody has moved in it for a while; whoever has noted its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import Response
 
+from mstar.asks import Imagining
 from mstar.server.actions import read_map, refuse_infinite, written
 from mstar.server.door import Served
 from mstar.server.live import Deliver
@@ -31,16 +31,6 @@ WORLDS = 64
 """So many worlds a tenant may have at once."""
 IDLE_S = 900.0
 """After so many seconds without a step a world ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Imagining:
-    """What follows each of some actions. A route emits one of each kind for every action, in order."""
-
-    observation: Mapping[str, Any]
-    actions: tuple[Any, ...] = ()
-    prompt: str = ""
-    seed: int = 0
 
 
 @dataclass(eq=False, slots=True)
