@@ -362,3 +362,10 @@ def test_it_runs_as_a_module(here, monkeypatch, capsys):
         runpy.run_module("mstar.cli", run_name="__main__")
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("Tiny: ")
+
+
+def test_a_command_without_its_libraries_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "starlette.responses", None)
+    monkeypatch.delitem(sys.modules, "mstar.server.door", raising=False)
+    assert main(["serve", str(EXAMPLES / "noop.py")]) == 1
+    assert "pip install 'mstar-serve[serve]'" in capsys.readouterr().err

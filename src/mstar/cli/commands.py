@@ -21,6 +21,10 @@ from mstar.plan.describe import describe
 from mstar.plan.placement import Placement, read_placement
 from mstar.walk.load import load_model
 
+SERVING = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
+SERVING += ("starlette", "uvicorn", "websockets")
+"""What the extra `serve` installs; the other commands do without."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the process's exit status."""
@@ -29,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
     except MstarError as error:
         print(error, file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in SERVING:
+            raise
+        print(f"`{missing}` is not installed\n  fix: pip install 'mstar-serve[serve]'", file=sys.stderr)
         return 1
     return 0
 
