@@ -172,7 +172,7 @@ def test_a_frame_holds_all_that_was_said_in_a_turn(tmp_path):
     with hosting(tmp_path, Ear("a")) as left, hosting(tmp_path, b := Ear("b")):
         say(left, A, B, *map(str, range(1000)))
         b.wait(lambda: len(b.heard) == 1000)
-        assert left.counters["sent"] == 1
+        eventually(lambda: left.counters["sent"] == 1)  # it is counted when the other side may have heard it
 
 
 def test_who_is_not_there_yet_hears_everything_later(tmp_path):
