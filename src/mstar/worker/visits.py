@@ -158,23 +158,22 @@ def complete(core: WorkerCore, waiter: Waiter, values: tuple[Any, ...]) -> None:
 def follow(core: WorkerCore, tour: Tour) -> None:
     """Pass on what the runs of a tour have to say, until they have nothing more."""
     hit("worker.follow")
+    runs = tour.runs
+    if not [run for run in runs.values() if run.outbox or run.emitted or run.is_done]:
+        return
     notes: dict[int, m.Notes] = {}
-    says = True
     try:
-        while says:
-            says = False
-            for run in tuple(tour.runs.values()):
-                if run.outbox:
-                    says = True
-                    said, run.outbox = run.outbox, []
-                    for message in said:
-                        _pass_on(core, tour, message, notes)
+        while saying := [run for run in runs.values() if run.outbox]:
+            for run in saying:
+                said, run.outbox = run.outbox, []
+                for message in said:
+                    _pass_on(core, tour, message, notes)
     except Exception as error:  # noqa: BLE001 - an author's program failed, for this request
         fail(core, tour, error)
         return
     for seat, found in notes.items():
         core.out.append(Send(tour.start.seats[seat], found))
-    for seat, run in tuple(tour.runs.items()):
+    for seat, run in tuple(runs.items()):
         if run.emitted:
             emit(core, tour, run)
         if run.is_done:
