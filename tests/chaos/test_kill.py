@@ -27,6 +27,9 @@ from tests.served.parts import Client, Oracle, front
 pytestmark = pytest.mark.slow
 TRIALS, SEED = 105, 1
 DETECTION_S, STALL_S = 0.2, 2.0
+PEACE_S = 1.0
+"""So long a round takes at most when the machine has nothing else to do. What is computed again takes longer on one that
+has, and is given as much longer."""
 
 
 @pytest.mark.timeout(300)
@@ -63,7 +66,7 @@ def test_a_kill_is_not_noticed(report):
         f"in peace, {max(lengths):.2f} s at most; seen within {1000 * max(seen):.0f} ms; longest silence in s: {stall}"
     )
     assert percentile(seen, 0.99) <= DETECTION_S
-    assert percentile(silences, 0.99) <= STALL_S
+    assert percentile(silences, 0.99) <= STALL_S * max(1.0, life / PEACE_S)
 
 
 def test_a_late_kill_costs_no_more_than_what_is_computed_again(report):
