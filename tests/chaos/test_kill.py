@@ -28,8 +28,7 @@ pytestmark = pytest.mark.slow
 TRIALS, SEED = 105, 1
 DETECTION_S, STALL_S = 0.2, 2.0
 PEACE_S = 1.0
-"""So long a round takes at most when the machine has nothing else to do. What is computed again takes longer on one that
-has, and is given as much longer."""
+"""So long a round takes at most when the machine has nothing else to do. On one that has, all takes longer, and may."""
 
 
 @pytest.mark.timeout(300)
