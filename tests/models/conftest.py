@@ -1,0 +1,20 @@
+"""What all tests of models share."""
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mstar.asks import Sound
+from tests.chaos.conftest import report
+
+__all__ = ["peter", "report"]
+
+
+@pytest.fixture(scope="session")
+def peter():
+    """A recording: "Good morning. My name is Peter, and I live in London." """
+    with wave.open(str(Path(__file__).parents[1] / "nn" / "peter.wav")) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.uint8) / np.float32(128) - 1
+        return Sound(samples, file.getframerate())
