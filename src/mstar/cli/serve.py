@@ -112,7 +112,6 @@ async def _run(door: Door, launcher: Local | Together, workers: Sequence[str], l
 
     listener = Listener(door, application(door))
     serving = asyncio.create_task(listener.serve([listening]))
-    preparing = asyncio.create_task(asyncio.to_thread(door.prepare))
     try:
         front = await asyncio.to_thread(_start, door, launcher, workers)
     except BaseException:
@@ -120,7 +119,7 @@ async def _run(door: Door, launcher: Local | Together, workers: Sequence[str], l
         await serving
         raise
     try:
-        await preparing
+        await asyncio.to_thread(door.prepare)  # not beside the start: in one process both import the same libraries
         if not serving.done():
             door.begin(front, lambda: _peers(launcher, workers), asyncio.get_running_loop())
             print("ready", flush=True)
