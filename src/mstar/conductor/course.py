@@ -119,9 +119,18 @@ def place(core: ConductorCore, request: Request) -> None:
         core.workers[peer.name].load += 1
         request.workers.add(peer)
         inputs = {index: _input(core, request, tour, index, peer) for index in sorted(wanted)}
-        model, name = request.submit.model, tour.call.name
         start = m.Start(
-            request.rid, request.attempt, tour.number, model, name, seats, inputs, first, request.front, request.careful
+            request.rid,
+            request.attempt,
+            tour.number,
+            request.submit.model,
+            tour.call.name,
+            seats,
+            inputs,
+            first,
+            request.front,
+            request.submit.tenant,
+            request.careful,
         )
         core.send(peer, start)
 

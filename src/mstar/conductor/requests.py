@@ -106,7 +106,7 @@ class Request:
         self.deaths: dict[Peer, int] = {}
         """Workers that died while they computed for it, and how many of its calls they had completed."""
         self.careful = 0
-        """So many calls of it are run alone."""
+        """About the so-manieth call of each op it is run alone: see `Start`."""
         self._numbers = 0
 
     def new_number(self) -> int:

@@ -1,7 +1,8 @@
 """Everything in one process: conductor, workers and front ends on one node, for a laptop and for a first try.
 
 The cores are the same as everywhere, and so is what they say to each other; only nobody is there to start anything
-again. Each worker has an engine thread of its own. `Local` is for those who want to survive a crash.
+again. Each worker has an engine thread of its own; they share the components, and take turns. `Local` is for those who
+want to survive a crash.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Together:
         self._options = options or Options()
         self._thread = threading.Thread(target=self.node.run, name="mstar-node", daemon=True)
         self._rooms: list[EngineRoom] = []
+        self._turn = threading.Lock()
         self._ready = threading.Event()
         self._drained = threading.Event()
 
@@ -70,7 +72,7 @@ class Together:
         core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(here), limits)
         actor = WorkerActor(self.node, core, dict)
         models = {model: one.model for model, one in self._deployed.items()}
-        room = EngineRoom(models, Engine(token_budget=self._options.token_budget), actor.report)
+        room = EngineRoom(models, Engine(token_budget=self._options.token_budget), actor.report, self._turn)
         self._rooms.append(room)
         self.node.call(lambda: self.node.add(actor))
         actor.drive(room, LAUNCHER)

@@ -18,6 +18,8 @@ class State:
 
     can_leave: ClassVar[bool] = False
     """Whether it can give its memory in the component up for a while (`leave`, `Component.bring_back`)."""
+    tenant: str = ""
+    """Whose it is. What is shared by content is shared only among the states of one tenant."""
     is_resident: bool = True
     """Whether ops can use it now; one that has left must be brought back first."""
 

@@ -155,6 +155,8 @@ class Start(Message):
     """How many emissions of each kind earlier walks have made."""
     front: Peer
     """Who gets the emissions."""
+    tenant: str = ""
+    """Whose request it is: what states share by content, they share among those of one tenant."""
     careful: int = 0
     """About the so-manieth call of each op it is run alone: it was in a batch that a worker did not survive."""
 

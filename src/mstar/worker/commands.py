@@ -88,6 +88,7 @@ class Make:
     model: str
     component: str
     kind: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

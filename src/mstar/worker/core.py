@@ -246,7 +246,7 @@ class WorkerCore:
     def new_state(self, tour: Tour, component: str, kind: str) -> StateRef:
         """A fresh state."""
         ref = self._ref(tour)
-        self.out.append(Make(ref.number, tour.start.model, component, kind))
+        self.out.append(Make(ref.number, tour.start.model, component, kind, tour.start.tenant))
         return ref
 
     def fork(self, tour: Tour | None, state: StateRef) -> StateRef:

@@ -1,8 +1,8 @@
 """The engine of a worker: it executes commands in order, and says what came of them.
 
 Work that takes long is done by a thread of its own, so that messages are heard meanwhile. What is known to take less
-time than waking that thread is done at once, by whoever asks for it, if the thread has nothing to do: so never two do
-something here at the same time. States live here and nowhere else.
+time than waking that thread is done at once, by whoever asks for it, if the thread has nothing to do. States live here
+and nowhere else. Several of these in one process share their components, so they take turns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ AT_ONCE = 0.001
 
 
 class EngineRoom:
-    """Runs batches of the components of these models. `report` is called by the engine's thread."""
+    """Runs batches of the components of these models. `report` is called by the engine's thread.
+
+    Who executes holds `turn`: all that are over the same components must have the same one.
+    """
 
     def __init__(
         self,
         models: Mapping[str, Model],
         engine: Engine,
         report: Callable[[Report], None],
+        turn: threading.Lock,
         black_box: BlackBox | None = None,
     ) -> None:
         self._components = {name: model.components() for name, model in models.items()}
@@ -43,6 +47,7 @@ class EngineRoom:
         }
         self._engine = engine
         self._report = report
+        self._turn = turn
         self._black_box = black_box
         self._states: dict[int, State | Exception] = {}
         self._origin: dict[int, tuple[str, str, str]] = {}
@@ -62,8 +67,12 @@ class EngineRoom:
     def submit(self, commands: list[Command], *, is_patient: bool) -> list[Report]:
         """Execute these after all that was submitted before. What was executed at once, if one has time for that."""
         hit("worker.submit")
-        if is_patient and self._given == self._done and all(map(_is_quick, commands)):
-            return [report for command in commands if (report := self._execute(command)) is not None]
+        is_idle = is_patient and self._given == self._done and all(map(_is_quick, commands))
+        if is_idle and self._turn.acquire(blocking=False):
+            try:
+                return [report for command in commands if (report := self._execute(command)) is not None]
+            finally:
+                self._turn.release()
         self._given += 1
         self._commands.put(commands)
         return []
@@ -89,7 +98,9 @@ class EngineRoom:
         """Wait for commands, and execute them; False when there will be no more."""
         commands = self._commands.get()
         for command in commands or ():
-            if (report := self._execute(command)) is not None:
+            with self._turn:
+                report = self._execute(command)
+            if report is not None:
                 self._report(report)
         return commands is not None
 
@@ -103,9 +114,7 @@ class EngineRoom:
                 for number in command.states:
                     self._free(number)
             case Make():
-                kinds = self._components[command.model][command.component].state_kinds()
-                origin = (command.model, command.component, command.kind)
-                self._add(command.state, origin, lambda owner: self._engine.new_state(owner, kinds[command.kind]))
+                self._make(command)
             case Fork():
                 self._fork(command)
             case Load():
@@ -127,6 +136,14 @@ class EngineRoom:
             self._states[number] = state
             self._numbers[id(state)] = number
         self._origin[number] = origin
+
+    def _make(self, command: Make) -> None:
+        def made(owner: Component) -> State:
+            state = self._engine.new_state(owner, owner.state_kinds()[command.kind])
+            state.tenant = command.tenant
+            return state
+
+        self._add(command.state, (command.model, command.component, command.kind), made)
 
     def _fork(self, command: Fork) -> None:
         hit("engine.fork")

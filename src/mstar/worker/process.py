@@ -55,5 +55,6 @@ def main(settings: WorkerSettings) -> None:
     models = {name: one.model for name, one in deployed.items()}
     engine = Engine(token_budget=settings.options.token_budget)
     black_box = BlackBox.create(Path(settings.black_box))
-    actor.drive(EngineRoom(models, engine, actor.report, black_box), Peer("launcher", settings.peers["launcher"]))
+    room = EngineRoom(models, engine, actor.report, threading.Lock(), black_box)
+    actor.drive(room, Peer("launcher", settings.peers["launcher"]))
     node.run()
