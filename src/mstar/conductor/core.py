@@ -18,6 +18,7 @@ from mstar.failpoints import hit
 from mstar.plan.tables import Plans
 from mstar.walk.model import Model
 from mstar.wire import messages as m
+from mstar.wire.steps import Received, Send, Tick
 
 BEAT = 0.2
 """Seconds between two signs of life."""
@@ -29,28 +30,7 @@ STUCK = 120.0
 """A worker whose batch has run for so many seconds is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message has come."""
-
-    sender: m.Peer
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 Event = Received | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Say something to another process."""
-
-    to: m.Peer
-    message: m.Message
 
 
 @dataclass(frozen=True, slots=True)

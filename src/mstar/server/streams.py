@@ -17,6 +17,7 @@ import msgspec
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 from mstar.wire.frame import Unreadable
+from mstar.wire.steps import Received, Send, Tick
 
 GRANT = 16
 """After how many emissions that a client took its workers are told."""
@@ -29,14 +30,6 @@ SLACK = 2.0
 
 
 # ---------------------------------------------------------------- events
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message has come."""
-
-    sender: m.Peer
-    message: m.Message
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A client wants something."""
@@ -60,23 +53,10 @@ class Left:
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 Event = Received | Opened | Took | Left | Tick
 
 
 # ---------------------------------------------------------------- actions
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Say something to another process."""
-
-    to: m.Peer
-    message: m.Message
-
-
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """Give a client the next emission of a kind."""

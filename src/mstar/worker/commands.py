@@ -11,7 +11,8 @@ from typing import Any
 
 from mstar.engine.jobs import Job, Result
 from mstar.plan.tables import BatchKey
-from mstar.wire.messages import Message, Peer, Suspect
+from mstar.wire.messages import Suspect
+from mstar.wire.steps import Received, Send, Tick
 
 
 class StateRef:
@@ -38,14 +39,6 @@ class Cargo:
 
 # ---------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message has come."""
-
-    sender: Peer
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
 class Ran:
     """A batch has run: what came of each job, how long it took, and which states had to make room."""
 
@@ -63,23 +56,10 @@ class Exported:
     cargo: Cargo | Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 Event = Received | Ran | Exported | Tick
 
 
 # ---------------------------------------------------------------- actions
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Say something to another process."""
-
-    to: Peer
-    message: Message
-
-
 @dataclass(frozen=True, slots=True)
 class Make:
     """Make a fresh state."""
