@@ -163,7 +163,7 @@ def test_who_does_not_end_is_killed_after_a_time(launch, monkeypatch):
     os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
     local.stop(grace_s=0.3)
-    assert 0.5 <= time.monotonic() - start < 1.5
+    assert 0.5 <= time.monotonic() - start < 4
     assert not lives(pid)
 
 

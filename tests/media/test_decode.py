@@ -253,13 +253,14 @@ SOUNDS = {
 def test_bombs_are_refused_at_once(bench, name):
     kind, _, which = name.partition(": ")
     data, code = (PICTURES if kind == "picture" else SOUNDS)[which]
-    process = bench.process
-    begun = time.perf_counter()
-    with pytest.raises(BadMedia) as refused:
-        bench.picture(data) if kind == "picture" else bench.sound(data)
-    seconds = time.perf_counter() - begun
-    assert refused.value.code in code.split()
-    assert seconds < 0.05
+    process, seconds = bench.process, []
+    for _ in range(3):  # the others on this machine may disturb one, not all
+        begun = time.perf_counter()
+        with pytest.raises(BadMedia) as refused:
+            bench.picture(data) if kind == "picture" else bench.sound(data)
+        seconds.append(time.perf_counter() - begun)
+        assert refused.value.code in code.split()
+    assert min(seconds) < 0.05
     assert bench.process is process  # refused, not survived by its parent only
 
 

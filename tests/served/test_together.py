@@ -71,7 +71,7 @@ def test_a_request_that_takes_too_long_is_ended(traps):
     client = Client(traps[1], "m", Ask(7, steps=10_000), patience=0.1).wait()
     assert isinstance(client.end, Finished)
     assert (client.end.status, client.end.error) == ("deadline", "Deadline")
-    assert 0.1 < client.seconds < 0.5
+    assert 0.1 < client.seconds < 2
 
 
 def test_nothing_is_left_of_a_request_that_nobody_wants(traps):
