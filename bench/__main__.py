@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import bookkeeping, engine, int8, mutants, race, runtime, simulator
+from bench import bookkeeping, engine, first_minute, int8, mutants, race, runtime, simulator
 from bench.claims import Claim
+from bench.web import idle, overload, share
 
 BENCHES: dict[str, Callable[[], Claim]] = {
     "loop-step": bookkeeping.loop_step,
@@ -15,6 +16,10 @@ BENCHES: dict[str, Callable[[], Claim]] = {
     "engine-peers": race.race,
     "int8-step": int8.step,
     "runtime": runtime.runtime,
+    "http": share.share,
+    "idle-streams": idle.idle_streams,
+    "overload": overload.overload,
+    "first-minute": first_minute.first_minute,
     "mutants": mutants.kill_rate,
     "sim": simulator.simulator,
 }

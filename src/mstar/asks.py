@@ -180,6 +180,8 @@ class Ending:
     """stop, length or tool_calls."""
     read: Mapping[str, int] = field(default_factory=dict[str, int])
     calls: tuple[ToolCall, ...] = ()
+    written: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the answer took, in tokens by modality, of a model that emits text: tokens that it emits are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""What processes are told when they start, and the only place that reads the environment.
+"""What an operator may choose, what processes are told when they start, and the only place that reads the environment.
 
+A field with a description is a setting: it has a flag and an environment variable, and a place in a manifest.
 Settings are plain data: they travel to a child once, through a pipe that only it can read, because they hold the key of
 the deployment. Nothing here starts a process, and nothing here changes after the start.
 """
@@ -9,25 +10,88 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+PREFIX = "MSTAR_"
+"""How the names of our own environment variables begin."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server listens, ends, and tells what it does."""
+
+    host: Annotated[str, Meta(description="the address to listen at")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="the port to listen at; 0 is any")] = 8000
+    insecure: Annotated[bool, Meta(description="listen at any address without keys")] = False
+    in_process: Annotated[bool, Meta(description="run everything in one process, with no restarts")] = False
+    allow_media_host: Annotated[
+        tuple[str, ...],
+        Meta(description="a host that pictures and sounds may be fetched from: name, *.name, name:port"),
+    ] = ()
+    drain_s: Annotated[float, Meta(ge=0, description="seconds that clients have to come to their end")] = 30.0
+    log_format: Annotated[Literal["text", "json"], Meta(description="how log lines are written")] = "text"
+    otlp: Annotated[str, Meta(description="where spans go: the URL of a collector of OpenTelemetry")] = ""
+    metrics_compat: Annotated[
+        Literal["vllm"] | None, Meta(description="whose names /metrics has beside our own; none for nobody's")
+    ] = None
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """What each key may ask for."""
+
+    a_second: Annotated[float, Meta(gt=0, description="how many requests a second each key may make, on average")] = (
+        1000.0
+    )
+    at_once: Annotated[
+        int, Meta(ge=1, description="how many requests each key may have at once; a burst may be as large")
+    ] = 16_384
+
+
+class KeySources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where keys without a name come from."""
+
+    given: Annotated[
+        tuple[str, ...], Meta(description="keys that clients need", extra={"is_secret": True, "flag": "api-key"})
+    ] = ()
+    file: Annotated[
+        str, Meta(description="a file with a key on each line", extra={"flag": "api-key-file", "is_path": True})
+    ] = ""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may bring, and how long it may take."""
+
+    body_s: Annotated[float, Meta(gt=0, description="seconds a client may take to send its request")] = 30.0
+    patience_s: Annotated[float, Meta(gt=0, description="seconds a request may take in all")] = 600.0
+    head_s: Annotated[float, Meta(gt=0, description="seconds a connection may take to say what it wants")] = 15.0
+    idle_s: Annotated[float, Meta(gt=0, description="seconds a client of a WebSocket may be silent")] = 1800.0
+    connections: Annotated[int, Meta(ge=1, description="how many connections there may be at once")] = 16_384
+    media_bytes: Annotated[int, Meta(ge=1, description="how large a picture or a sound may be, in bytes")] = 64 << 20
+    media_pixels: Annotated[int, Meta(ge=1, description="how many pixels a picture may have")] = 40_000_000
+    media_seconds: Annotated[float, Meta(gt=0, description="how many seconds a sound may last")] = 1800.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may choose for a deployment."""
 
-    max_live: int = 1024
-    """How many requests run at the same time."""
-    queue_bound: int = 256
-    """How many more may wait; the next one is refused."""
-    max_batch: int = 64
-    """How many calls share a batch at most."""
-    window: int = 64
-    """How many emissions of a request may wait for its client before it has to wait too."""
-    token_budget: int | None = 512
-    """How many positions one run of an op in pieces may bring; None for any number."""
-    threads: int | None = None
-    """How many threads each worker computes with; None leaves it to the library."""
+    max_live: Annotated[int, Meta(ge=1, description="how many requests run at the same time")] = 1024
+    queue_bound: Annotated[int, Meta(ge=0, description="how many more may wait; the next one is refused")] = 256
+    max_batch: Annotated[int, Meta(ge=1, description="how many calls share a batch at most")] = 64
+    window: Annotated[
+        int, Meta(ge=1, description="how many emissions may wait for a client before its request has to wait too")
+    ] = 64
+    token_budget: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="how many positions one run of an op in pieces may bring; none for any number"),
+    ] = 512
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="how many threads each worker computes with; none leaves it to the library"),
+    ] = None
+    log_format: Literal["text", "json"] = "text"
+    """How each process writes its log lines."""
     failpoints: dict[str, str] = {}
     """For tests of failures: what to do at named points."""
 
@@ -68,3 +132,13 @@ class WorkerSettings(Settings, frozen=True, kw_only=True, tag=True):
 def run_root() -> Path:
     """Where run directories are made: the user's own place for such things, or the one for temporary files."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that are ours, by name without the prefix."""
+    return {name.removeprefix(PREFIX): value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def variable(name: str) -> str | None:
+    """What an environment variable that an operator named holds."""
+    return os.environ.get(name)

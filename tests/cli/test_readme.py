@@ -1,4 +1,4 @@
-"""The README shows what the commands print and what the example says, today."""
+"""The README and the page on placement show what the commands print and what the example says, today."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from mstar.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+PLACING = (ROOT / "docs" / "placement.md").read_text("utf-8")
 PLACED = ["--placement", str(ROOT / "examples" / "placements" / "orpheus.toml")]
 MODEL = str(ROOT / "examples" / "orpheus.py")
 
@@ -14,11 +15,12 @@ def test_the_speech_model_is_the_example():
     source = Path(MODEL).read_text("utf-8")
     walk = source[source.index("class Orpheus(Model):") : source.index("    async def route")].rstrip()
     assert f"```python\n{walk}\n```" in README
+    assert sum(bool(line) for line in walk.splitlines()) <= 17
 
 
 def test_the_plan_is_what_is_printed(capsys):
     assert main(["plan", MODEL, *PLACED]) == 0
-    assert f"```text\n{capsys.readouterr().out}```" in README
+    assert f"```text\n{capsys.readouterr().out}```" in PLACING
 
 
 def test_the_picture_is_what_is_drawn(tmp_path):

@@ -42,6 +42,8 @@ WISHES = [
     Sampling(temperature=1.2, logit_bias=((1, 2.5), (1099, 3.0)), repetition_penalty=0.8, top_k=40, seed=7),
     Sampling(temperature=0.01, top_k=5000, top_p=0.01, seed=8),
     Sampling(temperature=10.0, top_k=150, seed=9),
+    Sampling(temperature=2.0, among=((700, 900), (5, 9), (800, 950)), repetition_penalty=1.2, top_p=0.9, seed=10),
+    Sampling(among=((1090, 2000),)),
 ]
 
 
@@ -54,6 +56,9 @@ def expected(logits, wish, history, prompt, generator):
         scores = t.RepetitionPenaltyLogitsProcessor(wish.repetition_penalty)(ids, scores)
     for token, count in Counter(history[prompt:]).items():
         scores[0, token] -= wish.frequency_penalty * count + wish.presence_penalty
+    if wish.among:
+        allowed = [token for token in range(SIZE) if any(first <= token < end for first, end in wish.among)]
+        scores = t.PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1)(ids, scores)
     if not wish.temperature:
         return int(scores.argmax())
     scores = t.TemperatureLogitsWarper(wish.temperature)(ids, scores)
@@ -258,6 +263,7 @@ def test_logprobs_are_those_of_the_model():
         ({"frequency_penalty": -3}, "frequency_penalty is -3\n  fix: frequency_penalty must be from -2 to 2"),
         ({"logit_bias": ((-1, 2.0),)}, "logit_bias is ((-1, 2.0),)\n  fix: logit_bias must be pairs of a token"),
         ({"logit_bias": ((1, float("inf")),)}, "logit_bias is ((1, inf),)\n  fix: logit_bias must be pairs of a token"),
+        ({"among": ((5, 5),)}, "among is ((5, 5),)\n  fix: among must be ranges of tokens, none of them empty"),
         ({"stop": (-2,)}, "stop is (-2,)\n  fix: stop must be tokens, 0 or more"),
         ({"logprobs": -1}, "logprobs is -1\n  fix: logprobs must be None, or 0 or more"),
         ({"seed": 2**64}, "seed is 18446744073709551616\n  fix: seed must be a number of 64 bits"),

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from mstar.conductor.core import SILENCE
 from mstar.config import Options
 from mstar.launch.local import Local
 from mstar.launch.together import Together
@@ -50,6 +51,15 @@ def test_what_an_author_raises_is_what_a_client_is_told(traps, trap):
         Traps().run(ask)
     end = Client(traps[1], "m", ask).wait().end
     assert (end.status, end.error, end.text) == ("failed", type(eager.value).__name__, str(eager.value))
+
+
+def test_nobody_is_given_up_because_all_were_held_up(traps):
+    begun, times = time.monotonic(), 10_000_000
+    while time.monotonic() - begun < SILENCE:
+        begun, times = time.monotonic(), 2 * times
+        sum(range(times))  # one call of the interpreter's own: no other thread runs beside it
+    time.sleep(0.1)
+    assert Client(traps[1], "m", Ask(7, steps=3)).wait().end.status == "ok"
 
 
 def test_an_unknown_model_is_refused(traps):

@@ -131,10 +131,14 @@ def part(kind, **more):
 @pytest.mark.parametrize(
     ("more", "code"),
     [
-        ({"logprobs": True}, "unsupported_parameter"),
+        ({"logprobs": True, "modalities": ["text", "audio"]}, "unsupported_parameter"),
         (part("video_url", video_url={"url": "data:,"}), "unsupported_media"),
+        (part("audio_url", audio_url={"url": "http://127.0.0.1/x.wav"}), "url_not_allowed"),
+        (part("file", file={"file_id": "file-1"}), "unsupported_media"),
+        (part("file", file={"file_data": "data:application/pdf;base64,AAAA"}), "unsupported_media"),
+        (part("file", file={"file_data": "data:text/plain;base64,/w=="}), "unsupported_media"),
         (part("image_url"), "unsupported_media"),
-        (part("image_url", image_url={"url": "http://127.0.0.1/x.png"}), "unsupported_media"),
+        (part("image_url", image_url={"url": "http://127.0.0.1/x.png"}), "url_not_allowed"),
         (part("image_url", image_url={"url": "data:image/png;base64,%%%"}), "invalid_base64"),
         (part("image_url", image_url={"url": "data:image/png;base64,AAAA"}), "unsupported_media"),
         (part("input_audio", input_audio={"data": "AAAA", "format": "wav"}), "unsupported_media"),
@@ -157,13 +161,18 @@ def test_pictures_and_sounds_are_decoded(server, openai):
         {"type": "text", "text": "see "},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_coded(picture)}"}},
         {"type": "input_audio", "input_audio": {"data": _coded(sound), "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{_coded(sound)}"}},
+        {"type": "file", "file": {"file_data": f"data:image/png;base64,{_coded(picture)}"}},
+        {"type": "file", "file": {"file_data": f"data:audio/wav;base64,{_coded(sound)}", "filename": "a.wav"}},
+        {"type": "file", "file": {"file_data": f"data:text/csv;base64,{_coded(io.BytesIO('é'.encode()))}"}},
     ]
     answer = openai.chat.completions.create(model="parrot", messages=[{"role": "user", "content": content}])
-    assert answer.choices[0].message.content == "see <Picture><Sound>"
-    _, pixels, heard = server.parrot.seen[-1].turns[0].parts
-    assert pixels.pixels.shape == (2, 3, 3)
-    assert pixels.pixels[0, 0].tolist() == [255, 0, 9]
-    assert (heard.rate, len(heard.samples)) == (8000, 800)
+    assert answer.choices[0].message.content == "see <Picture><Sound><Sound><Picture><Sound>é"
+    _, pixels, *heard, again, last, _ = server.parrot.seen[-1].turns[0].parts
+    for one in (pixels, again):
+        assert one.pixels.shape == (2, 3, 3)
+        assert one.pixels[0, 0].tolist() == [255, 0, 9]
+    assert [(one.rate, len(one.samples)) for one in (*heard, last)] == [(8000, 800)] * 3
 
 
 def _coded(file):
@@ -178,6 +187,9 @@ def test_an_answer_is_spoken_too(openai):
     assert (spoken.content, spoken.audio.transcript) == (None, "ab")
     samples = np.frombuffer(base64.b64decode(spoken.audio.data), "<i2")
     assert len(samples) == 480
+    told = ask(openai, "ab", **SPOKEN).usage
+    assert told.completion_tokens_details.audio_tokens == 1  # a twentieth of a second, begun
+    assert (told.completion_tokens, told.total_tokens) == (3, 5)
     assert np.allclose(samples[[0, 240]] / 32767, [97 / 256, 98 / 256], atol=1e-4)
     wav = ask(openai, "ab", modalities=["text", "audio"], audio={"voice": "any", "format": "wav"}).choices[0].message
     assert base64.b64decode(wav.audio.data).startswith(b"RIFF")

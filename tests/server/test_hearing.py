@@ -113,6 +113,12 @@ def test_as_voice_agents_ask(server):
             assert answer.json()["text"] == TEXT
 
 
+def test_languages_and_keywords_reach_the_model(server, openai):
+    hear(openai, languages=["en"], keywords=["Ruritania", "Strelsau"], prompt="As in the book:")
+    seen = scribe(server).seen[-1]
+    assert (seen.language, seen.prompt) == ("en", "As in the book: Ruritania, Strelsau")
+
+
 def test_a_failure_in_a_stream_is_told(server, openai):
     with pytest.raises(APIError, match="the model failed at this request"):
         list(hear(openai, stream=True, prompt="boom"))
@@ -143,6 +149,7 @@ def test_a_client_that_leaves_is_not_listened_for(server):
         ({"response_format": "diarized_json"}, UnprocessableEntityError, "response_format"),
         ({"timestamp_granularities": ["word", "segment"]}, BadRequestError, "timestamp_granularities"),
         ({"include": ["logprobs"]}, BadRequestError, "include"),
+        ({"language": "en", "languages": ["en", "de"]}, BadRequestError, "languages"),
     ],
 )
 def test_what_is_wrong_is_named_and_reaches_no_model(server, openai, how, error, param):

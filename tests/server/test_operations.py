@@ -1,15 +1,50 @@
-"""Alive, ready, and what is counted."""
+"""Alive, ready, and what is counted. Every figure is seen to move by a real request."""
 
+import time
+
+import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.sync.client import connect
 
+from mstar.asks import Acting, Speech
+from mstar.server import openpi
 from mstar.server.door import Phase
-from tests.server.models import BOOM
+from mstar.server.live import Deliver, Ended
+from mstar.server.meters import GAPS_MS, Meters, Player, Tally
+from mstar.wire import messages as m
+from tests.server.models import BOOM, Parrot
 from tests.server.parts import said, serving
+from tests.server.sounding import Scribe, Talker
+from tests.server.toys_drawn import Painter
+from tests.server.toys_house import housing
+from tests.server.toys_robot import Arm, observation
+
+SECOND = np.zeros(24_000, np.float32)
 
 
 def figures(client):
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {(one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples}
+
+
+@pytest.fixture(scope="module")
+def house():
+    models = {"parrot": Parrot(), "talker": Talker(), "scribe": Scribe(), "painter": Painter(), "arm": Arm()}
+    with housing(models) as started:
+        yield started
+
+
+class Moved:
+    """What figures moved by."""
+
+    def __init__(self, client):
+        self._client = client
+        self._before = figures(client)
+
+    def by(self):
+        now = figures(self._client)
+        return {name: value - self._before.get(name, 0) for name, value in now.items()}
 
 
 def test_it_is_ready_when_it_says_so():
@@ -40,10 +75,138 @@ def test_what_happened_is_counted():
     assert got["mstar_requests_total", chat, "422"] == 1
     assert got["mstar_requests_total", "404", "none"] == 1
     assert got["mstar_emissions_total", "Text", "parrot"] == 4
-    assert got["mstar_first_emission_seconds_count", "parrot"] == 2
+    assert got["mstar_first_emission_seconds_count", "Text", "parrot"] == 2
+    assert got["mstar_between_emissions_seconds_count", "Text", "parrot"] == 2
+    assert got["mstar_answers_total", "parrot", "stop"] == 1
+    assert got["mstar_answers_total", "model_error", "parrot"] == 1
+    assert got["mstar_answer_seconds_count", "parrot"] == 1
+    assert got["mstar_tokens_read_total", "parrot", "text"] == 3
+    assert got["mstar_tokens_written_total", "parrot"] == 4
+    assert got["mstar_live_answers", "parrot"] == 0
+    assert got["process_resident_memory_bytes",] > 1e6
     assert got["mstar_live_requests",] == 0
     assert got["mstar_refusals_total", "model_error"] == 1
     assert got["mstar_refusals_total", "invalid_value"] == 1
     assert got["mstar_held", "conductor", "workers"] == 1
     assert got["mstar_held", "front", "streams"] == 0
     assert any(key[:2] == ("mstar_held", "local") for key in got)
+
+
+def test_answers_under_way_and_those_nobody_waits_for(house):
+    body = said("slow" + "x" * 200, stream=True)
+    with house.client() as client:
+        moved = Moved(client)
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert moved.by()["mstar_live_answers", "parrot"] == 1
+        assert house.is_left()
+        assert moved.by()["mstar_live_answers", "parrot"] == 0
+        assert moved.by()["mstar_answers_total", "cancelled", "parrot"] == 1
+
+
+def test_sound_is_measured(house):
+    body = {"model": "talker", "input": "hello", "response_format": "pcm", "stream_format": "audio"}
+    with house.client() as client:
+        moved = Moved(client)
+        assert client.post("/v1/audio/speech", json=body).status_code == 200
+        by = moved.by()
+    assert by["mstar_audio_seconds_total", "talker"] == pytest.approx(0.5)
+    assert by["mstar_first_emission_seconds_count", "Audio", "talker"] == 1
+    assert by["mstar_audio_realtime_factor_count", "talker"] == 1
+    assert 0 < by["mstar_audio_realtime_factor_sum", "talker"] < 5
+    assert by["mstar_audio_underrun_seconds_total", "talker"] >= 0
+    assert by["mstar_audio_answers_total", "talker"] == 1
+    assert by["mstar_audio_unbroken_answers_total", "500", "talker"] == 1
+
+
+def test_what_is_heard_is_measured(house):
+    import io
+
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, SECOND[:12_000], 24_000, format="WAV")
+    with house.client() as client:
+        moved = Moved(client)
+        sent = {"file": ("a.wav", file.getvalue())}
+        assert client.post("/v1/audio/transcriptions", data={"model": "scribe"}, files=sent).status_code == 200
+        assert moved.by()["mstar_transcription_audio_seconds_total", "scribe"] == pytest.approx(0.5)
+
+
+def test_pictures_are_counted_without_partial_ones(house):
+    body = {"model": "painter", "prompt": "red", "size": "32x16", "n": 2, "stream": True, "partial_images": 1}
+    with house.client() as client:
+        moved = Moved(client)
+        client.post("/v1/images/generations", json=body | {"n": 1})
+        by = moved.by()
+    assert by["mstar_images_total", "painter"] == 1
+    assert by["mstar_pixels_total", "painter"] == 32 * 16
+    assert by["mstar_emissions_total", "Image", "painter"] == 2
+
+
+def test_actions_are_timed_and_deadlines_counted(house):
+    told = {"model": "arm", "prompt": "x", "observation": observation()}
+    headers = {"Content-Type": "application/msgpack"}
+    with house.client() as client:
+        moved = Moved(client)
+        for delay in (0, 4000):  # of 1/50 s each; nobody said how long the first can wait
+            body = openpi.pack(told | {"inference_delay": delay})
+            assert client.post("/v1/actions", content=body, headers=headers).status_code == 200
+        by = moved.by()
+    assert by["mstar_action_seconds_count", "arm"] == 2
+    assert by["mstar_action_deadlines_total", "arm"] == 1
+    assert by["mstar_action_deadlines_missed_total", "arm"] == 0
+
+
+def test_calls_under_way_are_counted(house):
+    with house.client() as client:
+        with connect(f"ws://127.0.0.1:{house.port}/v1/realtime?model=parrot"):
+            assert figures(client)["mstar_live_calls", "/v1/realtime"] == 1
+        deadline = time.monotonic() + 2
+        while figures(client)["mstar_live_calls", "/v1/realtime"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert figures(client)["mstar_live_calls", "/v1/realtime"] == 0
+
+
+def test_a_player_that_runs_dry_waits_and_goes_on():
+    player = Player()
+    for now, seconds in ((10.0, 1.0), (10.5, 1.0), (12.3, 1.0), (13.0, 0.5), (14.0, 1.0)):
+        player.give(seconds, now)
+    # It plays from 10 to 12, nothing until 12.3, then until 13.8, and nothing until 14.
+    assert player.seconds == 4.5
+    assert player.underrun == pytest.approx(0.5)
+    assert player.longest == pytest.approx(0.3)
+
+
+def test_silences_are_held_against_what_they_may_be():
+    now = [0.0]
+    meters = Meters()
+    tally = Tally(meters, "m", Speech("x"), lambda: now[0])
+    for moment in (0.5, 1.5, 2.62):
+        now[0] = moment
+        tally.delivered(Deliver("r", "Audio", 0, SECOND, (("rate", 24_000),)))
+    tally.ended(finished())
+
+    def of(metric, *labels):
+        return metric.labels("m", *labels)._value.get()
+
+    assert of(meters.underrun) == pytest.approx(0.12)
+    assert [of(meters.unbroken, str(gap)) for gap in GAPS_MS] == [0, 0, 0, 1, 1]
+    ratio = {one.labels.get("le"): one.value for one in next(iter(meters.ratio.collect())).samples}
+    assert (ratio["0.8"], ratio["0.9"]) == (0, 1)  # 2.62 s for 3 s
+
+
+@pytest.mark.parametrize(("took", "missed"), [(0.09, 0), (0.11, 1)])
+def test_an_action_later_than_its_robot_can_wait_is_missed(took, missed):
+    now = [0.0]
+    meters = Meters()
+    tally = Tally(meters, "m", Acting({}, delay=5), lambda: now[0])  # of 1/50 s each
+    now[0] = took
+    tally.delivered(Deliver("r", "Action", 0, SECOND, (("rate", 50),)))
+    tally.ended(finished())
+    assert meters.missed.labels("m")._value.get() == missed
+
+
+def finished():
+    return Ended("r", m.Finished("r", "ok", {}, m.Value(None)))

@@ -24,7 +24,7 @@ class House:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.models = models
-        self._door = door
+        self.door = door
         self._together = together
         self._front = front
 
@@ -47,9 +47,9 @@ class House:
     def is_left(self, seconds=1.0):
         """Whether no client is there after so long, and nothing of what it asked for."""
         deadline = time.monotonic() + seconds
-        while self._door.visits and time.monotonic() < deadline:
+        while self.door.visits and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not self._door.visits and self.is_empty(seconds)
+        return not self.door.visits and self.is_empty(seconds)
 
 
 @contextmanager

@@ -304,3 +304,10 @@ def test_nothing_is_imported_for_a_sender(name):
     with pytest.raises(ReadFailed, match="has no dataclass"):
         unpack(encode(Ext(4, encode([name, {}]))))
     assert "antigravity" not in sys.modules
+
+
+def test_tensors_are_plain_arrays_where_torch_is_not_wanted():
+    for dtype in (torch.int64, torch.float16, torch.bool):
+        back = unpack(pack(torch.ones(2, 3, dtype=dtype)), is_plain=True)
+        assert (type(back), back.shape, back.tolist()) == (np.ndarray, (2, 3), [[1] * 3] * 2)
+    assert unpack(pack(torch.ones(2, dtype=torch.bfloat16)), is_plain=True).dtype is torch.bfloat16

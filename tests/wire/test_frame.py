@@ -19,13 +19,18 @@ from mstar.wire.messages import (
     Hello,
     Item,
     Notes,
+    OpCount,
     Peer,
     Ready,
+    Span,
     Start,
     Stock,
     Submit,
     Suspect,
+    TakeTimeline,
+    Timeline,
     Value,
+    WalkCount,
 )
 from tests.wire.parts import KEY, Plain
 
@@ -34,7 +39,9 @@ ENDS = write_ends(WORKER, FRONT)
 
 MESSAGES = [
     Hello(("m.lm", "m.codec")),
-    Stock(7, {"pages": 12, "states": 0}),
+    Stock(7, {"pages": 12, "states": 0}, [OpCount("m", "lm", "decode", 3, {"speak": WalkCount(9, 0.5)})]),
+    TakeTimeline(8, "r1"),
+    Timeline(8, 1.7e9, [Span("op", "lm.decode", "speak", 0, 2**62, 1.5, 2.5, 9, text="é")]),
     Submit("r1", "orpheus", Value({"text": "hello", "bytes": b"\0\1"}), tenant="t"),
     Start("r1", 1, 0, "m", "speak", (WORKER,), {0: Given(Value([1, 2.5])), 1: Fresh("lm", "KV")}, {"Text": 1}, FRONT),
     Notes("r1", 1, 0, 1, [Item(1, (2, 3), Value(None))]),

@@ -11,8 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mstar.cli.bench import add_bench
+from mstar.cli.completion import add_completion
+from mstar.cli.config import add_config
+from mstar.cli.conformance import add_conformance
+from mstar.cli.doctor import add_doctor
+from mstar.cli.models import add_models
+from mstar.cli.run import add_run
 from mstar.cli.serve import add_serve
 from mstar.cli.sim import add_sim
+from mstar.cli.top import add_top
+from mstar.cli.trace import add_trace
 from mstar.draw import picture, to_json, to_mermaid, to_svg
 from mstar.errors import LoadError, MstarError, counted, listed, nearest
 from mstar.graph import ir
@@ -22,7 +31,7 @@ from mstar.plan.placement import Placement, read_placement
 from mstar.walk.load import load_model
 
 SERVING = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
-SERVING += ("starlette", "uvicorn", "websockets")
+SERVING += ("rich", "starlette", "uvicorn", "websockets")
 """What the extra `serve` installs; the other commands do without."""
 
 
@@ -63,7 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
     show.set_defaults(run=_plan)
     add_serve(commands)
+    add_config(commands)
+    add_models(commands)
+    add_run(commands)
+    add_doctor(commands)
+    add_top(commands)
+    add_completion(commands)
     add_sim(commands)
+    add_conformance(commands)
+    add_bench(commands)
+    add_trace(commands)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`mstar serve`: a model behind a port. It starts the processes, then lets clients in, and ends when it is told to.
+"""`mstar serve`: models behind a port. It starts the processes, then lets clients in, and ends when it is told to.
 
 The port is open from the first moment: `/ready` says how far the start is. At SIGTERM nobody new is let in, those who
 are there come to their end, and then everything is ended.
@@ -8,155 +8,190 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mstar.cli.config import add_target, chosen
+from mstar.cli.progress import Lines, Stage, display
 from mstar.errors import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import socket
 
+    from mstar.cli.config import Chosen
+    from mstar.config import Serving
     from mstar.launch.local import Local
     from mstar.launch.together import Together
     from mstar.plan.deployment import Deployed
     from mstar.server.door import Door
-    from mstar.server.keys import Keys
     from mstar.server.live import FrontEnd
-    from mstar.wire.messages import Peer
+
+log = logging.getLogger("mstar.serve")
+
+LOOK_S = 0.1
+"""How often it is looked how far the start is."""
 
 
 def add_serve(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "serve a model over HTTP"
+    text = "serve models over HTTP"
     serve = commands.add_parser("serve", help=text, description=text)
-    serve.add_argument("model", help="a model's .py file (path.py or path.py:Class), or an installed name")
-    serve.add_argument("--name", help="what clients call it (the name of the file)")
-    serve.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
-    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8000, help="the port to listen at; 0 is any (8000)")
-    keys = serve.add_mutually_exclusive_group()
-    keys.add_argument("--api-key", action="append", default=[], help="a key that clients need; may be given again")
-    keys.add_argument("--api-key-file", type=Path, help="a file with a key on each line")
-    serve.add_argument("--in-process", action="store_true", help="run everything in this process, with no restarts")
-    serve.add_argument("--insecure", action="store_true", help="listen at any address without keys")
+    add_target(serve, is_needed=True)
     serve.set_defaults(run=_serve)
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from mstar.plan.deployment import deploy  # most commands do not need a server
-    from mstar.plan.placement import read_placement
+    from mstar.cli.keyring import read_keys  # most commands do not need a server
+    from mstar.config import Limits, Serving
+    from mstar.media.decode import Decoders
+    from mstar.media.decode import Limits as MediaLimits
+    from mstar.plan.deployment import deploy
+    from mstar.server import logs
     from mstar.server.door import Door
+    from mstar.server.fetch import Fetcher, Rule
     from mstar.server.listen import bound
 
-    keys = _keys(options)
-    name = options.name or Path(options.model.partition(":")[0]).stem
-    placement = ""
-    if options.placement:
-        read_placement(options.placement)  # it says best what is wrong with a file
-        placement = options.placement.read_text()
-    deployed = deploy({name: options.model}, {name: placement})
-    door = Door({name: deployed[name].model}, keys)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with bound(options.host, options.port) as listening:
+    found = chosen(options)
+    serving, limits = found.resolved.made(Serving), found.resolved.made(Limits)
+    keys = read_keys(found, serving)
+    deployed = deploy(found.models, found.placements)
+    Decoders.limits = MediaLimits(limits.media_bytes, limits.media_pixels, limits.media_seconds)
+    door = Door({name: one.model for name, one in deployed.items()}, keys, limits)
+    door.fetcher = Fetcher(map(Rule.of, serving.allow_media_host))
+    door.meters.emulate(serving.metrics_compat)
+    if serving.otlp:
+        _export(door, serving.otlp)
+    with logs.writing(serving.log_format), bound(serving.host, serving.port) as listening:
         host, port = listening.getsockname()[:2]
-        print(f"listening at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-        launcher = _launcher(deployed, options.in_process, {name: options.model}, {name: placement})
-        asyncio.run(_run(door, launcher, deployed[name].plans.workers, listening))
-    print("ended", flush=True)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        shown = display(serving.log_format)
+        shown.say(f"listening at {url}", url=url)
+        server = Server(door, deployed, shown)
+        asyncio.run(server.run(_launcher(found, deployed, serving), listening, serving.drain_s))
+        shown.say("ended")
 
 
-def _keys(options: argparse.Namespace) -> Keys:
-    from mstar.server.keys import Keys
+def _export(door: Door, url: str) -> None:
+    """Have spans of requests exported."""
+    if not url.startswith(("http://", "https://")):
+        raise LoadError(f"spans cannot go to {url}\n  fix: give the collector's address, as http://127.0.0.1:4318")
+    try:
+        from mstar.server.spans import SpanExport
+    except ModuleNotFoundError as error:
+        raise LoadError(f"`{error.name}` is not installed\n  fix: pip install 'mstar-serve[otel]'") from error
+    SpanExport(door, url)
 
-    keys = options.api_key
-    if options.api_key_file:
+
+def _launcher(found: Chosen, deployed: Mapping[str, Deployed], serving: Serving) -> Local | Together:
+    import msgspec
+
+    from mstar.config import Options
+    from mstar.launch.local import Local
+    from mstar.launch.together import Together
+
+    options = msgspec.structs.replace(found.resolved.made(Options), log_format=serving.log_format)
+    if serving.in_process:
+        return Together(deployed, options=options)
+    return Local(found.models, found.placements, options=options, is_plain=True)  # a front end needs no torch
+
+
+class Server:
+    """Listens, starts everything and lets clients in; at the end, ends everything."""
+
+    def __init__(self, door: Door, deployed: Mapping[str, Deployed], shown: Lines) -> None:
+        self._door = door
+        self._deployed = deployed
+        self._shown = shown
+
+    async def run(self, launcher: Local | Together, listening: socket.socket, drain_s: float) -> None:
+        """Serve until a signal comes."""
+        from mstar.server.app import application
+        from mstar.server.listen import Listener
+
+        door = self._door
+        listener = Listener(door, application(door), drain_s)
+        serving = asyncio.create_task(listener.serve([listening]))
         try:
-            keys = options.api_key_file.read_text().split()
-        except OSError as error:
-            what = f"{options.api_key_file}: cannot be read: {error.strerror}"
-            raise LoadError(f"{what}\n  fix: pass a file with a key on each line") from error
-        if not keys:
-            raise LoadError(f"{options.api_key_file}: it holds no key\n  fix: write a key on each line")
-    if not keys and not options.insecure and not _is_loopback(options.host):
-        what = f"{options.host} can be reached from other machines, and there is no key"
-        raise LoadError(f"{what}\n  fix: give --api-key-file, or --insecure if anybody may use it")
-    return Keys(keys)
+            front = await self._start(launcher)
+        except BaseException:
+            self._shown.close()
+            listener.should_exit = True
+            await serving
+            raise
+        try:
+            if not serving.done():
+                await asyncio.to_thread(self._warm_up, front)
+            self._shown.close()
+            if not serving.done():
+                self._welcome()
+                door.begin(front, launcher.peers, asyncio.get_running_loop())
+                self._shown.say("ready")
+            await serving
+            self._shown.say("ending")
+        finally:
+            await asyncio.to_thread(launcher.stop)
 
+    # ---------------------------------------------------------------- the start
+    async def _start(self, launcher: Local | Together) -> FrontEnd:
+        """Start everything, and tell how far it is."""
+        from mstar.server.live import FrontEnd
+        from mstar.wire.messages import Peer
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name can stand for any address
+        starting = asyncio.create_task(asyncio.to_thread(launcher.start))
+        while not starting.done():
+            await asyncio.wait([starting], timeout=LOOK_S)
+            self._show(launcher)
+        await starting
+        front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductor)
+        launcher.add(front)
+        return front
 
+    def _show(self, launcher: Local | Together) -> None:
+        from mstar.launch.local import Local
 
-def _launcher(
-    deployed: Mapping[str, Deployed], in_process: bool, models: dict[str, str], placements: dict[str, str]
-) -> Local | Together:
-    if in_process:
-        from mstar.launch.together import Together
+        stages: dict[str, Stage] = {}
+        if isinstance(launcher, Local):
+            loading = launcher.loading()
+            for name, state in launcher.health().items():
+                parts = sum(len(one.components_at(name)) for one in self._deployed.values())
+                done, part = loading.get(name, (0, ""))
+                what = f"loading {part} ({done + 1} of {parts})" if part else ""
+                stages[name] = Stage("up", parts + 1, parts + 1) if state == "up" else Stage(what, done, parts + 1)
+        self._shown.show(stages)
+        done, total = (sum(getattr(stage, name) for stage in stages.values()) for name in ("done", "total"))
+        self._tell("starting", done, total)
 
-        return Together(deployed)
-    from mstar.launch.local import Local
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        """Let `/ready` say how far it is, unless it is told to end already."""
+        from mstar.server.door import Phase
 
-    return Local(models, placements)
+        if self._door.phase.name != "draining":
+            self._door.phase = Phase(phase, done, total)
 
+    def _warm_up(self, front: FrontEnd) -> None:
+        """Have a request of each kind served before clients come."""
+        from mstar.server.front import NotServed
 
-async def _run(door: Door, launcher: Local | Together, workers: Sequence[str], listening: Any) -> None:
-    """Listen, start everything, let clients in; at the end, end everything."""
-    from mstar.server.app import application
-    from mstar.server.listen import Listener
+        asks = [(name, ask) for name, one in self._deployed.items() for ask in one.model.warm_ups()]
+        self._tell("warming up", 0, len(asks) + 1)
+        self._door.prepare()
+        for done, (name, ask) in enumerate(asks, 1):
+            self._tell("warming up", done, len(asks) + 1)
+            self._shown.show({"warm-up": Stage(f"{type(ask).__name__} for {name}", done - 1, len(asks))})
+            try:
+                for _ in front.open(name, ask):
+                    pass
+            except NotServed as error:
+                log.warning("the warm-up of %s with a %s failed: %s", name, type(ask).__name__, error)
+        if asks:
+            self._shown.show({"warm-up": Stage("done", len(asks), len(asks))})
 
-    listener = Listener(door, application(door))
-    serving = asyncio.create_task(listener.serve([listening]))
-    try:
-        front = await asyncio.to_thread(_start, door, launcher, workers)
-    except BaseException:
-        listener.should_exit = True
-        await serving
-        raise
-    try:
-        await asyncio.to_thread(door.prepare)  # not beside the start: in one process both import the same libraries
-        if not serving.done():
-            door.begin(front, lambda: _peers(launcher, workers), asyncio.get_running_loop())
-            print("ready", flush=True)
-        await serving
-        print("ending", flush=True)
-    finally:
-        await asyncio.to_thread(launcher.stop)
-
-
-def _start(door: Door, launcher: Local | Together, workers: Sequence[str]) -> FrontEnd:
-    """Start everything, and tell how far it is."""
-    from mstar.launch.local import Local
-    from mstar.server.door import Phase
-    from mstar.server.live import FrontEnd
-    from mstar.wire.messages import Peer
-
-    total = 1 + len(workers)
-
-    def progress(news: str) -> None:
-        door.phase = Phase("starting", door.phase.done + 1, total)
-        print(f"[{door.phase.done}/{total}] {news}", flush=True)
-
-    door.phase = Phase("starting", 0, total)
-    if isinstance(launcher, Local):
-        launcher.start(progress)
-    else:
-        launcher.start()
-    front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductor)
-    launcher.add(front)
-    return front
-
-
-def _peers(launcher: Local | Together, workers: Sequence[str]) -> Sequence[Peer]:
-    """The lives of conductor and workers that are there now."""
-    from mstar.launch.local import Local
-    from mstar.wire.messages import Peer
-
-    dead = [peer for _, peer, _ in launcher.deaths] if isinstance(launcher, Local) else []
-    lives = {name: 1 + max((one.incarnation for one in dead if one.name == name), default=-1) for name in workers}
-    return (launcher.conductor, *(Peer(name, life) for name, life in lives.items()))
+    def _welcome(self) -> None:
+        """Say what is served."""
+        door = self._door
+        for name, served in door.served.items():
+            asks = [kind.__name__.lower() for kind in served.takes if isinstance(kind, type)]
+            self._shown.say(f"  {name}: {', '.join(asks) or 'generate'}", model=name, takes=asks)
+        who = "those who have a key" if door.keys.are_needed else "everybody who can reach it"
+        self._shown.say(f"  open to {who}; GET /v1/models says where each is served", keys=door.keys.are_needed)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from mstar.conductor.core import ConductorCore, Event, Received, Tick
 from mstar.wire import messages as m
 from mstar.wire.node import Node
+from mstar.wire.recent import answer
 
 
 class ConductorActor:
@@ -28,6 +29,8 @@ class ConductorActor:
         if isinstance(message, m.TakeStock):
             stock = self._core.stock() | self._node.stock() | self._stock()
             self._node.send(self.peer, sender, m.Stock(message.ticket, stock))
+        elif isinstance(message, m.TakeTimeline):
+            self._node.send(self.peer, sender, answer(message, self._core.timeline))
         else:
             self._step(now, Received(sender, message))
 

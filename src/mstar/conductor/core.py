@@ -14,6 +14,7 @@ from typing import assert_never
 
 from mstar.conductor import course
 from mstar.conductor.requests import Request
+from mstar.conductor.timeline import Timeline
 from mstar.failpoints import hit
 from mstar.plan.tables import Plans
 from mstar.walk.model import Model
@@ -23,7 +24,7 @@ from mstar.wire.steps import Received, Send, Tick
 BEAT = 0.2
 """Seconds between two signs of life."""
 SILENCE = 1.1
-"""A worker that was not heard of for so many seconds is given up."""
+"""For so many seconds a process that lives is never silent: it beats in a thread of its own."""
 ATTEMPTS = 1 << 40
 """How many attempts there can be under one conductor, at all requests; those of a later one are numbered higher."""
 STUCK = 120.0
@@ -62,6 +63,8 @@ class Limits:
     """How often a request is tried again."""
     unavailable: float = 30.0
     """For how many seconds one waits for a worker."""
+    silence: float = SILENCE
+    """A worker that was not heard of for so many seconds is given up."""
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +99,7 @@ class ConductorCore:
         """Numbers for attempts: no two are the same, not even when a request comes again after it has ended."""
         self.out: list[Send] = []
         """What is to be sent after this step."""
+        self.timeline = Timeline()
         self.late = 0
         """How many messages spoke of what is over."""
         self._launcher = launcher
@@ -110,6 +114,7 @@ class ConductorCore:
 
     def step(self, now: float, event: Event) -> list[Send]:
         """Take note of an event; what to send now, in order."""
+        self.timeline.now = now
         match event:
             case Received():
                 self._receive(now, event.sender, event.message)
@@ -167,7 +172,7 @@ class ConductorCore:
         elif isinstance(message, m.Failed):
             course.finish(self, now, request, course.How("failed", message.error, message.text))
         else:
-            course.restart(self, now, request)
+            course.restart(self, now, request, message.text)
 
     # ---------------------------------------------------------------- requests come and go
     def _submit(self, now: float, front: m.Peer, submit: m.Submit) -> None:
@@ -175,7 +180,7 @@ class ConductorCore:
         _meet(self, front)
         if (request := self.requests.get(submit.rid)) is not None:
             if submit.after >= request.attempt:  # the client misses something of this attempt
-                course.restart(self, now, request, is_afresh=True)
+                course.restart(self, now, request, "an emission was lost on its way", is_afresh=True)
             return
         if submit.model not in self.served:
             self.send(front, m.Refused(submit.rid, 404, f"no model is called {submit.model!r}"))
@@ -185,6 +190,7 @@ class ConductorCore:
             self.send(front, m.Refused(submit.rid, 429, "too many requests are waiting", self.retry_after(now)))
         else:
             self.requests[submit.rid] = Request(submit, front, now)
+            self.timeline.queued(submit.rid)
             self._queue.append(submit.rid)
 
     def _cancel(self, now: float, rid: str) -> None:
@@ -208,6 +214,7 @@ class ConductorCore:
         while self._queue and not self.is_full:
             if (request := self.requests.get(self._queue.popleft())) is not None:
                 request.attempt = next(self.attempts)
+                self.timeline.tried(request)
                 course.begin(self, now, request)
         if self._is_draining and not self.requests and not self._unreleased and not self._is_drained:
             self._is_drained = True
@@ -219,6 +226,7 @@ class ConductorCore:
         del self.requests[request.rid]
         if request.rid in self._queue:
             self._queue.remove(request.rid)
+        self.timeline.over(request.rid)
         self._ended.append(now)
         self.abandon(request)
 
@@ -288,7 +296,7 @@ class ConductorCore:
                 del self._unreleased[key]
         course.suspect(self, now, peer, suspects)
         for request in [one for one in self.requests.values() if one.needs(peer)]:
-            course.restart(self, now, request)
+            course.restart(self, now, request, f"worker {peer} was lost")
         for request in self.requests.values():
             request.workers.discard(peer)
 
@@ -298,7 +306,7 @@ class ConductorCore:
             for worker in self.workers.values():
                 self.send(worker.peer, m.Beat())
         for worker in list(self.workers.values()):
-            if now - worker.heard > SILENCE:
+            if now - worker.heard > self.limits.silence:
                 self._give_up(now, worker.peer, f"not heard of for {now - worker.heard:.1f} s")
         for request in list(self.requests.values()):
             if now > request.deadline:

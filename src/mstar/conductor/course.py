@@ -113,6 +113,7 @@ def place(core: ConductorCore, request: Request) -> None:
     if seats is None:
         return
     tour.seats, tour.left = seats, set(range(len(seats)))
+    core.timeline.began(request)
     _tell_forks(core, request)
     first = request.totals
     for peer, wanted in needed(tour.plan, seats).items():
@@ -181,7 +182,7 @@ def arrive(core: ConductorCore, now: float, request: Request, peer: m.Peer, done
     for index, output in done.outputs.items():
         tour.outputs[index] = Kept(peer, output.state) if isinstance(output, m.Held) else output.value.it
         if isinstance(tour.outputs[index], Unreadable):
-            restart(core, now, request)
+            restart(core, now, request, tour.outputs[index].text)
             return
     for index, number in done.states.items():
         tour.moved[index] = Kept(peer, number)
@@ -193,6 +194,7 @@ def arrive(core: ConductorCore, now: float, request: Request, peer: m.Peer, done
 
 def _conclude(core: ConductorCore, now: float, request: Request, tour: Tour) -> None:
     hit("conductor.conclude")
+    core.timeline.arrived(request.rid)
     vacate(core, tour)
     request.tour = None
     handles = tour.handles
@@ -226,7 +228,7 @@ def vacate(core: ConductorCore, tour: Tour) -> None:
 
 
 # ---------------------------------------------------------------- trying again, and giving up
-def restart(core: ConductorCore, now: float, request: Request, *, is_afresh: bool = False) -> None:
+def restart(core: ConductorCore, now: float, request: Request, why: str, *, is_afresh: bool = False) -> None:
     """Try a request again: a worker that it needs is gone, or something could not be read.
 
     It begins afresh, and what is on record does not count, if an emission of a walk that has ended was lost.
@@ -252,6 +254,7 @@ def restart(core: ConductorCore, now: float, request: Request, *, is_afresh: boo
     vacate(core, request.tour)
     core.abandon(request, keeps_states=is_whole)
     request.attempt = next(core.attempts)
+    core.timeline.tried(request, why)
     if is_whole:
         tour = request.tour
         request.tour = Tour(tour.call, tour.plan, tour.number, since=now)

@@ -20,6 +20,7 @@ import msgspec
 
 from mstar.config import ConductorSettings, WorkerSettings
 from mstar.errors import LoadError, MstarError
+from mstar.server import logs
 from mstar.walk.load import load_model
 
 MAINS: dict[type, str] = {
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     settings = msgspec.msgpack.decode(data, type=ConductorSettings | WorkerSettings)
     try:
-        import_module(MAINS[type(settings)]).main(settings)
+        with logs.writing(settings.options.log_format):
+            import_module(MAINS[type(settings)]).main(settings)
     except MstarError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -18,7 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, Self, TypeVar
@@ -31,6 +31,7 @@ from mstar.plan.placement import Placement, parse_placement, read_placement
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire.messages import Peer
 from mstar.wire.node import Actor, Node
+from mstar.worker.process import loading_file
 
 READY_S = 120.0
 """How long everything may take to be up."""
@@ -62,8 +63,10 @@ class Local:
         *,
         options: Options | None = None,
         spare: bool = True,
+        is_plain: bool = False,
     ) -> None:
         self._models = dict(models)
+        self._is_plain = is_plain
         self._texts: dict[str, str] = {}
         workers: dict[str, None] = {}
         for name in models:
@@ -110,7 +113,7 @@ class Local:
         stack.callback(run.remove)
         self.directory = run.path
         self.key = secrets.token_bytes(32)
-        self.node = Node(self.directory, self.key, ArenaCodec())
+        self.node = Node(self.directory, self.key, ArenaCodec(is_plain=self._is_plain))
         self._supervisor = Supervisor(
             self.node,
             Deployment(
@@ -183,6 +186,10 @@ class Local:
         """The conductor in its present life."""
         return self._supervisor.children[CONDUCTOR].peer
 
+    def peers(self) -> tuple[Peer, ...]:
+        """The present lives of conductor and workers."""
+        return tuple(child.peer for child in self._supervisor.children.values())
+
     @property
     def deaths(self) -> list[tuple[float, Peer, str]]:
         """The latest deaths: when, by the monotonic clock, who, and why."""
@@ -193,8 +200,18 @@ class Local:
         return self._supervisor.processes()[name].pid
 
     def health(self) -> dict[str, str]:
-        """How each child is."""
-        return {name: child.state() for name, child in self._supervisor.children.items()}
+        """How each child is; none is there before the start."""
+        children = self._supervisor.children if "_supervisor" in vars(self) else {}
+        return {name: child.state() for name, child in children.items()}
+
+    def loading(self) -> dict[str, tuple[int, str]]:
+        """Which component each worker loads that is not up yet, and how many it has loaded."""
+        found: dict[str, tuple[int, str]] = {}
+        for peer in self.peers() if self.health() else ():
+            with suppress(OSError, ValueError):  # it has loaded everything, or just begins to write
+                done, _, name = loading_file(self.directory, peer).read_text().partition(" ")
+                found[peer.name] = (int(done), name)
+        return found
 
     def stock(self) -> dict[str, Any]:
         """What is held here: the processes that live, by name, open files of this one, and how many were restarted."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from math import inf
 from typing import Self
 
 from mstar.conductor.actor import ConductorActor
@@ -53,7 +54,9 @@ class Together:
         """Load all components and start; return when requests can come."""
         options = self._options
         served = {name: Served.of(one.model, one.plans) for name, one in self._deployed.items()}
-        core = ConductorCore(self.conductor, LAUNCHER, served, Limits(live=options.max_live, queue=options.queue_bound))
+        # Nobody here can be ended and started again. Whoever is silent has no more than been held up, as has everybody.
+        limits = Limits(live=options.max_live, queue=options.queue_bound, silence=inf)
+        core = ConductorCore(self.conductor, LAUNCHER, served, limits)
         self.node.add(_Launcher(self._ready, self._drained))
         self.node.add(ConductorActor(self.node, core, dict))
         for one in self._deployed.values():
@@ -76,6 +79,11 @@ class Together:
         self._rooms.append(room)
         self.node.call(lambda: self.node.add(actor))
         actor.drive(room, LAUNCHER)
+
+    def peers(self) -> tuple[m.Peer, ...]:
+        """Conductor and workers."""
+        workers = dict.fromkeys(name for one in self._deployed.values() for name in one.plans.workers)
+        return (self.conductor, *(m.Peer(name, 0) for name in workers))
 
     def add(self, front: Actor) -> None:
         """Host a front end."""

@@ -37,7 +37,13 @@ class Format:
 _OPUS = (8000, 12000, 16000, 24000, 48000)
 FORMATS: dict[str, Format] = {
     "mp3": Format("audio/mpeg", container="mp3", codec="libmp3lame", options={"write_xing": "0", "id3v2_version": "0"}),
-    "opus": Format("audio/ogg", _OPUS, container="ogg", codec="libopus", options={"page_duration": "60000"}),
+    "opus": Format(
+        "audio/ogg",
+        _OPUS,
+        container="ogg",
+        codec="libopus",
+        options={"page_duration": "60000", "fflags": "+bitexact"},  # else each stream gets a number by chance
+    ),
     "aac": Format("audio/aac", container="adts", codec="aac"),
     "flac": Format("audio/flac", container="flac", codec="flac"),
     "wav": Format("audio/wav"),

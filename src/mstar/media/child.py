@@ -20,7 +20,7 @@ import numpy as np
 import soundfile
 from PIL import ExifTags, GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from mstar.media.frames import BLOCK, DAMAGED, FINE, HEAD, IMAGES, JOB, MOST, PIXELS, SECONDS, SHAPE
+from mstar.media.frames import BLOCK, DAMAGED, FINE, HEAD, IMAGES, JOB, MOST, PIXELS, SECONDS, SHAPE, longest
 
 PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # loaded now, and no other is tried
 FORMATS = {"WAV": ("WAV", "WAVEX"), "FLAC": ("FLAC",), "OGG": ("OGG",), "MP3": ("MP3", "MPEG")}
@@ -69,15 +69,16 @@ def decode_sound(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[byt
         if not (1 <= channels <= limits["channels"] and limits["slowest"] <= rate <= limits["fastest"]):
             raise Refused(SHAPE, rate, channels)
         is_endless = frames > 1 << 60  # a stream whose writer did not know its length
-        longest = int(limits["seconds"] * rate)
-        if frames > longest and not is_endless:
+        seconds = longest(limits["seconds"], rate)
+        most = int(seconds * rate)
+        if frames > most and not is_endless:
             raise Refused(SECONDS, rate, channels, math.ceil(frames / rate))
         yield HEAD.pack(FINE, rate, channels, 0)
-        left = longest if is_endless else frames
+        left = most if is_endless else frames
         while len(block := _read(sound, STEP if is_endless else min(STEP, left), is_endless)):
             left -= len(block)
             if left < 0:
-                raise Refused(SECONDS, rate, channels, math.ceil(limits["seconds"]))
+                raise Refused(SECONDS, rate, channels, math.ceil(seconds))
             mixed = block.mean(axis=1, dtype=np.float32) if channels > 1 else block[:, 0]
             if not np.isfinite(mixed).all():
                 raise Refused(DAMAGED)

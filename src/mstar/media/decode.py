@@ -19,21 +19,23 @@ from typing import IO
 
 import numpy as np
 
+from mstar import config
 from mstar.asks import Picture, Sound
 from mstar.errors import LoadError, MstarError
 from mstar.media import frames
 
 JOBS = 200
 """After how many files a decoder is replaced, so that what a library forgot to free is freed."""
+_CHOSEN = config.Limits()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How large a file may be, and what decoding it may take."""
 
-    bytes: int = 64 << 20
-    pixels: int = 40_000_000
-    seconds: float = 1800.0
+    bytes: int = _CHOSEN.media_bytes
+    pixels: int = _CHOSEN.media_pixels
+    seconds: float = _CHOSEN.media_seconds
     channels: int = 8
     slowest: int = 4000
     """The lowest rate of a sound, in samples a second."""
@@ -73,12 +75,15 @@ def sound_format(data: bytes) -> str | None:
 class Decoders:
     """A few decoder processes, started ahead. Whoever makes it closes it."""
 
+    limits = Limits()
+    """What holds for those that are told nothing else. A server chooses before it makes some."""
+
     def __init__(self, count: int = 2, limits: Limits | None = None) -> None:
         missing = [package for package in ("numpy", "PIL", "soundfile") if find_spec(package) is None]
         if missing:
             fix = "pip install 'mstar-serve[media]'"
             raise LoadError(f"decoding media needs {', '.join(missing)}, not installed here\n  fix: {fix}")
-        self.limits = limits or Limits()
+        self.limits = limits or self.limits
         self._idle: asyncio.Queue[_Child] = asyncio.Queue()
         self._all: set[_Child] = set()
         for _ in range(count):
@@ -192,7 +197,11 @@ class _Child:
         sink.write(data)
         sink.flush()
         figures = self._head(source)
-        most = self._limits.pixels * 3 if name in frames.IMAGES else int(self._limits.seconds * figures[0]) * 4
+        most = (
+            self._limits.pixels * 3
+            if name in frames.IMAGES
+            else int(frames.longest(self._limits.seconds, figures[0]) * figures[0]) * 4
+        )
         decoded = bytearray()
         while size := frames.BLOCK.unpack(_exactly(source, frames.BLOCK.size))[0]:
             if size == frames.MOST:
@@ -212,7 +221,7 @@ class _Child:
             what = f"the picture has {second} x {first} pixels, and may have {limits.pixels} in all"
             raise BadMedia("too_large", what, "send a smaller one")
         if verdict == frames.SECONDS:
-            what = f"the sound lasts {third} s or more, and may last {limits.seconds:g} s"
+            what = f"the sound lasts {third} s or more, and may last {frames.longest(limits.seconds, first):g} s"
             raise BadMedia("too_long", what, "send it in parts")
         if verdict == frames.SHAPE:
             may = f"up to {limits.channels} channels and {limits.slowest} to {limits.fastest} samples a second"

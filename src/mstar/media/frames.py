@@ -15,3 +15,10 @@ FINE, DAMAGED, PIXELS, SECONDS, SHAPE = range(5)
 """Verdicts: it is decoded, or it is damaged, has too many pixels, lasts too long, has odd channels or an odd rate."""
 IMAGES = ("PNG", "JPEG", "WEBP", "GIF")
 SOUNDS = ("WAV", "FLAC", "OGG", "MP3")
+HIGHEST = 48_000
+"""The highest rate that is usual, in samples a second."""
+
+
+def longest(seconds: float, rate: int) -> float:
+    """How many seconds a sound may last: one of an unusual rate shorter, so that it is not larger than others."""
+    return seconds * min(1.0, HIGHEST / max(rate, 1))

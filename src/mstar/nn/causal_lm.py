@@ -94,7 +94,9 @@ class CausalLM(Component):
 
     def prepare(self) -> None:
         """Load the network, and what grammars need."""
-        _ = self.decoder, self._vocabulary
+        _ = self.decoder
+        if self._vocabulary is not None:
+            self._vocabulary.prepare()
 
     def stock(self) -> dict[str, int]:
         """How many of its pages are held by caches."""

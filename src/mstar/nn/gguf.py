@@ -2,22 +2,26 @@
 
 Quantised weights become floats. Only the architecture `llama` with the vocabulary of a SmolLM (byte-level BPE, each
 digit by itself) is read; anything else is refused, because a wrong guess gives fluent nonsense.
+
+Who only spells needs the tokenizer, and so neither numpy nor torch. The head of a file is read here: the format's own
+library takes seconds for the words in it. How numbers are quantised is that library's business.
 """
 
 from __future__ import annotations
 
+import struct
+from math import prod
 from pathlib import Path
-from typing import Any
-
-import gguf
-import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from mstar.errors import LoadError
-from mstar.nn.checkpoints import assemble, dtype_named
 from mstar.nn.weights import Progress, untold
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from tokenizers import Tokenizer
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -35,6 +39,32 @@ _KIND = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "token
 """The one kind of file that is read, by the fields that say so."""
 _CONTROL = 3
 """The type of a token that is no text, such as the end of a turn."""
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""How numbers are written, by the types of the format."""
+_TEXT, _ARRAY = 8, 9
+_ALIGNED = 32
+"""Where tensors begin: at multiples of so many bytes, unless a file says otherwise."""
+_DAMAGE = (ValueError, LookupError, struct.error, OverflowError, MemoryError)
+"""What bytes that are no GGUF may lead to."""
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor is."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    """How its numbers are written, as the format counts the ways."""
+    offset: int
+    """From the first of all tensors, in bytes."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes. Raises one of _DAMAGE."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]  # so many numbers in so many bytes
+        return prod(self.shape) // numbers * size
 
 
 class GgufFile:
@@ -43,20 +73,44 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._reader = gguf.GGUFReader(path)
-        except ValueError as error:
-            raise LoadError(f"{path} is no complete GGUF file: {error}\n  fix: fetch it again") from error
+            with path.open("rb") as file:
+                self._fields, self._tensors = _head(file)
+                self._end = file.tell()
+        except _DAMAGE as error:
+            raise self._incomplete(error) from error
         for name, value in _KIND.items():
             if (found := self._field(name)) != value:
                 raise LoadError(f"{path} has {name} {found}\n  fix: use a file that has {name} {value}")
 
+    def _incomplete(self, error: Exception) -> LoadError:
+        return LoadError(f"{self._path} is no complete GGUF file: {error}\n  fix: fetch it again")
+
     def _field(self, name: str) -> Any:
-        if name not in self._reader.fields:
+        if name not in self._fields:
             raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with today's llama.cpp")
-        return self._reader.fields[name].contents()
+        return self._fields[name]
+
+    def _numbers(self, tensor: _Tensor, file: ndarray[Any, Any]) -> ndarray[Any, Any]:
+        """A tensor's numbers as floats."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        aligned = self._fields.get("general.alignment", _ALIGNED)
+        start = -(-self._end // aligned) * aligned + tensor.offset
+        try:
+            written = file[start : start + tensor.size].reshape(prod(tensor.shape[:-1]), -1)
+            return dequantize(written, GGMLQuantizationType(tensor.kind)).reshape(tensor.shape)
+        except _DAMAGE as error:
+            raise self._incomplete(error) from error
 
     def network(self, dtype: str = "float32", progress: Progress = untold) -> PreTrainedModel:
         """The model, with its weights as floats."""
+        import numpy as np
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from mstar.nn.checkpoints import assemble, dtype_named
+
         config = LlamaConfig(
             vocab_size=len(self._field("tokenizer.ggml.tokens")),
             hidden_size=self._field("llama.embedding_length"),
@@ -67,21 +121,24 @@ class GgufFile:
             max_position_embeddings=self._field("llama.context_length"),
             rms_norm_eps=self._field("llama.attention.layer_norm_rms_epsilon"),
             rope_parameters={"rope_type": "default", "rope_theta": self._field("llama.rope.freq_base")},
-            tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in self._reader.tensors),
+            tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in self._tensors),
         )
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         weights: dict[str, Tensor] = {}
-        done, total = 0, sum(tensor.n_bytes for tensor in self._reader.tensors)
-        for tensor in self._reader.tensors:
-            weight = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=dtype_named(dtype))
+        file = np.memmap(self._path, np.uint8, mode="r")
+        done, total = 0, sum(tensor.size for tensor in self._tensors)
+        for tensor in self._tensors:
+            weight = torch.tensor(self._numbers(tensor, file), dtype=dtype_named(dtype))
             part = tensor.name.split(".")[-2]
             weights[_name(tensor.name)] = _unpermuted(weight, heads[part]) if part in heads else weight
-            done += int(tensor.n_bytes)
+            done += tensor.size
             progress(done, total)
         return assemble(LlamaForCausalLM, config, weights, dtype)
 
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back, as the model was trained with it."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
         tokens: list[str] = self._field("tokenizer.ggml.tokens")
         merges = [tuple(merge.split(" ")) for merge in self._field("tokenizer.ggml.merges")]
         made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
@@ -92,6 +149,39 @@ class GgufFile:
         special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
         made.add_special_tokens([AddedToken(token, special=True) for token in special])
         return made
+
+
+def _head(file: BinaryIO) -> tuple[dict[str, Any], list[_Tensor]]:
+    """What a file says of itself, and of its tensors, which follow. Raises one of _DAMAGE."""
+    magic, version, tensors, count = _numbers(file, "4sIQQ")
+    if magic != b"GGUF" or version not in (2, 3):
+        raise ValueError(f"it begins with {magic!r} and version {version}")
+    fields = {_value(file, _TEXT): _value(file, *_numbers(file, "I")) for _ in range(count)}
+    return fields, [_tensor(file) for _ in range(tensors)]
+
+
+def _tensor(file: BinaryIO) -> _Tensor:
+    name = _value(file, _TEXT)
+    shape = _numbers(file, f"{_numbers(file, 'I')[0]}Q")[::-1]  # the format has the fastest one first
+    return _Tensor(name, shape, *_numbers(file, "IQ"))
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == _TEXT:
+        return file.read(*_numbers(file, "Q")).decode()
+    if kind != _ARRAY:
+        return _numbers(file, _NUMBERS[kind])[0]
+    kind, count = _numbers(file, "IQ")
+    return (
+        [*_numbers(file, f"{count}{_NUMBERS[kind]}")]
+        if kind in _NUMBERS
+        else [_value(file, kind) for _ in range(count)]
+    )
+
+
+def _numbers(file: BinaryIO, form: str) -> tuple[Any, ...]:
+    form = f"<{form}"
+    return struct.unpack(form, file.read(struct.calcsize(form)))
 
 
 def _name(name: str) -> str:

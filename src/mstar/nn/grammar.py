@@ -6,6 +6,7 @@ the op runs, against the tokens of that model, by llguidance. Nothing here choos
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class Grammar:
 class Vocabulary:
     """The tokens of one model as grammars see them, and the grammars compiled against them.
 
-    `tokenizer` gives the model's `tokenizers.Tokenizer` when a grammar is first wished for; `end` are the tokens that
+    `tokenizer` gives the model's `tokenizers.Tokenizer`; `end` are the tokens that
     end a text.
     """
 
@@ -82,6 +83,11 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._end = list(end)
         self._compiled = functools.lru_cache(_KEPT)(self._compile)
+
+    def prepare(self) -> None:
+        """Load what grammars need, if it is there: the first wish for one would hold up everybody else's."""
+        with contextlib.suppress(LoadError):
+            _ = self._words
 
     def guide(self, grammar: Grammar, start: int) -> Guide:
         """A text under this grammar that begins at this place of a request's history."""

@@ -138,7 +138,8 @@ def attend(
             write(_heard[-1], key, value, module.layer_idx)
         return query.transpose(1, 2), None
     if module.is_causal:
-        return paged.attend(module, query, key, value, attention_mask, scaling, **others)
+        window = module.config.sliding_window  # which no encoder-decoder of the library gives
+        return paged.attend(module, query, key, value, attention_mask, scaling, window, **others)
     run = torch.ops.mstar.recall if torch.compiler.is_exporting() else recall_now
     return run(query, module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling), None
 

@@ -65,9 +65,10 @@ class Listener(Decoder):
 
     attention: ClassVar[str] = HEARD
 
-    def __init__(self, network: Any, pool: Pool, *, swap: int) -> None:
+    def __init__(self, network: Any, pool: Pool, *, swap: int, window: int | None = None) -> None:
         self._encoder = network.eval().requires_grad_(requires_grad=False).get_encoder()
         self._writing = WritingHalf(network)
+        self._writing.config.sliding_window = window  # where attention looks for it
         self._longest: int = network.config.max_target_positions
         super().__init__(self._writing, pool, swap=swap, is_deterministic=False)
 

@@ -39,10 +39,14 @@ class Sampling:
     """Lower the score of every token by so much for each time it was written."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Raise the scores of these tokens by so much."""
+    among: tuple[tuple[int, int], ...] = ()
+    """Choose among the tokens of these ranges only, each from its first number up to before its second."""
     grammar: Grammar | None = None
     """What the text must look like."""
     stop: tuple[int, ...] = ()
     """Tokens that end the text, besides those of the model."""
+    stop_texts: tuple[str, ...] = ()
+    """What ends the text where it is written."""
     logprobs: int | None = None
     """Tell how likely each token was, and so many of the likeliest in its place."""
     seed: int = 0
@@ -62,6 +66,7 @@ class Sampling:
             or self.presence_penalty
             or self.frequency_penalty
             or self.logit_bias
+            or self.among
             or self.grammar
             or self.repetition_penalty != 1
         )
@@ -74,6 +79,14 @@ class Logprobs:
     token_logprob: float
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens in its place, and how likely each was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token and how likely it was: what a Text emission holds where that is wished for."""
+
+    token: int
+    logprobs: Logprobs
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -89,7 +102,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: all(token >= 0 and math.isfinite(bias) for token, bias in value),
         "pairs of a token, 0 or more, and a finite number",
     ),
+    "among": (lambda value: all(0 <= first < end for first, end in value), "ranges of tokens, none of them empty"),
     "stop": (lambda value: all(token >= 0 for token in value), "tokens, 0 or more"),
+    "stop_texts": (all, "texts, none of them empty"),
     "logprobs": (lambda value: value is None or value >= 0, "None, or 0 or more"),
     "seed": (lambda value: -(2**63) <= value < 2**64, "a number of 64 bits"),
 }

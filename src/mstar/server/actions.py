@@ -23,7 +23,7 @@ from mstar.server.door import Served
 from mstar.server.live import Deliver, Live
 from mstar.server.reading import request_of
 from mstar.server.refusals import Refusal
-from mstar.server.visit import Visit, answered
+from mstar.server.visit import Visit, answered, refuse_crowded
 
 MSGPACK = "application/msgpack"
 LONGEST = 4096
@@ -61,6 +61,7 @@ async def read_map(visit: Visit) -> dict[str, Any]:
     try:
         match visit.media_type:
             case "application/json":
+                refuse_crowded(content)
                 value = msgspec.json.decode(content)
             case "application/msgpack":
                 value = openpi.unpack(content)
@@ -97,7 +98,8 @@ async def speak_openpi(call: Call) -> None:
                 actions = await chunk(live)
         except Refusal as refusal:
             await call.tell(refusal.message)
-            raise
+            await call.hang_up(1011, refusal.code)  # whatever it was: so do openpi's own servers
+            return
         timing = {"infer_ms": (time.perf_counter() - begun) * 1e3}
         if total is not None:
             timing["prev_total_ms"] = total

@@ -19,6 +19,7 @@ from mstar.server.door import Served
 from mstar.server.live import Deliver, Ended, Live
 from mstar.server.refusals import Refusal
 from mstar.server.session import ResponseWish, tools_of
+from mstar.server.speech import voice_of
 from mstar.server.spelling import Spelling
 from mstar.server.visit import BROKEN
 from mstar.wire import messages as m
@@ -83,7 +84,7 @@ class Answering:
             Sampling(MAX_TOKENS if longest == "inf" else longest, temperature=1.0, seed=secrets.randbits(62)),
             tools_of(list(tools)),
             self._speaks,
-            settings.audio.output.voice,
+            voice_of(settings.audio.output.voice, self._served),
         )
 
     # ---------------------------------------------------------------- what is told

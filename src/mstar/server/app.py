@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mstar.asks import Acting, Chat, Drawing, Embedding, Filming, Imagining, Speech, Transcription
 from mstar.errors import nearest
+from mstar.media.audio import FORMATS
 from mstar.server import (
     actions,
     chat,
@@ -31,42 +33,53 @@ from mstar.server import (
     hearing,
     images,
     models,
+    openapi,
     operations,
     realtime,
     speech,
     talk,
+    traces,
     videos,
     voices,
     worlds,
 )
 from mstar.server.calls import METHOD, Caller, line
-from mstar.server.door import Door, Surface
+from mstar.server.door import Door, Surface, Terms
+from mstar.server.logs import Traffic, request_ended
 from mstar.server.refusals import Refusal
+from mstar.server.schema import ChatBody, EmbeddingBody, GenerateBody
 from mstar.server.visit import BROKEN, Endpoint, Passage, answered
 
 log = logging.getLogger("mstar.server")
 
-OPEN = frozenset({"/health"})
-"""What needs no key."""
+_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+_SOUNDS = (*sorted({form.media_type for form in FORMATS.values()}), _EVENTS)
+_HEARD = Terms(hearing.Form, {"file": True}, answers=(_JSON, _TEXT, _EVENTS))
+_DRAWN = Terms(images.DrawingBody, answers=(_JSON, _EVENTS))
+_EDITED = Terms(images.DrawingForm, {"image": True, "mask": False}, answers=(_JSON, _EVENTS))
+_FILMED = Terms(videos.FilmingForm, {"input_reference": False})
+_CONTENT = Terms(query=("variant",), answers=("video/mp4",))
+_NATIVE = Terms(GenerateBody, answers=(_EVENTS, generate.MSGPACK))
+_OF_MODEL, _PLAIN = Terms(query=("model",)), Terms(answers=(_TEXT,))
 SURFACES: Sequence[Surface] = (
-    Surface("POST", "/v1/chat/completions", chat.complete, Chat),
-    Surface("POST", "/v1/embeddings", embeddings.embed, Embedding),
-    Surface("POST", "/v1/audio/speech", speech.speak, Speech),
+    Surface("POST", "/v1/chat/completions", chat.complete, Chat, terms=Terms(ChatBody, answers=(_JSON, _EVENTS))),
+    Surface("POST", "/v1/embeddings", embeddings.embed, Embedding, terms=Terms(EmbeddingBody)),
+    Surface("POST", "/v1/audio/speech", speech.speak, Speech, terms=Terms(speech.SpeechBody, answers=_SOUNDS)),
     line("/v1/audio/speech/stream", talk.talk, Speech),
-    Surface("GET", "/v1/audio/voices", voices.list_voices, Speech),
-    Surface("POST", "/v1/audio/transcriptions", hearing.transcribe, Transcription, body_bytes=64 << 20),
-    Surface("POST", "/v1/audio/translations", hearing.translate, Transcription, body_bytes=64 << 20),
-    Surface("POST", "/v1/images/generations", images.generate, Drawing),
-    Surface("POST", "/v1/images/edits", images.edit, Drawing, body_bytes=256 << 20),
-    Surface("POST", "/v1/videos", videos.create, Filming, body_bytes=64 << 20),
+    Surface("GET", "/v1/audio/voices", voices.list_voices, Speech, terms=_OF_MODEL),
+    Surface("POST", "/v1/audio/transcriptions", hearing.transcribe, Transcription, 64 << 20, _HEARD),
+    Surface("POST", "/v1/audio/translations", hearing.translate, Transcription, 64 << 20, _HEARD),
+    Surface("POST", "/v1/images/generations", images.generate, Drawing, terms=_DRAWN),
+    Surface("POST", "/v1/images/edits", images.edit, Drawing, 256 << 20, _EDITED),
+    Surface("POST", "/v1/videos", videos.create, Filming, 64 << 20, _FILMED),
     Surface("GET", "/v1/videos", videos.catalogue),
     Surface("GET", "/v1/videos/{video}", videos.show),
     Surface("DELETE", "/v1/videos/{video}", videos.delete),
-    Surface("GET", "/v1/videos/{video}/content", videos.content),
+    Surface("GET", "/v1/videos/{video}/content", videos.content, terms=_CONTENT),
     Surface("POST", "/v1/actions", actions.act, Acting),
-    Surface("GET", "/v1/actions/metadata", actions.robot, Acting),
+    Surface("GET", "/v1/actions/metadata", actions.robot, Acting, terms=_OF_MODEL),
     line("/", actions.speak_openpi, Acting),
-    Surface("GET", "/healthz", actions.healthz),
+    Surface("GET", "/healthz", actions.healthz, terms=_PLAIN, is_open=True),
     Surface("POST", "/v1/worlds", worlds.create, Imagining),
     Surface("GET", "/v1/worlds/{world}", worlds.show),
     Surface("DELETE", "/v1/worlds/{world}", worlds.close),
@@ -74,13 +87,19 @@ SURFACES: Sequence[Surface] = (
     Surface("POST", "/v1/worlds/{world}/fork", worlds.fork),
     Surface("POST", "/v1/worlds/{world}/reset", worlds.reset),
     line("/v1/realtime", realtime.converse, Chat),
-    Surface("POST", "/v1/generate", generate.generate, body_bytes=256 << 20),
+    Surface("POST", "/v1/generate", generate.generate, None, 256 << 20, _NATIVE),
     Surface("GET", "/v1/models", models.catalogue),
     Surface("GET", "/v1/models/{model:path}", models.entry),
-    Surface("GET", "/health", operations.health),
+    Surface("GET", "/v1/requests", traces.recent),
+    Surface("GET", "/v1/requests/{id:path}/trace", traces.trace, terms=Terms(query=("format",))),
+    Surface("POST", "/v1/requests/{id:path}/cancel", traces.cancel),
+    Surface("GET", "/health", operations.health, is_open=True),
     Surface("GET", "/ready", operations.ready),
-    Surface("GET", "/metrics", operations.metrics),
+    Surface("GET", "/metrics", operations.metrics, terms=_PLAIN),
+    Surface("GET", "/openapi.json", openapi.describe),
 )
+OPEN = frozenset(one.path for one in SURFACES if one.is_open)
+LINES = frozenset(one.path for one in SURFACES if one.method == METHOD)
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -111,7 +130,9 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         near = nearest(request.url.path, [one.path for one in SURFACES])
         return await _refused(request, Refusal(404, "no_such_path", f"there is no {request.url.path}{near}"))
-    return await _refused(request, Refusal(error.status_code, "bad_request", error.detail))
+    refused = await _refused(request, Refusal(error.status_code, "bad_request", error.detail))
+    refused.headers.update(error.headers or {})  # which methods there are
+    return refused
 
 
 class Gate:
@@ -129,7 +150,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         passage = scope["passage"] = Passage(given if _ID.fullmatch(given) else uuid.uuid4().hex)
-        begun, is_started = time.monotonic(), False
+        begun, is_started, traffic = time.monotonic(), False, Traffic(receive, send)
+        entry = self._door.timelines.begin(passage, headers.get("traceparent", ""))
 
         async def sending(message: Message) -> None:
             nonlocal is_started
@@ -137,16 +159,18 @@ class Gate:
                 is_started = True
                 passage.status = message.get("status", 101)
                 MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = passage.id
-            await send(message)
+            await traffic.send(message)
 
         try:
-            await self._pass(scope, headers, receive, sending)
+            await self._pass(scope, headers, traffic.receive, sending)
         except Exception:
             log.exception("request %s", passage.id)
             if is_started:
                 return  # the connection is closed before its body is complete, and so the client knows
             await _answer(BROKEN, scope, receive, sending)
         finally:
+            self._door.timelines.end(entry)
+            request_ended(entry, traffic.bytes_in, traffic.bytes_out)
             self._door.meters.requests.labels(passage.surface, str(passage.status)).inc()
             if passage.code:
                 self._door.meters.refusals.labels(passage.code).inc()
@@ -168,8 +192,10 @@ class Gate:
             return
         holder.live += costs
         self._door.visits += costs
+        is_call = scope["type"] == "websocket" and scope["path"] in LINES
         try:
-            await self._app(scope, receive, send)
+            with self._door.meters.calls.labels(scope["path"]).track_inprogress() if is_call else nullcontext():
+                await self._app(scope, receive, send)
         finally:
             holder.live -= costs
             self._door.visits -= costs

@@ -7,6 +7,8 @@ is said in a call is read and written by the surfaces.
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -21,8 +23,8 @@ from mstar.server.visit import Passage, answered
 
 METHOD = "WS"
 """The method of surfaces that are spoken to over a WebSocket."""
-_BEHIND = 8
-"""So many messages of a client are read before the first of them is served."""
+_BEHIND, _BEHIND_BYTES = 8, 1 << 20
+"""So many messages of a client wait to be served, and so much of them; one more is always read."""
 
 
 class Call:
@@ -35,7 +37,9 @@ class Call:
         self.socket = socket
         self.is_gone = False
         """Whether the client has hung up."""
-        self._inbox: asyncio.Queue[str | bytes] = asyncio.Queue(_BEHIND)
+        self._inbox: deque[str | bytes] = deque()
+        self._moved = asyncio.Condition()
+        """Something was put into the inbox, or taken out."""
         self._listener: asyncio.Task[None] | None = None
 
     @property
@@ -66,19 +70,39 @@ class Call:
     async def _listen(self, task: asyncio.Task[Any]) -> None:
         while (message := await self.socket.receive())["type"] == "websocket.receive":
             text = message.get("text")
-            await self._inbox.put(message["bytes"] if text is None else text)
+            async with self._moved:
+                self._inbox.append(message["bytes"] if text is None else text)
+                self._moved.notify_all()
+                await self._moved.wait_for(self._has_room)
         self.is_gone = True
         task.cancel()
 
+    def _has_room(self) -> bool:
+        return len(self._inbox) < _BEHIND and sum(map(sys.getsizeof, self._inbox)) < _BEHIND_BYTES
+
     async def heard(self) -> str | bytes:
-        """What the client says next."""
-        return await self._inbox.get()
+        """What the client says next. Raises Refusal when it has been silent for too long."""
+        try:
+            async with asyncio.timeout(self.door.limits.idle_s), self._moved:
+                await self._moved.wait_for(lambda: self._inbox)
+                said = self._inbox.popleft()
+                self._moved.notify_all()
+                return said
+        except TimeoutError:
+            what = f"nothing was said for {self.door.limits.idle_s:g} s"
+            raise Refusal(408, "idle", what) from None
 
     async def tell(self, message: str | bytes) -> None:
         """Say something. To who has hung up, nothing is said; the call notices that by itself."""
         if self.socket.application_state is WebSocketState.CONNECTED:
             with suppress(WebSocketDisconnect):
                 await (self.socket.send_text(message) if isinstance(message, str) else self.socket.send_bytes(message))
+
+    async def hang_up(self, code: int = 1000, reason: str = "") -> None:
+        """End it, unless the client has."""
+        if self.socket.application_state is WebSocketState.CONNECTED:
+            with suppress(WebSocketDisconnect):
+                await self.socket.close(code, reason)
 
     @contextmanager
     def opened(self, served: Served, *asks: Any) -> Generator[Live]:
@@ -92,7 +116,7 @@ class Call:
     async def refuse(self, refusal: Refusal) -> None:
         """End it, with the reason."""
         if self.socket.application_state is not WebSocketState.CONNECTING:
-            await self.socket.close(1011, refusal.code)
+            await self.hang_up(1011 if refusal.status >= 500 else 1008, refusal.code)
         elif "websocket.http.response" in self.socket.scope.get("extensions", {}):
             await self.socket.send_denial_response(answered(refusal.content, refusal.status, refusal.headers))
         else:

@@ -6,27 +6,36 @@ A wish that cannot be fulfilled is refused, never ignored. How a model is prompt
 from __future__ import annotations
 
 import secrets
-from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
-from mstar.asks import Chat, Part, Tool, ToolCall, Turn
+from mstar.asks import Chat, Part, Picture, Sound, Tool, ToolCall, Turn
 from mstar.errors import LoadError
 from mstar.media.audio import Track
 from mstar.nn.grammar import Grammar
 from mstar.nn.sampling import Sampling
 from mstar.server.completion import Answer, Completion
-from mstar.server.files import picture_in, sound_in
+from mstar.server.door import Served
+from mstar.server.files import Files, file_of
 from mstar.server.refusals import Refusal
 from mstar.server.schema import ChatBody, ContentPart, Message, NamedTool
+from mstar.server.speech import voice_of
 from mstar.server.visit import Visit, answered
 
 MAX_TOKENS = 1024
 """How long an answer may be if the client does not say."""
 MAX_FILES = 32
 """How many pictures and sounds a conversation may hold."""
+_NAMES: Mapping[type, str] = {str: "text", Picture: "pictures", Sound: "sound"}
+_FILES: Mapping[str, type] = {"text": str, "image": Picture, "audio": Sound}
+"""What files are read as, by what their types begin with."""
+_UNREAD = {
+    "video_url": "send pictures of a video as image_url, and its sound as audio_url",
+    "file": "send file_data, a data: URL of text, a picture or a sound; files are not kept here, and have no file_id",
+}
 RATE = 24_000
 """At how many samples a second answers are spoken: clients expect no other."""
 
@@ -35,22 +44,56 @@ async def complete(visit: Visit) -> Response:
     """POST /v1/chat/completions."""
     body = await visit.read(ChatBody)
     served = visit.find(body.model)
-    if body.logprobs or body.top_logprobs is not None:
-        raise Refusal(400, "unsupported_parameter", "logprobs: the model does not give these", param="logprobs")
-    chat = await chat_of(body)
+    _refuse_unread(body, served)
+    chat = await chat_of(body, served, Files(visit.door.fetcher))
     seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
     live = visit.open(served, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds))
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    answers = [Answer(served, chat, stops=stops, track=track_of(body), is_call=bool(forced_tools(body))) for _ in seeds]
+    most = 1 if body.parallel_tool_calls is False else None
+    is_call = bool(forced_tools(body))
+    answers = [Answer(served, chat, track=track_of(body), is_call=is_call, most_calls=most) for _ in seeds]
     completion = Completion(f"chatcmpl-{visit.passage.id}", served.name, live, answers)
     if body.stream:
-        await live.begun()
+        await completion.begun()
         return visit.events(completion.chunks(has_usage=body.stream_options.include_usage))
     return answered(await completion.whole())
 
 
 # ---------------------------------------------------------------- what is asked for
-async def chat_of(body: ChatBody) -> Chat:
+def _refuse_unread(body: ChatBody, served: Served) -> None:
+    """Refuse what the model does not read, before it is fetched and decoded. It may say what it reads by `reads()`."""
+    reads = getattr(served.model, "reads", None)
+    for part in (part for one in body.messages if isinstance(one.content, list) for part in one.content):
+        kind = _kind(part)
+        if reads is not None and kind is not None and kind not in reads():
+            known = " and ".join(_NAMES[one] for one in reads())
+            what = f"messages: the model `{served.name}` reads {known}, and no {_NAMES[kind]}"
+            raise Refusal(400, "unsupported_media", what, param="messages")
+
+
+def _kind(part: ContentPart) -> type | None:
+    """What a part is read as; None if it is not."""
+    if part.type == "file":
+        return _FILES.get(_media_type((part.file or {}).get("file_data")))
+    return {"text": str, "image_url": Picture, "input_audio": Sound, "audio_url": Sound}.get(part.type)
+
+
+def _media_type(url: Any) -> str:
+    """What a data: URL says that it holds, up to the slash."""
+    return url.removeprefix("data:").partition("/")[0] if isinstance(url, str) and url.startswith("data:") else ""
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs is not None:
+            raise Refusal(422, "invalid_value", "top_logprobs: logprobs must be true, too", param="top_logprobs")
+        return None
+    if "audio" in (body.modalities or ()):
+        what = "logprobs: these are not given of an answer that is spoken"
+        raise Refusal(400, "unsupported_parameter", what, param="logprobs")
+    return body.top_logprobs or 0
+
+
+async def chat_of(body: ChatBody, served: Served, files: Files) -> Chat:
     """The request as a model's route takes it."""
     stochastic = body.temperature is None or body.temperature > 0
     bias = body.logit_bias or {}
@@ -64,59 +107,67 @@ async def chat_of(body: ChatBody) -> Chat:
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple((int(token), value) for token, value in bias.items()),
         grammar=grammar_of(body),
+        stop_texts=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        logprobs=_logprobs(body),
         seed=body.seed if body.seed is not None else secrets.randbits(62) if stochastic else 0,
     )
     tools = () if body.tool_choice == "none" else tuple(wish.function for wish in body.tools)
-    files = sum(part.type != "text" for one in body.messages if isinstance(one.content, list) for part in one.content)
-    if files > MAX_FILES:
-        what = f"messages: they hold {files} pictures and sounds, and may hold {MAX_FILES}"
+    count = sum(part.type != "text" for one in body.messages if isinstance(one.content, list) for part in one.content)
+    if count > MAX_FILES:
+        what = f"messages: they hold {count} pictures and sounds, and may hold {MAX_FILES}"
         raise Refusal(422, "invalid_value", what, param="messages")
     voice = body.audio.voice if body.audio else ""
     return Chat(
-        turns=tuple([await turn_of(message) for message in body.messages]),
+        turns=tuple([await turn_of(message, files) for message in body.messages]),
         speaks="audio" in (body.modalities or ()),
-        voice=voice if isinstance(voice, str) else voice.id,
+        voice=voice_of(voice if isinstance(voice, str) else voice.id, served),
         sampling=sampling,
         tools=tuple(Tool(one.name, one.description, one.parameters) for one in tools),
     )
 
 
-async def turn_of(message: Message) -> Turn:
+async def turn_of(message: Message, files: Files) -> Turn:
     """What one side said."""
     role = "system" if message.role == "developer" else message.role
     calls = tuple(ToolCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls)
-    return Turn(role, await parts_of(message), calls, message.tool_call_id)
+    return Turn(role, await parts_of(message, files), calls, message.tool_call_id)
 
 
-async def parts_of(message: Message) -> tuple[Part, ...]:
+async def parts_of(message: Message, files: Files) -> tuple[Part, ...]:
     """What a message consists of."""
     if isinstance(message.content, str):
         return (message.content,)
-    return tuple([await _part_of(part) for part in message.content or ()])
+    return tuple([await _part_of(part, files) for part in message.content or ()])
 
 
-async def _part_of(part: ContentPart) -> Part:
+async def _part_of(part: ContentPart, files: Files) -> Part:
     match part:
         case ContentPart(type="text", text=str(text)):
             return text
         case ContentPart(type="image_url", image_url={"url": str(url)}):
-            head, _, data = url.partition(",")
-            if not head.startswith("data:") or not head.endswith(";base64"):
-                what = "image_url: only data: URLs in base64 are read; pictures are not fetched from elsewhere"
-                raise Refusal(400, "unsupported_media", what, param="messages")
-            return await picture_in(_decoded(data), "image_url")
+            return await files.picture(await files.at(url, "image_url"), "image_url")
         case ContentPart(type="input_audio", input_audio={"data": str(data)}):
-            return await sound_in(_decoded(data), "input_audio")
+            return await files.sound(file_of(data, "input_audio"), "input_audio")
+        case ContentPart(type="audio_url", audio_url={"url": str(url)}):
+            return await files.sound(await files.at(url, "audio_url"), "audio_url")
+        case ContentPart(type="file", file={"file_data": str(url)}) if _kind(part) is not None:
+            return await _file_part(url, files)
         case _:
-            what = f"a part of type {part.type!r} cannot be read here, or lacks what belongs to it"
+            what = _UNREAD.get(part.type, "text, image_url, input_audio, audio_url and file are read")
+            what = f"a part of type {part.type!r} cannot be read here, or lacks what belongs to it: {what}"
             raise Refusal(400, "unsupported_media", what, param="messages")
 
 
-def _decoded(data: str) -> bytes:
+async def _file_part(url: str, files: Files) -> Part:
+    data, kind = await files.at(url, "file"), _FILES[_media_type(url)]
+    if kind is Picture:
+        return await files.picture(data, "file")
+    if kind is Sound:
+        return await files.sound(data, "file")
     try:
-        return b64decode(data, validate=True)
-    except ValueError:
-        raise Refusal(400, "invalid_base64", "messages: a file in it is not base64", param="messages") from None
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Refusal(400, "unsupported_media", "file: its text is not UTF-8", param="messages") from None
 
 
 def track_of(body: ChatBody) -> Track | None:

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import UnionType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from mstar.errors import LoadError, listed, nearest
+from mstar.config import Limits
+from mstar.errors import listed, nearest
+from mstar.server.fetch import Fetcher
 from mstar.server.keys import Keys
-from mstar.server.live import Bridge, Deliver, FrontEnd, Live
-from mstar.server.meters import Meters
+from mstar.server.live import Bridge, FrontEnd, Live
+from mstar.server.meters import Follower, Meters, Tally
 from mstar.server.refusals import Refusal
-from mstar.walk.model import Model
+from mstar.server.schema import LONGEST_NAME
+from mstar.server.timeline import Timelines
+from mstar.walk.model import Model, kinds_of
 from mstar.wire import messages as m
 
 if TYPE_CHECKING:
@@ -29,6 +32,19 @@ if TYPE_CHECKING:
 
 STARTING_S = 2.0
 """After how many seconds to come again while the server starts or ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What goes in and out at a surface, for those who read its description."""
+
+    body: type[BaseModel] | None = None
+    files: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Names of files beside it, for which it is a form, and whether they are needed."""
+    query: tuple[str, ...] = ()
+    """Names of what may stand behind the path."""
+    answers: tuple[str, ...] = ("application/json",)
+    """What types an answer may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +57,9 @@ class Surface:
     ask: type | None = None
     body_bytes: int = 32 << 20
     """How large a body may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a front end waits for, in seconds."""
-
-    body_s: float = 30.0
-    """How long a client may take to send its request."""
-    patience_s: float = 600.0
-    """How long a request may take in all."""
+    terms: Terms = Terms()
+    is_open: bool = False
+    """Whether it needs no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +84,12 @@ class Served:
     @classmethod
     def of(cls, name: str, model: Model) -> Served:
         """A model, with what its route says."""
-        route = type(model).route
-        if route is Model.route:
-            return cls(name, model, None)
-        try:
-            hints = typing.get_type_hints(route, include_extras=True)
-        except NameError as error:
-            what = f"the route of `{name}` is annotated with what is not there when it runs: {error}"
-            raise LoadError(f"{what}\n  fix: import it outside of TYPE_CHECKING") from error
-        hints.pop("return", None)
-        return cls(name, model, next(iter(hints.values()), Any))
+        return cls(name, model, model.request_type())
 
     @property
     def takes(self) -> tuple[Any, ...]:
         """The types of request that its route takes."""
-        is_union = isinstance(self.request, UnionType) or typing.get_origin(self.request) is typing.Union
-        return typing.get_args(self.request) if is_union else (self.request,)
+        return kinds_of(self.request)
 
 
 class Door:
@@ -100,7 +99,12 @@ class Door:
         self.served = {name: Served.of(name, model) for name, model in models.items()}
         self.keys = keys or Keys()
         self.limits = limits or Limits()
+        self.fetcher = Fetcher()
+        """Of files that clients only name; it fetches nothing unless it is replaced."""
         self.meters = Meters()
+        self.timelines = Timelines()
+        self.ops: dict[str, list[m.OpCount]] = {}
+        """What ops came to, by worker, when it was last asked."""
         self.phase = Phase("starting")
         self.visits = 0
         """How many requests are under way."""
@@ -129,10 +133,11 @@ class Door:
         """The model that a client named, if it is served there."""
         served = self.served.get(name)
         if served is None:
+            name = name[:LONGEST_NAME]  # finding what is near takes its time
             what = f"no model is called `{name}`{nearest(name, self.served)}; there are {listed(self.served)}"
             raise Refusal(404, "model_not_found", what, param="model")
         if surface.ask is not None and surface.ask not in served.takes:
-            paths = [offered.path for offered in self.offers(served)]
+            paths = [*(offered.path for offered in self.offers(served)), "/v1/generate"]
             what = f"the model `{name}` is not served at {surface.path}; it is served at {listed(paths)}"
             raise Refusal(404, "surface_not_served", what, param="model")
         return served
@@ -146,17 +151,10 @@ class Door:
         if self.bridge is None or self.phase.name != "ready":
             what = f"the server is {self.phase.name}"
             raise Refusal(503, "not_ready", what, retry_after=STARTING_S)
-        front, begun = self.bridge.front, time.monotonic()
+        front = self.bridge.front
         submits = [m.Submit(front.new_rid(), served.name, m.Value(ask), tenant, self.limits.patience_s) for ask in asks]
         live = Live(self.bridge, submits)
-        is_first = True
-
-        def delivered(news: Deliver) -> None:
-            nonlocal is_first
-            if is_first:
-                self.meters.first.labels(served.name).observe(time.monotonic() - begun)
-                is_first = False
-            self.meters.emissions.labels(served.name, news.kind).inc()
-
-        live.on_delivery = delivered
+        entry = self.timelines.opened(served.name, tenant, live.rids)
+        tallies = {rid: Tally(self.meters, served.name, ask) for rid, ask in zip(live.rids, asks, strict=True)}
+        live.follower = Follower(tallies, entry)
         return live

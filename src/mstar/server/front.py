@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from mstar.errors import MstarError
 from mstar.server.streams import (
@@ -34,6 +34,10 @@ from mstar.walk.emissions import KINDS, Emission
 from mstar.wire import messages as m
 from mstar.wire.node import Node
 
+T = TypeVar("T")
+
+ANSWER_S = 5.0
+"""How long another process may take to answer a question; then it is taken for dead."""
 Listener = Callable[[Deliver | Ended], None]
 """Told of everything that happens to a request, in the thread of the node."""
 
@@ -60,7 +64,8 @@ class FrontEnd:
         self._node = node
         self._core = FrontCore(me, conductor, digest)
         self._listeners: dict[str, Listener] = {}
-        self._asked: dict[int, Future[dict[str, int]]] = {}
+        self._asked: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
+        """Questions that wait for an answer, by ticket: until when, and how the answer is read."""
         self._numbers = itertools.count()
 
     # ---------------------------------------------------------------- from any thread
@@ -97,16 +102,33 @@ class FrontEnd:
 
         self._node.call(left)
 
+    def cancel(self, rid: str) -> None:
+        """Have a request ended as cancelled; its listener is told so."""
+        self._node.call(lambda: self._node.send(self.peer, self._core.conductor, m.Cancel(rid)))
+
     def take_stock(self, peer: m.Peer) -> Future[dict[str, int]]:
         """Ask a process what it holds."""
-        ticket, answer = next(self._numbers), Future[dict[str, int]]()
+        return self._ask(peer, m.TakeStock, lambda stock: stock.counts)
+
+    def take_figures(self, peer: m.Peer) -> Future[m.Stock]:
+        """Ask a process what it holds, and what its ops came to."""
+        return self._ask(peer, m.TakeStock, lambda stock: stock)
+
+    def take_timeline(self, peer: m.Peer, rid: str) -> Future[m.Timeline]:
+        """Ask a process what a request did there, and when."""
+        return self._ask(peer, lambda ticket: m.TakeTimeline(ticket, rid), lambda timeline: timeline)
+
+    def _ask(self, peer: m.Peer, worded: Callable[[int], m.Message], read: Callable[[Any], T]) -> Future[T]:
+        """Ask a process something. If it does not answer, that is a TimeoutError."""
+        ticket, answer = next(self._numbers), Future[T]()
+        answer.set_running_or_notify_cancel()  # from here on nobody can cancel it, and it can be answered
 
         def ask() -> None:
+            self._asked[ticket] = (time.monotonic() + ANSWER_S, answer, read)
             if peer == self.peer:
-                answer.set_result(self._core.stock() | self._node.stock())
-                return
-            self._asked[ticket] = answer
-            self._node.send(self.peer, peer, m.TakeStock(ticket))
+                self._answered(m.Stock(ticket, self._core.stock() | self._node.stock()))
+            else:
+                self._node.send(self.peer, peer, worded(ticket))
 
         self._node.call(ask)
         return answer
@@ -114,9 +136,8 @@ class FrontEnd:
     # ---------------------------------------------------------------- on the node
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """A message has come."""
-        if isinstance(message, m.Stock):
-            if (answer := self._asked.pop(message.ticket, None)) is not None:
-                answer.set_result(message.counts)
+        if isinstance(message, m.Stock | m.Timeline):
+            self._answered(message)
             return
         if isinstance(message, m.Forget):
             self._node.forget(message.peer)
@@ -124,7 +145,14 @@ class FrontEnd:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+        for ticket in [ticket for ticket, (until, _, _) in self._asked.items() if until < now]:
+            self._asked.pop(ticket)[1].set_exception(TimeoutError("it did not answer"))
         self._step(now, Tick())
+
+    def _answered(self, message: m.Stock | m.Timeline) -> None:
+        if (question := self._asked.pop(message.ticket, None)) is not None:
+            _, answer, read = question
+            answer.set_result(read(message))
 
     def _step(self, now: float, event: Event) -> None:
         for action in self._core.step(now, event):

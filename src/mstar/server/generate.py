@@ -18,8 +18,8 @@ from mstar.server import arrays
 from mstar.server.live import Ended, Live
 from mstar.server.reading import FormText, request_of
 from mstar.server.refusals import Refusal
-from mstar.server.schema import GenerateBody
-from mstar.server.visit import Poured, Visit, event
+from mstar.server.schema import LONGEST_NAME, GenerateBody
+from mstar.server.visit import Poured, Visit, event, refuse_crowded
 from mstar.wire import messages as m
 
 MSGPACK = "application/msgpack"
@@ -41,6 +41,7 @@ async def generate(visit: Visit) -> Response:
 async def _body(visit: Visit) -> GenerateBody:
     match visit.media_type:
         case "application/json":
+            refuse_crowded(await visit.body())
             return _checked(_decoded(msgspec.json.decode, await visit.body()))
         case "application/msgpack":
             return _checked(_decoded(msgspec.msgpack.decode, await visit.body()))
@@ -60,9 +61,9 @@ def _decoded(decode: Any, content: bytes) -> Any:
 
 def _checked(value: Any) -> GenerateBody:
     told = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if not isinstance(told.get("model"), str):
+    if not isinstance(name := told.get("model"), str) or not 0 < len(name) <= LONGEST_NAME:
         raise Refusal(422, "invalid_value", 'the body is {"model": name, "request": ...}', param="model")
-    return GenerateBody(model=told["model"], request=told.get("request"))
+    return GenerateBody(model=name, request=told.get("request"))
 
 
 async def _form(visit: Visit) -> GenerateBody:

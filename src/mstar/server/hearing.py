@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from mstar.asks import Segment, Sound, Transcript, Transcription
 from mstar.server.door import Served
-from mstar.server.files import sound_in
+from mstar.server.files import Files
 from mstar.server.live import Deliver, Live
 from mstar.server.refusals import Refusal
 from mstar.server.schema import Name
@@ -27,6 +27,8 @@ FIELDS = 64
 """How many fields a form may have."""
 FIELD_BYTES = 64 << 10
 """How large a field may be that is not the file."""
+_LISTS = {"timestamp_granularities", "include", "languages", "keywords"}
+"""Fields that may come more than once."""
 
 
 class Form(BaseModel):
@@ -36,12 +38,22 @@ class Form(BaseModel):
 
     model: Name
     language: Annotated[str, Field(max_length=64)] = ""
+    languages: list[Annotated[str, Field(max_length=64)]] = []
+    keywords: list[Annotated[str, Field(max_length=256)]] = []
     prompt: Annotated[str, Field(max_length=16_384)] = ""
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     timestamp_granularities: list[Literal["segment", "word"]] = []
     include: list[Literal["logprobs"]] = []
     stream: bool = False
+
+    def ask(self, sound: Sound, *, translates: bool) -> Transcription:
+        """The request as a model's route takes it. Words that may be said are a prompt to it."""
+        if len(languages := {self.language, *self.languages} - {""}) > 1:
+            what = f"languages: the model takes one, and {len(languages)} are given"
+            raise Refusal(400, "unsupported_parameter", what, param="languages")
+        prompt = " ".join([self.prompt, ", ".join(self.keywords)]).strip()
+        return Transcription(sound, "".join(languages), prompt, self.temperature, translates)
 
 
 async def transcribe(visit: Visit) -> Response:
@@ -57,8 +69,8 @@ async def translate(visit: Visit) -> Response:
 async def _heard(visit: Visit, *, translates: bool) -> Response:
     form, file = await _read(visit)
     served = visit.find(form.model)
-    sound = await sound_in(file, "file")
-    ask = Transcription(sound, form.language, form.prompt, form.temperature, translates)
+    sound = await Files(visit.door.fetcher).sound(file, "file")
+    ask = form.ask(sound, translates=translates)
     hearing = Hearing(served, visit.open(served, ask), ask)
     if form.stream:
         await hearing.live.begun()
@@ -78,7 +90,7 @@ async def _read(visit: Visit) -> tuple[Form, bytes]:
         data = await file.read()
         fields: dict[str, Any] = {}
         for name, value in form.multi_items():
-            if name.removesuffix("[]") in ("timestamp_granularities", "include"):  # SDKs write brackets
+            if name.removesuffix("[]") in _LISTS:  # SDKs write brackets
                 fields.setdefault(name.removesuffix("[]"), []).append(value)
             elif isinstance(value, str):
                 fields[name] = value
@@ -129,9 +141,13 @@ class Hearing:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """What was said as events."""
+        has_deltas = False
         async for text in self._texts():
+            has_deltas = True
             yield event({"type": "transcript.text.delta", "delta": text})
         told = self._told()
+        if told.text and not has_deltas:  # of a model that tells all at its end: clients put deltas together
+            yield event({"type": "transcript.text.delta", "delta": told.text})
         yield event({"type": "transcript.text.done", "text": told.text, "usage": _usage(told)})
 
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+
+from mstar.config import Allowance
+
+__all__ = ["Allowance", "Holder", "Keys", "digest_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What each key may ask for."""
-
-    a_second: float = 1000.0
-    """How many requests, on average."""
-    at_once: int = 16_384
-    """How many requests at the same time; a burst may be as large."""
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).digest()
 
 
 class Holder:
@@ -26,7 +24,7 @@ class Holder:
 
     def __init__(self, name: str, allowance: Allowance) -> None:
         self.name = name
-        """A few digits of the key's digest."""
+        """What the operator calls it, or a few digits of the key's digest."""
         self.live = 0
         self._allowance = allowance
         self._tokens = float(allowance.at_once)
@@ -46,20 +44,30 @@ class Holder:
 
 
 class Keys:
-    """The keys of a server. Without any, everybody may come in, and shares one allowance."""
+    """The keys of a server; `named` are those whose holders have a name, by digest. Without any, all may come in."""
 
-    def __init__(self, keys: Iterable[str] = (), allowance: Allowance | None = None) -> None:
-        self._allowance = allowance or Allowance()
-        digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._holders = {digest: Holder(digest.hex()[:8], self._allowance) for digest in digests}
-        self._everybody = None if digests else Holder("", self._allowance)
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        allowance: Allowance | None = None,
+        named: Mapping[bytes, Holder] | None = None,
+    ) -> None:
+        allowance = allowance or Allowance()
+        digests = map(digest_of, keys)
+        self._holders = {digest: Holder(digest.hex()[:8], allowance) for digest in digests} | dict(named or {})
+        self._everybody = None if self._holders else Holder("", allowance)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether nobody comes in without one."""
+        return self._everybody is None
 
     def holder(self, authorization: str) -> Holder | None:
         """Who sent this header, or None if nobody that is known."""
         if self._everybody is not None:
             return self._everybody
         scheme, _, key = authorization.partition(" ")
-        shown = hashlib.sha256(key.strip().encode()).digest()
+        shown = digest_of(key.strip())
         found = None
         for digest, holder in self._holders.items():  # all of them, so that the time says nothing
             if hmac.compare_digest(digest, shown):

@@ -6,13 +6,16 @@ It starts no other process. Which address it listens at is decided by who makes 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
 from mstar.errors import LoadError
+from mstar.server.connections import CallConnection, Connection, most_connections
 from mstar.server.door import Door
 
 DRAIN_S = 30.0
@@ -42,8 +45,11 @@ class Listener(uvicorn.Server):
     """Speaks HTTP for a door until a signal comes. A second signal ends it at once."""
 
     def __init__(self, door: Door, application: Starlette, drain_s: float = DRAIN_S) -> None:
+        connection = functools.partial(Connection, door.limits, most_connections(door.limits))
         config = uvicorn.Config(
             application,
+            http=cast("Any", connection),  # a class is wanted, and is only called
+            ws=CallConnection,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from mstar.server.front import FrontEnd
 from mstar.server.refusals import refusal_of
@@ -40,18 +41,33 @@ class Bridge:
             self._roused.popleft().wake()
 
 
+class Follower(Protocol):
+    """Told what becomes of requests, as their client is."""
+
+    def delivered(self, news: Deliver) -> None:
+        """Something is handed on."""
+        ...
+
+    def ended(self, news: Ended) -> None:
+        """One of them has ended."""
+        ...
+
+    def dropped(self, rid: str) -> None:
+        """Nobody wants more of one of them."""
+        ...
+
+
 class Live:
     """Requests of one client under way. Iterate it for what is delivered, and for how each of them ended well.
 
     It raises a Refusal as soon as one does not end well. Whoever made it closes it.
     """
 
-    __slots__ = ("_bridge", "_last", "_news", "_open", "_taken", "_waiter", "on_delivery", "rids")
+    __slots__ = ("_bridge", "_last", "_news", "_open", "_taken", "_waiter", "follower", "rids")
 
     def __init__(self, bridge: Bridge, submits: Sequence[m.Submit]) -> None:
         self.rids = [submit.rid for submit in submits]
-        self.on_delivery: Callable[[Deliver], None] | None = None
-        """Called for each delivery, before it is read."""
+        self.follower: Follower | None = None
         self._bridge = bridge
         self._open = set(self.rids)
         self._news: deque[Deliver | Ended] = deque()
@@ -83,8 +99,11 @@ class Live:
                 break
             self._waiter = self._bridge.loop.create_future()
             await self._waiter
-        if isinstance(news := self._news[0], Ended):
-            _check(news)
+        news = self._news[0]
+        if isinstance(news, Ended) and (isinstance(news.end, m.Refused) or news.end.status != "ok"):
+            if self.follower is not None:
+                self.follower.ended(news)
+            raise refusal_of(news.end)
 
     def __aiter__(self) -> Live:
         return self
@@ -96,10 +115,12 @@ class Live:
             news = self._news.popleft()
             if isinstance(news, Ended):
                 self._open.discard(news.rid)
+                if self.follower is not None:
+                    self.follower.ended(news)
             else:
                 self._last = news
-                if self.on_delivery is not None:
-                    self.on_delivery(news)
+                if self.follower is not None:
+                    self.follower.delivered(news)
             return news
         raise StopAsyncIteration
 
@@ -117,14 +138,10 @@ class Live:
         if rid in self._open:
             self._open.discard(rid)
             self._bridge.front.close(rid)
+            if self.follower is not None:
+                self.follower.dropped(rid)
 
     def close(self) -> None:
         """Want no more."""
         for rid in self.rids:
             self.drop(rid)
-
-
-def _check(news: Ended) -> None:
-    end = news.end
-    if isinstance(end, m.Refused) or end.status != "ok":
-        raise refusal_of(end)

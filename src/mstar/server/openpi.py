@@ -48,7 +48,7 @@ def unpack(data: bytes) -> Any:
     """The value that was packed. Raises BadArray."""
     try:
         return _read(msgspec.msgpack.decode(data))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadArray(f"{len(data)} bytes are no msgpack") from error
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from mstar.server.door import STARTING_S, Door
@@ -39,15 +42,41 @@ async def metrics(visit: Visit) -> Response:
         door.meters.asked = now
         peers = [door.bridge.front.peer, *door.peers()]
         await asyncio.gather(*(_ask(door, peer) for peer in peers))
-    return Response(generate_latest(door.meters.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(_Figures(door)), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Figures(Collector):
+    """The figures of this process, and what ops came to at the workers."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them, as they are now."""
+        yield from self._door.meters.registry.collect()
+        of_op, labels = ["model", "component", "op", "worker"], ["model", "component", "op", "walk", "worker"]
+        calls = CounterMetricFamily("mstar_op_calls", "Calls of ops that ran", labels=labels)
+        seconds = CounterMetricFamily("mstar_op_seconds", "How long they took, each its share", labels=labels)
+        waited = CounterMetricFamily("mstar_op_wait_seconds", "How long they were ready before", labels=labels)
+        batches = CounterMetricFamily("mstar_op_batches", "Batches that ran", labels=of_op)
+        for worker, ops in self._door.ops.items():
+            for one in ops:
+                batches.add_metric((one.model, one.component, one.op, worker), one.batches)
+                for walk, count in one.walks.items():
+                    of = (one.model, one.component, one.op, walk, worker)
+                    calls.add_metric(of, count.calls)
+                    seconds.add_metric(of, count.seconds)
+                    waited.add_metric(of, count.waited)
+        yield from (calls, seconds, waited, batches)
 
 
 async def _ask(door: Door, peer: m.Peer) -> None:
     assert door.bridge is not None, "it was looked at before"
-    asked = asyncio.wrap_future(door.bridge.front.take_stock(peer))
+    asked = asyncio.wrap_future(door.bridge.front.take_figures(peer))
     try:
         stock = await asyncio.wait_for(asyncio.shield(asked), ANSWER_S)  # it may still answer
     except TimeoutError:
         return  # it is being started, or it is dead: its last figures stay
-    for what, count in stock.items():
+    door.ops[peer.name] = stock.ops
+    for what, count in stock.counts.items():
         door.meters.held.labels(peer.name, what).set(count)

@@ -11,7 +11,7 @@ import enum
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Annotated, Any, Literal, cast
 
@@ -22,6 +22,7 @@ from mstar.graph.types import FLOATS, TensorType
 from mstar.server import arrays
 from mstar.server.door import Served
 from mstar.server.refusals import Refusal
+from mstar.server.visit import VALUES, too_many_values
 from mstar.walk.types import UnknownHint, read_hint
 
 _PLAIN = {bool: "true or false", str: "a text", bytes: "bytes"}
@@ -46,6 +47,7 @@ class FormText(str):
 
 def request_of(served: Served, value: Any) -> Any:
     """What a model's route takes, from what a client sent. Raises Refusal."""
+    _refuse_crowded(value)
     if served.request is not None:
         return _read(served.request, value, "request")
     walks = served.model.walks()
@@ -57,6 +59,22 @@ def request_of(served: Served, value: Any) -> Any:
     parameters = list(inspect.signature(walk).parameters.values())[1:]
     needed = {one.name for one in parameters if one.default is one.empty}
     return _fields({one.name: hints[one.name] for one in parameters}, needed, value, "request")
+
+
+def _refuse_crowded(value: Any) -> None:
+    """Refuse more values than can be read while others wait."""
+    seen, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        items: Collection[Any] = ()
+        if isinstance(one, dict):
+            items = cast("dict[Any, Any]", one).values()
+        elif isinstance(one, list):
+            items = cast("list[Any]", one)
+        seen += len(items)
+        if seen > VALUES:
+            raise too_many_values()
+        waiting += items
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

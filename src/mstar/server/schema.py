@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+LONGEST_NAME = 256
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class Strict(BaseModel):
@@ -27,6 +28,8 @@ class ContentPart(Strict):
     text: str | None = None
     image_url: dict[str, Any] | None = None
     input_audio: dict[str, Any] | None = None
+    audio_url: dict[str, Any] | None = None
+    file: dict[str, Any] | None = None
 
 
 class Function(Strict):
@@ -47,7 +50,7 @@ class Message(Strict):
     """What one side said."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=4096)] | None = None
     tool_calls: list[CalledTool] = Field(default=[], max_length=128)
     tool_call_id: str = ""
 
@@ -135,6 +138,7 @@ class ChatBody(Strict):
     response_format: ResponseFormat | None = None
     tools: list[ToolWish] = Field(default=[], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioWish | None = None
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from mstar.asks import Ending, Speech
 from mstar.errors import LoadError
 from mstar.media.audio import Track
+from mstar.server.door import Served
 from mstar.server.live import Deliver, Live
 from mstar.server.refusals import Refusal
 from mstar.server.schema import Name, Seed, Strict
@@ -25,6 +26,11 @@ from mstar.server.visit import Poured, Visit, event
 
 LONGEST = 4096
 """How many characters a text may have."""
+_EARLIER = {"alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse"}
+_PRESETS = _EARLIER | {"cedar", "marin"}
+"""OpenAI's own voices: libraries ask for one of them unless they are told otherwise, and Pipecat for no others."""
+AUDIO_TOKENS = 20
+"""How many tokens a second of sound is counted as."""
 
 _UNSUPPORTED = (400, "unsupported_format", "response_format")
 
@@ -47,11 +53,11 @@ class Manner(Strict):
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     sample_rate: Annotated[int, Field(ge=8000, le=48_000)] | None = None
 
-    def ask(self, text: str) -> Speech:
+    def ask(self, text: str, served: Served) -> Speech:
         """The request as a model's route takes it."""
         return Speech(
             text,
-            voice=self.voice.id if isinstance(self.voice, VoiceId) else self.voice or "",
+            voice=voice_of(self.voice.id if isinstance(self.voice, VoiceId) else self.voice or "", served),
             speed=1.0 if self.speed is None else self.speed,
             instructions=self.instructions or "",
             language=self.language or "",
@@ -76,12 +82,18 @@ class SpeechBody(Manner):
     stream_format: Literal["audio", "sse"] | None = None
 
 
+def voice_of(name: str, served: Served) -> str:
+    """The voice that is meant by a name. One of OpenAI's is any, to a model that says which it has, and has it not."""
+    voices = getattr(served.model, "voices", None)
+    return "" if name in _PRESETS and voices is not None and name not in voices() else name
+
+
 async def speak(visit: Visit) -> Response:
     """POST /v1/audio/speech."""
     body = await visit.read(SpeechBody)
     served = visit.find(body.model)
     track = body.track()
-    live = visit.open(served, body.ask(body.input))
+    live = visit.open(served, body.ask(body.input, served))
     await live.begun()
     if body.stream_format == "sse":
         response = visit.events(_events(live, track))
@@ -123,10 +135,15 @@ async def _events(live: Live, track: Track) -> AsyncGenerator[bytes]:
         if isinstance(part, bytes):
             yield event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
         else:
-            yield event({"type": "speech.audio.done", "usage": usage_of(part)})
+            yield event({"type": "speech.audio.done", "usage": usage_of(part, track)})
 
 
-def usage_of(ending: Ending) -> dict[str, int]:
-    """What was read. How many tokens a sound was made of, no model says."""
-    read = sum(ending.read.values())
-    return {"input_tokens": read, "output_tokens": 0, "total_tokens": read}
+def usage_of(ending: Ending, track: Track) -> dict[str, int]:
+    """What was read, in what the model says that it reads, and what was said."""
+    read, said = sum(ending.read.values()), audio_tokens(track.seconds)
+    return {"input_tokens": read, "output_tokens": said, "total_tokens": read + said}
+
+
+def audio_tokens(seconds: float) -> int:
+    """Sound that was made, in tokens. Of whatever a model makes it, they are as long as those of OpenAI's models."""
+    return math.ceil(round(seconds * AUDIO_TOKENS, 3))

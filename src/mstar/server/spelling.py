@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from mstar.nn.sampling import Scored
+
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """How bytes are spelled that are no character, or not yet."""
 _PARTS = 3
@@ -22,6 +24,8 @@ class Spelling:
     def __init__(self, spell: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self.tokens = 0
         """How many tokens have come; none of an answer that comes as text."""
+        self.has_strings = False
+        """Whether some of it has come as text."""
         self.is_stopped = False
         """Whether a stop string has come."""
         self._spell = spell
@@ -36,6 +40,7 @@ class Spelling:
     def add(self, value: Any) -> str:
         """Take what a Text emission holds, tokens or a string; the text that is certain now."""
         if isinstance(value, str):
+            self.has_strings = True
             return self._let_out(value)
         numbers = tokens_of(value)
         self.tokens += len(numbers)
@@ -71,9 +76,19 @@ class Spelling:
 
 
 def tokens_of(value: Any) -> list[int]:
-    """Token numbers, whatever holds them: a number, an array of any library, a list."""
+    """Token numbers, whatever holds them: a number, an array of any library, a list, or what says how likely it was."""
+    if isinstance(value, Scored):
+        return [value.token]
     plain = value.tolist() if hasattr(value, "tolist") else value
     return [int(one) for one in cast("list[Any]", plain)] if isinstance(plain, list | tuple) else [int(plain)]
+
+
+def token_bytes(model: Any, token: int) -> bytes | None:
+    """What a token stands for: what the model says, if it has a method for that; None if it is no text by itself."""
+    if (told := getattr(model, "token_bytes", None)) is not None:
+        return told(token)
+    text = model.spell([token])
+    return None if _BROKEN in text else text.encode()
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -55,7 +55,7 @@ async def talk(call: Call) -> None:
     except Refusal as refusal:
         await _tell(call, "error", **refusal.content)
         raise
-    await call.socket.close()
+    await call.hang_up()
 
 
 class Talk:
@@ -119,18 +119,18 @@ class Talk:
     async def _say(self, sentence: str) -> None:
         number, track, size = self._count, self._config.track(), 0
         self._count += 1
-        with self._call.opened(self._served, self._config.ask(sentence)) as live:
+        with self._call.opened(self._served, self._config.ask(sentence, self._served)) as live:
             about = {"format": self._config.response_format, "sample_rate": track.rate}
             await _tell(self._call, "audio.start", sentence_index=number, sentence_text=sentence, **about)
             async for part in sounds(live, track):
                 if isinstance(part, bytes):
                     size += len(part)
-                    await self._call.socket.send_bytes(part)
+                    await self._call.tell(part)
         await _tell(self._call, "audio.done", sentence_index=number, total_bytes=size, error=False)
 
 
 async def _tell(call: Call, kind: str, **content: Any) -> None:
-    await call.socket.send_text(msgspec.json.encode({"type": kind, **content}).decode())
+    await call.tell(msgspec.json.encode({"type": kind, **content}).decode())
 
 
 def _bytes(heard: str | bytes) -> bytes:

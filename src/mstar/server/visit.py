@@ -27,6 +27,8 @@ log = logging.getLogger("mstar.server")
 
 Body = TypeVar("Body", bound=BaseModel)
 
+VALUES = 250_000
+"""So many values a body may hold: while more of them were read, all other clients would wait."""
 GONE = 499
 """The status of a visit whose client has left."""
 BROKEN = Refusal(500, "internal_error", "something went wrong in the server")
@@ -201,6 +203,7 @@ def event(content: Any, name: str = "") -> bytes:
 
 def validated(schema: type[Body], content: bytes) -> Body:
     """JSON as a schema says. Raises Refusal, which names what is wrong."""
+    refuse_crowded(content)
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
@@ -209,6 +212,19 @@ def validated(schema: type[Body], content: bytes) -> Body:
             raise Refusal(400, "invalid_json", f"the body is not JSON: {first['msg']}") from None
         where = ".".join(map(str, first["loc"]))
         raise Refusal(422, "invalid_value", f"{where or 'the body'}: {first['msg']}", param=where or None) from None
+
+
+def refuse_crowded(content: bytes) -> None:
+    """Refuse JSON that may hold more values than can be read while others wait. A file in base64 has no commas."""
+    if content.count(b",") >= VALUES:
+        raise too_many_values()
+
+
+def too_many_values() -> Refusal:
+    """A refusal of what holds too many values."""
+    return Refusal(
+        413, "too_many_values", f"a body may hold {VALUES} values, and this holds more; send arrays as bytes"
+    )
 
 
 def _too_large(limit: int) -> Refusal:

@@ -1,7 +1,8 @@
 """Arrays of numpy and torch as bytes and back: dtype, shape, then the data, or a number that says where that was put.
 
 Neither library is imported for packing: whoever holds an array has done that. Arrays come back in memory of their own
-that can be written to, tensors on the CPU. Where large ones are placed, this module does not know.
+that can be written to, tensors on the CPU; or as arrays of numpy, where torch is not to be loaded for them. Where large
+ones are placed, this module does not know.
 """
 
 from __future__ import annotations
@@ -104,15 +105,18 @@ def _packed(head: bytes, array: Any, place: Place | None) -> bytes:
 
 
 # ---------------------------------------------------------------- unpacking
-def unpack_array(data: memoryview, placed: Sequence[bytearray]) -> Any:
-    """The array that was packed. Bytes that were not packed here may raise almost anything."""
+def unpack_array(data: memoryview, placed: Sequence[bytearray], *, is_plain: bool = False) -> Any:
+    """The array that was packed; if `is_plain`, of numpy wherever that has its dtype.
+
+    Bytes that were not packed here may raise almost anything.
+    """
     end = 2 + data[1]
     name = str(data[2:end], "ascii")
     form = _SHAPES[data[end]]
     _, *shape = form.unpack_from(data, end)
     rest = data[end + form.size :]
     content = placed[_NUMBER.unpack(rest)[0]] if data[0] else bytearray(rest)
-    library, dtype = _dtype_of(name)
+    library, dtype = _dtype_of(name, is_plain=is_plain)
     if math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"{len(content)} bytes are not an array of {name[1:]} and shape {shape}")
     array = library.frombuffer(content, dtype=dtype) if content else library.empty(shape, dtype=dtype)
@@ -122,8 +126,11 @@ def unpack_array(data: memoryview, placed: Sequence[bytearray]) -> Any:
 
 
 @functools.lru_cache(256)
-def _dtype_of(name: str) -> tuple[Any, Any]:
+def _dtype_of(name: str, *, is_plain: bool) -> tuple[Any, Any]:
     """The library that makes arrays of a dtype, and the dtype."""
+    if is_plain and name[0] == "t" and _TORCH.get(name[1:]) == "":
+        numpy = importlib.import_module("numpy")
+        return numpy, numpy.dtype(name[1:])
     if name[0] == "t" and name[1:] in _TORCH:
         torch = importlib.import_module("torch")
         return torch, getattr(torch, name[1:])

@@ -20,11 +20,15 @@ _decode = msgspec.msgpack.Decoder(tuple[list[Descriptor], msgspec.Raw]).decode
 
 
 class ArenaCodec:
-    """Values as bytes for one peer, and back. A peer is one life of a process."""
+    """Values as bytes for one peer, and back. A peer is one life of a process.
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    If `is_plain`, tensors come back as arrays of numpy: who only hands them on to clients need not load torch.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, *, is_plain: bool = False) -> None:
         self._arena = Arena(capacity)
         self._reader = Reader()
+        self._is_plain = is_plain
 
     def pack(self, value: Any, to: Hashable) -> bytes:
         """A value for a peer. Raises Unpackable."""
@@ -60,7 +64,7 @@ class ArenaCodec:
                 failed = error
         if failed is not None:
             raise failed
-        return values.unpack(packed, placed)
+        return values.unpack(packed, placed, is_plain=self._is_plain)
 
     def forget(self, peer: Hashable) -> None:
         """That life is over: free what was kept for it, and close what it had."""

@@ -148,10 +148,13 @@ _DAMAGE += (ArithmeticError, RuntimeError, struct.error)
 """What bytes that were not packed here may lead to."""
 
 
-def unpack(data: bytes | memoryview, placed: Sequence[bytearray] = ()) -> Any:
-    """The value that was packed; `placed` are the bytes of its arrays that are not inline. Raises ReadFailed."""
+def unpack(data: bytes | memoryview, placed: Sequence[bytearray] = (), *, is_plain: bool = False) -> Any:
+    """The value that was packed; `placed` are the bytes of its arrays that are not inline. Raises ReadFailed.
+
+    If `is_plain`, tensors are arrays of numpy.
+    """
     try:
-        return _Reader(placed).read(data)
+        return _Reader(placed, is_plain=is_plain).read(data)
     except _DAMAGE as error:
         fix = "send it again; if that does not help, the two processes run different code"
         raise ReadFailed(f"{len(data)} bytes hold no value: {error}\n  fix: {fix}") from error
@@ -160,15 +163,16 @@ def unpack(data: bytes | memoryview, placed: Sequence[bytearray] = ()) -> Any:
 class _Reader:
     """Turns extension types back into what they stand for."""
 
-    def __init__(self, placed: Sequence[bytearray]) -> None:
+    def __init__(self, placed: Sequence[bytearray], *, is_plain: bool) -> None:
         self._placed = placed
+        self._is_plain = is_plain
 
     def read(self, data: bytes | memoryview) -> Any:
         return decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == _ARRAY:
-            return unpack_array(data, self._placed)
+            return unpack_array(data, self._placed, is_plain=self._is_plain)
         return _READERS[code](self, data)
 
     def set(self, data: memoryview) -> set[Any]:

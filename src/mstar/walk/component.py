@@ -236,6 +236,8 @@ class Component:
     """The attribute of the model that holds this component; set when it is assigned there."""
     threads: int | None = None
     """How many threads its ops may use; None leaves it to the libraries. Whoever runs it there says so."""
+    weights: tuple[Any, ...] = ()
+    """The files that it loads, as values of `mstar.nn.weights`, for those who ask what a model needs."""
 
     def kv(self) -> KV:
         """A fresh attention cache."""

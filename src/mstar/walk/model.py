@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import typing
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
-from mstar.errors import RouteError, WalkError, WalkNotRun, listed, nearest, shown
+from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, listed, nearest, shown
 from mstar.walk import context
 from mstar.walk.component import Component
 from mstar.walk.emissions import Emission
@@ -107,6 +109,12 @@ def walk(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def kinds_of(request: Any) -> tuple[Any, ...]:
+    """The types of request that an annotation stands for."""
+    is_union = isinstance(request, UnionType) or typing.get_origin(request) is typing.Union
+    return typing.get_args(request) if is_union else (request,)
+
+
 @dataclass
 class Outcome:
     """What one request gave: its emissions in order, and what its route or walk returned."""
@@ -170,11 +178,28 @@ class Model:
         arguments = cast("Mapping[str, Any]", request)
         return await getattr(self, next(iter(walks)))(**arguments)
 
+    @classmethod
+    def request_type(cls) -> Any:
+        """What its route takes, as it is annotated; Any if it is not, None if it has no route of its own."""
+        if cls.route is Model.route:
+            return None
+        try:
+            hints = typing.get_type_hints(cls.route, include_extras=True)
+        except NameError as error:
+            what = f"the route of {cls.__name__} is annotated with what is not there when it runs: {error}"
+            raise LoadError(f"{what}\n  fix: import it outside of TYPE_CHECKING") from error
+        hints.pop("return", None)
+        return next(iter(hints.values()), Any)
+
     def spell(self, tokens: Sequence[int], /) -> str:
         """Tokens of its Text emissions as text, wherever they were made. Who emits strings has nothing to spell."""
         raise NotImplementedError(
             f"{type(self).__name__} emits tokens and cannot spell them\n  fix: def spell(self, tokens)"
         )
+
+    def warm_ups(self) -> Sequence[Any]:
+        """Requests to be served before clients come, so that no client waits for what only the first one takes."""
+        return ()
 
     def run(self, request: Any) -> Outcome:
         """Serve one request eagerly, here and now: the oracle of every other way to run it."""

@@ -60,11 +60,76 @@ class TakeStock(Message):
     ticket: int
 
 
+class WalkCount(msgspec.Struct, array_like=True):
+    """What calls of one op from one walk came to, since the process began."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    """A batch's seconds are shared equally among its calls."""
+    waited: float = 0.0
+    """For how many seconds they were ready and did not run."""
+
+
+class OpCount(msgspec.Struct, array_like=True):
+    """What one op came to, since the process began: how many batches, and the calls of each walk."""
+
+    model: str
+    component: str
+    op: str
+    batches: int = 0
+    walks: dict[str, WalkCount] = {}
+
+
 class Stock(Message):
     """What I hold, counted."""
 
     ticket: int
     counts: dict[str, int]
+    ops: list[OpCount] = []
+    """Of a worker: what its ops came to."""
+
+
+class Span(msgspec.Struct, array_like=True):
+    """Something that went on for a while for one request. Times are of the process's own clock, in seconds.
+
+    What is done many times is one span: from its first start to its last end, with how often it was done.
+    """
+
+    what: str
+    """queued, attempt or walk of a conductor; op or transfer of a worker."""
+    name: str
+    walk: str
+    """Of which walk."""
+    number: int
+    """How many walks of the request came before that one."""
+    attempt: int
+    start: float
+    end: float
+    """Infinite while it goes on."""
+    calls: int = 0
+    busy: float = 0.0
+    """For how many seconds it was computed, with others in its batches."""
+    waited: float = 0.0
+    """For how many seconds its calls were ready and did not run, or it had no worker."""
+    batch: int = 0
+    """The size of its largest batch."""
+    text: str = ""
+    """Who took part, or why it was needed."""
+
+
+class TakeTimeline(Message):
+    """What did this request do, and when?"""
+
+    ticket: int
+    rid: str
+
+
+class Timeline(Message):
+    """What it did here. `clock` is the time of day when this process's clock was 0, so that hosts can be compared."""
+
+    ticket: int
+    clock: float
+    spans: list[Span]
 
 
 # ---------------------------------------------------------------- front end and conductor
@@ -364,6 +429,8 @@ AnyMessage = (
     | Forget
     | TakeStock
     | Stock
+    | TakeTimeline
+    | Timeline
     | Submit
     | Cancel
     | Refused

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from mstar.wire import messages as m
 from mstar.wire.node import Node
+from mstar.wire.recent import answer
 from mstar.worker.commands import Command, Event, Received, Send, Tick
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_room import EngineRoom
@@ -38,7 +39,10 @@ class WorkerActor:
         if isinstance(message, m.TakeStock):
             room = {} if self._room is None else self._room.stock()
             stock = self._core.stock() | room | self._node.stock() | self._stock()
-            self._node.send(self.peer, sender, m.Stock(message.ticket, stock))
+            self._node.send(self.peer, sender, m.Stock(message.ticket, stock, self._core.tally.ops()))
+            return
+        if isinstance(message, m.TakeTimeline):
+            self._node.send(self.peer, sender, answer(message, self._core.tally))
             return
         if isinstance(message, m.Forget):
             self._node.forget(message.peer)

@@ -35,6 +35,7 @@ from mstar.worker.commands import (
     Tick,
 )
 from mstar.worker.early import Early
+from mstar.worker.tally import Tally
 from mstar.worker.tours import Guest, Tour
 
 BEAT = 0.2
@@ -57,6 +58,7 @@ class WorkerCore:
         self.guests: dict[str, Guest] = {}
         self.waiting = Waiting(limits)
         self.early = Early()
+        self.tally = Tally(plans)
         self.ready: list[Ready] = []
         """Calls that became ready in this step."""
         self.out: list[Action] = []
@@ -75,6 +77,7 @@ class WorkerCore:
 
     def step(self, now: float, event: Event) -> list[Action]:
         """Take note of an event; what to do now, in order."""
+        self.tally.now = now
         match event:
             case Received():
                 self._receive(now, event.sender, event.message)
@@ -207,6 +210,7 @@ class WorkerCore:
         hit("worker.ran")
         key, waiters, _ = self._running.pop(event.number)
         self._batches += 1
+        self.tally.ran(key, waiters, event.results, event.seconds)
         self.waiting.learn(key, event.seconds)
         for number in event.evicted:
             if (owner := self._owners.get(number)) is not None:

@@ -6,12 +6,13 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from mstar import failpoints
 from mstar.config import WorkerSettings
 from mstar.engine.engine import Engine
-from mstar.plan.deployment import deploy
+from mstar.plan.deployment import Deployed, deploy
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire.messages import Peer
 from mstar.wire.node import Node
@@ -31,18 +32,12 @@ def main(settings: WorkerSettings) -> None:
     if settings.incarnation == 0:
         failpoints.arm(settings.options.failpoints)
     deployed = deploy(settings.models, settings.placements)
-    here: list[str] = []
-    for name, one in deployed.items():
-        for component_name in one.components_at(settings.name):
-            component = one.model.components()[component_name]
-            component.threads = settings.options.threads
-            component.prepare()
-            here.append(f"{name}.{component_name}")
+    me = Peer(settings.name, settings.incarnation)
+    here = _prepare(deployed, settings, loading_file(Path(settings.directory), me))
     gc.collect()
     gc.freeze()  # what was loaded stays: a collection need not look at it each time
     codec = ArenaCodec()
     node = Node(Path(settings.directory), settings.key, codec)
-    me = Peer(settings.name, settings.incarnation)
     conductor = Peer("conductor", settings.peers["conductor"])
     limits = Limits(settings.options.max_batch, settings.options.window)
     core = WorkerCore(me, conductor, {name: one.plans for name, one in deployed.items()}, tuple(here), limits)
@@ -58,3 +53,23 @@ def main(settings: WorkerSettings) -> None:
     room = EngineRoom(models, engine, actor.report, threading.Lock(), black_box)
     actor.drive(room, Peer("launcher", settings.peers["launcher"]))
     node.run()
+
+
+def loading_file(directory: Path, peer: Peer) -> Path:
+    """The file in which a worker says which component it loads, and how many it has loaded."""
+    return directory / f"{peer}.loading"
+
+
+def _prepare(deployed: Mapping[str, Deployed], settings: WorkerSettings, told: Path) -> list[str]:
+    """Load the components that run here; their names."""
+    parts = {
+        f"{name}.{part}": one.model.components()[part]
+        for name, one in deployed.items()
+        for part in one.components_at(settings.name)
+    }
+    for done, (name, component) in enumerate(parts.items()):
+        told.write_text(f"{done} {name}")
+        component.threads = settings.options.threads
+        component.prepare()
+    told.unlink(missing_ok=True)
+    return list(parts)

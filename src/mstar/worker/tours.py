@@ -5,11 +5,11 @@ Nothing here knows of other requests, of batches or of messages; see `core`.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from mstar.plan.run import Run
-from mstar.wire.messages import Coming, Given, Held, Notes, Start
+from mstar.wire.messages import Coming, Given, Held, Notes, Peer, Span, Start, WalkCount
 
 if TYPE_CHECKING:
     from mstar.plan.tables import Plan
@@ -24,11 +24,13 @@ ALONE = 4
 class Guest:
     """One request at this worker."""
 
-    __slots__ = ("attempt", "kept", "rid", "taken", "tour")
+    __slots__ = ("attempt", "kept", "rid", "spans", "taken", "tour")
 
-    def __init__(self, rid: str, attempt: int) -> None:
+    def __init__(self, rid: str, attempt: int, spans: deque[Span]) -> None:
         self.rid = rid
         self.attempt = attempt
+        self.spans = spans
+        """What it did here, and when."""
         self.tour: Tour | None = None
         self.kept: dict[int, StateRef] = {}
         """States that the route holds, by number."""
@@ -54,6 +56,7 @@ class Tour:
         "plan",
         "releases",
         "runs",
+        "spans",
         "start",
         "worker",
     )
@@ -75,6 +78,8 @@ class Tour:
         """How many emissions of each kind it has made here."""
         self.calls: defaultdict[int, int] = defaultdict(int)
         """How many calls of each batch key it has completed."""
+        self.spans: dict[int | Peer, tuple[Span, WalkCount]] = {}
+        """What it did here, by batch key; and what it sent, by to whom."""
         self.in_flight = 0
         """How many of its calls are being run."""
         self.releases: list[int] = []

@@ -33,6 +33,7 @@ class Leaving:
     state: StateRef
     to: m.Peer
     message: Callable[[m.Value], m.Message]
+    since: float
 
 
 # ---------------------------------------------------------------- beginning
@@ -41,7 +42,7 @@ def begin(core: WorkerCore, start: m.Start) -> None:
     hit("worker.begin")
     guest = core.guests.get(start.rid)
     if guest is None:
-        guest = core.guests[start.rid] = Guest(start.rid, start.attempt)
+        guest = core.guests[start.rid] = Guest(start.rid, start.attempt, core.tally.spans(start.rid))
     elif start.attempt < guest.attempt:
         core.late += 1
         return
@@ -173,6 +174,7 @@ def follow(core: WorkerCore, tour: Tour) -> None:
         return
     for seat, found in notes.items():
         core.out.append(Send(tour.start.seats[seat], found))
+        core.tally.passed(tour, tour.start.seats[seat], core.tally.now)
     for seat, run in tuple(runs.items()):
         if run.emitted:
             emit(core, tour, run)
@@ -192,7 +194,7 @@ def _pass_on(core: WorkerCore, tour: Tour, message: wires.Message, notes: dict[i
         def told(payload: m.Value) -> m.Message:
             return m.Notes(start.rid, start.attempt, start.walk, seat, [m.Passed(value, path, payload)])
 
-        leave(core, Leaving(tour.guest, start.attempt, message.payload, start.seats[seat], told))
+        leave(core, Leaving(tour.guest, start.attempt, message.payload, start.seats[seat], told, core.tally.now))
     else:
         found = notes.setdefault(seat, m.Notes(start.rid, start.attempt, start.walk, seat, []))
         found.notes.append(_as_note(message))
@@ -240,7 +242,7 @@ def send_state(core: WorkerCore, guest: Guest, order: m.SendState) -> None:
     def told(payload: m.Value) -> m.Message:
         return m.StateInput(order.rid, order.attempt, order.walk, order.input, payload)
 
-    leave(core, Leaving(guest, order.attempt, guest.kept[order.state], order.to, told))
+    leave(core, Leaving(guest, order.attempt, guest.kept[order.state], order.to, told, core.tally.now))
 
 
 def leave(core: WorkerCore, leaving: Leaving) -> None:
@@ -262,6 +264,8 @@ def depart(core: WorkerCore, exported: Exported) -> None:
         core.say(m.Failed(leaving.guest.rid, leaving.attempt, type(error).__name__, str(error)))
     else:
         core.out.append(Send(leaving.to, leaving.message(m.Value(exported.cargo))))
+        if leaving.guest.tour is not None:
+            core.tally.passed(leaving.guest.tour, leaving.to, leaving.since)
 
 
 # ---------------------------------------------------------------- ending
@@ -292,6 +296,7 @@ def drop(core: WorkerCore, guest: Guest) -> None:
     guest.kept.clear()
     core.early.drop(guest.rid, guest.attempt)
     del core.guests[guest.rid]
+    core.tally.end(guest.rid)
 
 
 def end(core: WorkerCore, order: m.End) -> None:

@@ -6,16 +6,19 @@ the next is being written. It sees no pictures, and does not listen while it spe
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mstar import Audio, Stream, Text, choose, loop, walk, windows
 from mstar.asks import Chat, Ending, Part, Segment, Sound, Speech, Transcription, Turn
 from mstar.models.voice.smollm2 import SmolLm2
+from mstar.models.voice.sounds import silence
 from mstar.models.voice.speaker import RATE, Hibari, check_wish
 from mstar.models.voice.vad import Ear
-from mstar.models.voice.whisper import Scribe, written
+from mstar.models.voice.whisper import Scribe, positions, written
+from mstar.models.whisper.whisper import silently, writing
+from mstar.models.whisper.words import Wish
 from mstar.nn.sampling import Sampling
 
 
@@ -33,17 +36,10 @@ class Assistant(SmolLm2, Hibari):
         return self.ear.speech(sound)
 
     @walk
-    def write(self, sound: Sound, start: float, sampling: Sampling) -> list[Segment]:
+    def write(self, sound: Sound, start: float, wish: Wish) -> list[Segment]:
         """Write down a piece, for nobody but itself."""
-        kv = self.scribe.kv()
-        self.scribe.hear(self.scribe.encode(self.scribe.spectrum(sound)), kv)
-        first = self.scribe.next(self.scribe.start(), kv, sampling)
-        s = loop(steps=choose(self.scribe.is_end(first), 0, sampling.max_tokens), token=first)
-        for _ in s:
-            s.collect(tokens=s.token)
-            s.token = self.scribe.next(s.token, kv, sampling)
-            s.stop_when(self.scribe.is_end(s.token))
-        return self.scribe.segments(s.tokens, sound, start)
+        _, tokens = silently(writing(self.scribe, sound, wish))
+        return self.scribe.segments(tokens, sound, start)
 
     @walk
     def talk(self, chat: Chat, manner: Speech) -> Generator[Text | Audio, None, Ending]:
@@ -58,17 +54,22 @@ class Assistant(SmolLm2, Hibari):
                 yield Text(w.token)
                 w.collect(tokens=w.token)
                 following = self.lm.next(w.token, kv, chat.sampling)
-                w.stop_when(self.lm.is_end(following, chat.sampling))
+                w.stop_when(self.lm.is_over(following, kv, chat.sampling))
                 w.stop_when(self.lm.is_pause(w.token, following))
                 w.token = following
-            sentence, left, is_full = self.lm.sentence(w.tokens, s.left)
+            sentence, left, is_full = self.lm.sentence(w.tokens, s.left, chat.sampling)
             sentences.put(sentence)
             s.stop_when(is_full)
-            s.stop_when(self.lm.is_end(w.token, chat.sampling))
+            s.stop_when(self.lm.is_over(w.token, kv, chat.sampling))
             s.token, s.left = w.token, left
         for window in windows(sentences, size=1):
             yield Audio(self.speaker.say(window[0], manner, 0), rate=RATE)
-        return self.lm.ending(prompt, s.token, chat.sampling)
+        return self.lm.ending(prompt, s.token, kv, chat.sampling)
+
+    def warm_ups(self) -> Sequence[Any]:
+        """Silence to be written down, and a turn to be answered in speech."""
+        turn = Turn("user", (silence(), "Hello."))
+        return [Transcription(silence()), Chat((turn,), Sampling(max_tokens=2), speaks=True)]
 
     async def route(self, request: Chat | Speech | Transcription) -> Any:
         """Answer, speak, or write down."""
@@ -76,20 +77,35 @@ class Assistant(SmolLm2, Hibari):
             case Speech():
                 return await Hibari.route(self, request)
             case Transcription():
-                return await written(request, self.write)
+                return await written(request, self.scribe.words, self.write)
             case Chat():
                 manner = Speech("", request.voice, seed=request.sampling.seed)
                 check_wish(manner)
-                chat = replace(request, turns=tuple([await self._read(turn) for turn in request.turns]))
-                return await (self.talk(chat, manner) if request.speaks else self.answer(chat))
+                heard = list[Sound]()
+                chat = replace(request, turns=tuple([await self._read(turn, heard) for turn in request.turns]))
+                ending = await (self.talk(chat, manner) if request.speaks else self.writing(chat))
+                audio = sum(map(positions, heard))
+                return replace(ending, read={**ending.read, "audio": audio}) if audio else ending
 
-    async def _read(self, turn: Turn) -> Turn:
-        """A turn with what was said in it written down."""
-        parts: list[Part] = [await self._heard(part) if isinstance(part, Sound) else part for part in turn.parts]
+    async def _read(self, turn: Turn, heard: list[Sound]) -> Turn:
+        """A turn with what was said in it written down; the sounds that were heard for it are added to `heard`."""
+        parts = list[Part]()
+        for part in turn.parts:
+            if isinstance(part, Sound):
+                heard.append(await self._spoken(part))
+                is_said = positions(heard[-1]) > 0
+                told = await written(Transcription(heard[-1]), self.scribe.words, self.write) if is_said else None
+                parts.append(told.text if told else "")
+            else:
+                parts.append(part)
         return replace(turn, parts=tuple(parts))
 
-    async def _heard(self, sound: Sound) -> str:
+    async def _spoken(self, sound: Sound) -> Sound:
+        """A sound without the silence before and after what is said."""
         found = await self.find(sound)
         start, end = (int(moment * sound.rate) for moment in (found.start, found.end))
-        spoken = Transcription(Sound(sound.samples[start:end], sound.rate))
-        return (await written(spoken, self.write)).text if start < end else ""
+        return Sound(sound.samples[start:end], sound.rate)
+
+    def reads(self) -> tuple[type, ...]:
+        """What the parts of a conversation may be."""
+        return (str, Sound)

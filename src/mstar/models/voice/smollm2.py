@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from mstar import Int64, Model, Tensor, Text, choose, loop, op, walk
+from mstar import KV, Bool, Int64, Model, Tensor, Text, View, WalkCall, choose, loop, op, rows, stacked, walk
 from mstar.asks import Chat, Ending, Turn
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.grammar import Vocabulary
 from mstar.nn.pages import NeverFits
-from mstar.nn.sampling import Sampling
+from mstar.nn.sampling import Logprobs, Sampling, Scored
 from mstar.nn.weights import SMOLLM2_135M
 
 if TYPE_CHECKING:
     from mstar.nn.gguf import GgufFile
+    from mstar.nn.store import PagedKV
 
 END = 2
 LONGEST = 8192
 """So many tokens it can see."""
 SYSTEM = Turn("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
 """What it was trained to be told when nobody tells it anything else."""
+
+
+_SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(byte): byte for byte in _SHOWN}
+"""How bytes are written in tokens: those that can be seen as themselves, the others as letters that follow these."""
+_BYTES |= {chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_SHOWN}))}
 
 
 @functools.cache
@@ -37,7 +44,9 @@ def _weights() -> GgufFile:
 
 
 class Writer(CausalLM):
-    """The language model and its tokenizer. Its weights are under Apache-2.0."""
+    """The language model and its tokenizer."""
+
+    weights = (SMOLLM2_135M,)
 
     def __init__(self) -> None:
         words = Vocabulary(lambda: _weights().tokenizer(), [END])
@@ -72,10 +81,30 @@ class Writer(CausalLM):
         return self._tokenizer.encode(text).ids
 
     @op
-    def ending(self, prompt: Int64[Tensor, "T"], last: Int64[Tensor, "1"], sampling: Sampling) -> Ending:
+    def ending(self, prompt: Int64[Tensor, "T"], last: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Ending:
         """How an answer ended that would have gone on with this token."""
-        is_over = int(last) in (END, *sampling.stop)
+        is_over = int(last) in (END, *sampling.stop) or self._is_stopped(cast("PagedKV", kv), sampling)
         return Ending("stop" if is_over else "length", {"text": len(prompt)})
+
+    @op
+    def told(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> Scored:
+        """A token, and how likely it was."""
+        return Scored(int(token), cast("Logprobs", logprobs))
+
+    @op(batch=stacked)
+    def is_over(self, following: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
+        """Whether the text ends before this token: it says so, or what was written ends with a stop text."""
+        import torch
+
+        columns = zip(following[:, 0].tolist(), cast("Sequence[PagedKV]", rows(kv)), rows(sampling), strict=True)
+        return torch.tensor([token in (END, *wish.stop) or self._is_stopped(own, wish) for token, own, wish in columns])
+
+    def _is_stopped(self, kv: PagedKV, wish: Sampling) -> bool:
+        if not wish.stop_texts:
+            return False
+        longest = max(len(text.encode()) for text in wish.stop_texts)  # of tokens of a byte, and of one that goes on
+        text = self.spell(kv.chooser.written()[-longest:])
+        return any(stop in text for stop in wish.stop_texts)
 
     @op
     def is_pause(self, said: Int64[Tensor, "1"], following: Int64[Tensor, "1"]) -> bool:
@@ -86,13 +115,23 @@ class Writer(CausalLM):
         return before.rstrip()[-1:] in {*".!?:;"} and after.startswith(" ")
 
     @op
-    def sentence(self, tokens: list[Int64[Tensor, "1"]], left: int) -> tuple[str, int, bool]:
-        """Tokens as text, how many may follow them of those that were left, and whether none may."""
-        return self.spell([*map(int, tokens)]), left - len(tokens), left == len(tokens)
+    def sentence(
+        self, tokens: list[Int64[Tensor, "1"]], left: int, sampling: Sampling | None = None
+    ) -> tuple[str, int, bool]:
+        """Tokens as text up to a stop, how many may follow them of those that were left, and whether none may."""
+        text = self.spell([*map(int, tokens)])
+        for stop in sampling.stop_texts if sampling else ():
+            text = text.partition(stop)[0]
+        return text, left - len(tokens), left == len(tokens)
 
     def spell(self, tokens: Sequence[int]) -> str:
         """Tokens as text. Those that are no text are left out."""
         return self._tokenizer.decode(list(tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for, which may be a part of a character; of one that is no text, its name."""
+        name: str = self._tokenizer.id_to_token(token)
+        return bytes(_BYTES[letter] for letter in name) if _BYTES.keys() >= {*name} else name.encode()
 
 
 def _text(turn: Turn) -> str:
@@ -117,13 +156,42 @@ class SmolLm2(Model):
         for _ in s:
             yield Text(s.token)
             s.token = self.lm.next(s.token, kv, chat.sampling)
-            s.stop_when(self.lm.is_end(s.token, chat.sampling))
-        return self.lm.ending(prompt, s.token, chat.sampling)
+            s.stop_when(self.lm.is_over(s.token, kv, chat.sampling))
+        return self.lm.ending(prompt, s.token, kv, chat.sampling)
+
+    @walk
+    def answer_scored(self, chat: Chat) -> Generator[Text, None, Ending]:
+        """The same, and tell how likely each token was."""
+        prompt, most = self.lm.prompt(chat)
+        kv = self.lm.kv()
+        first, logprobs = self.lm.next_scored(prompt, kv, chat.sampling)
+        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, most), token=first, logprobs=logprobs)
+        for _ in s:
+            yield Text(self.lm.told(s.token, s.logprobs))
+            s.token, s.logprobs = self.lm.next_scored(s.token, kv, chat.sampling)
+            s.stop_when(self.lm.is_over(s.token, kv, chat.sampling))
+        return self.lm.ending(prompt, s.token, kv, chat.sampling)
+
+    def writing(self, chat: Chat) -> WalkCall[Text, Ending]:
+        """The walk that writes the next turn as it is wished for."""
+        return self.answer(chat) if chat.sampling.logprobs is None else self.answer_scored(chat)
+
+    def warm_ups(self) -> Sequence[Any]:
+        """A short conversation."""
+        return [Chat((Turn("user", ("Hello.",)),), Sampling(max_tokens=2))]
 
     async def route(self, request: Chat) -> Ending:
         """Answer."""
-        return await self.answer(request)
+        return await self.writing(request)
+
+    def reads(self) -> tuple[type, ...]:
+        """What the parts of a conversation may be."""
+        return (str,)
 
     def spell(self, tokens: Sequence[int], /) -> str:
         """Tokens of its answers as text."""
         return self.lm.spell(tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token of its answers stands for."""
+        return self.lm.token_bytes(token)

@@ -14,6 +14,13 @@ SECONDS = 30
 """So much Whisper hears at once."""
 
 
+def silence() -> Sound:
+    """A second in which nothing is heard."""
+    import numpy as np
+
+    return Sound(np.zeros(16_000, np.float32), 16_000)
+
+
 def resampled(sound: Sound, rate: int) -> Any:
     """The samples of a sound at another rate."""
     import soxr

@@ -9,17 +9,17 @@ offered.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
-from mstar.asks import Speech
+from mstar.asks import Ending, Speech
 from mstar.errors import LoadError, listed
 from mstar.nn.weights import PackageFile
 
 VOICES = ("heart",)
 RATE = 24_000
-_PINNED = functools.partial(PackageFile, "hibari-tts", "0.2.1")
+_PINNED = functools.partial(PackageFile, "hibari-tts", "0.2.1", licence="Apache-2.0")
 SOUNDS = _PINNED("hibari/assets/hibari.onnx", "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8")
 """The network that makes sound of phonemes."""
 LETTERS = _PINNED("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee09f2c2ae4df6e055fc6532590fe76")
@@ -27,7 +27,9 @@ LETTERS = _PINNED("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee
 
 
 class Speaker(Component):
-    """Text to sound. Its weights, distilled from Kokoro-82M, and its lexicons are under Apache-2.0."""
+    """Text to sound. Its weights are distilled from Kokoro-82M."""
+
+    weights = (SOUNDS, LETTERS)
 
     @functools.cached_property
     def _voice(self) -> Any:
@@ -80,10 +82,15 @@ class Hibari(Model):
         for step in loop(steps=count):
             yield Audio(self.speaker.say(sentences[step], speech, step), rate=RATE)
 
-    async def route(self, request: Speech) -> None:
-        """Speak."""
+    def warm_ups(self) -> Sequence[Any]:
+        """A word."""
+        return [Speech("Hello.")]
+
+    async def route(self, request: Speech) -> Ending:
+        """Speak. What it reads are characters."""
         check_wish(request)
         await self.speak(request)
+        return Ending(read={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
         """The voices it has."""

@@ -19,6 +19,7 @@ SILERO = PackageFile(
     "6.2.3",
     "silero_vad/data/silero_vad.onnx",
     "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+    "MIT",
 )
 RATE = 16_000
 _FRAME, _PAST = 512, 64
@@ -29,7 +30,9 @@ _AROUND_S = 0.25
 
 
 class Ear(Component):
-    """Silero VAD 6. Its weights are under the MIT licence."""
+    """Silero VAD 6."""
+
+    weights = (SILERO,)
 
     @functools.cached_property
     def _session(self) -> Any:

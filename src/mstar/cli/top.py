@@ -1,0 +1,237 @@
+"""`mstar top`: what a running server does, as a table that stays up to date, like `top` does for processes.
+
+All figures come from `/ready` and `/metrics`, of which any other monitor can be made. It changes nothing there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from mstar.errors import LoadError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+EVERY_S = 1.0
+WINDOW = 30
+"""Over how many looks figures are taken."""
+ONCE_S = 5.0
+"""For how long it looks before it prints one table: a server asks its processes only every two seconds."""
+PATIENCE_S = 5.0
+QUIET = ("links", "fds", "threads", "unacked", "engine_states", "workers", "late", "arrived")
+"""What processes hold that matters only to who looks for a leak."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def add_top(commands: Any) -> None:
+    """Add the command to a parser."""
+    text = "watch a running server: requests, processes and ops, as they are now"
+    top = commands.add_parser("top", help=text, description=text)
+    top.add_argument("--url", default="http://127.0.0.1:8000", help="the server (http://127.0.0.1:8000)")
+    top.add_argument("--key", default="", help="its key, if it has keys")
+    top.add_argument("--once", action="store_true", help="print one table and end")
+    top.set_defaults(run=_top)
+
+
+def _top(options: argparse.Namespace) -> None:
+    from rich.console import Console  # only who watches needs it
+    from rich.live import Live
+
+    console = Console()
+    watch = Watch(options.url.rstrip("/"), options.key)
+    watch.look()
+    if options.once:
+        time.sleep(ONCE_S)
+        watch.look()
+        console.print(watch.table())
+        return
+    try:
+        with Live(watch.table(), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(EVERY_S)
+                watch.look()
+                live.update(watch.table(), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+# ---------------------------------------------------------------- figures
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All figures of one moment."""
+
+    at: float
+    phase: str
+    samples: dict[str, dict[Labels, float]]
+    """By name and labels."""
+
+    def of(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+        """The figures of a name, each with its labels."""
+        return ((dict(labels), value) for labels, value in self.samples.get(name, {}).items())
+
+
+class Watch:
+    """The last looks at a server."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._looks: deque[Look] = deque(maxlen=WINDOW + 1)
+
+    def look(self) -> None:
+        """Take the figures of now. Raises LoadError if there is no server."""
+        phase = json.loads(self._read("/ready"))["phase"]
+        self._looks.append(Look(time.monotonic(), phase, _samples(self._read("/metrics").decode())))
+
+    def _read(self, path: str) -> bytes:
+        try:
+            with urlopen(Request(self.url + path, headers=self._headers), timeout=PATIENCE_S) as answer:
+                return answer.read()
+        except HTTPError as error:
+            if error.code == 503:  # it is not ready, and says so
+                return error.read()
+            fix = "give --key" if error.code == 401 else "give --url of a server of this version"
+            raise LoadError(f"{self.url}{path} answers {error.code}\n  fix: {fix}") from error
+        except (URLError, OSError) as error:
+            why = getattr(error, "reason", error)
+            raise LoadError(f"no server at {self.url}: {why}\n  fix: start one, or give --url") from error
+
+    @property
+    def now(self) -> Look:
+        """The last look."""
+        return self._looks[-1]
+
+    def rate(self, name: str, labels: Labels) -> float:
+        """How much a figure grows in a second."""
+        first, last = self._looks[0], self._looks[-1]
+        grown = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
+        return grown / max(last.at - first.at, 1e-9)
+
+    def rates(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
+        """How much a name's figures grow in a second, added up by some labels."""
+        found = defaultdict[tuple[str, ...], float](float)
+        for labels in self.now.samples.get(name, {}):
+            known = dict(labels)
+            found[tuple(known.get(one, "") for one in by)] += self.rate(name, labels)
+        return found
+
+    def quantile(self, name: str, labels: dict[str, str], share: float) -> float | None:
+        """Below what so large a share of a histogram's new figures lies; None if there are none."""
+        counts = {
+            float(known["le"].replace("+Inf", "inf")): self.rate(f"{name}_bucket", tuple(sorted(known.items())))
+            for known, _ in self.now.of(f"{name}_bucket")
+            if all(known.get(key) == value for key, value in labels.items())
+        }
+        return within(counts, share)
+
+    def table(self) -> RenderableType:
+        """Everything, for a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        live = next((value for _, value in self.now.of("mstar_live_requests")), 0.0)
+        seconds = self.now.at - self._looks[0].at
+        head = Text.assemble(
+            ("mstar", "bold"), f"  {self.url}  ", (self.now.phase, "green" if self.now.phase == "ready" else "yellow")
+        )
+        head.append(f"  {live:.0f} requests live  over the last {seconds:.0f} s")
+        parts = [_models(self), _processes(self), _ops(self)]
+        return Group(head, "", *(part for part in parts if part.row_count))
+
+
+def within(counts: dict[float, float], share: float) -> float | None:
+    """Below what such a share lies, by the counts below some bounds. In between it is taken to be even."""
+    total = counts.get(inf, 0.0)
+    if total <= 0:
+        return None
+    below, low = 0.0, 0.0
+    for bound, count in sorted(counts.items()):
+        if count >= total * share:
+            if bound == inf:
+                return low
+            return low + (bound - low) * (total * share - below) / (count - below)
+        below, low = count, bound
+    return low
+
+
+def _samples(text: str) -> dict[str, dict[Labels, float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = defaultdict[str, dict[Labels, float]](dict)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+# ---------------------------------------------------------------- tables
+def _table(title: str, left: int, *columns: str) -> Table:
+    """A table of which so many columns are words, and the others numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold cyan", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def _models(watch: Watch) -> Table:
+    table = _table("models", 1, "model", "requests/s", "first p50", "first p99", "emissions/s")
+    emitted = watch.rates("mstar_emissions_total", "model", "kind")
+    for (model,), rate in sorted(watch.rates("mstar_first_emission_seconds_count", "model").items()):
+        middle, late = (watch.quantile("mstar_first_emission_seconds", {"model": model}, p) for p in (0.5, 0.99))
+        kinds = ", ".join(f"{each:.0f} {kind}" for (of, kind), each in sorted(emitted.items()) if of == model and each)
+        table.add_row(model, f"{rate:.1f}", _seconds(middle), _seconds(late), kinds or "–")
+    return table
+
+
+def _processes(watch: Watch) -> Table:
+    held = defaultdict[str, dict[str, float]](dict)
+    for labels, value in watch.now.of("mstar_held"):
+        held[labels["process"]][labels["what"]] = value
+    names = dict.fromkeys(what for counts in held.values() for what in counts)
+    pages = [name for name in names if name.removesuffix("_used") + "_used" in names]
+    shown = [
+        name for name in names if name not in (*pages, *QUIET) and any(counts.get(name) for counts in held.values())
+    ]
+    table = _table("processes", 1, "process", *(["pages"] if pages else []), *shown)
+    for process, counts in sorted(held.items()):
+        used, of = (
+            sum(counts.get(name, 0) for name in pages if name.endswith("_used") is ends) for ends in (True, False)
+        )
+        row = [f"{used:.0f}/{of:.0f}" if of else "–"] if pages else []
+        table.add_row(process, *row, *(f"{counts[name]:.0f}" if name in counts else "–" for name in shown))
+    return table
+
+
+def _ops(watch: Watch) -> Table:
+    table = _table("ops", 3, "model", "op", "worker", "calls/s", "batch", "busy", "wait")
+    by = ("model", "component", "op", "worker")
+    calls, batches, busy, wait = (
+        watch.rates(f"mstar_op_{what}_total", *by) for what in ("calls", "batches", "seconds", "wait_seconds")
+    )
+    ran = {key: rate for key, rate in calls.items() if rate}
+    for key, rate in sorted(ran.items(), key=lambda one: -busy.get(one[0], 0.0)):
+        model, component, op, worker = key
+        batch = f"{rate / batches[key]:.1f}" if batches.get(key) else "–"
+        late = _seconds(wait.get(key, 0.0) / rate)
+        table.add_row(model, f"{component}.{op}", worker, f"{rate:.1f}", batch, f"{busy.get(key, 0.0):.0%}", late)
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"

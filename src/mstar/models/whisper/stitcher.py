@@ -1,0 +1,71 @@
+"""Stitcher: a long sound in chunks that overlap, and what was written of each as one text.
+
+Where two chunks overlap, the same was heard twice. The longest run of tokens that both have joins them, in its middle:
+the ends of a chunk, where a word may be cut, are left out. Nothing is heard here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from itertools import groupby
+
+from mstar import Component, Int64, Tensor, op
+from mstar.asks import Segment, Sound
+from mstar.models.whisper.scribe import timed
+from mstar.models.whisper.words import Words
+
+Word = tuple[float, float, int]
+"""When a token was said, from when to when, and the token."""
+_RUN = 2
+"""So many tokens both must have; fewer are alike by chance."""
+_RATE = 8
+"""So many tokens are said in a second, at most."""
+
+
+class Stitcher(Component):
+    """Chunks of so many seconds, of which so many are heard again in the next."""
+
+    def __init__(self, words: Words, seconds: float, overlap: float) -> None:
+        self._words = words
+        self._seconds, self._overlap = seconds, overlap
+
+    @op
+    def split(self, sound: Sound) -> tuple[list[Sound], list[Segment]]:
+        """The chunks of a sound, and when each is heard."""
+        total = len(sound.samples) / sound.rate
+        chunks, spans, at = list[Sound](), list[Segment](), 0.0
+        while not spans or spans[-1].end < total:
+            end = min(at + self._seconds, total)
+            chunks.append(Sound(sound.samples[round(at * sound.rate) : round(end * sound.rate)], sound.rate))
+            spans.append(Segment(at, end, ""))
+            at += self._seconds - self._overlap
+        return chunks, spans
+
+    @op
+    def join(self, texts: list[list[Int64[Tensor, "1"]]], spans: list[Segment]) -> tuple[list[int], int, list[Segment]]:
+        """One text of what was written of each chunk: its tokens, how many there are, and its segments."""
+        whole, heard = list[Word](), 0.0
+        for tokens, span in zip(texts, spans, strict=True):
+            found = timed(tokens, span, self._words.marks.zero)
+            words = [(begin, end, token) for begin, end, said in found for token in said]
+            whole = self._joined(whole, words, Segment(span.start, heard, ""))
+            heard = span.end
+        segments, last = list[Segment](), 0.0
+        for (begin, end), said in groupby(whole, lambda word: word[:2]):
+            text = self._words.spell([token for _, _, token in said])
+            segments.append(Segment(max(begin, last), max(end, last), text))
+            last = segments[-1].end
+        return [token for _, _, token in whole], len(whole), segments
+
+    def _joined(self, left: list[Word], right: list[Word], both: Segment) -> list[Word]:
+        """What was said before and after, of which both have heard what was said in a time."""
+        most = round(self._overlap * _RATE)
+        first = max(len(left) - most, sum(1 for _, end, _ in left if end <= both.start))
+        last = min(most, sum(1 for begin, _, _ in right if begin < both.end))
+        twice = [token for _, _, token in left[first:]], [token for _, _, token in right[:last]]
+        run = difflib.SequenceMatcher(None, *twice, autojunk=False).find_longest_match()
+        if run.size >= _RUN:
+            return left[: first + run.a + run.size // 2] + right[run.b + run.size // 2 :]
+        middle = both.start + both.end
+        before = [word for word in left if word[0] + word[1] < middle]
+        return before + [word for word in right if word[0] + word[1] >= middle]

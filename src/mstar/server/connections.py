@@ -1,0 +1,116 @@
+"""Connections of clients whom nobody knows yet: how many there may be, and how long each may take to say what it wants.
+
+What uvicorn leaves open is closed here: heads that never end, messages in endless small parts, pings of who does not
+read. How HTTP and WebSockets are spoken is uvicorn's; what is asked for is not read here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from mstar.config import Limits
+from mstar.server.refusals import Refusal
+
+SPARE_FILES = 256
+"""So many files are kept for what is not a client."""
+PARTS = 4096
+"""In so many parts a message of a WebSocket may come."""
+
+
+def most_connections(limits: Limits) -> int:
+    """How many connections there may be: what is configured, unless this process may not open as many files."""
+    return max(1, min(limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
+
+
+def _raw(refusal: Refusal) -> bytes:
+    """A refusal for who was not heard."""
+    body = msgspec.json.encode(refusal.content)
+    headers = {"Connection": "close", "Content-Type": "application/json", "Content-Length": len(body)}
+    lines = [f"{name}: {value}" for name, value in (headers | refusal.headers).items()]
+    return "\r\n".join([f"HTTP/1.1 {refusal.status} Refused", *lines, "", ""]).encode() + body
+
+
+FULL = _raw(Refusal(503, "too_many_connections", "the server has as many clients as it may have", retry_after=1.0))
+BAD_HEAD = _raw(Refusal(400, "bad_request", "this is no request for a WebSocket"))
+
+
+class Connection(H11Protocol):
+    """One connection. While nothing of it is served, its time runs, whatever it sends."""
+
+    def __init__(self, limits: Limits, most: int, **how: Any) -> None:
+        super().__init__(**how)
+        self._limits = limits
+        self._most = most
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.write(FULL)
+            transport.close()
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(self._limits.head_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def handle_events(self) -> None:
+        """Go on with what has come; a request that is served has its own limits."""
+        super().handle_events()
+        if self.cycle and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """It is a call from here on."""
+        self._stop_waiting()
+        super().handle_websocket_upgrade(event)
+
+    def on_response_complete(self) -> None:
+        """A request was answered; perhaps there is another one."""
+        self._wait()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+
+class CallConnection(WebSocketsSansIOProtocol):
+    """One connection over which a WebSocket is spoken."""
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come: first the head, which is whole."""
+        super().data_received(data)
+        if not self.handshake_initiated:
+            self.transport.write(BAD_HEAD)
+            self.transport.close()
+
+    def handle_cont(self, event: Frame) -> None:
+        """One more part of a message. Their size is bounded elsewhere, and empty ones have none."""
+        super().handle_cont(event)
+        if len(self.frames) > PARTS:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {PARTS} parts")
+            self.handle_parser_exception()
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client does not read."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()

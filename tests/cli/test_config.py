@@ -1,0 +1,262 @@
+"""`mstar config explain`, manifests, and how flags, environment, file and defaults decide, all as operators do it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from mstar.cli import main
+from mstar.cli.commands import _parser
+from mstar.cli.config import chosen, rows
+from mstar.cli.keyring import read_keys
+from mstar.cli.settings import settings
+from mstar.config import Allowance, Limits, Options, Serving
+from mstar.plan.deployment import deploy
+
+ROOT = Path(__file__).parents[2]
+SERVING = sorted((ROOT / "examples" / "serving").glob("*.toml"))
+SECRET = "sesame-7f3a"
+MANIFEST = """
+[server]
+port = 9001
+drain_s = 5
+
+[limits]
+token_budget = "none"
+max_live = 3
+
+[keys]
+file = "keys.txt"
+a_second = 7
+
+[[keys.holder]]
+name = "robot"
+env = "ROBOT_KEY"
+at_once = 2
+
+[models.noop]
+model = "noop.py"
+
+[models.noop.place]
+part = { workers = ["a", "b"], spread = true }
+
+[models.again]
+model = "noop.py:Noop"
+placement = "again.toml"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a manifest and what it names, from outside of which it is read."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "m.toml").write_text(MANIFEST)
+    (inside / "keys.txt").write_text(f"{SECRET}-1\n{SECRET}-2\n")
+    (inside / "noop.py").write_text((ROOT / "examples" / "noop.py").read_text())
+    (inside / "again.toml").write_text('[place]\npart = "c"\n')
+    monkeypatch.setenv("ROBOT_KEY", f"{SECRET}-3")
+    monkeypatch.chdir(tmp_path)
+    return inside
+
+
+def found(*arguments):
+    return chosen(_parser().parse_args(["config", "explain", *map(str, arguments)]))
+
+
+def row(told, name):
+    return next(one for one in told if one.setting == name)
+
+
+def wrong(capsys, *arguments):
+    """What is said of a manifest or flags that cannot be."""
+    assert main([*map(str, arguments)]) == 1
+    return capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- who decides
+def test_a_flag_wins_over_the_environment_that_over_the_file_and_that_over_the_default(folder, monkeypatch):
+    manifest = folder / "m.toml"
+    assert found().resolved.made(Serving).port == 8000
+    assert found(manifest).resolved.made(Serving).port == 9001
+    monkeypatch.setenv("MSTAR_PORT", "9002")
+    assert found(manifest).resolved.made(Serving).port == 9002
+    got = found(manifest, "--port", 9003)
+    assert got.resolved.made(Serving).port == 9003
+    port = row(rows(got), "server.port")
+    assert (port.value, port.source) == ("9003", "--port")
+    assert port.overrode == f"MSTAR_PORT: 9002, {manifest}:3: 9001, default: 8000"
+
+
+def test_every_setting_can_be_said_in_all_three_ways(folder, monkeypatch):
+    other = {"server.host": "::1", "server.log_format": "json", "server.metrics_compat": "vllm"}
+    for one in settings():
+        before = one.default
+        value = other.get(one.key) or ("true" if before is False else "x" if before in ("", ()) else "77")
+        flags = [f"--{one.flag}"] if before is False else [f"--{one.flag}", value]
+        by_flag = found(*flags).resolved.choices[one.key]
+        monkeypatch.setenv(f"MSTAR_{one.variable}", value)
+        by_variable = found().resolved.choices[one.key]
+        monkeypatch.delenv(f"MSTAR_{one.variable}")
+        written = f'["{value}"]' if one.is_list else value if value in ("77", "true") else f'"{value}"'
+        (folder / "one.toml").write_text(f'[{one.table}]\n{one.name} = {written}\n[models.x]\nmodel = "x"\n')
+        by_file = found(folder / "one.toml").resolved.choices[one.key]
+        where = str(folder / "x") if one.is_path else by_flag.value
+        assert by_flag.value == by_variable.value != before
+        assert by_file.value == where
+        assert [by_flag.source, by_variable.source] == [f"--{one.flag}", f"MSTAR_{one.variable}"]
+        assert by_file.source == f"{folder / 'one.toml'}:2"
+
+
+def test_a_flag_can_take_back_what_a_file_turned_on(folder):
+    (folder / "m.toml").write_text("[server]\nin_process = true\n" + '[models.x]\nmodel = "x"\n')
+    assert found(folder / "m.toml").resolved.made(Serving).in_process
+    assert not found(folder / "m.toml", "--no-in-process").resolved.made(Serving).in_process
+
+
+# ---------------------------------------------------------------- what a manifest says
+def test_a_manifest_is_what_it_says(folder):
+    got = found(folder / "m.toml")
+    assert got.resolved.made(Options) == Options(max_live=3, token_budget=None)
+    assert got.resolved.made(Limits) == Limits()
+    assert got.resolved.made(Allowance) == Allowance(a_second=7)
+    deployed = deploy(got.models, got.placements)
+    assert list(deployed) == ["noop", "again"]
+    assert set(deployed["noop"].plans.workers) <= {"a", "b"}
+    assert set(deployed["again"].plans.workers) == {"c"}
+
+
+def test_keys_come_from_files_and_variables_each_with_its_allowance(folder):
+    got = found(folder / "m.toml", "--api-key", "given")
+    keys = read_keys(got, got.resolved.made(Serving))
+    assert keys.holder("Bearer wrong") is None
+    first, robot, given = (keys.holder(f"Bearer {key}") for key in (f"{SECRET}-1", f"{SECRET}-3", "given"))
+    assert robot.name == "robot"
+    assert len({first.name, robot.name, given.name}) == 3
+    robot.live = 2
+    assert robot.wait(0.0) == 1.0  # two at once are all it may have
+    first.live = 2
+    assert first.wait(0.0) == 0.0
+
+
+@pytest.mark.parametrize("path", SERVING, ids=lambda path: path.stem)
+def test_the_examples_can_be_served(path, monkeypatch):
+    monkeypatch.setenv("WEBSITE_KEY", SECRET)
+    got = found(path)
+    read_keys(got, got.resolved.made(Serving))
+    deploy(got.models, got.placements)
+
+
+# ---------------------------------------------------------------- what is wrong is told
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("port = 9001", "prot = 9001", ":3: [server] has the unknown name `prot` (did you mean `port`?)"),
+        ("port = 9001", 'port = "9001"', ":3: server.port: '9001' will not do: Expected `int`, got `str`"),
+        ("port = 9001", "port = 70000", ":3: server.port: 70000 will not do: Expected `int` <= 65535"),
+        ("max_live = 3", "max_live = 0", ":8: limits.max_live: 0 will not do: Expected `int` >= 1"),
+        ("[limits]", "[limit]", ":6: the file has the unknown name `limit` (did you mean `limits`?)"),
+        (
+            'model = "noop.py"',
+            'modle = "noop.py"',
+            "[models.noop] has the unknown name `modle` (did you mean `model`?)",
+        ),
+        ('model = "noop.py"', "model = 3", "[models.noop]: Expected `str`, got `int` - at `$.model`"),
+        ("at_once = 2", "at_most = 2", "[keys.holder] has the unknown name `at_most`"),
+        ('env = "ROBOT_KEY"', "", "the key of 'robot' is in no place, or in several"),
+        ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY holds 0 keys"),
+        ('env = "ROBOT_KEY"', 'sha256 = "12"', "its sha256 is not 64 hexadecimal digits"),
+        ('env = "ROBOT_KEY"', 'file = "keys.txt"', "keys.txt holds 2 keys"),
+        ('name = "robot"', 'name = "a robot"', "the holder 'a robot' is no name"),
+        ('file = "keys.txt"', 'file = "none.txt"', "none.txt: cannot be read"),
+        ('placement = "again.toml"', 'placement = "none.toml"', "none.toml: cannot be read"),
+        ('placement = "again.toml"', 'placement = "again.toml"\nplace = { part = "d" }', "has a placement file and"),
+        ('workers = ["a", "b"]', 'workers = ["a", "a"]', "names a worker twice"),
+        ("[server]", "[server", "cannot be read: "),
+        ("[[keys.holder]]", "[[keys.holder]]\nname = 'robot'\nenv = 'ROBOT_KEY'\n[[keys.holder]]", "is there twice"),
+    ],
+)
+def test_what_is_wrong_with_a_manifest_is_told(old, new, said, folder, capsys):
+    assert MANIFEST.count(old) >= 1
+    (folder / "m.toml").write_text(MANIFEST.replace(old, new, 1))
+    told = wrong(capsys, "serve", "inside/m.toml")
+    assert said in told
+    assert "\n  fix: " in told
+    assert SECRET not in told
+
+
+def test_all_that_is_wrong_is_told_at_once(folder, capsys):
+    (folder / "m.toml").write_text("[server]\nprot = 1\n[limits]\nmax_lives = 2\n")
+    told = wrong(capsys, "config", "explain", "inside/m.toml")
+    assert "3 problems" in told
+    assert "it names no model" in told
+
+
+def test_what_is_wrong_with_a_flag_or_a_variable_is_told(folder, monkeypatch, capsys):
+    told = wrong(capsys, "config", "explain", "--port", "http", "--max-live", "-3")
+    assert "--port: server.port: 'http' will not do: Expected `int`" in told
+    assert "--max-live: limits.max_live: '-3' will not do" in told
+    assert "2 problems" in told
+    assert "--name and --placement are for one model" in wrong(capsys, "serve", "inside/m.toml", "--name", "x")
+    monkeypatch.setenv("MSTAR_PROT", "1")
+    assert "nothing is called MSTAR_PROT (did you mean `MSTAR_PORT`?)" in wrong(capsys, "config", "explain")
+
+
+# ---------------------------------------------------------------- explained
+def test_explain_tells_every_setting_and_no_secret(folder, monkeypatch, capsys):
+    monkeypatch.setenv("MSTAR_API_KEY", f"{SECRET}-4 {SECRET}-5")
+    for form in ([], ["--json"]):
+        assert main(["config", "explain", "inside/m.toml", "--api-key", f"{SECRET}-6", *form]) == 0
+        told = capsys.readouterr().out
+        assert SECRET not in told
+        assert all(one.key in told and one.purpose in told for one in settings())
+    told = {one["setting"]: one for one in json.loads(told)}
+    assert told["server.drain_s"]["source"] == "inside/m.toml:4"
+    assert told["server.drain_s"]["overrode"] == "default: 30.0"
+    assert told["keys.given"]["value"] == "(hidden)"
+    assert told["keys.given"]["overrode"].startswith("MSTAR_API_KEY: (hidden)")
+    assert told["keys.holder robot"]["value"] == "env ROBOT_KEY"
+    assert told["models.noop"]["value"] == "inside/noop.py"
+    assert told["models.again.place"]["source"].startswith("inside/m.toml:")
+
+
+def test_other_commands_need_no_library():
+    """Who only checks a model has neither msgspec nor rich; who serves is told what to install."""
+    code = "import sys; sys.modules['msgspec'] = sys.modules['rich'] = None; from mstar.cli import main; "
+    run = [sys.executable, "-c", code + "sys.exit(main(sys.argv[1:]))"]
+    noop = ROOT / "examples" / "noop.py"
+    subprocess.run([*run, "check", noop], check=True)
+    serve = subprocess.run([*run, "serve", noop, "--port", "0"], check=False, capture_output=True, text=True)
+    assert serve.stderr == "`msgspec` is not installed\n  fix: pip install 'mstar-serve[serve]'\n"
+
+
+# ---------------------------------------------------------------- several models behind one port
+@pytest.mark.slow
+def test_several_models_in_one_server(folder):
+    text = MANIFEST.replace("port = 9001", "port = 0")
+    (folder / "m.toml").write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mstar.cli", "serve", "inside/m.toml"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url, lines = process.stdout.readline().split()[-1], []
+        while (line := process.stdout.readline()) not in ("ready\n", ""):
+            lines.append(line)
+        assert {line.partition("] ")[2] for line in lines if "is up" in line} == {
+            f"{name} is up\n" for name in ("conductor", "a", "b", "c")
+        }
+        assert "  noop: generate\n" in lines
+        with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {SECRET}-3"}) as client:
+            assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["noop", "again"]
+            for name in ("noop", "again"):
+                answer = client.post("/v1/generate", json={"model": name, "request": {"steps": 5}})
+                assert answer.text.count("event: emission") == 5
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,115 @@
+"""`mstar conformance` against real servers of toy models: what is right is ok, what is not offered is said to be so,
+and what is wrong is found."""
+
+import json
+import sys
+
+import pytest
+
+from mstar.cli import main
+from mstar.server.keys import Keys
+from tests.server import sounding, toys_talk
+from tests.server.models import Mixer, Parrot, Vectors
+from tests.server.toys_drawn import Filmer, Painter
+from tests.server.toys_house import housing
+from tests.server.toys_robot import Arm
+
+
+@pytest.fixture(scope="module")
+def house():
+    models = {
+        "parrot": Parrot(),
+        "vectors": Vectors(),
+        "speaker": sounding.Talker(),
+        "scribe": sounding.Scribe(),
+        "painter": Painter(),
+        "filmer": Filmer(),
+        "arm": Arm(),
+        "talker": toys_talk.Talker(),
+        "mixer": Mixer(),
+    }
+    with housing(models, Keys(["k"])) as started:
+        yield started
+
+
+def tried(house, capsys, model, *more):
+    """What became of each call, and the exit status."""
+    status = main(["conformance", house.url, "--key", "k", "--model", model, "--json", *more])
+    rows = json.loads(capsys.readouterr().out)["calls"]
+    return {(row["surface"], row["call"]): row for row in rows}, status
+
+
+def results(rows, surface):
+    return {call: row["result"] for (path, call), row in rows.items() if path == surface}
+
+
+OFFERED = {
+    "vectors": ("/v1/embeddings", {"float", "base64"}),
+    "speaker": ("/v1/audio/speech", {"mp3", "opus", "aac", "flac", "wav", "pcm", "pcm at 24 kHz", "sse"}),
+    "scribe": ("/v1/audio/transcriptions", {"json", "text", "srt", "vtt", "verbose_json", "stream"}),
+    "painter": ("/v1/images/generations", {"generate", "partial images"}),
+    "filmer": ("/v1/videos", {"create, poll, content"}),
+    "arm": ("/v1/actions", {"act"}),
+    "talker": ("/v1/realtime", {"text turn", "audio turn"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", OFFERED)
+def test_what_is_served_well_is_ok_and_the_rest_says_where_to_go(house, capsys, model):
+    rows, status = tried(house, capsys, model)
+    surface, calls = OFFERED[model]
+    assert results(rows, surface) == dict.fromkeys(calls, "ok")
+    assert set(results(rows, "").values()) == {"ok"}
+    if model != "talker":
+        assert results(rows, "/v1/chat/completions") == {"any": "not served"}
+        assert surface in rows["/v1/chat/completions", "any"]["note"]
+        assert status == 0, [row for row in rows.values() if row["result"] == "failed"]
+
+
+def test_what_is_wrong_is_found(house, capsys):
+    rows, status = tried(house, capsys, "parrot")
+    chat = results(rows, "/v1/chat/completions")
+    failed = {call for call, result in chat.items() if result == "failed"}
+    assert failed == {"tools", "json_schema"}  # it repeats what it is told, and obeys no grammar
+    assert rows["/v1/chat/completions", "json_schema"]["note"].startswith("JSONDecodeError")
+    assert chat["audio out, stream"] == chat["stop"] == chat["usage"] == "ok"
+    assert status == 1
+
+
+def test_a_model_that_no_library_knows_says_where_it_is_served(house, capsys):
+    rows, status = tried(house, capsys, "mixer")
+    assert {row["result"] for row in rows.values()} == {"ok", "not served"}
+    assert rows["/v1/chat/completions", "any"]["note"].endswith("it is served at `/v1/generate`")
+    assert status == 0
+
+
+def test_a_table_for_people(house, capsys):
+    assert main(["conformance", house.url, "--key", "k", "--model", "vectors"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"vectors at {house.url}\nsurface ")
+    assert "/v1/embeddings               float                ok" in out
+    assert out.endswith("10 ok, 0 failed, 12 not served\n")
+
+
+def test_who_cannot_be_tried(house, capsys, monkeypatch):
+    assert main(["conformance", house.url, "--key", "k", "--model", "nobody"]) == 1
+    assert "fix: --model with one of `parrot`" in capsys.readouterr().err
+    assert main(["conformance", house.url, "--key", "wrong"]) == 1
+    assert "401 invalid_api_key" in capsys.readouterr().err
+    for name in [name for name in sys.modules if name.startswith("mstar.cli.conformance.site")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert main(["conformance", house.url]) == 1
+    assert "fix: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_openpi_is_tried_with_its_own_python(house, capsys, tmp_path):
+    assert results(tried(house, capsys, "arm")[0], "/") == {"openpi": "not served"}
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'no module openpi_client' >&2\nexit 1\n")
+    python.chmod(0o755)
+    rows, status = tried(house, capsys, "arm", "--openpi-python", str(python))
+    assert (rows["/", "openpi"]["result"], rows["/", "openpi"]["note"]) == ("failed", "Wrong: no module openpi_client")
+    assert status == 1

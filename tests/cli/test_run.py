@@ -1,0 +1,236 @@
+"""`mstar run`: words, sounds and pictures in and out, here and from a server, and every way it can fail."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mstar.cli import main
+from tests.server import sounding
+from tests.server.parts import serving
+from tests.server.toys_house import housing
+from tests.server.toys_talk import Talker
+
+HERE = Path(__file__).parents[1] / "server"
+PARROT, MIXER = f"{HERE / 'models.py'}:Parrot", f"{HERE / 'models.py'}:Mixer"
+TALKER, SPEAKER = f"{HERE / 'toys_talk.py'}", f"{HERE / 'sounding.py'}:Talker"
+SCRIBE, PAINTER = f"{HERE / 'sounding.py'}:Scribe", f"{HERE / 'toys_drawn.py'}:Painter"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to stand in: sounds are written where one stands."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys, here):
+    """Runs a request: its status, and what it printed to each side."""
+
+    def command(*arguments):
+        status = main(["run", *map(str, arguments)])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return command
+
+
+@pytest.fixture
+def tone(here):
+    """A second of sound, half of which is loud."""
+    samples = np.concatenate([np.full(8000, 0.5), np.zeros(8000)])
+    with wave.open(str(here / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return here / "tone.wav"
+
+
+def seconds(path):
+    with wave.open(str(path)) as file:
+        return file.getnframes() / file.getframerate()
+
+
+# ---------------------------------------------------------------- in this process
+def test_a_text_is_answered_and_timed(run):
+    status, out, err = run(PARROT, "good", "morning")
+    assert (status, out) == (0, "goodmorning\n")
+    assert "loaded in" in err
+    assert "first text" in err
+    assert "total" in err
+
+
+def test_text_from_standard_input_and_a_limit(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert run(PARROT, "-", "--max-tokens", 4)[1] == "from\n"
+
+
+def test_the_seed_reaches_the_model(run):
+    assert run(PARROT, "{seed}", "--seed", 7)[1] == "7\n"
+
+
+def test_a_spoken_question_is_written_down_and_answered_in_sound(run, here, tone):
+    status, out, err = run(TALKER, tone)
+    assert (status, out) == (0, "> heard 1.0 with 0.5 loud\nheard 1.0 with 0.5 loud\n")
+    letters = len("heard 1.0 with 0.5 loud")
+    assert seconds(here / "answer.wav") == pytest.approx(letters / 50)
+    assert f"answer.wav: {letters / 50:.2f} s of sound, real-time factor" in err
+
+
+def test_a_text_is_answered_in_sound_only_when_that_is_wanted(run, here):
+    run(TALKER, "abc")
+    assert not (here / "answer.wav").exists()
+    run(TALKER, "abc", "-o", "said.wav")
+    assert seconds(here / "said.wav") == pytest.approx(3 / 50)
+
+
+def test_a_text_is_said(run, here):
+    status, out, _ = run(SPEAKER, "hello", "-o", "x.flac")
+    assert (status, out) == (0, "")
+    assert (here / "x.flac").read_bytes()[:4] == b"fLaC"
+
+
+def test_a_sound_is_written_down(run, tone):
+    status, out, _ = run(SCRIBE, tone)
+    assert status == 0
+    assert out.strip()
+    assert not out.startswith(">")
+
+
+def test_a_request_in_the_models_own_terms(run, here):
+    sound = {"dtype": "float32", "shape": [2], "data": "AAAAPwAAAD8="}
+    status, out, _ = run(MIXER, "--json", json.dumps({"sound": sound, "times": 4000}))
+    assert status == 0
+    assert json.loads(out) == {"result": {"gains": [], "sound": sound}}
+    assert seconds(here / "answer.wav") == 1.0
+
+
+def test_a_picture_is_written(run, here):
+    status, _, err = run(PAINTER, "--json", json.dumps({"prompt": "a dot", "width": 32, "height": 32, "steps": 2}))
+    assert status == 0, err
+    assert (here / "answer.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_what_was_played(run, here, monkeypatch):
+    """A player that notes what it is given: the tests' machines have no loudspeaker."""
+    player = here / "aplay"
+    player.write_text(f'#!/bin/sh\necho "$@" > {here}/played\n')
+    player.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:/bin:/usr/bin")
+    run(TALKER, "abc", "--play")
+    assert (here / "played").read_text() == "-q answer.wav\n"
+
+
+# ---------------------------------------------------------------- what goes wrong
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("smollm3", "x"), "did you mean `smollm2`"),
+        ((PARROT,), "it was given nothing"),
+        ((MIXER, "x"), "it was given `x`"),
+        ((PARROT, "none.wav"), "none.wav: cannot be read"),
+        ((PARROT, "x", "-o", "none/x.wav"), "there is no folder none"),
+        ((SPEAKER, "x", "-o", "x.txt"), "sound cannot be written as that"),
+        ((MIXER, "--json", "{"), "--json is not JSON"),
+        ((MIXER, "--json", "{}"), " is missing; ['sound'"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_do(run, arguments, told):
+    status, out, err = run(*arguments)
+    assert (status, out) == (1, "")
+    assert told in err
+    assert "\n  fix: " in err
+
+
+def test_without_a_player_nothing_is_played(run, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    status, _, err = run(TALKER, "abc", "--play")
+    assert status == 1
+    assert "`aplay`, `ffplay`, `afplay`" in err
+
+
+def test_a_file_that_is_no_sound_is_refused(run, here):
+    (here / "bad.wav").write_bytes(b"RIFF????WAVEnothing")
+    status, _, err = run(TALKER, "bad.wav")
+    assert status == 1
+    assert "damaged" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["signal", "pipe"])
+def test_who_wants_no_more_does_not_wait(how, here):
+    """In a process of its own, of which only the beginning is read. The whole would take half a minute."""
+    command = [sys.executable, "-m", "mstar.cli", "run", PARROT, "slow" + "x" * 3000, "--max-tokens", "4000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(4) == b"slow"
+        begun = time.monotonic()
+        if how == "signal":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdout.close()
+        assert process.wait(10) == {"signal": 130, "pipe": 141}[how]
+        assert time.monotonic() - begun < 5
+        assert b"Traceback" not in process.stderr.read()
+
+
+# ---------------------------------------------------------------- a running server
+@pytest.fixture(scope="module")
+def url():
+    with serving() as server:
+        yield server.url
+
+
+def test_a_running_server_hears_answers_and_speaks(run, here, tone):
+    with housing({"talker": Talker(), "speaker": sounding.Talker()}) as house:
+        status, out, _ = run("talker", tone, "--url", house.url)
+        assert (status, out) == (0, "> heard 1.0 with 0.5 loud\nheard 1.0 with 0.5 loud\n")
+        assert seconds(here / "answer.wav") == pytest.approx(len("heard 1.0 with 0.5 loud") / 50, abs=0.01)
+        assert run("speaker", "hello", "--url", house.url, "-o", "said.wav")[0] == 0
+        assert seconds(here / "said.wav") > 0
+
+
+def test_a_running_server_is_asked(run, here, url):
+    status, out, err = run("parrot", "good morning", "--url", url, "-o", "x.wav", "--voice", "polly")
+    assert (status, out) == (0, "good morning\n")
+    assert "loaded" not in err
+    assert seconds(here / "x.wav") == pytest.approx(len("good morning") / 100)
+
+
+def test_a_running_server_is_asked_in_the_models_own_terms(run, url):
+    sound = {"dtype": "float32", "shape": [2], "data": "AAAAPwAAAD8="}
+    lines = run("mixer", "--json", json.dumps({"sound": sound, "times": 2}), "--url", url)[1].splitlines()
+    assert [json.loads(line).get("kind") for line in lines] == ["Audio", "Audio", None]
+    assert json.loads(lines[-1])["result"]["gains"] == []
+
+
+def test_a_model_that_is_not_served(run, url):
+    status, _, err = run("parot", "x", "--url", url)
+    assert status == 1
+    assert "did you mean `parrot`" in err
+
+
+def test_no_server(run):
+    status, _, err = run("parrot", "x", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "fix:" in err
+
+
+# ---------------------------------------------------------------- real weights
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_assistant_hears_answers_and_speaks(here):
+    """In a process of its own, as a user runs it: networks are loaded there."""
+    question = Path(__file__).parents[2] / "examples" / "question.wav"
+    command = [sys.executable, "-m", "mstar.cli", "run", "assistant", str(question)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "> What is the capital of France?\nThe capital of France is Paris.\n"
+    assert 1.5 < seconds(here / "answer.wav") < 4
+    assert "first sound" in done.stderr

@@ -1,0 +1,94 @@
+"""`mstar top`: what it makes of a server's figures."""
+
+from math import inf
+
+import httpx2
+import pytest
+
+from mstar.cli import main, top
+from tests.server.parts import serving
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as started:
+        yield started
+
+
+def asked(server, count):
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "hello"}]}
+    for _ in range(count):
+        httpx2.post(f"{server.url}/v1/chat/completions", json=body).raise_for_status()
+
+
+def test_one_table_of_a_server(server, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(top.time, "sleep", lambda seconds: asked(server, 4))  # what happens between two looks
+    assert main(["top", "--url", server.url, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert f"{server.url}  ready" in out
+    row = next(line.split() for line in out.splitlines() if " parrot " in line)
+    assert float(row[1]) > 1
+    assert row[3] in ("ms", "s")
+    assert "Text" in row
+    assert " conductor " in out
+
+
+def figures(at, calls, batches, seconds, waited):
+    labels = {"model": "m", "component": "lm", "op": "next", "worker": "w0"}
+    walked = tuple(sorted({**labels, "walk": "answer"}.items()))
+    alone = tuple(sorted(labels.items()))
+    samples = {
+        "mstar_op_calls_total": {walked: calls},
+        "mstar_op_batches_total": {alone: batches},
+        "mstar_op_seconds_total": {walked: seconds},
+        "mstar_op_wait_seconds_total": {walked: waited},
+    }
+    return top.Look(at, "ready", samples)
+
+
+def test_what_ops_do(capsys):
+    from rich.console import Console
+
+    watch = top.Watch("http://there", "")
+    watch._looks.extend([figures(0.0, 100, 20, 1.0, 0.0), figures(10.0, 500, 70, 6.0, 4.0)])
+    Console(width=120).print(watch.table())
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "lm.next" in line)
+    assert row == ["m", "lm.next", "w0", "40.0", "8.0", "50%", "10", "ms"]
+
+
+def test_looks_are_forgotten():
+    watch = top.Watch("http://there", "")
+    for number in range(100):
+        watch._looks.append(figures(float(number), number * 3, 1, 0.0, 0.0))
+    assert watch.now.at - watch._looks[0].at == top.WINDOW
+    assert watch.rates("mstar_op_calls_total", "op") == {("next",): 3.0}
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "value"),
+    [
+        ({0.1: 0, 0.2: 10, inf: 10}, 0.5, pytest.approx(0.15)),
+        ({0.1: 5, 0.2: 10, inf: 10}, 0.5, 0.1),
+        ({0.1: 90, 1.0: 100, inf: 100}, 0.99, pytest.approx(0.91)),
+        ({0.1: 0, 1.0: 0, inf: 10}, 0.5, 1.0),
+        ({0.1: 0, inf: 0}, 0.5, None),
+        ({}, 0.5, None),
+    ],
+)
+def test_quantiles_of_histograms(counts, share, value):
+    assert top.within(counts, share) == value
+
+
+def test_no_server_and_no_key(capsys):
+    assert main(["top", "--once", "--url", "http://127.0.0.1:9"]) == 1
+    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+    with serving(keys=top_keys()) as server:
+        assert main(["top", "--once", "--url", server.url]) == 1
+        assert "fix: give --key" in capsys.readouterr().err
+
+
+def top_keys():
+    from mstar.server.keys import Keys
+
+    return Keys(["k"])

@@ -1,0 +1,68 @@
+"""A real TCP proxy that cuts connections: the first of them after so many bytes of the answer, and so on."""
+
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+
+RESET = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Stands between a client and a server. `cuts` are bytes of answers; None is for ever, 0 before the first."""
+
+    def __init__(self, url, cuts):
+        self.count = 0
+        self._target = ("127.0.0.1", int(url.rpartition(":")[2]))
+        self._cuts = list(cuts)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._ends = [self._listening]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self._target)
+                limit = self._cuts[self.count] if self.count < len(self._cuts) else None
+                self.count += 1
+                self._ends += [client, server]
+                for pump in ((client, server, None), (server, client, limit)):
+                    thread = threading.Thread(target=_pump, args=pump)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def close(self):
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        for thread in self._threads:
+            thread.join(2)
+
+
+def _pump(source, target, limit):
+    with suppress(OSError):
+        while data := source.recv(65536):
+            if limit is not None and len(data) >= limit:
+                target.sendall(data[:limit])
+                target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                source.shutdown(socket.SHUT_RDWR)
+                break
+            limit = None if limit is None else limit - len(data)
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+    if limit is not None:
+        target.close()
+
+
+@contextmanager
+def cutting(url, *cuts):
+    proxy = Proxy(url, cuts)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,305 @@
+"""The clients against real servers: both give the same, in values of their own; who leaves leaves nothing behind."""
+
+import asyncio
+import subprocess
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+from mstar.asks import Acting, Imagining
+from mstar.client import (
+    Array,
+    AsyncClient,
+    Audio,
+    BadRequest,
+    Client,
+    ClientError,
+    Cut,
+    Emission,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    ServerFailed,
+    Text,
+    Unreachable,
+)
+from mstar.client import arrays as client_arrays
+from mstar.server.door import Phase
+from mstar.server.keys import Keys
+from tests.server.models import BOOM
+from tests.server.parts import serving
+from tests.server.sounding import LETTER, RATE, letters_in, tones
+from tests.server.toys_robot import Arm, Dreamer, observation
+
+SLOW = "slow" + "x" * 2000
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server.url) as made:
+        yield made
+
+
+def awaited(url, ask, **how):
+    """What a coroutine gives that is handed a client."""
+
+    async def run():
+        async with AsyncClient(url, **how) as client:
+            return await ask(client)
+
+    return asyncio.run(run())
+
+
+# ---------------------------------------------------------------- chat and generate
+def test_a_chat_comes_word_by_word_and_as_a_whole(server, client):
+    stream = client.chat("parrot", "naïve", temperature=0)
+    events = list(stream)
+    assert all(isinstance(event, Text) for event in events)
+    assert len(events) > 3
+    reply = stream.result()
+    assert "".join(event.text for event in events) == reply.text == "naïve"
+    assert (reply.reason, reply.usage["completion_tokens"], reply.audio) == ("stop", 6, b"")
+
+    async def ask(client):
+        stream = client.chat("parrot", "naïve", temperature=0)
+        return [event async for event in stream], await stream.result()
+
+    assert awaited(server.url, ask) == (events, reply)
+
+
+def test_a_chat_is_spoken(client):
+    stream = client.chat("parrot", "hi", audio={"format": "pcm16"})
+    events = list(stream)
+    sound = b"".join(event.data for event in events if isinstance(event, Audio))
+    assert sound == stream.result().audio
+    assert len(sound) == 2 * 240 * 2
+    assert stream.result().text == "hi"
+
+
+def test_wishes_reach_the_model(server, client):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "long text"}]
+    assert client.chat("parrot", messages, max_tokens=4, top_p=0.5, seed=9).result().reason == "length"
+    seen = server.parrot.seen[-1]
+    assert (seen.sampling.max_tokens, seen.sampling.top_p, seen.sampling.seed) == (4, 0.5, 9)
+    assert [turn.role for turn in seen.turns] == ["system", "user"]
+
+
+def test_a_call_of_a_tool(client):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    reply = client.chat("parrot", '{"name": "f", "arguments": {"x": 1}}', tools=[tool], tool_choice="required").result()
+    (call,) = reply.calls
+    assert (reply.reason, reply.text, call.name, call.arguments) == ("tool_calls", "", "f", '{"x":1}')
+
+
+def test_what_a_request_did_can_be_asked_for(server, client):
+    stream = client.chat("parrot", "abc")
+    stream.result()
+    assert client.trace(stream.request_id)["model"] == "parrot"
+
+    async def ask(client):
+        return await client.trace(stream.request_id)
+
+    assert awaited(server.url, ask)["id"] == stream.request_id
+
+
+SOUND = np.linspace(-1, 1, 7, dtype=np.float32)
+
+
+def test_emissions_are_typed_and_arrays_are_arrays(server, client):
+    stream = client.generate("mixer", {"sound": SOUND, "times": 3, "gains": [1.5]})
+    for index, emission in enumerate(stream):
+        assert isinstance(emission, Emission)
+        assert (emission.kind, emission.index, emission.clock) == ("Audio", index, {"rate": 8000})
+        assert np.array_equal(emission.value, SOUND * np.float32(index + 1))
+    result = stream.result().result
+    assert (result["gains"], result["sound"].tolist()) == ([1.5], SOUND.tolist())
+
+    async def ask(client):
+        return [one.value.tolist() async for one in client.generate("mixer", {"sound": SOUND, "times": 1})]
+
+    assert awaited(server.url, ask) == [SOUND.tolist()]
+
+
+def test_arrays_without_numpy(client, monkeypatch):
+    monkeypatch.setattr(client_arrays.importlib.util, "find_spec", lambda name: None)
+    (first,) = client.generate("mixer", {"sound": Array("float32", (7,), SOUND.tobytes()), "times": 1})
+    assert first.value == Array("float32", (7,), SOUND.tobytes())
+
+
+def test_vectors(server, client):
+    wanted = [[1, 1.5], [2, 0.5]]
+    assert client.embed("vectors", ["a", "bb"]).tolist() == wanted
+
+    async def ask(client):
+        return (await client.embed("vectors", ["a", "bb"])).tolist()
+
+    assert awaited(server.url, ask) == wanted
+
+
+# ---------------------------------------------------------------- speech
+def test_speech_is_a_file(voices, tmp_path):
+    with Client(f"{voices.url}/v1/") as client:
+        spoken = client.speech("talker", "hello", voice="alto", sample_rate=RATE, seed=1).result()
+        assert [one.id for one in client.models()] == ["talker", "scribe"]
+        heard = client.transcribe("scribe", spoken.data, prompt="terse")
+        events = list(heard)
+    assert spoken.rate == RATE
+    spoken.save(tmp_path / "x.wav")
+    with wave.open(str(tmp_path / "x.wav")) as file:
+        assert file.getnframes() == 5 * LETTER
+        samples = np.frombuffer(file.readframes(5 * LETTER), "<i2") / 32768
+    assert bytes(letters_in(samples, RATE).tolist()) == b"hello"
+    assert len(events) > 1
+    assert "".join(event.text for event in events) == heard.result().text == "hello"
+
+
+def test_a_file_is_heard_by_its_path(voices, tmp_path):
+    import soundfile
+
+    soundfile.write(tmp_path / "x.wav", tones("hi"), RATE)
+
+    async def ask(client):
+        return await client.transcribe("scribe", tmp_path / "x.wav", language="en").result()
+
+    heard = awaited(voices.url, ask)
+    assert (heard.text, heard.usage["seconds"]) == ("hi", 0.2)
+
+
+# ---------------------------------------------------------------- robots and worlds
+def test_a_robot_is_told_what_to_do(house):
+    wanted = Arm().run(Acting(observation(), "fold", 3)).emissions[0]
+    with Client(house.url) as client:
+        action = client.act("arm", observation(), prompt="fold", seed=3, inference_delay=2)
+    assert np.array_equal(action.actions, wanted.value)
+    assert (action.rate, house.models["arm"].seen[-1].delay) == (50, 2)
+    assert action.timing["infer_ms"] > 0
+
+
+FRAMES = np.random.default_rng(0).integers(0, 255, (2, 3, 16, 16)).astype(np.float32)
+ACTIONS = np.random.default_rng(1).integers(-9, 9, (3, 7)).astype(np.float32)
+
+
+def imagined(actions):
+    return [one.value for one in Dreamer().run(Imagining({"frames": FRAMES}, tuple(actions))).emissions]
+
+
+def test_a_world_is_walked_in_forked_and_begun_again(house):
+    with Client(house.url) as client, client.world("dreamer", {"frames": FRAMES}) as world:
+        first = world.step(ACTIONS[0])
+        other = world.fork()
+        second, aside = world.step(ACTIONS[1]), other.step(ACTIONS[2])
+        world.reset()
+        again = world.step(ACTIONS[0])
+        other.close()
+        with pytest.raises(NotFound):
+            other.step(ACTIONS[0])
+    assert np.array_equal(first.emissions["Latents"], again.emissions["Latents"])
+    assert np.array_equal(second.emissions["Latents"], imagined(ACTIONS[:2])[1])
+    assert np.array_equal(aside.emissions["Latents"], imagined(ACTIONS[[0, 2]])[1])
+
+    async def ask(client):
+        async with await client.world("dreamer", {"frames": FRAMES}, actions=ACTIONS[:1].tolist()) as world:
+            fork = await world.fork()
+            await world.reset()
+            return world.steps, fork.steps
+
+    assert awaited(house.url, ask) == (0, 1)
+
+
+# ---------------------------------------------------------------- what goes wrong
+def test_refusals_are_typed(client):
+    with pytest.raises(NotFound, match="did you mean `parrot`") as refused:
+        client.chat("parot", "x").result()
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    with pytest.raises(BadRequest) as refused:
+        client.chat("parrot", "x", temperature=9).result()
+    assert (refused.value.status, refused.value.param) == (422, "temperature")
+    assert str(refused.value).endswith("\n  fix: change what is asked for")
+    with pytest.raises(NotFound, match="/v1/chat/completions"):
+        client.embed("parrot", ["x"])
+
+
+def test_a_failure_in_the_midst_of_a_stream_has_a_name(client):
+    for stream in (client.chat("parrot", f"abc{BOOM}", seed=1), client.generate("free", {"text": BOOM, **FREE})):
+        events = iter(stream)
+        with pytest.raises(ServerFailed) as failed:
+            list(events)
+        assert (failed.value.code, failed.value.status) == ("model_error", 500)
+        assert failed.value.request_id == stream.request_id
+
+
+FREE = {"steps": 3, "prompt": np.zeros((1, 2), np.int64)}
+
+
+def test_a_key_is_needed():
+    with serving(keys=Keys(["k"])) as server:
+        with Client(server.url) as client, pytest.raises(NotAllowed, match="key="):
+            client.models()
+        with Client(server.url, "k") as client:
+            assert client.models()[0].id == "parrot"
+
+
+def test_what_is_no_server():
+    with pytest.raises(ClientError, match="http://host:port"):
+        Client("localhost:8000")
+    with Client("http://127.0.0.1:1", patience_s=0) as client:
+        with pytest.raises(Unreachable):
+            client.models()
+        with pytest.raises(NotReady, match="not there"):
+            client.wait_ready(0.1)
+
+
+def test_it_is_ready_when_it_is(server, client):
+    assert client.ready().name == "ready"
+    assert client.wait_ready(0).name == "ready"
+    try:
+        server.door.phase = Phase("starting", 1, 3)
+        assert client.ready() == client.ready()
+        assert client.ready().done == 1
+        with pytest.raises(NotReady, match="starting, 1 of 3, after"):
+            client.wait_ready(0.1)
+    finally:
+        server.door.phase = Phase("ready")
+
+    async def ask(client):
+        return await client.wait_ready(0)
+
+    assert awaited(server.url, ask).name == "ready"
+
+
+# ---------------------------------------------------------------- who leaves
+def test_who_leaves_a_stream_ends_it(server, client):
+    for _ in client.chat("parrot", SLOW, max_tokens=2000):
+        assert server.stock()
+        break
+    assert server.settles(1.0), server.stock()
+    with client.chat("parrot", SLOW, max_tokens=2000) as stream:
+        next(iter(stream))
+    assert server.settles(1.0), server.stock()
+    with pytest.raises(Cut, match="left"):
+        stream.result()
+
+
+def test_a_task_that_leaves_or_is_cancelled_ends_its_stream(server):
+    async def ask(client):
+        async for _ in client.chat("parrot", SLOW, max_tokens=2000):
+            break
+        await asyncio.sleep(0.01)  # the loop ends what was left
+        assert await asyncio.to_thread(server.settles, 1.0)
+        task = asyncio.create_task(client.chat("parrot", SLOW, max_tokens=2000).result())
+        while not await asyncio.to_thread(server.stock):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        return await asyncio.to_thread(server.settles, 1.0)
+
+    assert awaited(server.url, ask)
+
+
+def test_a_client_needs_nothing_of_a_server():
+    code = "import sys, mstar.client; print([name for name in sys.modules if name in sys.argv[1:]])"
+    names = ["torch", "numpy", "starlette", "mstar.server", "mstar.conductor", "mstar.wire", "pydantic"]
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,173 @@
+"""The pages say what the code says: commands parse, and settings, metrics, codes, paths and messages exist."""
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mstar.asks import Chat, Turn
+from mstar.cli.commands import _parser
+from mstar.cli.manifest import Manifest
+from mstar.cli.settings import settings
+from mstar.server.app import SURFACES
+from mstar.server.door import Door
+from mstar.server.operations import _Figures
+from mstar.walk.load import load_model
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md")} - {*DOCS.glob("decisions/*"), *DOCS.glob("pictures/*")})
+SOURCES = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, *languages: str) -> Iterator[str]:
+    return (block for language, block in FENCE.findall(path.read_text("utf-8")) if language in languages)
+
+
+def commands(path: Path) -> Iterator[str]:
+    """Every command line of ours on a page: whole lines of a shell, and what stands in the midst of a sentence."""
+    for block in blocks(path, "bash", "ini", "toml"):
+        lines = block.replace("\\\n", " ").splitlines()
+        found = (re.search(r"(?:^|[=/] ?|bin/)(mstar .*)", line) for line in lines)
+        yield from (line[1] for line in found if line)
+    yield from re.findall(r"(?<!`)`(mstar [^`\n]+)`(?!`)", FENCE.sub("", path.read_text("utf-8")))
+
+
+# ---------------------------------------------------------------- commands and code
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_every_command_is_one(path, capsys):
+    parser = _parser()
+    known = parser._subparsers._group_actions[0].choices
+    for line in commands(path):
+        words = shlex.split(line, comments=True)[1:]
+        if len(words) == 1:
+            assert words[0] in known, line
+            continue
+        try:
+            parser.parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{named(path)}: {line}\n{capsys.readouterr().err}")
+
+
+def test_every_command_is_told():
+    known = _parser()._subparsers._group_actions[0].choices
+    assert {name for name in known if f"`mstar {name}" not in text("cli.md")} == set()
+
+
+def test_commands_are_found():
+    assert "mstar serve assistant" in commands(ROOT / "README.md")
+    assert "mstar serve mstar.toml" in commands(DOCS / "deploy.md")
+
+
+def test_every_bench_is_told():
+    listed = (ROOT / "bench" / "__main__.py").read_text("utf-8")
+    there = {*re.findall(r'^    "([a-z0-9-]+)":', listed, re.MULTILINE), "all"}
+    told = {path: {*re.findall(r"python -m bench ([a-z][a-z0-9-]*)", path.read_text("utf-8"))} for path in PAGES}
+    assert {named(path): names - there for path, names in told.items() if names - there} == {}
+    assert told[DOCS / "performance.md"] == there
+
+
+def test_every_extra_is_one():
+    there = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    pages = "".join(path.read_text("utf-8") for path in PAGES)
+    told = {extra for wish in re.findall(r"(?:mstar-serve|-e '\.)\[([\w,]+)\]", pages) for extra in wish.split(",")}
+    assert told
+    assert told <= there.keys()
+
+
+def test_python_is_python():
+    assert [ast.parse(block, str(path)) for path in PAGES for block in blocks(path, "python")]
+
+
+def test_the_whole_model_runs(tmp_path):
+    (tmp_path / "backwards.py").write_text(next(blocks(DOCS / "authoring.md", "python")))
+    outcome = load_model(str(tmp_path / "backwards.py")).run(Chat((Turn("user", ("home going am I",)),)))
+    assert [one.value for one in outcome.emissions] == ["I ", "am ", "going ", "home "]
+
+
+# ---------------------------------------------------------------- tables that code has too
+def test_every_setting_is_told():
+    rows = [f"| `{one.key}` | `--{one.flag}` | {one.shown(one.default)} | {one.purpose} |" for one in settings()]
+    table = text("deploy.md").partition("| in the file |")[2].partition("\n\n")[0]
+    assert table.splitlines()[2:] == rows
+
+
+def test_the_manifest_is_one(tmp_path):
+    (tmp_path / "mstar.toml").write_text(next(blocks(DOCS / "deploy.md", "toml")))
+    assert Manifest(tmp_path / "mstar.toml").models.keys() == {"writer", "voice"}
+
+
+def test_every_metric_is_told():
+    page = set(re.findall(r"^\| `(mstar_\w+)`|, `(mstar_\w+)` \|", text("operate.md"), re.MULTILINE))
+    told = {one or other for one, other in page}
+    counted = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in _Figures(Door({})).collect()
+        if family.name.startswith("mstar_")
+    }
+    assert told == counted
+
+
+def test_every_code_is_told():
+    codes = {
+        call.args[at].value
+        for path in (ROOT / "src" / "mstar").glob("[sm]e*/*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("Refusal", "BadMedia")
+        for at in [call.func.id == "Refusal"]
+        if isinstance(call.args[at], ast.Constant)
+    }
+    told = {code for row in re.findall(r"^\| (`[^|]+) \|", text("api/errors.md"), re.MULTILINE) for code in ticks(row)}
+    assert codes <= told
+    assert {code for code in told if code.islower() and "-" not in code and f'"{code}"' not in SOURCES} == set()
+
+
+def ticks(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_path_is_told():
+    pages = "".join(path.read_text("utf-8") for path in (*DOCS.glob("api/*.md"), DOCS / "operate.md"))
+    paths = {re.sub(r"\{(\w+):path\}", r"{\1}", one.path) for one in SURFACES}
+    assert {path for path in paths if not re.search(re.escape(path) + r"[`? ]", pages)} == set()
+    told = set(re.findall(r"(?:GET|POST|DELETE|WS) (/[\w/{}]*(?:\.json)?)", pages))
+    assert told <= paths
+
+
+def test_every_decision_is_listed():
+    notes = sorted((DOCS / "decisions").glob("0*.md"))[1:]  # the first one is the template
+    titles = [note.read_text("utf-8").splitlines()[0] for note in notes]
+    rows = [f"- [{title[2:6]}](decisions/{note.name}): {title[8:]}" for note, title in zip(notes, titles, strict=True)]
+    assert [line for line in text("decisions.md").splitlines() if line.startswith("- ")] == rows
+
+
+def test_a_word_is_in_the_glossary_once():
+    cells = re.findall(r"^\| (\*\*[^|]+) \|", text("glossary.md"), re.MULTILINE)
+    words = [word for cell in cells for word in re.findall(r"\*\*(.+?)\*\*", cell)]
+    assert "Walk" in words
+    assert {word for word in words if words.count(word) > 1} == set()
+
+
+def test_messages_are_those_of_the_code():
+    cells = re.findall(r"^\| ([^|]+) \|", text("troubleshoot.md"), re.MULTILINE)
+    quoted = [part.strip() for cell in cells for tick in ticks(cell) for part in tick.split("…") if part.strip()]
+    assert quoted
+    assert [part for part in quoted if part not in SOURCES] == []
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []

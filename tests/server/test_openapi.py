@@ -1,0 +1,176 @@
+"""What the server says of itself: all routes are in it, it is well formed, and a fuzzer of it breaks nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+from starlette.routing import Route
+
+from mstar import Component, Float32, Latents, Model, Tensor, op, walk
+from mstar.asks import Imagining
+from mstar.server.app import SURFACES, application
+from mstar.server.door import Door
+from mstar.server.keys import Keys
+from mstar.server.openapi import document
+from tests.server import sounding
+from tests.server.models import Parrot, Vectors
+from tests.server.parts import said
+from tests.server.toys_drawn import Filmer, Painter
+from tests.server.toys_house import housing
+from tests.server.toys_robot import Arm
+
+CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+CHECKS += ["response_headers_conformance", "unsupported_method", "ignored_auth", "missing_required_header"]
+MODELS = {
+    "ChatBody": ["parrot"],
+    "EmbeddingBody": ["vectors"],
+    "SpeechBody": ["voice"],
+    "Form": ["scribe"],
+    "DrawingBody": ["painter"],
+    "DrawingForm": ["painter"],
+    "FilmingForm": ["filmer"],
+    "GenerateBody": ["echo"],
+}
+"""Which models a body may name, so that a fuzzer gets further than that."""
+
+
+@dataclass
+class Wish:
+    """Something of every kind that can be sent."""
+
+    number: int
+    share: float = 0.5
+    texts: list[str] = field(default_factory=list)
+    mode: Literal["a", "b"] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class Dust(Component):
+    @op
+    def grain(self, step: int) -> Float32[Tensor, "2"]:
+        return np.full(2, step, np.float32)
+
+
+class Echo(Model):
+    """Gives back what it is given, and imagines the same whatever it sees: nothing that can be sent makes it fail."""
+
+    def __init__(self) -> None:
+        self.dust = Dust()
+
+    @walk
+    def fall(self, step: int) -> Iterator[Latents]:
+        yield Latents(self.dust.grain(step))
+
+    async def route(self, request: Wish | Imagining) -> Any:
+        if isinstance(request, Wish):
+            return asdict(request)
+        for step in range(len(request.actions)):
+            await self.fall(step)
+        return None
+
+
+def house():
+    models = {"parrot": Parrot(), "vectors": Vectors(), "voice": sounding.Talker(), "scribe": sounding.Scribe()}
+    models |= {"painter": Painter(), "filmer": Filmer(), "arm": Arm(), "echo": Echo()}
+    return housing(models, Keys(["k"]))
+
+
+def test_every_route_is_described():
+    told = document(SURFACES)
+    routes = application(Door({"parrot": Parrot()})).routes
+    described = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
+    served = {(method, route.path_format) for route in routes if isinstance(route, Route) for method in route.methods}
+    assert described == {(method, path) for method, path in served if method != "HEAD"}
+    assert {*told["x-websockets"]} == {route.path for route in routes if not isinstance(route, Route)}
+    names = [one["operationId"] for path in told["paths"].values() for one in path.values()]
+    assert len({*names}) == len(names)
+
+
+def test_schemas_are_schemas_and_all_that_is_named_is_there():
+    told = document(SURFACES)
+    schemas = told["components"]["schemas"]
+    for schema in schemas.values():
+        jsonschema_rs.meta.validate(schema)
+    text = json.dumps(told)
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in schemas
+
+
+def test_bodies_and_refusals_are_as_described(server):
+    with server.client() as client:
+        told = client.get("/openapi.json").json()
+        assert told["openapi"] == "3.1.0"
+        refused = client.post("/v1/chat/completions", json=said("x", temperature=9)).json()
+        wrong = client.put("/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+    def is_valid(name, value):
+        schema = {"$ref": f"#/components/schemas/{name}", "components": told["components"]}
+        return jsonschema_rs.is_valid(schema, value)
+
+    assert is_valid("Error", refused)
+    assert is_valid("Error", wrong.json())
+    assert is_valid("ChatBody", said("x", temperature=1))
+    assert not is_valid("ChatBody", said("x", temperature=9))
+    assert not is_valid("ChatBody", {"model": "x"})
+
+
+def described(client):
+    """What the server says of itself, with names of what is there, so that a fuzzer gets further than that."""
+    told = client.get("/openapi.json").json()
+    schemas, paths = told["components"]["schemas"], told["paths"]
+    for name, models in MODELS.items():
+        schemas[name]["properties"]["model"] = {"enum": models}
+    for name in ("DrawingBody", "DrawingForm", "FilmingForm"):
+        schemas[name]["properties"]["size"] = {"enum": ["16x16", "64x32", "auto", "0x0", "-1x5", "1e3x2"]}
+    schemas["GenerateBody"]["properties"]["request"] = TypeAdapter(Wish).json_schema()
+    for path, model in (("/v1/actions", "arm"), ("/v1/worlds", "echo")):
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        content["schema"]["properties"] = {"model": {"enum": [model]}, "prompt": {"type": "string"}, "seed": {}}
+        content["schema"]["properties"] |= {"observation": {"type": "object"}}
+    video = {"model": (None, "filmer"), "prompt": (None, "x"), "seconds": (None, "1")}
+    world = {"model": "echo", "observation": {}}
+    there = {
+        "video": [client.post("/v1/videos", files=video).json()["id"] for _ in range(4)],
+        "world": [client.post("/v1/worlds", json=world).json()["id"] for _ in range(4)],
+        "id": [client.get("/v1/models").headers["x-request-id"]],
+        "model": ["parrot", "arm"],
+        "format": ["json", "chrome"],
+        "variant": ["video"],
+    }
+    for operations in paths.values():
+        for operation in operations.values():
+            for parameter in operation["parameters"]:
+                parameter["schema"] = {"type": "string", "enum": [*there[parameter["name"]], "nowhere"]}
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_fuzzer_that_reads_the_description_breaks_nothing(tmp_path, caplog):
+    command = [sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json")]
+    command += ["--phases=coverage,fuzzing,stateful", "--max-examples=12", "--seed=1", "--generation-database=none"]
+    command += [
+        f"--checks={','.join(CHECKS)}",
+        "--continue-on-failure",
+        "--request-timeout=10",
+        "--no-color",
+        "--workers=2",
+    ]
+    with caplog.at_level(logging.ERROR), house() as served, served.client("k") as client:
+        (tmp_path / "openapi.json").write_text(json.dumps(described(client)))
+        run = [*command, f"--url={served.url}", "--header=Authorization: Bearer k"]
+        done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert served.is_left(3)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert not [record.getMessage() for record in caplog.records]
