@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import StreamHandler
 from pathlib import Path
@@ -24,6 +24,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn import Module
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -37,21 +38,54 @@ _NAMED = 20
 """How many tensors an error names: with the wrong config.json it would be all of them."""
 
 
-def read_network(folder: Path, dtype: str | None, progress: Progress) -> PreTrainedModel:
-    """The network that a folder holds, in its own dtype or another. Raises LoadError unless all of it fits."""
+def read_network(
+    folder: Path, dtype: str | None, progress: Progress, parts: Mapping[str, str] | None = None
+) -> PreTrainedModel:
+    """The network that a folder holds, in its own dtype or another. Raises LoadError unless all of it fits.
+
+    With `parts` it has only these modules, of the tensors whose names in the files begin as it says for each.
+    """
     config = _read_config(folder)
     kind = _kind(folder, config)
-    files = _tensor_files(folder)
-    _read_ahead(files, progress)
+    if parts is None:
+        return assemble(kind, config, read_tensors(folder, progress), dtype)
+    return assemble(_part(kind, parts), config, read_tensors(folder, progress, tuple(parts.values())), dtype)
+
+
+def _part(kind: type[PreTrainedModel], names: Collection[str]) -> type[PreTrainedModel]:
+    """A network of a kind that has only some of its modules. It is made without memory, so the others cost nothing."""
+
+    def make(self: Any, config: Any) -> None:
+        kind.__init__(self, config)
+        _keep_only(self, "", names)
+
+    return type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__})
+
+
+def _keep_only(module: Module, path: str, names: Collection[str]) -> None:
+    for name, child in list(module.named_children()):
+        own = path + name
+        if any(one.startswith(f"{own}.") for one in names):
+            _keep_only(child, f"{own}.", names)
+        elif own not in names:
+            delattr(module, name)
+
+
+def read_tensors(folder: Path, progress: Progress, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+    """The tensors that a folder holds, by their names in its files; of those, the ones whose names begin so."""
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    files: list[Path] = []
+    for file in _tensor_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - it is no dict
+                tensors |= {name: opened.get_tensor(name) for name in names}
         except SafetensorError as error:
             fix = "fetch it again; a git clone without git-lfs leaves stand-ins of a few bytes"
             raise LoadError(f"{file} is no complete safetensors file: {error}\n  fix: {fix}") from error
-    return assemble(kind, config, tensors, dtype)
+        files += [file] if names else []
+    _read_ahead(files, progress)
+    return tensors
 
 
 def assemble(

@@ -209,8 +209,20 @@ def _steer(scores: Tensor, wishes: Sequence[Sampling], choosers: Sequence[Choose
         raise RowsFailed(errors)
     _bias(scores, wishes)
     _penalise(scores, wishes, choosers)
+    for row, wish in enumerate(wishes):
+        if wish.among:
+            _bar_others(scores[row], wish.among)
     if guides:
         scores[[*guides]] += barred(guides, size).to(scores.device)
+
+
+def _bar_others(scores: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+    """Leave no score to the tokens outside of these ranges."""
+    done = 0
+    for first, end in sorted(ranges):
+        scores[done:first] = -math.inf
+        done = max(done, end)
+    scores[done:] = -math.inf
 
 
 def _bias(scores: Tensor, wishes: Sequence[Sampling]) -> None:

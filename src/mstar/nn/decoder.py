@@ -78,6 +78,14 @@ class Decoder:
         """[tokens] to [tokens, size]; embeddings are what they are."""
         return self._embed(tokens) if tokens.ndim == 1 else tokens
 
+    def _embedded(self, given: Tensor, caches: Sequence[PagedKV], counts: Sequence[int]) -> Tensor:  # noqa: ARG002
+        """The embeddings of what these caches read, which have so many positions each."""
+        return self.embed(given)
+
+    def _relived(self, cache: PagedKV) -> Tensor:
+        """The embeddings of everything that a cache has read."""
+        return torch.cat([self.embed(part) for part in cache.lineage()])
+
     # ---------------------------------------------------------------- what requests ask for
     @torch.inference_mode()
     def next(
@@ -87,17 +95,24 @@ class Decoder:
 
         For rows that are not finished nothing is chosen: their token is 0.
         """
+        return self.next_read(given, caches, wishes, layout)[:2]
+
+    @torch.inference_mode()
+    def next_read(
+        self, given: Tensor, caches: list[PagedKV], wishes: Sequence[Sampling], layout: Layout
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the hidden state of each position, but for those whose pages others had filled."""
         self._refuse_too_long(caches, wishes, layout.lengths)
         self._note(given, caches, layout.lengths)
         given, counts = self._without_known(given, caches, layout.lengths)
         batch = extend(self.store, caches, counts)
         last = torch.tensor([end - 1 for end in accumulate(counts)])
         if not layout.unfinished:
-            logits, _ = self._run(self.embed(given), batch, last)
+            logits, hidden = self._run(self._embedded(given, caches, counts), batch, last)
             self._keep(caches, counts)
-            return choose_tokens(logits, wishes, [cache.chooser for cache in caches]), logits
+            return choose_tokens(logits, wishes, [cache.chooser for cache in caches]), logits, hidden
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]
-        logits, _ = self._run(self.embed(given), batch, last[finished])
+        logits, hidden = self._run(self._embedded(given, caches, counts), batch, last[finished])
         self._keep(caches, counts)
         chosen = torch.zeros((len(caches), 1), dtype=torch.int64)
         every = logits.new_zeros((len(caches), logits.shape[1]))
@@ -105,14 +120,14 @@ class Decoder:
             own, choosers = [wishes[row] for row in finished], [caches[row].chooser for row in finished]
             chosen[finished] = choose_tokens(logits, own, choosers)
             every[finished] = logits
-        return chosen, every
+        return chosen, every, hidden
 
     @torch.inference_mode()
     def read(self, given: Tensor, caches: list[PagedKV], layout: Layout) -> Tensor:
         """Read what is given for all caches, joined; the hidden state of each position."""
         self._note(given, caches, layout.lengths)
         batch = extend(self.store, caches, layout.lengths)
-        hidden = self._run(self.embed(given), batch, torch.tensor([0]))[1]
+        hidden = self._run(self._embedded(given, caches, layout.lengths), batch, torch.tensor([0]))[1]
         self._keep(caches, layout.lengths)
         return hidden
 
@@ -188,7 +203,7 @@ class Decoder:
     def _read_again(self, cache: PagedKV) -> None:
         """Fill the pages of a cache from its lineage."""
         length = cache.table.length
-        embeddings = torch.cat([self.embed(part) for part in cache.lineage()])
+        embeddings = self._relived(cache)
         self.store.pool.truncate(cache.table, 0)
         for first in range(0, length, _PIECE):
             part = embeddings[first : first + _PIECE]

@@ -57,9 +57,9 @@ def flatten(
     With `is_int8` its products with weights are in 8-bit integers, which needs the fused kernels.
     Raises what torch.export raises for a network whose steps depend on its values.
     """
-    weight = network.get_input_embeddings().weight
-    size = network.config.get_text_config().hidden_size
-    example = (torch.zeros((1, 7, size), dtype=weight.dtype), torch.arange(7)[None], torch.tensor([2, 6, 3]))
+    embed = network.get_input_embeddings()
+    weight, tokens = embed.weight, torch.zeros((1, 7), dtype=torch.int64)
+    example = (torch.zeros_like(embed(tokens)), torch.arange(7)[None], torch.tensor([2, 6, 3]))
     tokens, rows = Dim("tokens", min=1, max=_LONGEST), Dim("rows", min=1, max=_LONGEST)
     open_sizes = ({1: tokens}, {1: tokens}, {0: rows})
     with torch.no_grad():  # else every part that says so itself is recorded as a graph of its own
@@ -123,7 +123,7 @@ def _merge_linears(module: GraphModule) -> None:
             first = 0
             for node in linears:
                 last = first + value_of(node).shape[-1]
-                cut = graph.call_function(aten.slice.Tensor, (together, 2, first, last))
+                cut = graph.call_function(aten.slice.Tensor, (together, like.ndim - 1, first, last))
                 cut.meta = dict(node.meta)
                 node.replace_all_uses_with(cut)
                 first = last

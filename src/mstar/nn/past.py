@@ -2,8 +2,9 @@
 
 `remember` puts hooks on the layers of a network that look back: convolutions that pad themselves on the left, LSTMs,
 rotary positions, and transformers' attention with a sliding window. Inside `following`, each sees what it remembers
-before what it is given; otherwise it does as it always did. Whether these are all the layers of a network that look
-back, this module cannot know: who uses it compares pieces with the whole.
+before what it is given; otherwise it does as it always did. Layers that also look ahead are made to wait by
+`mstar.nn.ahead`. Whether these are all the layers of a network that look back, this module cannot know: who uses it
+compares pieces with the whole.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ _ATTENTION = "mstar_past"
 
 
 class Past:
-    """What the layers of a network remember of several streams, stacked: before a forward, and after it."""
+    """What the layers of a network remember of several streams, stacked: before a forward, and after it.
 
-    def __init__(self, memories: Sequence[Mapping[str, Tensor]]) -> None:
+    `is_last` says that nothing follows this forward, so that layers which look ahead need not wait for it.
+    """
+
+    def __init__(self, memories: Sequence[Mapping[str, Tensor]], *, is_last: bool = False) -> None:
+        self.is_last = is_last
         self.before = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
         """Empty where streams begin; they do not share a forward with others."""
         self.after: dict[str, Tensor] = {}
@@ -61,6 +66,11 @@ def following(past: Past) -> Iterator[None]:
         yield
     finally:
         _now.reset(token)
+
+
+def now() -> Past | None:
+    """The streams that a network goes on with at this moment."""
+    return _now.get()
 
 
 def remember(network: nn.Module) -> None:

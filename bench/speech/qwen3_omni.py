@@ -1,0 +1,89 @@
+"""Qwen3-Omni: eight spoken answers at once against transformers' generate, one by one and as a batch of its own.
+
+Networks of three layers of 128 with the published sixteen codes a frame and five layers of the code predictor; float32,
+greedy, one thread for all. The gain is from batching, from a code predictor without `generate` around it, from fused
+kernels, and, for the first sound, from speaking while the answer is written. One request stands for
+all that are run one by one. In its batches the reference may choose another token than alone; ours chooses the latter.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.claims import Row
+from bench.speech.crowd import one_thread, served
+from mstar.asks import Chat, Turn
+from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
+from mstar.nn.sampling import Sampling
+
+WORDS, FRAMES, RATE, COUNT = 16, 32, 24_000, 8
+ALONE = slice(2, 3)
+"""Which of the requests transformers is given one by one: it has all frames, where others end sooner."""
+SHAPE = {"width": 128, "groups": 16, "layers": 3, "deep": 5}
+VOCODER = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 72}
+VOCODER |= {"intermediate_size": 384, "num_hidden_layers": 4, "upsample_rates": (8, 5, 4, 3), "decoder_dim": 192}
+
+
+def chats() -> list[Chat]:
+    """Questions of different length."""
+    said = [f"Question {number}: {'why ' * (number + 1)}so?" for number in range(COUNT)]
+    return [Chat((Turn("user", (text,)),), Sampling(max_tokens=WORDS), speaks=True) for text in said]
+
+
+def generated(network: Any, prompts: Sequence[Any]) -> tuple[float, int]:
+    """Seconds that transformers takes for these prompts as one batch, and how many samples it makes."""
+    import torch
+
+    from tests.models import qwen3_omni_tiny as tiny
+
+    longest = max(len(prompt) for prompt in prompts)
+    given = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+    mask = torch.stack([(torch.arange(longest) >= longest - len(prompt)).long() for prompt in prompts])
+    begun = time.perf_counter()
+    _, sounds = network.generate(
+        input_ids=given,
+        attention_mask=mask,
+        thinker_max_new_tokens=WORDS + 1,
+        thinker_eos_token_id=tiny.IDS["<|im_end|>"],
+        talker_max_new_tokens=FRAMES + 1,
+        talker_do_sample=False,
+        thinker_do_sample=False,
+    )
+    return time.perf_counter() - begun, sum(sound.numel() for sound in sounds)
+
+
+def rows() -> Sequence[Row]:
+    """Throughput, real-time factor and first sound of ours and of the reference."""
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    from tests.models import qwen3_omni_tiny as tiny
+
+    with tempfile.TemporaryDirectory() as folder, one_thread():
+        saved = tiny.save(Path(folder), **SHAPE, **VOCODER)
+        model = Qwen3Omni(saved, codes=Sampling(max_tokens=FRAMES, repetition_penalty=1.05))
+        network = Qwen3OmniMoeForConditionalGeneration.from_pretrained(saved).eval()
+        prompts = [model.reader.read(chat)[0] for chat in chats()]
+        run = served(model, chats())
+        run()
+        ours = [run()]
+        alone = [generated(network, [prompt]) for prompt in prompts[ALONE]]
+        batch, batch_samples = generated(network, prompts)
+        ours.append(run())  # before and after, so that a change of the machine's mood is seen
+    single, samples = (sum(column) / len(alone) for column in zip(*alone, strict=True))
+    rates = [one[2] / one[0] / RATE for one in ours]
+    return [
+        Row("sound a second, one by one", "s", [samples / single / RATE]),
+        Row("sound a second, their batch", "s", [batch_samples / batch / RATE]),
+        Row("sound a second, served", "s", rates),
+        Row("  times one by one", "x", [rate * single * RATE / samples for rate in rates]),
+        Row("  times their batch", "x", [rate * batch * RATE / batch_samples for rate in rates]),
+        Row("seconds for a second, eight one by one", "s", [single * (COUNT + 1) / 2 * RATE / samples]),
+        Row("seconds for a second, served", "s", [seconds * RATE / samples for seconds, _, _ in ours]),
+        Row("first sound, one by one", "s", [single * COUNT / 2]),
+        Row("first sound, one alone", "s", [single]),
+        Row("first sound, served", "s", [first for _, first, _ in ours]),
+    ]

@@ -1,0 +1,58 @@
+"""The code predictor of Qwen3-Omni: the codes of a frame that follow its first, one after the other.
+
+It forgets everything after each frame, so a frame is one op, for all requests that have one. Its network is the one
+that Qwen3-TTS has, with its names and shape. What a frame sounds like it does not know.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mstar import Component, Float, Int64, Tensor, op, rows, stacked
+from mstar.models.qwen3_omni.checkpoint import FIRST_CODES, OTHER_CODES, Checkpoint
+from mstar.nn.sampling import Sampling
+
+if TYPE_CHECKING:
+    from mstar.nn.residual import ResidualCodes
+
+CODES = Sampling(temperature=1.0, top_k=50, top_p=0.8)
+"""How its authors choose codes, unless all are the likeliest."""
+_APART = 1_000_003
+"""How far the seeds of a request and of the next are apart, in frames."""
+
+
+class Predictor(Component):
+    """The network and the embeddings of all codes."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    @functools.cached_property
+    def network(self) -> ResidualCodes:
+        """The network, loaded."""
+        from mstar.nn.residual import ResidualCodes
+
+        shape = self._checkpoint.config.talker_config.code_predictor_config
+        tensors = self._checkpoint.tensors(FIRST_CODES, OTHER_CODES)
+        own = {name.removeprefix("talker."): one for name, one in tensors.items()}
+        return ResidualCodes({**shape.to_dict(), "rope_theta": shape.rope_parameters["rope_theta"]}, own)
+
+    def prepare(self) -> None:
+        """Load the network."""
+        _ = self.network
+
+    @op(batch=stacked)
+    def frame(
+        self, code: Int64[Tensor, "1"], thought: Float[Tensor, "H"], sampling: Sampling, step: int
+    ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "H"]]:
+        """All codes of the frame numbered `step`, and the sum of their embeddings."""
+        from mstar.nn.chooser import Chooser, choose_tokens
+
+        wishes = [
+            replace(CODES if wish.temperature else Sampling(), seed=(wish.seed * _APART + number) % 2**63)
+            for wish, number in zip(rows(sampling), rows(step), strict=True)
+        ]
+        choosers = [Chooser() for _ in wishes]
+        return self.network.frames(code, thought, lambda scores: choose_tokens(scores, wishes, choosers))

@@ -1,0 +1,173 @@
+"""The thinker of Qwen3-Omni: a language model that goes on with a conversation in which things are heard and seen.
+
+Its layers are transformers' own. What was heard or seen stands in its prompt as embeddings. Of what it thinks the
+talker is told: the embeddings of text, and the hidden states behind what is heard and seen. It does not speak.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from mstar import KV, ONE_ROW, Bool, Float, Int64, Layout, Tensor, View, op, ragged, rows, stacked
+from mstar.asks import Ending
+from mstar.models.qwen3_omni.checkpoint import Checkpoint
+from mstar.nn.causal_lm import CausalLM
+from mstar.nn.grammar import Vocabulary
+from mstar.nn.sampling import Sampling
+
+if TYPE_CHECKING:
+    from mstar.nn.axes import Axes, AxesDecoder
+    from mstar.nn.store import PagedKV
+
+
+class Thinker(CausalLM):
+    """The language model and its words."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(self._network, end=0, vocabulary=self._words)  # which token that is, the checkpoint says
+        self._checkpoint = checkpoint
+
+    def _network(self) -> Axes:
+        from mstar.nn.axes import Axes
+
+        thinker, config = self._checkpoint.network("thinker").thinker, self._checkpoint.config
+        levels = len(config.thinker_config.vision_config.deepstack_visual_indexes)
+        layer = config.talker_config.accept_hidden_layer
+        return Axes(thinker.model.language_model, thinker.lm_head, levels=levels, layer=layer)
+
+    def _decoder_class(self) -> type[AxesDecoder]:
+        from mstar.nn.axes import AxesDecoder
+
+        return AxesDecoder
+
+    def _words(self) -> Vocabulary:
+        return Vocabulary(lambda: self._checkpoint.tokenizer, [self.end])
+
+    @functools.cached_property
+    def end(self) -> int:
+        """The token that ends a turn."""
+        return self._checkpoint.config.im_end_token_id
+
+    @functools.cached_property
+    def _size(self) -> int:
+        return self._checkpoint.config.thinker_config.text_config.hidden_size
+
+    def _are(self, tokens: Tensor, *kinds: str) -> Tensor:
+        import torch
+
+        thinker = self._checkpoint.config.thinker_config
+        return torch.isin(tokens, torch.tensor([getattr(thinker, f"{kind}_token_id") for kind in kinds]))
+
+    # ---------------------------------------------------------------- what it reads
+    @op
+    def join(
+        self,
+        tokens: Int64[Tensor, "T"],
+        away: Float[Tensor, "T 3"],
+        heard: list[Float[Tensor, "P D"]],
+        seen: list[Float[Tensor, "S E"]],
+    ) -> Float[Tensor, "T W"]:
+        """A prompt as rows, with what was heard and seen in its places."""
+        import torch
+
+        size, given = self._size, self.decoder.embed(tokens)
+        given[:, size : size + 3] = away
+        if heard:
+            given[self._are(tokens, "audio"), :size] = torch.cat(heard).float()
+        if seen:
+            shown, places = torch.cat(seen).float(), self._are(tokens, "image", "video")
+            given[places] = torch.cat([shown[:, :size], given[places, size : size + 3], shown[:, size:]], 1)
+        return given
+
+    @op(batch=ragged("T"), in_pieces=True)
+    def begin(
+        self,
+        tokens: Int64[Tensor, "T"],
+        given: Float[Tensor, "T W"],
+        kv: KV,
+        sampling: Sampling,
+        layout: Layout = ONE_ROW,
+    ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "T D"]]:
+        """Read a prompt; the token that follows it, and what the talker is told of each place.
+
+        Text before which nothing was heard or seen is read as tokens, so that requests share what they have in common.
+        """
+        caches, thoughts = list(cast("Sequence[PagedKV]", rows(kv))), given[:, : self._size].clone()
+        is_shown = self._are(tokens, "audio", "image", "video")
+        is_text = [
+            not cache.embeddings and not any(part.tolist())
+            for cache, part in zip(caches, is_shown.split(layout.lengths), strict=True)
+        ]
+        chosen = tokens.new_zeros((len(caches), 1))
+        for source in (tokens, given):
+            group = [row for row, one in enumerate(is_text) if one is (source is tokens)]
+            if not group:
+                continue
+            own = _only(group, layout)
+            places = [place for row in group for place in range(*layout.offsets[row : row + 2])]
+            read = (source[places], [caches[row] for row in group], [rows(sampling)[row] for row in group], own)
+            chosen[group], _, hidden = self.decoder.next_read(*read)
+            if source is given:
+                thoughts[places] = hidden.float().where(is_shown[places][:, None], thoughts[places])
+        return chosen, thoughts
+
+    # ---------------------------------------------------------------- what the talker is told of the answer
+    @op
+    def opening(self, first: Int64[Tensor, "1"]) -> Float[Tensor, "3 D"]:
+        """What it is told where there is no text, where text begins, and of the first token."""
+        config = self._checkpoint.config
+        return self._thoughts([config.tts_pad_token_id, config.tts_bos_token_id, int(first)])
+
+    @op(batch=stacked)
+    def thought(self, following: Int64[Tensor, "1"], step: int, kv: View[KV], sampling: Sampling) -> Float[Tensor, "D"]:
+        """What it is told after the token numbered `step`: the next one, or that the text ends."""
+        last = [number == wish.max_tokens - 1 for number, wish in zip(rows(step), rows(sampling), strict=True)]
+        ends, over = self._checkpoint.config.tts_eos_token_id, self._are_over(following, kv, sampling)
+        columns = zip(following[:, 0].tolist(), over, last, strict=True)
+        return self._thoughts([ends if any(reasons) else token for token, *reasons in columns])
+
+    def _thoughts(self, tokens: Sequence[int]) -> Tensor:
+        import torch
+
+        return self.decoder.embed(torch.tensor(tokens))[:, : self._size]
+
+    # ---------------------------------------------------------------- how it ends
+    @op(batch=stacked)
+    def is_over(self, following: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
+        """Whether the text ends before this token: it says so, or what was written ends with a stop text."""
+        import torch
+
+        return torch.tensor(self._are_over(following, kv, sampling))
+
+    def _are_over(self, following: Tensor, kv: KV, sampling: Sampling) -> list[bool]:
+        columns = zip(following[:, 0].tolist(), cast("Sequence[PagedKV]", rows(kv)), rows(sampling), strict=True)
+        return [self._ends(token, own, wish) for token, own, wish in columns]
+
+    def _ends(self, token: int, kv: PagedKV, wish: Sampling) -> bool:
+        if token in (self.end, *wish.stop):
+            return True
+        longest = max((len(text.encode()) for text in wish.stop_texts), default=0)
+        text = self.spell(kv.chooser.written()[-longest:]) if longest else ""
+        return any(stop in text for stop in wish.stop_texts)
+
+    @op
+    def ending(self, tokens: Int64[Tensor, "T"], last: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Ending:
+        """How an answer ended that would have gone on with this token."""
+        reads = {name: int(self._are(tokens, *kinds).sum()) for name, kinds in _READS.items()}
+        reads = {"text": len(tokens) - sum(reads.values())} | {name: count for name, count in reads.items() if count}
+        return Ending("stop" if self._ends(int(last), cast("PagedKV", kv), sampling) else "length", reads)
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """Tokens as text. Those that are no text are left out."""
+        return self._checkpoint.tokenizer.decode(list(tokens))
+
+
+_READS = {"audio": ("audio",), "image": ("image", "video")}
+
+
+def _only(group: Sequence[int], layout: Layout) -> Layout:
+    """The layout of some rows."""
+    unfinished = frozenset(number for number, row in enumerate(group) if row in layout.unfinished)
+    return Layout(len(group), tuple(layout.lengths[row] for row in group), unfinished)

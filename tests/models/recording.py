@@ -1,0 +1,62 @@
+"""A recording of any length that Hibari speaks, always the same, of sentences that differ.
+
+And what transformers writes of it with the weights of Whisper tiny.en, from beginning to end.
+"""
+
+import functools
+import random
+
+import numpy as np
+from transformers import GenerationConfig, WhisperFeatureExtractor
+
+from mstar.asks import Sound, Speech
+from mstar.models.voice import whisper
+from mstar.models.voice.sounds import resampled
+from mstar.models.voice.speaker import RATE, Hibari
+
+WHO = ["The teacher", "An old sailor", "My younger sister", "The new doctor", "Our neighbour", "A tall stranger",
+       "The baker", "Every student", "The mayor of the town", "A quiet farmer", "His grandmother", "The last visitor"]  # fmt: skip
+DID = ["opened", "painted", "forgot", "carried home", "repaired", "described", "sold", "found", "measured", "borrowed",
+       "cleaned", "hid"]  # fmt: skip
+WHAT = ["the wooden door", "a box of letters", "the broken clock", "seven green bottles", "the map of the island",
+        "an empty suitcase", "the kitchen table", "a basket of apples", "the silver key", "two heavy books",
+        "the garden wall", "a photograph of the lake"]  # fmt: skip
+WHEN = ["before the rain began", "late in the evening", "while the children slept", "on a cold morning in March",
+        "without saying a word", "after the train had left", "because nobody else wanted to", "and then went home",
+        "as if it were nothing", "in less than an hour", "during the long winter", "with the help of a friend"]  # fmt: skip
+
+
+@functools.cache
+def recording(seconds):
+    """So many seconds of speech, or a sentence more."""
+    chosen, voice, sounds = random.Random(8), Hibari(), []
+    while sum(map(len, sounds)) < seconds * RATE:
+        text = " ".join(map(chosen.choice, (WHO, DID, WHAT, WHEN))) + "."
+        sounds += [np.asarray(one.value) for one in voice.run(Speech(text, seed=len(sounds))).emissions]
+        sounds.append(np.zeros(RATE // 5, np.float32))
+    return Sound(np.concatenate(sounds), RATE)
+
+
+def single_pass(network, sound):
+    """What transformers writes of a recording of any length."""
+    extract = WhisperFeatureExtractor()
+    samples = resampled(sound, extract.sampling_rate)
+    how = {"sampling_rate": extract.sampling_rate, "truncation": False, "padding": "longest"}
+    given = extract(samples, **how, return_attention_mask=True, return_tensors="pt")
+    ends = dict.fromkeys(("eos_token_id", "pad_token_id"), whisper.END)
+    network.generation_config = GenerationConfig(
+        **ends,
+        decoder_start_token_id=whisper.BEGIN,
+        no_timestamps_token_id=whisper.ZERO - 1,
+        begin_suppress_tokens=[220, whisper.END],
+        max_initial_timestamp_index=50,
+        is_multilingual=False,
+        max_length=448,
+    )
+    tokens = network.generate(
+        given.input_features,
+        attention_mask=given.attention_mask,
+        return_timestamps=True,
+        condition_on_prev_tokens=False,
+    )
+    return whisper.EnglishWords().spell([token for token in tokens[0].tolist() if token < whisper.END]).strip()

@@ -1,0 +1,218 @@
+"""Kokoro: its sound is that of the library, sentence by sentence, however it is served."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mstar.asks import Ending, Sound, Speech, Transcription
+from mstar.errors import LoadError
+from mstar.models.kokoro.checkpoint import FETCHED, Checkpoint
+from mstar.models.kokoro.kokoro import RATE, Kokoro
+from mstar.models.kokoro.network import read_parts
+from mstar.models.kokoro.stages import LONGEST, _parts
+from mstar.models.voice.whisper import Whisper
+from tests.models import kokoro_tiny as tiny
+from tests.models.parts import misheard, one_thread
+from tests.models.spoken import anyhow, apart, assert_alike, heard, sound_of, together
+
+SPEECHES = [
+    Speech("Oh. Go on!", seed=5),
+    Speech("Hm?", "am_adam", seed=2**63 + 1),
+    Speech("No; two. I. Go.", speed=1.5),
+    Speech("Yes.", "af_heart", language="en-US", seed=-7),
+]
+REAL = Path(FETCHED).expanduser()
+fetched = pytest.mark.skipif(not REAL.exists(), reason="Kokoro's weights are not there: run scripts/fetch-kokoro")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("kokoro"))
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return Kokoro(saved)
+
+
+@pytest.fixture(scope="module")
+def eager(model):
+    return [sound_of(model.run(speech).emissions) for speech in SPEECHES]
+
+
+def by_library(whole, folder, model, speech):
+    """What the library says of each phrase, one after the other."""
+    voice, sounds = speech.voice or "af_heart", []
+    for step, phonemes in enumerate(model.reader.phonemes(speech.text, voice)):
+        style = load_file(Path(folder) / "voices.safetensors")[voice][len(phonemes) - 1]
+        torch.manual_seed((speech.seed + step) % 2**63)
+        sounds.append(whole(phonemes, style[None], speech.speed))
+    return sounds
+
+
+def test_sound_is_that_of_the_library(saved, model, eager, monkeypatch):
+    whole = tiny.library(saved, monkeypatch)
+    for speech, got, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
+        wanted = by_library(whole, saved, model, speech)
+        assert len(wanted) == count
+        assert_alike(got, torch.cat(wanted).numpy())
+
+
+def test_a_sentence_is_heard_before_the_next_and_sounds_as_it_does_alone(model, eager):
+    sounds = [np.asarray(one.value) for one in model.run(SPEECHES[0]).emissions]
+    assert len(sounds) == 2
+    np.testing.assert_array_equal(sounds[0], sound_of(model.run(Speech("Oh.", seed=5)).emissions))
+    np.testing.assert_array_equal(sounds[1], sound_of(model.run(Speech("Go on!", seed=6)).emissions))
+    assert all(len(sound) % tiny.HOP == 0 for sound in sounds)
+    other = sound_of(model.run(Speech(SPEECHES[0].text, seed=9)).emissions)
+    assert np.abs(other - eager[0]).max() > 1e-2
+
+
+def test_voice_and_speed_are_heard(model):
+    plain, other, fast = (
+        sound_of(model.run(Speech("Go on!", voice, speed)).emissions)
+        for voice, speed in (("", 1), ("am_adam", 1), ("", 2))
+    )
+    assert len(fast) < 0.8 * len(plain)
+    assert plain.shape != other.shape or not np.array_equal(plain, other)
+
+
+@pytest.mark.slow
+def test_british_voices_read_as_the_british_do(model):
+    assert model.reader.phonemes("hot", "af_heart") == ["hˈɑt"]
+    assert model.reader.phonemes("hot", "bm_george") == ["hˈɒt"]
+
+
+def test_a_phrase_that_is_too_long_is_cut_between_words(model):
+    text = "one two three four five six seven " * 40
+    phrases = model.reader.phonemes(text, "af_heart")
+    assert len(phrases) > 1
+    assert max(map(len, phrases)) <= LONGEST
+    assert all(phrase.endswith(" ") for phrase in phrases[:-1])
+    assert list(_parts("a" * 1100)) == ["a" * 510, "a" * 510, "a" * 80]
+    assert model.run(Speech(" \n ")).emissions == []
+
+
+def test_a_request_is_served_as_it_runs_wherever_its_parts_are(model, eager):
+    for got, wanted in zip(anyhow(model, SPEECHES, seed=4), eager, strict=True):
+        assert_alike(got, wanted)
+
+
+def test_a_crowd_hears_what_each_would_hear_alone(model, eager):
+    with together("kokoro", model) as deployment:
+        for number, got in enumerate(heard(deployment, "kokoro", SPEECHES[1::2] * 8, leavers=3)):
+            assert_alike(got, eager[1::2][number % 2])
+
+
+@pytest.mark.parametrize("wish", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
+def test_what_it_does_not_do_is_refused(model, wish):
+    with pytest.raises(NotImplementedError, match=r"English in the voices `af_heart`, `am_adam`[\s\S]*fix: "):
+        model.run(Speech("Hello.", **wish))
+
+
+def test_it_says_what_it_read_and_which_voices_it_has(model):
+    assert model.run(Speech("Hm?")).result == Ending(read={"text": 3})
+    assert model.voices() == ("af_heart", "am_adam")
+
+
+def test_a_component_holds_no_more_than_it_needs(model):
+    assert [name for name, _ in model.vocoder.network.named_children()] == ["decoder"]
+    assert "decoder" not in dict(model.prosody.network.named_children())
+
+
+def test_the_published_files_are_read_too(saved, tmp_path, monkeypatch):
+    shutil.copy(Path(saved, "config.json"), tmp_path)
+    (tmp_path / "voices").mkdir()
+    (tmp_path / "voices" / "af_heart.pt").touch()
+    voice = load_file(Path(saved) / "voices.safetensors")["af_heart"][:, None]
+    whole = tiny.published(saved)
+    monkeypatch.setattr(torch, "load", lambda file, **how: voice if file.suffix == ".pt" else whole)
+    ours, theirs = Checkpoint(saved), Checkpoint(str(tmp_path))
+    assert theirs.voices == ("af_heart",)
+    assert torch.equal(ours.voice("af_heart"), theirs.voice("af_heart"))
+    for name, tensor in ours.part("decoder").items():
+        assert torch.equal(tensor, theirs.part("decoder")[name])
+
+
+def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
+    with pytest.raises(LoadError, match="no weights at"):
+        Kokoro(str(tmp_path / "none")).voices()
+    with pytest.raises(LoadError, match=r"no config.json\n  fix: "):
+        Kokoro(str(tmp_path)).voices()
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG))
+    save_file(
+        {"bert_encoder.weight": torch.zeros(512, 32), "bert_encoder.odd": torch.zeros(1)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(LoadError, match=r"Kokoro's bert_encoder: `bias`, `odd`[\s\S]*fix: "):
+        read_parts(Checkpoint(str(tmp_path)), "bert_encoder")
+
+
+FILE = """
+from mstar.models.kokoro.kokoro import Kokoro
+
+
+class Tiny(Kokoro):
+    def __init__(self):
+        super().__init__({weights!r})
+"""
+PLACES = {
+    "one worker": {"reader": '"a"', "prosody": '"a"', "vocoder": '"a"'},
+    "apart": {"reader": '"a"', "prosody": '"b"', "vocoder": '"c"'},
+    "two vocoders": {"reader": '"a"', "prosody": '"a"', "vocoder": '["b", "c"]'},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("places", PLACES)
+def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
+    file = tmp_path / "kokoro_here.py"
+    file.write_text(FILE.format(weights=saved))
+    with apart("kokoro", file, PLACES[places]) as deployment:
+        for number, got in enumerate(heard(deployment, "kokoro", SPEECHES * 4, leavers=8)):
+            assert_alike(got, eager[number % 4])
+
+
+SAID = {
+    "af_heart": "The lighthouse keeper woke early that morning.",
+    "am_michael": "A storm had passed in the night, and the harbour was full of broken boats.",
+    "bf_emma": "He made coffee, fed the cat, and climbed the stairs to clean the lamp.",
+    "bm_george": "Nobody had been hurt, which was the only thing that mattered.",
+    "af_bella": "By noon the sun had come out, and the children were back in school.",
+}
+
+
+@fetched
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_five_voices_are_understood(report):
+    model, scribe = Kokoro(), Whisper()
+    assert len(model.voices()) == 54
+    text = " ".join(SAID.values())
+    told = ""
+    for voice, sentence in SAID.items():
+        sound = sound_of(model.run(Speech(sentence, voice)).emissions)
+        told += scribe.run(Transcription(Sound(sound, RATE))).result.text + " "
+    report(f"Kokoro: {misheard(text, told):.1%} of the words of five sentences in five voices were misheard")
+    assert misheard(text, told) <= 0.1
+
+
+@fetched
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_real_weights_sound_as_in_the_library(monkeypatch):
+    model, speech = Kokoro(), Speech("Good morning.", "bm_george", 1.25, seed=3)
+    (wanted,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
+    assert_alike(sound_of(model.run(speech).emissions), wanted.numpy())

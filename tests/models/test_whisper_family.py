@@ -1,0 +1,310 @@
+"""Whisper from a folder in the layout of its hub: its tokens are those of transformers, however it is served.
+
+The reference is plain `generate` with the library's own rules for time stamps. Whisper's `generate` is not used for it:
+it goes back and forth in the sound by what it has written.
+"""
+
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import transformers as t
+from transformers.generation import logits_process as rules
+
+from mstar.asks import Segment, Transcription
+from mstar.errors import LoadError
+from mstar.models.voice import whisper as tiny_en
+from mstar.models.whisper import words
+from mstar.models.whisper.rules import ruled
+from mstar.models.whisper.scribe import timed
+from mstar.models.whisper.stitcher import Stitcher
+from mstar.models.whisper.whisper import Whisper
+from mstar.models.whisper.words import Marks, Words
+from mstar.nn.weights import Weights
+from mstar.testing.parity import parity_all
+from mstar.wire.messages import Finished
+from tests.models import whisper_tiny as tiny
+from tests.models.parts import misheard, one_thread, text_of
+from tests.models.recording import recording, single_pass
+from tests.models.spoken import apart, together
+from tests.served.parts import Client, front
+
+MOST = 40
+LONG = Transcription(tiny.sound(5, 7.3))
+REQUESTS = [
+    Transcription(tiny.sound(1)),
+    Transcription(tiny.sound(2, 1.2), language="fr", translates=True),
+    LONG,
+    Transcription(tiny.sound(3), temperature=0.7),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single():
+    """One thread, and few words: random weights hardly ever end."""
+    with one_thread(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(words, "MOST", MOST)
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return Whisper(saved, seconds=2, overlap=0.5)
+
+
+@pytest.fixture(scope="module")
+def network(saved):
+    return t.WhisperForConditionalGeneration.from_pretrained(saved).eval()
+
+
+@pytest.fixture(scope="module")
+def eager(model):
+    return [model.run(request) for request in REQUESTS]
+
+
+def generated(network, sound, start):
+    """What the library writes of a sound after some tokens."""
+    spectrum = t.WhisperFeatureExtractor(chunk_length=tiny.SECONDS)(
+        sound.samples, sampling_rate=tiny.RATE, return_tensors="pt"
+    ).input_features
+    config = network.generation_config
+    own = [
+        rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(start)),
+        rules.SuppressTokensLogitsProcessor(config.suppress_tokens),
+        rules.WhisperTimeStampLogitsProcessor(config, len(start)),
+    ]
+    plain = t.GenerationConfig(
+        max_new_tokens=MOST,
+        do_sample=False,
+        eos_token_id=tiny.END,
+        pad_token_id=tiny.END,
+        decoder_start_token_id=tiny.BEGIN,
+    )
+    start = torch.tensor([start])
+    made = t.GenerationMixin.generate(
+        network, spectrum, generation_config=plain, decoder_input_ids=start, logits_processor=own
+    )
+    return [token for token in made[0, start.shape[1] :].tolist() if token != tiny.END], spectrum
+
+
+def tokens_of(outcome):
+    return [int(one.value) for one in outcome.emissions]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_tokens_and_languages_are_those_of_transformers(number, model, network):
+    sound = tiny.sound(number)
+    outcome = model.run(Transcription(sound))
+    language = {"en": tiny.EN, "de": tiny.DE, "fr": tiny.FR}[outcome.result.language]
+    wanted, spectrum = generated(network, sound, [tiny.BEGIN, language, tiny.TRANSCRIBE])
+    assert network.detect_language(spectrum, num_segment_frames=spectrum.shape[2]).tolist() == [language]
+    assert tokens_of(outcome) == wanted
+    assert len({token for token in wanted if token < tiny.END}) > 1
+    assert len([token for token in wanted if token >= tiny.ZERO]) > 2
+
+
+def test_language_and_task_can_be_asked_for(model, network):
+    sound = tiny.sound(1)
+    told = {}
+    for code, language, task in (("fr", tiny.FR, tiny.TRANSLATE), ("fr-CA", tiny.FR, tiny.TRANSCRIBE)):
+        request = Transcription(sound, language=code, translates=task == tiny.TRANSLATE)
+        outcome = model.run(request)
+        assert outcome.result.language == "fr"
+        assert tokens_of(outcome) == generated(network, sound, [tiny.BEGIN, language, task])[0]
+        told[code] = outcome.result.text
+    assert told["fr"] != told["fr-CA"]
+
+
+def test_one_that_hears_english_only_has_no_languages(tmp_path, network):
+    model = Whisper(tiny.save(tmp_path, is_english=True), seconds=2)
+    outcome = model.run(Transcription(tiny.sound(1)))
+    assert outcome.result.language == "en"
+    assert tokens_of(outcome) == generated(network, tiny.sound(1), [tiny.BEGIN])[0]
+    with pytest.raises(NotImplementedError, match=r"English speech down[\s\S]*fix: "):
+        model.run(Transcription(tiny.sound(1), translates=True))
+
+
+def test_a_transcript_is_its_words(model, eager):
+    for outcome, request in zip(eager, REQUESTS, strict=True):
+        told = outcome.result
+        assert told.text == text_of(model, outcome.emissions).strip()
+        assert told.seconds == len(request.sound.samples) / tiny.RATE
+        moments = [moment for one in told.segments for moment in (one.start, one.end)]
+        assert moments == sorted(moments)
+        assert moments[-1] <= told.seconds + 0.01
+
+
+def test_a_long_sound_is_its_chunks_stitched(model, network):
+    sounds, spans = model.stitcher.split(LONG.sound)
+    assert [(one.start, one.end) for one in spans] == [(0, 2), (1.5, 3.5), (3, 5), (4.5, 6.5), (6, 7.3)]
+    language = model.run(Transcription(sounds[0])).result.language
+    start = [tiny.BEGIN, model.scribe.words.marks.languages[language], tiny.TRANSCRIBE]
+    texts = [torch.tensor(generated(network, one, start)[0])[:, None] for one in sounds]
+    tokens, _, segments = model.stitcher.join(texts, spans)
+    outcome = model.run(LONG)
+    assert tokens_of(outcome) == tokens
+    assert list(outcome.result.segments) == segments
+
+
+class Letters(Words):
+    marks = Marks(end=900, begin=901, zero=1000)
+
+    def __init__(self):
+        pass
+
+    def spell(self, tokens):
+        return "".join(map(chr, tokens))
+
+
+def stitched(*texts, overlap=10):
+    """Chunks of twenty seconds; `|` is the middle of each, in time."""
+    stitcher = Stitcher(Letters(), 20, overlap)
+    spans = [Segment(number * (20 - overlap), number * (20 - overlap) + 20, "") for number in range(len(texts))]
+    tokens = [
+        [1000, *map(ord, first), 1500, 1500, *map(ord, second), 2000]
+        for first, second in (text.split("|") for text in texts)
+    ]
+    joined, count, segments = stitcher.join([list(torch.tensor(one)[:, None]) for one in tokens], spans)
+    assert count == len(joined)
+    assert "".join(one.text for one in segments) == "".join(map(chr, joined))
+    return "".join(map(chr, joined)), segments
+
+
+def test_what_both_have_heard_joins_two_chunks():
+    text, segments = stitched("the quick brown |fox jumps ovXX", "YYmps over the |lazy dog")
+    assert text == "the quick brown fox jumps over the lazy dog"
+    assert [(one.start, one.end) for one in segments] == [(0, 10), (10, 20), (20, 30)]
+    assert stitched("abc|def", "XYZ|ghi")[0] == "abcXYZghi", "nothing is alike: each is heard up to the middle"
+    assert stitched("abc|", "|ghi")[0] == "abcghi", "nobody speaks where both have heard"
+    assert stitched("aaaa|", "|aaaa")[0] == "aaaaaaaa", "what was said at other times is another thing"
+    assert stitched("one |two three", "two three |four five", "four five |six")[0] == "one two three four five six"
+
+
+def test_moments_are_inside_of_what_was_heard():
+    span = Segment(10, 12, "")
+    assert timed([1000, 7, 1050, 1060, 8, 1040, 9], span, 1000) == [(10, 11, [7]), (11.2, 11.2, [8]), (11.2, 12, [9])]
+
+
+def test_it_is_served_as_it_runs_wherever_its_parts_are(model):
+    parity_all(model, REQUESTS[:3], schedules=2)
+
+
+def test_with_a_window_old_tokens_are_forgotten_and_their_pages_given_back(saved, model, network):
+    sound, narrow = tiny.sound(2), Whisper(saved, seconds=2, window=8)
+    got = tokens_of(narrow.run(Transcription(sound, language="en")))
+    assert got != tokens_of(model.run(Transcription(sound, language="en")))
+    assert len(got) > 8
+    start = torch.tensor([[tiny.BEGIN, tiny.EN, tiny.TRANSCRIBE, *got]])
+    near = torch.ones(start.shape[1], start.shape[1], dtype=torch.bool).tril().triu(-7)
+    spectrum = generated(network, sound, [tiny.BEGIN])[1]
+    with torch.inference_mode():
+        heard = network.model.encoder(spectrum).last_hidden_state
+        bars = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
+        hidden = network.model.decoder(start, attention_mask=bars[None, None], encoder_hidden_states=heard)
+        logits = network.proj_out(hidden.last_hidden_state)[0]
+    said = [got[:end] for end in range(len(got))]
+    wanted = ruled(logits[2:-1], said, narrow.scribe.words.marks).argmax(-1).tolist()
+    assert got == wanted
+
+
+@pytest.mark.parametrize("wish", [{"prompt": "Peter"}, {"language": "xx"}])
+def test_what_it_does_not_do_is_refused(model, wish):
+    with pytest.raises(NotImplementedError, match=r"`de`, `en`, `fr` down, without a prompt\n  fix: "):
+        model.run(Transcription(tiny.sound(1), **wish))
+
+
+def test_folders_that_are_no_whisper_are_refused(tmp_path):
+    with pytest.raises(LoadError, match=r"generation_config.json is missing\n  fix: "):
+        _ = Words(Weights(str(tmp_path))).marks
+    (tmp_path / "generation_config.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"does not say its 'no_timestamps_token_id'\n  fix: "):
+        _ = Words(Weights(str(tmp_path))).marks
+
+
+def test_it_is_traced_without_its_libraries():
+    code = """
+import sys
+from mstar.models.whisper.whisper import Whisper
+assert Whisper().graphs()
+print([name for name in ("torch", "transformers", "numpy", "tokenizers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def transcripts(deployment, requests, leavers):
+    """What each of so many clients reads that ask at the same time, while others come and go away in the middle."""
+    front_end, chosen = front(deployment), random.Random(4)
+    leaving = [Client(front_end, "whisper", chosen.choice(requests)) for _ in range(leavers)]
+    timers = [threading.Timer(number and chosen.uniform(0, 0.7), one.close) for number, one in enumerate(leaving)]
+    for timer in timers:
+        timer.start()
+    clients = [Client(front_end, "whisper", request, patience=60) for request in requests]
+    told = []
+    for client in clients:
+        client.wait(60)
+        assert isinstance(client.end, Finished), client.end
+        told.append(([int(news.value) for _, news in client.log[1:-1] if news.kind == "Text"], client.end))
+    for timer in timers:
+        timer.join()
+    assert any(client.end is None for client in leaving), "none of them went away in the middle"
+    return told
+
+
+def test_a_crowd_reads_what_each_would_read_alone(model, eager):
+    with together("whisper", model) as deployment:
+        for number, (tokens, _) in enumerate(transcripts(deployment, REQUESTS[:3] * 5 + REQUESTS[:1], leavers=3)):
+            assert tokens == tokens_of(eager[number % 3])
+
+
+FILE = """
+from mstar.models.voice import whisper as tiny_en
+from mstar.models.whisper import words
+from mstar.models.whisper.whisper import Whisper
+
+words.MOST = 40
+
+
+class Tiny(Whisper):
+    def __init__(self):
+        super().__init__({weights!r}, seconds=2, overlap=0.5)
+"""
+PLACES = {
+    "one worker": {"scribe": '"a"', "stitcher": '"a"'},
+    "apart": {"scribe": '"a"', "stitcher": '"b"'},
+    "two scribes": {"scribe": '["a", "b"]', "stitcher": '"a"'},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("places", PLACES)
+def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
+    file = tmp_path / "whisper_here.py"
+    file.write_text(FILE.format(weights=saved))
+    with apart("whisper", file, PLACES[places]) as deployment:
+        for number, (tokens, _) in enumerate(transcripts(deployment, REQUESTS * 4, leavers=8)):
+            assert tokens == tokens_of(eager[number % 4])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_chunks_side_by_side_say_what_one_pass_says(report, monkeypatch):
+    monkeypatch.setattr(words, "MOST", 224)
+    sound = recording(90)
+    told = tiny_en.Whisper().run(Transcription(sound)).result
+    wanted = single_pass(tiny_en._network(), sound)
+    share = misheard(wanted, told.text)
+    report(
+        f"Whisper: {told.seconds:.0f} s in chunks differ from one pass in {share:.1%} of {len(wanted.split())} words"
+    )
+    assert share <= 0.02
+    assert told.segments[-1].end > told.seconds - 3
