@@ -14,16 +14,16 @@ from mstar.models.voice import whisper
 from mstar.models.voice.sounds import resampled
 from mstar.models.voice.speaker import RATE, Hibari
 
-WHO = ["The teacher", "An old sailor", "My younger sister", "The new doctor", "Our neighbour", "A tall stranger",
-       "The baker", "Every student", "The mayor of the town", "A quiet farmer", "His grandmother", "The last visitor"]  # fmt: skip
-DID = ["opened", "painted", "forgot", "carried home", "repaired", "described", "sold", "found", "measured", "borrowed",
-       "cleaned", "hid"]  # fmt: skip
-WHAT = ["the wooden door", "a box of letters", "the broken clock", "seven green bottles", "the map of the island",
-        "an empty suitcase", "the kitchen table", "a basket of apples", "the silver key", "two heavy books",
-        "the garden wall", "a photograph of the lake"]  # fmt: skip
-WHEN = ["before the rain began", "late in the evening", "while the children slept", "on a cold morning in March",
-        "without saying a word", "after the train had left", "because nobody else wanted to", "and then went home",
-        "as if it were nothing", "in less than an hour", "during the long winter", "with the help of a friend"]  # fmt: skip
+WHO = """The teacher, An old sailor, My younger sister, The new doctor, Our neighbour, A tall stranger, The baker,
+Every student, The mayor of the town, A quiet farmer, His grandmother, The last visitor"""
+DID = """opened, painted, forgot, carried home, repaired, described, sold, found, measured, borrowed, cleaned, hid"""
+WHAT = """the wooden door, a box of letters, the broken clock, seven green bottles, the map of the island,
+an empty suitcase, the kitchen table, a basket of apples, the silver key, two heavy books, the garden wall,
+a photograph of the lake"""
+WHEN = """before the rain began, late in the evening, while the children slept, on a cold morning in March,
+without saying a word, after the train had left, because nobody else wanted to, and then went home,
+as if it were nothing, in less than an hour, during the long winter, with the help of a friend"""
+PARTS = [[one.strip() for one in part.split(",")] for part in (WHO, DID, WHAT, WHEN)]
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def recording(seconds):
     """So many seconds of speech, or a sentence more."""
     chosen, voice, sounds = random.Random(8), Hibari(), []
     while sum(map(len, sounds)) < seconds * RATE:
-        text = " ".join(map(chosen.choice, (WHO, DID, WHAT, WHEN))) + "."
+        text = " ".join(map(chosen.choice, PARTS)) + "."
         sounds += [np.asarray(one.value) for one in voice.run(Speech(text, seed=len(sounds))).emissions]
         sounds.append(np.zeros(RATE // 5, np.float32))
     return Sound(np.concatenate(sounds), RATE)

@@ -145,3 +145,14 @@ def test_smollm2_answers_through_the_official_client():
             assert told.choices[0].message.content == '{"city": "Paris"}'
         process.send_signal(signal.SIGTERM)
         assert ended(process)[0] == 0
+
+
+@pytest.mark.slow
+def test_who_is_told_to_end_while_it_starts_ends():
+    with served("smollm2") as (process, url):
+        while httpx2.get(f"{url}/ready").json()["total"] == 0:
+            time.sleep(0.05)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 0
+        assert time.monotonic() - begun < 5  # it would take longer to load

@@ -106,6 +106,7 @@ class Server:
 
     async def run(self, launcher: Local | Together, listening: socket.socket, drain_s: float) -> None:
         """Serve until a signal comes."""
+        from mstar.launch.supervisor import LaunchError
         from mstar.server.app import application
         from mstar.server.listen import Listener
 
@@ -114,10 +115,12 @@ class Server:
         serving = asyncio.create_task(listener.serve([listening]))
         try:
             front = await self._start(launcher)
-        except BaseException:
+        except BaseException as error:
             self._shown.close()
             listener.should_exit = True
             await serving
+            if isinstance(error, LaunchError) and door.phase.name == "draining":
+                return  # as it was told
             raise
         try:
             if not serving.done():
@@ -135,6 +138,7 @@ class Server:
     # ---------------------------------------------------------------- the start
     async def _start(self, launcher: Local | Together) -> FrontEnd:
         """Start everything, and tell how far it is."""
+        from mstar.launch.local import Local
         from mstar.server.live import FrontEnd
         from mstar.wire.messages import Peer
 
@@ -142,6 +146,8 @@ class Server:
         while not starting.done():
             await asyncio.wait([starting], timeout=LOOK_S)
             self._show(launcher)
+            if self._door.phase.name == "draining" and isinstance(launcher, Local):
+                launcher.give_up()
         await starting
         front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductor)
         launcher.add(front)
@@ -177,6 +183,8 @@ class Server:
         self._tell("warming up", 0, len(asks) + 1)
         self._door.prepare()
         for done, (name, ask) in enumerate(asks, 1):
+            if self._door.phase.name == "draining":
+                return
             self._tell("warming up", done, len(asks) + 1)
             self._shown.show({"warm-up": Stage(f"{type(ask).__name__} for {name}", done - 1, len(asks))})
             try:

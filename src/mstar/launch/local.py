@@ -33,8 +33,8 @@ from mstar.wire.messages import Peer
 from mstar.wire.node import Actor, Node
 from mstar.worker.process import loading_file
 
-READY_S = 120.0
-"""How long everything may take to be up."""
+READY_S = 1800.0
+"""How long everything may take to be up: large weights take long. Whoever dies meanwhile is noticed at once."""
 GRACE_S = 30.0
 """How long requests may take to end."""
 TERM_S = 2.0
@@ -95,6 +95,11 @@ class Local:
             while (news := self._next_news(deadline, ready_s)) is not None:
                 progress(news)
             self._opened = stack.pop_all()
+
+    def give_up(self) -> None:
+        """From another thread: start no further. `start` ends what it has started, and raises LaunchError."""
+        if "_supervisor" in vars(self):
+            self._supervisor.news.put(LaunchError("it was told to end while it started\n  fix: start it again"))
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Let requests end for so long, then end every process. With 0 everything is killed at once."""
