@@ -1,6 +1,7 @@
 """Qwen3-Omni: its text and speech are those of transformers, whatever it hears and sees, and however it is served."""
 
 import functools
+import shutil
 import subprocess
 import sys
 import warnings
@@ -52,7 +53,11 @@ def recorded(saved):
 
 @pytest.fixture(scope="module")
 def model(saved):
-    """The same with networks that the library runs: to record them takes longer than these tests."""
+    return unrecorded(saved)
+
+
+def unrecorded(saved):
+    """A model whose networks the library runs: to record them takes longer than these tests."""
 
     def refuse(_, *, is_int8):
         raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
@@ -163,6 +168,15 @@ def test_a_deployment_without_speech_has_no_talker(saved):
 
 
 @pytest.mark.slow
+def test_weights_may_be_bfloat16_as_those_that_are_published(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    tiny.Reference(saved).network.to(torch.bfloat16).save_pretrained(tmp_path)
+    sound = sound_of(unrecorded(str(tmp_path)).run(CHATS["everything"]).emissions)
+    assert sound.dtype == np.float32
+    assert sound.std() > 0.01
+
+
+@pytest.mark.slow
 def test_a_part_is_loaded_by_itself(saved):
     names = {part: {*Checkpoint(saved).network(part).state_dict()} for part in PARTS}
     whole = {*tiny.Reference(saved).network.state_dict()}
@@ -208,6 +222,14 @@ def test_a_talker_whose_cache_was_dropped_says_the_same(model):
     torch.testing.assert_close(thought_again, thought, rtol=0, atol=1e-4)
 
 
+def test_a_seed_gives_a_speech_and_another_gives_another(model, monkeypatch):
+    monkeypatch.setattr(model, "codes", replace(CODES, temperature=0.9, top_k=50))
+    seeds = [replace(CHATS["text"], sampling=replace(SHORT, seed=seed)) for seed in (1, 1, 2)]
+    first, again, other = (sound_of(model.run(one).emissions) for one in seeds)
+    np.testing.assert_array_equal(first, again)
+    assert first.shape != other.shape or np.abs(first - other).max() > 1e-2
+
+
 # ---------------------------------------------------------------- what is put to it, and what is refused
 def test_what_a_text_looks_like_does_not_matter(model):
     tokens = model.reader.read(chat("<|im_end|>", "<|audio_pad|>"))[0].tolist()
@@ -246,15 +268,6 @@ def test_prompts_in_pieces_give_what_they_give_whole(recorded, wanted):
     outcomes = LocalRuntime(recorded, None, token_budget=9, seed=3).run_all([*CHATS.values()])
     for outcome, name in zip(outcomes, CHATS, strict=True):
         assert_right(outcome, wanted(name))
-
-
-@pytest.mark.slow
-def test_a_seed_gives_a_speech_and_another_gives_another(saved):
-    model = Qwen3Omni(saved, codes=replace(CODES, temperature=0.9, top_k=50))
-    seeds = [replace(CHATS["text"], sampling=replace(SHORT, seed=seed)) for seed in (1, 1, 2)]
-    first, again, other = (sound_of(model.run(one).emissions) for one in seeds)
-    np.testing.assert_array_equal(first, again)
-    assert first.shape != other.shape or np.abs(first - other).max() > 1e-2
 
 
 FILE = """

@@ -1,7 +1,8 @@
 """The ear and the eye of Qwen3-Omni: what the thinker is given of a sound, a picture or a clip.
 
-Both are transformers' encoders as they are. Equal inputs are encoded once. What is seen comes on several levels, of
-which the thinker is told the first as embeddings, and the others behind its first layers.
+Both are transformers' encoders as they are. What is seen comes on several levels, of which the thinker is told the
+first as embeddings, and the others behind its first layers. Nothing is kept: an op does not know whose its inputs are,
+and what one tenant showed must not make another's answer sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Ear(Encoder):
     """Hears spectra, by its op `spectrum`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(lambda: checkpoint.network("ear").thinker.model.audio_tower)
+        super().__init__(lambda: checkpoint.network("ear").thinker.model.audio_tower, cache_bytes=0)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
         import torch
@@ -31,7 +32,7 @@ class Eye(Encoder):
     """Sees pictures and clips, as patches."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(lambda: checkpoint.network("eye").thinker.model.visual)
+        super().__init__(lambda: checkpoint.network("eye").thinker.model.visual, cache_bytes=0)
 
     @op(batch=stacked)
     def see(self, patches: Float[Tensor, "F H W K"], tenant: str = "") -> Float[Tensor, "P E"]:
@@ -42,6 +43,6 @@ class Eye(Encoder):
         import torch
 
         grids = torch.tensor([batch.shape[1:4]] * len(batch))
-        seen = self.network(batch.flatten(0, 3), grid_thw=grids)
+        seen = self.network(batch.flatten(0, 3).to(self.network.dtype), grid_thw=grids)
         levels = torch.cat([seen.pooler_output, *seen.deepstack_features], -1)
         return levels.unflatten(0, (len(batch), -1))

@@ -22,4 +22,4 @@ class Vocoder(Codec):
 
 
 def _sound(network: Any, codes: Tensor) -> Tensor:
-    return network(codes.transpose(1, 2))[:, 0]
+    return network(codes.transpose(1, 2))[:, 0].float()

@@ -66,6 +66,5 @@ class Stitcher(Component):
         run = difflib.SequenceMatcher(None, *twice, autojunk=False).find_longest_match()
         if run.size >= _RUN:
             return left[: first + run.a + run.size // 2] + right[run.b + run.size // 2 :]
-        middle = both.start + both.end
-        before = [word for word in left if word[0] + word[1] < middle]
-        return before + [word for word in right if word[0] + word[1] >= middle]
+        said = left[-1][1] if left else 0.0  # nothing was written twice, if it was heard
+        return left + [word for word in right if word[0] + word[1] >= 2 * said]

@@ -1,0 +1,49 @@
+"""Kokoro-82M with its real weights: a text as it is served, sentence by sentence, against the library.
+
+The library says phrase after phrase, and its caller hears them when all are said. One thread for both. They compute the
+same, so the times should be alike; the gain is that the first sentence is heard while the second is made. Needs the
+weights that scripts/fetch-kokoro fetches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.claims import Row
+from bench.speech.crowd import one_thread, served
+from mstar.asks import Speech
+from mstar.models.kokoro.checkpoint import FETCHED
+from mstar.models.kokoro.kokoro import RATE, Kokoro
+
+SPEECH = Speech("Good morning. It is nice to see you here again.", "af_heart")
+
+
+def rows() -> Sequence[Row]:
+    """Seconds for two sentences, of the library and ours, and until ours are heard."""
+    import pytest
+    import torch
+
+    from tests.models import kokoro_tiny as tiny
+
+    folder, model = Path(FETCHED).expanduser(), Kokoro()
+    with pytest.MonkeyPatch.context() as patched, one_thread():
+        library = tiny.library(folder, patched)
+        run = served(model, [SPEECH])
+        run()
+        ours, first, samples = run()
+        begun, spoken = time.perf_counter(), 0
+        for phonemes in model.reader.phonemes(SPEECH.text, SPEECH.voice):
+            style = model.checkpoint.voice(SPEECH.voice)[len(phonemes) - 1]
+            torch.manual_seed(0)
+            spoken += len(library(phonemes, style[None], SPEECH.speed))
+        theirs = time.perf_counter() - begun
+    if samples != spoken:
+        raise RuntimeError(f"{samples} samples were heard, and the library says {spoken}")
+    return [
+        Row("the library, phrase after phrase", "s", [theirs]),
+        Row("served", "s", [ours]),
+        Row("  until it is heard", "s", [first]),
+        Row("  seconds of sound", "s", [samples / RATE]),
+    ]
