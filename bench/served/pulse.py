@@ -1,4 +1,4 @@
-"""A chat model that says when it spoke: each of its words is the time at which it was made, on the clock that all share.
+"""A chat model that says when it spoke: each of its words is the time at which it was made, on a clock that all share.
 
 It computes nothing. Its op waits as one would that runs on an accelerator, and leaves the processor to the others.
 """

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from bench.claims import Row
 from bench.speech.crowd import one_thread
 from mstar.asks import Transcription
-from mstar.models.voice import whisper
+from mstar.models.voice.tiny_en import read_network
+from mstar.models.voice.whisper import Whisper
 
 SECONDS = 120
 ROUNDS = 2
@@ -28,7 +29,7 @@ def heard(seconds: float, rounds: int) -> tuple[list[float], list[float], float]
 
     sound, theirs, ours, text = recording(seconds), list[float](), list[float](), ""
     with one_thread():
-        model, network = whisper.Whisper(), whisper._network()
+        model, network = Whisper(), read_network()
         with together("whisper", model) as deployment:
             front_end = front(deployment)
             for number in range(rounds + 1):

@@ -17,7 +17,7 @@ from mstar.walk.batching import rows
 
 @dataclass(frozen=True)
 class Ask:
-    """So many steps; at step `at` the trap springs: `raise`, `kill` or `abort`. An arm notes its steps in a file."""
+    """So many steps; at step `at` the trap springs: `raise`, `kill`, `abort`, `hold`. An arm notes steps in a file."""
 
     key: int
     steps: int = 40
@@ -52,6 +52,10 @@ def spring(ask: Ask) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if ask.trap == "abort":
         os.abort()
+    if ask.trap == "hold":
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            sum(range(60_000_000))  # one call of the interpreter's own, for about a second: no other thread runs
 
 
 class Traps(Model):

@@ -109,3 +109,14 @@ def test_what_is_said_of_an_attempt_that_is_over_changes_nothing():
             for number, client in enumerate(clients):
                 oracle.judge(client.wait(), number)
         settle(front_end, peers(local))
+
+
+def test_who_computes_is_not_given_up_though_nobody_hears_of_it(report):
+    oracle = Oracle(TRAPS, [Ask(1, steps=5, trap="hold", at=3), Ask(2, steps=5)])
+    with Local({"traps": TRAPS_FILE}, spare=False) as local:
+        front_end = front(local)
+        clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
+        for number, client in enumerate(clients):
+            oracle.judge(client.wait(), number)
+        report(f"a worker that let nobody else run was waited for: {clients[0].seconds:.1f} s")
+        assert not local.deaths

@@ -1,6 +1,5 @@
 """What tests of models need: one thread, the text of emissions, and how much of a text was misheard."""
 
-import functools
 import re
 from contextlib import contextmanager
 
@@ -27,11 +26,9 @@ def words_of(text):
 def misheard(said, heard):
     """How many words were left out, added or changed, as a share of those that were said."""
     said, heard = words_of(said), words_of(heard)
-
-    @functools.cache
-    def changes(a, b):
-        if not a or not b:
-            return a + b
-        return min(changes(a - 1, b) + 1, changes(a, b - 1) + 1, changes(a - 1, b - 1) + (said[a - 1] != heard[b - 1]))
-
-    return changes(len(said), len(heard)) / len(said)
+    changes = list(range(len(heard) + 1))
+    for number, word in enumerate(said, 1):
+        before, changes[0] = changes[0], number
+        for at, other in enumerate(heard, 1):
+            before, changes[at] = changes[at], min(changes[at] + 1, changes[at - 1] + 1, before + (word != other))
+    return changes[-1] / len(said)

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import GenerationConfig, WhisperFeatureExtractor
 
 from mstar.asks import Sound, Speech
-from mstar.models.voice import whisper
+from mstar.models.voice import tiny_en
 from mstar.models.voice.sounds import resampled
 from mstar.models.voice.speaker import RATE, Hibari
 
@@ -43,12 +43,12 @@ def single_pass(network, sound):
     samples = resampled(sound, extract.sampling_rate)
     how = {"sampling_rate": extract.sampling_rate, "truncation": False, "padding": "longest"}
     given = extract(samples, **how, return_attention_mask=True, return_tensors="pt")
-    ends = dict.fromkeys(("eos_token_id", "pad_token_id"), whisper.END)
+    ends = dict.fromkeys(("eos_token_id", "pad_token_id"), tiny_en.END)
     network.generation_config = GenerationConfig(
         **ends,
-        decoder_start_token_id=whisper.BEGIN,
-        no_timestamps_token_id=whisper.ZERO - 1,
-        begin_suppress_tokens=[220, whisper.END],
+        decoder_start_token_id=tiny_en.BEGIN,
+        no_timestamps_token_id=tiny_en.ZERO - 1,
+        begin_suppress_tokens=[220, tiny_en.END],
         max_initial_timestamp_index=50,
         is_multilingual=False,
         max_length=448,
@@ -59,4 +59,4 @@ def single_pass(network, sound):
         return_timestamps=True,
         condition_on_prev_tokens=False,
     )
-    return whisper.EnglishWords().spell([token for token in tokens[0].tolist() if token < whisper.END]).strip()
+    return tiny_en.EnglishWords().spell([token for token in tokens[0].tolist() if token < tiny_en.END]).strip()

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from mstar.asks import Ending, Sound, Speech, Transcription
 from mstar.errors import LoadError
 from mstar.models.kokoro.checkpoint import FETCHED, Checkpoint
 from mstar.models.kokoro.kokoro import RATE, Kokoro
-from mstar.models.kokoro.network import read_parts
+from mstar.models.kokoro.network import made, read_parts
 from mstar.models.kokoro.stages import LONGEST, _parts
 from mstar.models.voice.whisper import Whisper
 from tests.models import kokoro_tiny as tiny
@@ -157,6 +159,23 @@ def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
     )
     with pytest.raises(LoadError, match=r"Kokoro's bert_encoder: `bias`, `odd`[\s\S]*fix: "):
         read_parts(Checkpoint(str(tmp_path)), "bert_encoder")
+
+
+def test_it_is_traced_without_its_libraries():
+    code = """
+import sys
+from mstar.models.kokoro.kokoro import Kokoro
+assert Kokoro().graphs()
+print([name for name in ("torch", "transformers", "numpy", "hibari", "kokoro") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(LoadError, match=r"there is no kokoro\n  fix: pip install attrs"):
+        made("bert_encoder", tiny.CONFIG)
 
 
 FILE = """

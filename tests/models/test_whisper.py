@@ -9,7 +9,8 @@ from openai import BadRequestError, OpenAI
 
 from mstar.asks import Sound, Speech, Transcription
 from mstar.models.voice.speaker import RATE, Hibari
-from mstar.models.voice.whisper import ZERO, Whisper
+from mstar.models.voice.tiny_en import ZERO
+from mstar.models.voice.whisper import Whisper
 from mstar.testing.parity import parity
 from tests.models.parts import misheard, one_thread, text_of
 from tests.server.test_serve import ROOT, ready, served

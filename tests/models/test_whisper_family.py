@@ -16,13 +16,13 @@ from transformers.generation import logits_process as rules
 
 from mstar.asks import Segment, Transcription
 from mstar.errors import LoadError
-from mstar.models.voice import whisper as tiny_en
-from mstar.models.whisper import words
-from mstar.models.whisper.rules import ruled
-from mstar.models.whisper.scribe import timed
-from mstar.models.whisper.stitcher import Stitcher
-from mstar.models.whisper.whisper import Whisper
-from mstar.models.whisper.words import Marks, Words
+from mstar.models.voice import words
+from mstar.models.voice.moments import ruled
+from mstar.models.voice.scribe import timed
+from mstar.models.voice.stitcher import Stitcher
+from mstar.models.voice.tiny_en import read_network
+from mstar.models.voice.whisper import Whisper
+from mstar.models.voice.words import Marks, Words
 from mstar.nn.weights import Weights
 from mstar.testing.parity import parity_all
 from mstar.wire.messages import Finished
@@ -232,7 +232,7 @@ def test_folders_that_are_no_whisper_are_refused(tmp_path):
 def test_it_is_traced_without_its_libraries():
     code = """
 import sys
-from mstar.models.whisper.whisper import Whisper
+from mstar.models.voice.whisper import Whisper
 assert Whisper().graphs()
 print([name for name in ("torch", "transformers", "numpy", "tokenizers") if name in sys.modules])
 """
@@ -252,6 +252,7 @@ def transcripts(deployment, requests, leavers):
     for client in clients:
         client.wait(60)
         assert isinstance(client.end, Finished), client.end
+        assert client.end.status == "ok", client.end
         told.append(([int(news.value) for _, news in client.log[1:-1] if news.kind == "Text"], client.end))
     for timer in timers:
         timer.join()
@@ -266,9 +267,8 @@ def test_a_crowd_reads_what_each_would_read_alone(model, eager):
 
 
 FILE = """
-from mstar.models.voice import whisper as tiny_en
-from mstar.models.whisper import words
-from mstar.models.whisper.whisper import Whisper
+from mstar.models.voice import words
+from mstar.models.voice.whisper import Whisper
 
 words.MOST = 40
 
@@ -300,8 +300,8 @@ def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path)
 def test_chunks_side_by_side_say_what_one_pass_says(report, monkeypatch):
     monkeypatch.setattr(words, "MOST", 224)
     sound = recording(90)
-    told = tiny_en.Whisper().run(Transcription(sound)).result
-    wanted = single_pass(tiny_en._network(), sound)
+    told = Whisper().run(Transcription(sound)).result
+    wanted = single_pass(read_network(), sound)
     share = misheard(wanted, told.text)
     report(
         f"Whisper: {told.seconds:.0f} s in chunks differ from one pass in {share:.1%} of {len(wanted.split())} words"

@@ -9,6 +9,7 @@ from mstar.errors import MstarError
 from mstar.wire import frame as frames
 from mstar.wire.frame import BadFrame, Frame, Seal, Translator, Unreadable, joined, read_ends, write_ends
 from mstar.wire.messages import (
+    Busy,
     Cancel,
     Done,
     Emit,
@@ -38,6 +39,7 @@ WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
 ENDS = write_ends(WORKER, FRONT)
 
 MESSAGES = [
+    Busy(WORKER),
     Hello(("m.lm", "m.codec")),
     Stock(7, {"pages": 12, "states": 0}, [OpCount("m", "lm", "decode", 3, {"speak": WalkCount(9, 0.5)})]),
     TakeTimeline(8, "r1"),

@@ -27,6 +27,9 @@ SILENCE = 1.1
 """For so many seconds a process that lives is never silent: it beats in a thread of its own."""
 ATTEMPTS = 1 << 40
 """How many attempts there can be under one conductor, at all requests; those of a later one are numbered higher."""
+HELD_UP = 60.0
+"""For so many seconds a worker may be silent while it computes: a library that is loaded, or a call that lets nobody
+else run."""
 STUCK = 120.0
 """A worker whose batch has run for so many seconds is given up."""
 
@@ -73,6 +76,9 @@ class Worker:
 
     peer: m.Peer
     heard: float
+    """When there was a sign of its life."""
+    spoke: float
+    """When it spoke itself."""
     load: int = 0
     """How many walks have a seat there."""
 
@@ -142,7 +148,8 @@ class ConductorCore:
     # ---------------------------------------------------------------- messages
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         if self.is_alive(sender):
-            self.workers[sender.name].heard = now
+            worker = self.workers[sender.name]
+            worker.heard = worker.spoke = now
         match message:
             case m.Done() | m.Failed() | m.Lost():
                 self._hear(now, sender, message)
@@ -158,10 +165,8 @@ class ConductorCore:
                 self._gone(now, message)
             case m.Drain():
                 self._is_draining = True
-            case _:  # a beat
-                busy = message.busy if isinstance(message, m.Beat) and self.is_alive(sender) else 0.0
-                if busy > STUCK:
-                    self._give_up(now, sender, f"its batch has run for {busy:.0f} s")
+            case _:
+                self._bear(now, sender, message)
 
     def _hear(self, now: float, sender: m.Peer, message: m.Done | m.Failed | m.Lost) -> None:
         request = self.requests.get(message.rid)
@@ -268,7 +273,7 @@ class ConductorCore:
             self._lose(now, before.peer, ())
         if peer.incarnation:  # it has died before, perhaps under another conductor
             _bury(self, m.Peer(peer.name, peer.incarnation - 1))
-        self.workers[peer.name] = Worker(peer, now)
+        self.workers[peer.name] = Worker(peer, now, now)
         for dead in self.buried.values():
             self.send(peer, m.Forget(dead))
         if not self._is_ready and self._expected <= self.workers.keys():
@@ -313,6 +318,15 @@ class ConductorCore:
                 course.finish(self, now, request, course.How("deadline", "Deadline", "it took longer than it may"))
             elif request.tour is not None and not request.tour.seats:
                 course.wait(self, now, request)
+
+    def _bear(self, now: float, sender: m.Peer, message: m.Message) -> None:
+        """A worker computes: that it is silent is borne for a while, and longer if it says that a batch runs."""
+        if isinstance(message, m.Busy) and self.is_alive(message.peer):
+            worker = self.workers[message.peer.name]
+            if now - worker.spoke <= HELD_UP:
+                worker.heard = now
+        elif isinstance(message, m.Beat) and message.busy > STUCK and self.is_alive(sender):
+            self._give_up(now, sender, f"its batch has run for {message.busy:.0f} s")
 
     def _give_up(self, now: float, peer: m.Peer, why: str) -> None:
         self.send(self._launcher, m.Kill(peer, why))

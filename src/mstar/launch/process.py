@@ -12,8 +12,10 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 TAIL_BYTES = 8 * 1024
+_TICKS = os.sysconf("SC_CLK_TCK")
 _CHUNK = select.PIPE_BUF
 """So much can be written without waiting to what polls as writable."""
 
@@ -75,6 +77,14 @@ class Process:
             self._stdout.close()
             os.close(self.pidfd)
             self.ended.set()
+
+    def used(self) -> float:
+        """How many seconds of processor time it has used; 0 if it has ended."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def why(self) -> str:
         """How it ended."""

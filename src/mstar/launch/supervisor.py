@@ -21,7 +21,7 @@ from mstar.errors import MstarError
 from mstar.launch.process import Process
 from mstar.launch.restarts import Restarts
 from mstar.launch.watch import Watch
-from mstar.wire.messages import Drain, Drained, Gone, Hello, Kill, Message, Peer, Ready
+from mstar.wire.messages import Busy, Drain, Drained, Gone, Hello, Kill, Message, Peer, Ready
 from mstar.wire.node import Node
 from mstar.worker import blackbox
 
@@ -29,6 +29,8 @@ LAUNCHER = Peer("launcher", 0)
 CONDUCTOR, SPARE = "conductor", "spare"
 SPARE_AFTER_S = 0.5
 """How long after another child a spare is started: those who wait for the child need the cores more."""
+LOOK_S, BUSY = 0.2, 0.1
+"""How often it is looked who computes, and in which part of that time at least."""
 DEATHS_KEPT = 1000
 WORDS_KEPT = 20
 
@@ -62,6 +64,8 @@ class Child:
         self.due: float | None = 0.0
         """When it is to be started if it has no process; None if it is given up."""
         self.is_up = False
+        self.used = 0.0
+        """How many seconds of processor time it had used when that was looked at last."""
         self.sentence = ""
         """Why it is killed, if it is."""
 
@@ -90,6 +94,7 @@ class Supervisor:
         self.is_draining = False
         self.drained = threading.Event()
         self.watch = Watch(lambda process: node.call(lambda: self._died(process)))
+        self._looked = 0.0
         self._node = node
         self._deployment = deployment
 
@@ -138,10 +143,24 @@ class Supervisor:
         for child in self.children.values():
             if not child.process and child.due is not None and child.due <= now:
                 self._start(now, child)
+        self._look(now)
         spare = self.spare
         is_due = spare.due is not None and spare.due <= now
         if self._deployment.has_spare and not self.is_starting and not spare.process and is_due:
             spare.process = self._spawn()
+
+    def _look(self, now: float) -> None:
+        """Tell the conductor which workers compute: one that does is not dead, even if it is not heard of."""
+        if now - self._looked < LOOK_S:
+            return
+        spent, self._looked = now - self._looked, now
+        conductor = self.children[CONDUCTOR]
+        for child in self.children.values():
+            if child is not conductor and child.process and conductor.process:
+                used = child.process.used()
+                if used - child.used > BUSY * spent:
+                    self._node.send(LAUNCHER, conductor.peer, Busy(child.peer))
+                child.used = used
 
     # ---------------------------------------------------------------- birth
     def _spawn(self) -> Process:

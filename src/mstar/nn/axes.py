@@ -30,6 +30,7 @@ class Packing(nn.Module):
         self.embedding = embedding
         self.beside = AXES + levels * embedding.embedding_dim
         """How much of a row is no embedding."""
+        self.width, self.dtype = embedding.embedding_dim + self.beside, torch.float32
 
     @property
     def weight(self) -> Tensor:

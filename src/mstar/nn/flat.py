@@ -58,8 +58,10 @@ def flatten(
     Raises what torch.export raises for a network whose steps depend on its values.
     """
     embed = network.get_input_embeddings()
-    weight, tokens = embed.weight, torch.zeros((1, 7), dtype=torch.int64)
-    example = (torch.zeros_like(embed(tokens)), torch.arange(7)[None], torch.tensor([2, 6, 3]))
+    weight = embed.weight
+    # It is not asked for embeddings: one that is shared by ranks would have to add up with those who are not here.
+    width, dtype = getattr(embed, "width", weight.shape[-1]), getattr(embed, "dtype", weight.dtype)
+    example = (torch.zeros((1, 7, width), dtype=dtype), torch.arange(7)[None], torch.tensor([2, 6, 3]))
     tokens, rows = Dim("tokens", min=1, max=_LONGEST), Dim("rows", min=1, max=_LONGEST)
     open_sizes = ({1: tokens}, {1: tokens}, {0: rows})
     with torch.no_grad():  # else every part that says so itself is recorded as a graph of its own

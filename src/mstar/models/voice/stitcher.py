@@ -11,8 +11,8 @@ from itertools import groupby
 
 from mstar import Component, Int64, Tensor, op
 from mstar.asks import Segment, Sound
-from mstar.models.whisper.scribe import timed
-from mstar.models.whisper.words import Words
+from mstar.models.voice.scribe import timed
+from mstar.models.voice.words import Words
 
 Word = tuple[float, float, int]
 """When a token was said, from when to when, and the token."""
@@ -28,6 +28,12 @@ class Stitcher(Component):
     def __init__(self, words: Words, seconds: float, overlap: float) -> None:
         self._words = words
         self._seconds, self._overlap = seconds, overlap
+
+    def prepare(self) -> None:
+        """Load the words, and torch, of which tokens are: a worker that did so when the first come would be missed."""
+        import torch as _torch  # noqa: F401
+
+        self._words.spell(())
 
     @op
     def split(self, sound: Sound) -> tuple[list[Sound], list[Segment]]:

@@ -10,7 +10,7 @@ from math import inf
 
 from torch import Tensor
 
-from mstar.models.whisper.words import Marks
+from mstar.models.voice.words import Marks
 
 
 def ruled(logits: Tensor, said: Sequence[Sequence[int]], marks: Marks) -> Tensor:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.asks import Segment, Sound
 from mstar.models.voice.sounds import resampled
-from mstar.models.whisper.words import Words
+from mstar.models.voice.words import Words
 from mstar.nn.sampling import Sampling
 from mstar.nn.seq2seq import Seq2SeqLM
 from mstar.nn.weights import Weights
 
 if TYPE_CHECKING:
-    from mstar.nn.heard import HeardKV
+    from mstar.nn.store import PagedKV
 
 RATE = 16_000
 MOMENTS = 50
@@ -65,13 +65,13 @@ class Scribe(Seq2SeqLM):
         """The token of the language that is spoken, or of the one with this code. Without languages, where to begin."""
         import torch
 
-        marks, caches = self.words.marks, rows(kv)
+        marks, caches = self.words.marks, list(cast("Sequence[PagedKV]", rows(kv)))
         begin = torch.full((len(caches),), marks.begin)
         if not marks.languages:
             return begin[:, None]
         known = [[marks.languages[one]] if one else list(marks.languages.values()) for one in rows(code)]
         wishes = [Sampling(1, among=tuple((token, token + 1) for token in tokens)) for tokens in known]
-        return self.decoder.next(begin, list(caches), wishes, Layout(len(caches), (1,) * len(caches)))[0]
+        return self.decoder.next(begin, caches, wishes, Layout(len(caches), (1,) * len(caches)))[0]
 
     @op
     def task(self, language: Int64[Tensor, "1"], translates: bool) -> Int64[Tensor, "T"]:
@@ -88,17 +88,17 @@ class Scribe(Seq2SeqLM):
         """Read tokens; the token that follows, of those that may."""
         import torch
 
-        from mstar.models.whisper.rules import ruled
+        from mstar.models.voice.moments import ruled
         from mstar.nn.chooser import choose_tokens
 
-        caches, marks = list(cast("Sequence[HeardKV]", rows(kv))), self.words.marks
+        caches, marks = list(cast("Sequence[PagedKV]", rows(kv))), self.words.marks
         parts = tokens.split(list(layout.lengths))
         said = [[*one.chooser.history, *part.tolist()][marks.asked :] for one, part in zip(caches, parts, strict=True)]
         ready = [row for row in range(len(caches)) if row not in layout.unfinished]
         wishes = rows(sampling)
         plain = [Sampling(wish.max_tokens) for wish in wishes]
         with torch.inference_mode():
-            chosen, logits = self.decoder.next(tokens, list(caches), plain, layout)
+            chosen, logits = self.decoder.next(tokens, caches, plain, layout)
             if ready:
                 scores = ruled(logits[ready], [said[row] for row in ready], marks)
                 own, choosers = [wishes[row] for row in ready], [caches[row].chooser for row in ready]
@@ -133,8 +133,12 @@ def timed(tokens: Sequence[Any], span: Segment, zero: int) -> list[tuple[float, 
     return found
 
 
-def read_extractor(weights: Weights) -> Any:
-    """What makes the spectra that a network in this folder was taught with."""
-    from transformers import WhisperFeatureExtractor
+def read_scribe(weights: Weights, pages: int, window: int | None) -> Scribe:
+    """The Whisper of a folder in the layout of its hub."""
 
-    return WhisperFeatureExtractor.from_pretrained(weights.path())
+    def extractor() -> Any:
+        from transformers import WhisperFeatureExtractor
+
+        return WhisperFeatureExtractor.from_pretrained(weights.path())
+
+    return Scribe(weights.network, Words(weights), extractor, pages=pages, window=window)
