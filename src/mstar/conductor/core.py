@@ -166,7 +166,7 @@ class ConductorCore:
             case m.Drain():
                 self._is_draining = True
             case _:
-                self._bear(now, sender, message)
+                _bear(self, now, sender, message)
 
     def _hear(self, now: float, sender: m.Peer, message: m.Done | m.Failed | m.Lost) -> None:
         request = self.requests.get(message.rid)
@@ -312,25 +312,27 @@ class ConductorCore:
                 self.send(worker.peer, m.Beat())
         for worker in list(self.workers.values()):
             if now - worker.heard > self.limits.silence:
-                self._give_up(now, worker.peer, f"not heard of for {now - worker.heard:.1f} s")
+                self.give_up(now, worker.peer, f"not heard of for {now - worker.heard:.1f} s")
         for request in list(self.requests.values()):
             if now > request.deadline:
                 course.finish(self, now, request, course.How("deadline", "Deadline", "it took longer than it may"))
             elif request.tour is not None and not request.tour.seats:
                 course.wait(self, now, request)
 
-    def _bear(self, now: float, sender: m.Peer, message: m.Message) -> None:
-        """A worker computes: that it is silent is borne for a while, and longer if it says that a batch runs."""
-        if isinstance(message, m.Busy) and self.is_alive(message.peer):
-            worker = self.workers[message.peer.name]
-            if now - worker.spoke <= HELD_UP:
-                worker.heard = now
-        elif isinstance(message, m.Beat) and message.busy > STUCK and self.is_alive(sender):
-            self._give_up(now, sender, f"its batch has run for {message.busy:.0f} s")
-
-    def _give_up(self, now: float, peer: m.Peer, why: str) -> None:
+    def give_up(self, now: float, peer: m.Peer, why: str) -> None:
+        """Have a worker killed, and go on as if it were."""
         self.send(self._launcher, m.Kill(peer, why))
         self._lose(now, peer, ())
+
+
+def _bear(core: ConductorCore, now: float, sender: m.Peer, message: m.Message) -> None:
+    """A worker computes: that it is silent is borne for a while, and longer if it says that a batch runs."""
+    if isinstance(message, m.Busy) and core.is_alive(message.peer):
+        worker = core.workers[message.peer.name]
+        if now - worker.spoke <= HELD_UP:
+            worker.heard = now
+    elif isinstance(message, m.Beat) and message.busy > STUCK and core.is_alive(sender):
+        core.give_up(now, sender, f"its batch has run for {message.busy:.0f} s")
 
 
 def _bury(core: ConductorCore, peer: m.Peer) -> None:
