@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from pathlib import Path
 
@@ -37,6 +38,8 @@ async def _measure(port: int, pid: int) -> dict[str, list[float]]:
     before, idle = memory(pid), []
     for _ in range(IDLE // AT_ONCE):
         idle += await asyncio.gather(*(ask(port, "1 0") for _ in range(AT_ONCE)))
+    gc.collect()
+    gc.freeze()  # the clients are not to be looked through while they wait
     await asyncio.sleep(2)
     found["idle cost"].append((memory(pid) - before) / IDLE / 1000)
     marks, used = [len(one.delays) for one in speakers], processor(pid)

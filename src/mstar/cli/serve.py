@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mstar import interpreter
 from mstar.cli.config import add_target, chosen
 from mstar.cli.progress import Lines, Stage, display
 from mstar.errors import LoadError
@@ -127,6 +128,7 @@ class Server:
                 await asyncio.to_thread(self._warm_up, front)
             self._shown.close()
             if not serving.done():
+                interpreter.settle()
                 self._welcome()
                 door.begin(front, launcher.peers, asyncio.get_running_loop())
                 self._shown.say("ready")

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from mstar import failpoints
+from mstar import failpoints, interpreter
 from mstar.conductor.actor import ConductorActor
 from mstar.conductor.core import ConductorCore, Limits, Served
 from mstar.config import ConductorSettings
@@ -35,4 +35,5 @@ def main(settings: ConductorSettings) -> None:
     node.add(actor)
     others = [Peer(name, incarnation) for name, incarnation in settings.peers.items()]
     node.call(lambda: actor.greet(peer for peer in others if peer.name != me.name))
+    interpreter.settle()
     node.run()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from mstar import failpoints
+from mstar import failpoints, interpreter
 from mstar.config import WorkerSettings
 from mstar.engine.engine import Engine
 from mstar.plan.deployment import Deployed, deploy
@@ -22,20 +20,15 @@ from mstar.worker.blackbox import BlackBox
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_room import EngineRoom
 
-SWITCH = 0.0005
-"""Seconds after which a thread that waits for the interpreter gets it: messages must not wait long for the engine."""
-
 
 def main(settings: WorkerSettings) -> None:
     """Be a worker until the node stops."""
-    sys.setswitchinterval(SWITCH)
     if settings.incarnation == 0:
         failpoints.arm(settings.options.failpoints)
     deployed = deploy(settings.models, settings.placements)
     me = Peer(settings.name, settings.incarnation)
     here = _prepare(deployed, settings, loading_file(Path(settings.directory), me))
-    gc.collect()
-    gc.freeze()  # what was loaded stays: a collection need not look at it each time
+    interpreter.settle()
     codec = ArenaCodec()
     node = Node(Path(settings.directory), settings.key, codec)
     conductor = Peer("conductor", settings.peers["conductor"])
