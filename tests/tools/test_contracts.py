@@ -20,7 +20,7 @@ def lint(tmp_path):
     def write_and_lint(files):
         package = tmp_path / "src" / "mstar"
         skeleton = {f"{name}/__init__.py": "" for name in TODAY} | dict.fromkeys(
-            ("__init__.py", "errors.py", "failpoints.py"), ""
+            ("__init__.py", "errors.py", "failpoints.py", "interpreter.py"), ""
         )
         for name, text in (skeleton | files).items():
             (package / name).parent.mkdir(parents=True, exist_ok=True)
