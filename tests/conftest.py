@@ -1,4 +1,10 @@
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that CI fails for a change and not by chance. Who searches for more says
+# --hypothesis-profile=default.
+settings.register_profile("repeated", derandomize=True)
+settings.load_profile("repeated")
 
 
 def pytest_addoption(parser):
