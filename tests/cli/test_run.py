@@ -77,6 +77,10 @@ def test_the_seed_reaches_the_model(run):
     assert run(PARROT, "{seed}", "--seed", 7)[1] == "7\n"
 
 
+def test_inputs_may_stand_behind_flags(run):
+    assert run(PARROT, "--seed", 7, "good", "{seed}")[1] == "good7\n"
+
+
 def test_a_spoken_question_is_written_down_and_answered_in_sound(run, here, tone):
     status, out, err = run(TALKER, tone)
     assert (status, out) == (0, "> heard 1.0 with 0.5 loud\nheard 1.0 with 0.5 loud\n")

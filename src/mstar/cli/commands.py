@@ -37,7 +37,12 @@ SERVING += ("rich", "starlette", "uvicorn", "websockets")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the process's exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if "input" in options and all(word == "-" or not word.startswith("-") for word in rest):
+        options.input += rest  # argparse takes them only if no flag is before them
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.run(options)
     except MstarError as error:
