@@ -35,7 +35,7 @@ def test_300_scenarios():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", [100_000, 125_000])
 def test_25_000_scenarios(first):
     summary = run_here(range(first, first + 25_000))

@@ -114,12 +114,14 @@ def _run_child(seeds: range, minutes: float) -> Summary:
 
 @contextmanager
 def _collected_between() -> Iterator[None]:
-    """Have garbage collected only when it is asked for."""
+    """Have garbage collected only when it is asked for, and only of what is made from here on."""
     was_enabled = gc.isenabled()
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
