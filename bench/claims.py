@@ -32,6 +32,16 @@ class Row:
     values: Sequence[float]
 
     @property
+    def best(self) -> float:
+        """The best of the repeats: of something a second, the most."""
+        return max(self.values) if self.unit.endswith("/s") else min(self.values)
+
+    @property
+    def worst(self) -> float:
+        """The worst of them."""
+        return min(self.values) if self.unit.endswith("/s") else max(self.values)
+
+    @property
     def median(self) -> float:
         """The middle of the repeats."""
         return statistics.median(self.values)
@@ -47,4 +57,4 @@ def print_table(rows: Sequence[Row]) -> None:
     width = max(len(row.name) for row in rows)
     print(f"{'':{width}}  {'median':>9} {'best':>9} {'worst':>9}  unit")
     for row in rows:
-        print(f"{row.name:{width}}  {row.median:9.2f} {min(row.values):9.2f} {max(row.values):9.2f}  {row.unit}")
+        print(f"{row.name:{width}}  {row.median:9.2f} {row.best:9.2f} {row.worst:9.2f}  {row.unit}")

@@ -28,7 +28,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     in_process: Annotated[bool, Meta(description="run everything in one process, with no restarts")] = False
     allow_media_host: Annotated[
         tuple[str, ...],
-        Meta(description="a host that pictures and sounds may be fetched from: name, *.name, name:port"),
+        Meta(
+            description="a host that pictures and sounds may be fetched from: name, *.name, name:port; "
+            "=RANGE behind it for a private address"
+        ),
     ] = ()
     drain_s: Annotated[float, Meta(ge=0, description="seconds that clients have to come to their end")] = 30.0
     log_format: Annotated[Literal["text", "json"], Meta(description="how log lines are written")] = "text"

