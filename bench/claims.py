@@ -1,10 +1,11 @@
-"""What a bench gives, and how it is printed."""
+"""What a bench is and gives, and how it is printed. Running benches and keeping what they gave is done elsewhere."""
 
 from __future__ import annotations
 
 import json
+import pkgutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -47,6 +48,23 @@ class Row:
         return statistics.median(self.values)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A question, the function that answers it as `module:function`, and what it prints on the way."""
+
+    question: str
+    function: str
+    prints: str
+
+    def load(self) -> Callable[[], Claim]:
+        """The function. Only what is measured is imported: most benches load torch."""
+        return pkgutil.resolve_name(self.function)
+
+
+printed: list[Row] = []
+"""All rows that tables have shown in this process: a run is recorded with what it printed."""
+
+
 def paired(one: Sequence[float], other: Sequence[float]) -> float:
     """How many times the other one is, by the middle of the pairs: a change of the machine's mood meets both."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
@@ -54,6 +72,7 @@ def paired(one: Sequence[float], other: Sequence[float]) -> float:
 
 def print_table(rows: Sequence[Row]) -> None:
     """Medians with the spread of the repeats."""
+    printed.extend(rows)
     width = max(len(row.name) for row in rows)
     print(f"{'':{width}}  {'median':>9} {'best':>9} {'worst':>9}  unit")
     for row in rows:

@@ -40,7 +40,7 @@ class VllmPeer:
     """vLLM with one model loaded. Use it in a `with`: the process ends with the block, however that ends."""
 
     def __init__(self, model: Path, venv: Path = VENV) -> None:
-        self._environment = _environment(venv.absolute())
+        self._environment = environment(venv.absolute())
         self._python = prepared(venv.absolute())
         self._settings = json.dumps(SETTINGS | {"model": str(model)})
 
@@ -97,7 +97,7 @@ class VllmPeer:
         self._log.close()
 
 
-def _environment(venv: Path) -> dict[str, str]:
+def environment(venv: Path) -> dict[str, str]:
     """vLLM in one process with a thread on every core, bound as it binds its own workers, and a fast allocator.
 
     Left to itself it keeps one core free for its scheduler, which on a small machine is half of it.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench.claims import Row
-from bench.speech.crowd import one_thread, served
+from bench.here import one_thread
+from bench.speech.crowd import served
 from mstar.asks import Speech
 from mstar.models.kokoro.checkpoint import FETCHED
 from mstar.models.kokoro.kokoro import RATE, Kokoro
@@ -28,9 +30,9 @@ def rows() -> Sequence[Row]:
     from tests.models import kokoro_tiny as tiny
 
     folder, model = Path(FETCHED).expanduser(), Kokoro()
-    with pytest.MonkeyPatch.context() as patched, one_thread():
+    with pytest.MonkeyPatch.context() as patched, one_thread(), ExitStack() as stack:
         library = tiny.library(folder, patched)
-        run = served(model, [SPEECH])
+        run = stack.enter_context(served(model, [SPEECH]))
         run()
         ours, first, samples = run()
         begun, spoken = time.perf_counter(), 0

@@ -10,12 +10,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.claims import Row
-from bench.speech.crowd import one_thread, served
+from bench.here import one_thread
+from bench.speech.crowd import served
 from mstar.asks import Speech
 from mstar.models.orpheus.orpheus import Orpheus
 from mstar.nn.sampling import Sampling
@@ -58,10 +60,12 @@ def rows() -> Sequence[Row]:
     from tests.models import orpheus_tiny as tiny
 
     small = tiny.SNAC_SMALL | {"encoder_dim": 8, "decoder_dim": 128}
-    with tempfile.TemporaryDirectory() as folder, one_thread():
+    with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
         saved = tiny.save(Path(folder), LLAMA, small, torch.bfloat16)
         network, codec = LlamaForCausalLM.from_pretrained(saved[0], dtype="auto"), tiny.read_snac(saved[1])
-        run = served(Ragged(*saved, sampling=Sampling()), [Speech("Good morning.", seed=length) for length in LENGTHS])
+        run = stack.enter_context(
+            served(Ragged(*saved, sampling=Sampling()), [Speech("Good morning.", seed=length) for length in LENGTHS])
+        )
         run()
         ours = [run()]
         theirs = one_by_one(network, codec)

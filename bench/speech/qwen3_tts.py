@@ -10,12 +10,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.claims import Row
-from bench.speech.crowd import one_thread, served
+from bench.here import one_thread
+from bench.speech.crowd import served
 from mstar.asks import Speech
 from mstar.models.qwen3_tts.qwen3_tts import Qwen3Tts
 from mstar.nn.sampling import Sampling
@@ -54,10 +56,10 @@ def rows() -> Sequence[Row]:
     """Seconds for eight requests, of the plain loop and ours, and until half of ours are heard."""
     from tests.models import qwen3_tts_tiny as tiny
 
-    with tempfile.TemporaryDirectory() as folder, one_thread():
+    with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
         model = Ragged(tiny.save(Path(folder)), sampling=Sampling(repetition_penalty=1.05))
         requests = [Speech(f"w20 w21 w{30 + length}", "vivian", seed=length) for length in LENGTHS]
-        run = served(model, requests)
+        run = stack.enter_context(served(model, requests))
         run()
         theirs, ours = list[float](), list[tuple[float, float, int]]()
         for _ in range(ROUNDS):

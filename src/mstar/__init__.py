@@ -12,6 +12,7 @@ from mstar.errors import (
     PlacementError,
     RouteError,
     RowsFailed,
+    Unsupported,
     WalkError,
     WalkNotRun,
 )
@@ -20,6 +21,7 @@ from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, choose, each, loop, windows
 from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video
 from mstar.walk.model import Model, Outcome, WalkCall, walk
+from mstar.walk.said import CUT, Said
 from mstar.walk.states import KV, State
 from mstar.walk.types import (
     BFloat16,
@@ -38,6 +40,7 @@ from mstar.walk.types import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "CUT",
     "KV",
     "ONE_ROW",
     "Action",
@@ -65,12 +68,14 @@ __all__ = [
     "PlacementError",
     "RouteError",
     "RowsFailed",
+    "Said",
     "State",
     "Static",
     "Stream",
     "Tensor",
     "Text",
     "UInt8",
+    "Unsupported",
     "Video",
     "View",
     "WalkCall",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from mstar.nn.sampling import Sampling
@@ -86,6 +87,9 @@ class Chat:
     speaks: bool = False
     """Answer in speech too."""
     voice: str = ""
+    continues: bool = False
+    """More will be said: further chats, each with the turns that follow. A route may keep what it knows, and need not.
+    A chat without turns only asks it to be quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,11 @@ class Drawing:
     sources: tuple[Picture, ...] = ()
     mask: Picture | None = None
 
+    def spans(self, steps: int) -> list[int]:
+        """How many of a model's steps come before each picture that is shown, the last one included."""
+        shows = min(self.partials + 1, steps)
+        return [end - begin for begin, end in pairwise(steps * show // shows for show in range(shows + 1))]
+
 
 @dataclass(frozen=True, slots=True)
 class Filming:
@@ -146,6 +155,9 @@ class Filming:
     height: int = 0
     seed: int = 0
     source: Picture | None = None
+    steps: int = 0
+    guidance: float = 0.0
+    negative: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +189,7 @@ class Ending:
     """How an answer ended, and what reading the question took, in tokens by modality."""
 
     reason: str = "stop"
-    """stop, length or tool_calls."""
+    """stop, length or tool_calls; cut, of an answer that its hearer cut short and went on from."""
     read: Mapping[str, int] = field(default_factory=dict[str, int])
     calls: tuple[ToolCall, ...] = ()
     written: Mapping[str, int] = field(default_factory=dict[str, int])

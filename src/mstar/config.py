@@ -24,7 +24,13 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="the address to listen at")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="the port to listen at; 0 is any")] = 8000
-    insecure: Annotated[bool, Meta(description="listen at any address without keys")] = False
+    insecure: Annotated[
+        bool, Meta(description="listen at any address without keys, use a Ray cluster without a token")
+    ] = False
+    cluster: Annotated[
+        str,
+        Meta(description="the Ray cluster whose hosts to use: auto for that of this host, or ADDRESS:PORT"),
+    ] = ""
     in_process: Annotated[bool, Meta(description="run everything in one process, with no restarts")] = False
     allow_media_host: Annotated[
         tuple[str, ...],
@@ -76,6 +82,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     media_seconds: Annotated[float, Meta(gt=0, description="how many seconds a sound may last")] = 1800.0
 
 
+class Pacing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request is promised for which neither its client nor its key says otherwise."""
+
+    first_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds until the first of an answer is there; none: soon, and nobody is refused for it"),
+    ] = None
+    read: Annotated[
+        float, Meta(ge=0, description="how many tokens of text a second clients read; 0: text has no clock")
+    ] = 0.0
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may choose for a deployment."""
 
@@ -111,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What every frame of this deployment is signed with."""
     peers: dict[str, int]
     """Who else is there now, by name with incarnation: the launcher, the conductor, front ends and workers."""
+    ip: str = ""
+    """The address of its host, where processes of other hosts reach it; nothing on a single machine."""
+    addresses: dict[str, str] = {}
+    """Where those are, by name, if there are several hosts: see `wire.whereabouts`."""
+    edition: int = 0
+    """Which edition of the weights it is to load."""
     models: dict[str, str]
     """By name, what `load_model` is given."""
     placements: dict[str, str]

@@ -63,6 +63,10 @@ class LoadError(MstarError):
     """A model could not be found, imported or built."""
 
 
+class Unsupported(MstarError, NotImplementedError):
+    """A model does not do what a request asks for. The client is told its text: what, and what to ask for instead."""
+
+
 class BadShape(MstarError):
     """An op was given, or gave, a value of another shape than it declares."""
 
@@ -110,3 +114,7 @@ def listed(names: Iterable[str], nothing: str = "nothing") -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things for a sentence: 1 walk, 2 walks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+class NotHere(Exception):
+    """The bytes of a value are on another host: whoever unpacks it must be ready to wait for them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mstar import Action, Component, Int64, Model, Tensor, Text, loop, op, stacked, walk
+from mstar.sim.models import Chat
 from mstar.walk.batching import rows
 
 
@@ -111,3 +112,7 @@ class Robot(Model):
 
     async def route(self, request: Ask) -> None:
         await self.act(request, request.steps)
+
+
+class Dialogue(Chat):
+    """A route that waits for its client."""

@@ -15,10 +15,11 @@ from mstar.launch.together import Together
 from mstar.plan.deployment import deploy
 from mstar.wire import messages as m
 from tests.chaos.parts import NAMES, PLACEMENTS, WORKERS, Round, oracles, settle
-from tests.served.parts import TARGETS, Client, front
+from tests.served.parts import TARGETS, Client, Oracle, front
 
 WITHIN_S = 0.06
-ASKED = (("orpheus", 1), ("bagel", 1), ("bagel", 2), ("qwen3_omni", 0), ("qwen3_omni", 1))
+ASKED = (("orpheus", 1), ("bagel", 1), ("bagel", 2), ("qwen3_omni", 0), ("qwen3_omni", 1), ("dialogue", 0))
+TALKS = '[place]\nlm = ["a", "b", "c"]'
 
 
 def points():
@@ -29,7 +30,7 @@ def points():
 
 @pytest.fixture
 def together():
-    deployed = deploy({name: TARGETS[name] for name in NAMES}, PLACEMENTS)
+    deployed = deploy({name: TARGETS[name] for name in (*NAMES, "dialogue")}, PLACEMENTS | {"dialogue": TALKS})
     with Together(deployed) as deployment:
         yield deployment, front(deployment)
     failpoints.arm({})
@@ -40,6 +41,7 @@ def together():
 def test_who_leaves_leaves_nothing_wherever_that_is(together, report):
     deployment, front_end = together
     chosen, known, missed, took = random.Random(5), oracles(), [], []
+    talks = Oracle.of(TARGETS["dialogue"])
     everyone = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
     Round(front_end, known).check()
     settle(front_end, everyone)
@@ -49,7 +51,7 @@ def test_who_leaves_leaves_nothing_wherever_that_is(together, report):
     for name in names:
         for _ in range(20):  # as chance has it, it does not come there at once
             failpoints.arm({name: "sleep:0.02"})
-            leave(deployment, front_end, known, chosen)
+            leave(deployment, front_end, known | {"dialogue": talks}, chosen)
             hits = failpoints.hits()
             failpoints.arm({})
             took.append(settle(front_end, everyone))
@@ -66,6 +68,7 @@ def test_who_leaves_leaves_nothing_wherever_that_is(together, report):
 def leave(deployment, front_end, known, chosen):
     """Open requests, have one of them begin again, and leave them all within a short time."""
     clients = [Client(front_end, name, known[name].requests[number]) for name, number in ASKED]
+    front_end.say(clients[-1].rid, known["dialogue"].requests[1])
     lost, conductor, node = clients[chosen.randrange(len(clients))], deployment.conductor, deployment.node
     again = m.Submit(lost.rid, "", m.Value(None), after=1 << 60)  # it says that something was lost
     moments = sorted(chosen.random() * WITHIN_S for _ in clients)

@@ -12,6 +12,7 @@ from mstar.launch.local import Local
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire import messages as m
 from mstar.wire.node import Node
+from mstar.wire.whereabouts import Whereabouts
 from tests.chaos.parts import TRAPS, TRAPS_FILE, Ask, Round, is_whole, launched, oracles, peers, settle, wait_until
 from tests.served.parts import Client, Oracle, front
 
@@ -26,7 +27,7 @@ class Ghost:
 
     def __init__(self, local, peer):
         self.peer = peer
-        self.node = Node(local.directory, local.key, ArenaCodec())
+        self.node = Node(Whereabouts(local.directory), local.key, ArenaCodec())
         self.node.add(self)
         self._thread = threading.Thread(target=self.node.run)
 

@@ -15,6 +15,8 @@ from mstar.cli.keyring import read_keys
 from mstar.cli.settings import settings
 from mstar.config import Allowance, Limits, Options, Serving
 from mstar.plan.deployment import deploy
+from mstar.server.keys import digest_of
+from mstar.wire.pace import Pace
 
 ROOT = Path(__file__).parents[2]
 SERVING = sorted((ROOT / "examples" / "serving").glob("*.toml"))
@@ -142,6 +144,17 @@ def test_keys_come_from_files_and_variables_each_with_its_allowance(folder):
     assert first.wait(0.0) == 0.0
 
 
+def test_what_is_promised_is_said_for_all_and_for_each_key(folder):
+    own = "at_once = 2\nfirst_s = 0.2\nweight = 3\n"
+    other = f'[[keys.holder]]\nname = "nightly"\nsha256 = "{digest_of("night").hex()}"\nbatch = true\nread = 4\n'
+    (folder / "m.toml").write_text("[pace]\nfirst_s = 0.7\n" + MANIFEST.replace("at_once = 2\n", own + other))
+    got = found(folder / "m.toml", "--pace-read", "12")
+    keys = read_keys(got, got.resolved.made(Serving))
+    paces = [keys.holder(f"Bearer {key}").pace for key in (f"{SECRET}-1", f"{SECRET}-3", "night")]
+    assert paces == [Pace(0.7, read=12.0), Pace(0.2, weight=3.0, read=12.0), Pace(0.7, is_batch=True, read=4.0)]
+    assert read_keys(found("--pace-first-s", "3"), Serving()).holder("").pace == Pace(3.0)
+
+
 @pytest.mark.parametrize("path", SERVING, ids=lambda path: path.stem)
 def test_the_examples_can_be_served(path, monkeypatch):
     monkeypatch.setenv("WEBSITE_KEY", SECRET)
@@ -166,6 +179,7 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ),
         ('model = "noop.py"', "model = 3", "[models.noop]: Expected `str`, got `int` - at `$.model`"),
         ("at_once = 2", "at_most = 2", "[keys.holder] has the unknown name `at_most`"),
+        ("at_once = 2", "weight = 0", "[keys.holder]: Expected `float` > 0.0 - at `$.weight`"),
         ('env = "ROBOT_KEY"', "", "the key of 'robot' is in no place, or in several"),
         ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY holds 0 keys"),
         ('env = "ROBOT_KEY"', 'sha256 = "12"', "its sha256 is not 64 hexadecimal digits"),

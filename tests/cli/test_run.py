@@ -137,7 +137,7 @@ def test_what_was_played(run, here, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("smollm3", "x"), "did you mean `smollm2`"),
+        (("smolm2", "x"), "did you mean `smollm2`"),
         ((PARROT,), "it was given nothing"),
         ((MIXER, "x"), "it was given `x`"),
         ((PARROT, "none.wav"), "none.wav: cannot be read"),

@@ -74,8 +74,8 @@ def test_commands_are_found():
 
 def test_every_bench_is_told():
     listed = (ROOT / "bench" / "__main__.py").read_text("utf-8")
-    there = {*re.findall(r'^    "([a-z0-9-]+)":', listed, re.MULTILINE), "all"}
-    told = {path: {*re.findall(r"python -m bench ([a-z][a-z0-9-]*)", path.read_text("utf-8"))} for path in PAGES}
+    there = {*re.findall(r'^    "([a-z0-9_-]+)":', listed, re.MULTILINE), "all"}
+    told = {path: {*re.findall(r"python -m bench ([a-z][a-z0-9_-]*)", path.read_text("utf-8"))} for path in PAGES}
     assert {named(path): names - there for path, names in told.items() if names - there} == {}
     assert told[DOCS / "performance.md"] == there
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar import ONE_ROW, Component, Float32, Int64, Layout, Tensor, op, padded, ragged, stacked
-from mstar.engine.engine import Engine
+from mstar.engine.engine import LEAST, Engine
 from mstar.engine.jobs import UNFINISHED, Done, Failed, Job
 from mstar.errors import NotFinite
 from tests.engine.parts import POISON, Paged, Poison, digest, finish, numbers, plain
@@ -162,3 +162,19 @@ def test_an_op_without_a_dimension_is_not_in_pieces(batch):
             @op(in_pieces=True, **({"batch": batch} if batch else {}))
             def go(self, x: Int64[Tensor, "T"]) -> int:
                 return 1
+
+
+def test_who_has_little_time_runs_few_positions():
+    engine, paged = Engine(token_budget=512), Paged(pages=400)
+    (job,) = reading(paged, 300)
+    for seconds, count in ((0.1, 100), (0.0, LEAST), (10.0, 300 - 100 - LEAST)):
+        engine._seconds[paged.name, "read"] = 0.001
+        (result,) = engine.run(paged, Paged.ops()["read"], [job], seconds=seconds)
+        assert paged.brought[-1] == count
+    assert isinstance(result, Done)
+
+
+def test_what_a_position_takes_is_learned():
+    engine, paged = Engine(), Paged(pages=400)
+    engine.run(paged, Paged.ops()["read"], reading(paged, 300))
+    assert 0 < engine._seconds[paged.name, "read"] < 0.01

@@ -10,6 +10,7 @@ import pytest
 
 from mstar import Model
 from mstar.draw import picture, to_svg
+from mstar.testing.parity import parity_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOLDEN = Path(__file__).parent / "golden"
@@ -114,3 +115,12 @@ def test_requests_leave_the_model_as_it_was(name):
 def test_the_pictures_in_the_docs_are_current(name, golden):
     for walk, graph in model_of(load(name)).graphs().items():
         golden(PICTURES / f"{name}.{walk}.svg", to_svg(picture(graph)))
+
+
+def test_a_dialogue_is_the_same_however_it_is_served():
+    module = load("dialogue")
+    said = module.says()
+    outcome = model_of(module).run(module.requests()[0], said)
+    assert (outcome.answers, outcome.result) == (["cut", "done", "done"], 3)
+    assert len(outcome.emissions) == 9 + 40 + 40
+    parity_all(model_of(module), module.requests(), said=said, schedules=8)

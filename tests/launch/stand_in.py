@@ -7,13 +7,16 @@ passes on what they say to the launcher.
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 from mstar.config import ConductorSettings, WorkerSettings
 from mstar.launch import child
+from mstar.plan.placement import parse_placement
 from mstar.transfer.codec import ArenaCodec
-from mstar.wire.messages import Drain, Drained, Gone, Hello, Kill, Peer, Ready, Suspect
+from mstar.wire.messages import Drain, Drained, Gone, Hello, Kill, Peer, Ready, Renew, Renewed, Retire, Suspect, Wanted
 from mstar.wire.node import Node
+from mstar.wire.whereabouts import Whereabouts
 from mstar.worker.blackbox import BlackBox
 
 FRONT = "probe"
@@ -37,7 +40,7 @@ class Greeter:
 class Conductor(Greeter):
     def __init__(self, settings, node):
         super().__init__(settings, node)
-        self.missing = set(settings.placements["m"].split('"')[1::2]) - {"lm"} or {"local"}
+        self.missing = set(parse_placement(tomllib.loads(settings.placements["m"])).first_workers())
         for name in self.peers:
             self.send(name, Hello(tuple(sorted(map(str, self.peers.values())))))
 
@@ -48,9 +51,9 @@ class Conductor(Greeter):
                 self.missing.discard(sender.name)
                 if not self.missing:
                     self.send("launcher", Ready())
-            case Gone() if FRONT in self.peers:
+            case Gone() | Renew() if FRONT in self.peers:
                 self.send(FRONT, message)
-            case Kill():
+            case Kill() | Wanted() | Retire() | Renewed():
                 self.send("launcher", message)
             case Drain() if self.trouble != "never drained":
                 self.send("launcher", Drained())
@@ -77,7 +80,7 @@ def main(settings):
         time.sleep(60)
     if trouble == "starts others":
         subprocess.Popen(["sleep", "60"])
-    node = Node(Path(settings.directory), settings.key, ArenaCodec())
+    node = Node(Whereabouts.of(settings), settings.key, ArenaCodec())
     (Conductor if isinstance(settings, ConductorSettings) else Worker)(settings, node)
     node.run()
 

@@ -15,7 +15,7 @@ import pytest
 
 from mstar.config import Options
 from mstar.errors import PlacementError
-from mstar.launch import local as local_module
+from mstar.launch import launcher as launcher_module
 from mstar.launch.directory import sweep
 from mstar.launch.local import Local
 from mstar.launch.supervisor import LaunchError
@@ -156,7 +156,7 @@ def test_who_dies_at_every_start_is_given_up(launch):
 
 @pytest.mark.slow
 def test_who_does_not_end_is_killed_after_a_time(launch, monkeypatch):
-    monkeypatch.setattr(local_module, "TERM_S", 0.2)
+    monkeypatch.setattr(launcher_module, "TERM_S", 0.2)
     local = launch("a", conductor="never drained")
     local.start()
     pid = local.pid("a")

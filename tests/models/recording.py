@@ -27,9 +27,9 @@ PARTS = [[one.strip() for one in part.split(",")] for part in (WHO, DID, WHAT, W
 
 
 @functools.cache
-def recording(seconds):
-    """So many seconds of speech, or a sentence more."""
-    chosen, voice, sounds = random.Random(8), Hibari(), []
+def recording(seconds, seed=8):
+    """So many seconds of speech, or a sentence more; with another seed, of other sentences."""
+    chosen, voice, sounds = random.Random(seed), Hibari(), []
     while sum(map(len, sounds)) < seconds * RATE:
         text = " ".join(map(chosen.choice, PARTS)) + "."
         sounds += [np.asarray(one.value) for one in voice.run(Speech(text, seed=len(sounds))).emissions]

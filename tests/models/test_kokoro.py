@@ -19,8 +19,9 @@ from mstar.models.kokoro.network import made, read_parts
 from mstar.models.kokoro.stages import LONGEST, _parts
 from mstar.models.voice.whisper import Whisper
 from tests.models import kokoro_tiny as tiny
+from tests.models.crowds import apart, together
 from tests.models.parts import misheard, one_thread
-from tests.models.spoken import anyhow, apart, assert_alike, heard, sound_of, together
+from tests.models.spoken import anyhow, assert_alike, heard, sound_of
 
 SPEECHES = [
     Speech("Oh. Go on!", seed=5),
@@ -178,14 +179,6 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
         made("bert_encoder", tiny.CONFIG)
 
 
-FILE = """
-from mstar.models.kokoro.kokoro import Kokoro
-
-
-class Tiny(Kokoro):
-    def __init__(self):
-        super().__init__({weights!r})
-"""
 PLACES = {
     "one worker": {"reader": '"a"', "prosody": '"a"', "vocoder": '"a"'},
     "apart": {"reader": '"a"', "prosody": '"b"', "vocoder": '"c"'},
@@ -196,10 +189,8 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
-    file = tmp_path / "kokoro_here.py"
-    file.write_text(FILE.format(weights=saved))
-    with apart("kokoro", file, PLACES[places]) as deployment:
+def test_processes_give_what_is_computed_eagerly(places, saved, eager):
+    with apart("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
         for number, got in enumerate(heard(deployment, "kokoro", SPEECHES * 4, leavers=8)):
             assert_alike(got, eager[number % 4])
 

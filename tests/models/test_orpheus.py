@@ -19,8 +19,9 @@ from mstar.nn.codec import CodecPast
 from mstar.nn.sampling import Sampling
 from mstar.nn.weights import Weights
 from tests.models import orpheus_tiny as tiny
+from tests.models.crowds import apart, together
 from tests.models.parts import one_thread
-from tests.models.spoken import anyhow, apart, assert_alike, heard, sound_of, together
+from tests.models.spoken import anyhow, assert_alike, heard, sound_of
 
 GREEDY = Sampling(max_tokens=52, repetition_penalty=1.3)
 SPEECHES = [

@@ -27,8 +27,9 @@ from mstar.plan.deployment import Deployed
 from mstar.testing.local import LocalRuntime
 from mstar.walk.component import Op
 from tests.models import qwen3_omni_tiny as tiny
+from tests.models.crowds import together
 from tests.models.parts import one_thread
-from tests.models.spoken import assert_alike, heard, sound_of, together
+from tests.models.spoken import assert_alike, heard, sound_of
 
 FRAMES = 33
 CODES = Sampling(max_tokens=FRAMES, repetition_penalty=1.05)

@@ -14,8 +14,9 @@ from mstar.models.qwen3_tts.qwen3_tts import PUBLISHED, Qwen3Tts
 from mstar.nn.sampling import Sampling
 from mstar.nn.weights import Weights
 from tests.models import qwen3_tts_tiny as tiny
+from tests.models.crowds import apart, together
 from tests.models.parts import one_thread
-from tests.models.spoken import anyhow, apart, assert_alike, heard, sound_of, together
+from tests.models.spoken import anyhow, assert_alike, heard, sound_of
 
 GREEDY = Sampling(max_tokens=23, repetition_penalty=1.05)
 DRAWN = replace(PUBLISHED, max_tokens=14)

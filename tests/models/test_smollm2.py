@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mstar.asks import Chat, Ending, Picture, Turn
-from mstar.models.voice.smollm2 import END, LONGEST, SmolLm2
+from mstar.models.voice.smollm2 import LONGEST, SmolLm2
 from mstar.nn.pages import NeverFits
 from mstar.nn.sampling import Sampling
 from mstar.testing.parity import parity_all
@@ -44,7 +44,7 @@ def test_answers_and_how_they_ended(model):
     last = int(capital.emissions[2].value)
     stopped = model.run(chat("What is the capital of France?", stop=(last,)))
     assert (text_of(model, stopped.emissions), stopped.result.reason) == ("The capital", "stop")
-    silent = model.run(chat("What is the capital of France?", logit_bias=((END, 100.0),)))
+    silent = model.run(chat("What is the capital of France?", logit_bias=((model.lm.end, 100.0),)))
     assert (silent.emissions, silent.result.reason) == ([], "stop")
     wild = chat("Name a colour.", temperature=0.8, seed=3, max_tokens=6)
     parity_all(model, [chat("What is 2 + 3?", max_tokens=6), wild], schedules=2)
@@ -53,12 +53,12 @@ def test_answers_and_how_they_ended(model):
 @pytest.mark.slow
 def test_a_conversation_is_read_as_it_was_trained(model):
     tokens, most = model.lm.prompt(chat("What is 2 + 3?"))
-    assert model.lm._tokenizer.decode(tokens.tolist(), skip_special_tokens=False) == PROMPT
+    assert model.lm.tokenizer.decode(tokens.tolist(), skip_special_tokens=False) == PROMPT
     assert most == 48
     told = Chat((Turn("system", ("Be brief.",)), Turn("user", ("Hi",))))
     assert "SmolLM" not in model.spell(model.lm.prompt(told)[0].tolist())
     forged, _ = model.lm.prompt(chat("<|im_end|>"))
-    assert forged.tolist().count(END) == 2  # of the system's turn and of the user's
+    assert forged.tolist().count(model.lm.end) == 2  # of the system's turn and of the user's
     long, most = model.lm.prompt(chat("a " * (LONGEST - 100), max_tokens=4096))
     assert len(long) + most == LONGEST
 

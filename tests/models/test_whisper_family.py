@@ -4,17 +4,16 @@ The reference is plain `generate` with the library's own rules for time stamps. 
 it goes back and forth in the sound by what it has written.
 """
 
-import random
 import subprocess
 import sys
-import threading
 
+import numpy as np
 import pytest
 import torch
 import transformers as t
 from transformers.generation import logits_process as rules
 
-from mstar.asks import Segment, Transcription
+from mstar.asks import Segment, Sound, Transcription
 from mstar.errors import LoadError
 from mstar.models.voice import words
 from mstar.models.voice.moments import ruled
@@ -25,12 +24,10 @@ from mstar.models.voice.whisper import Whisper
 from mstar.models.voice.words import Marks, Words
 from mstar.nn.weights import Weights
 from mstar.testing.parity import parity_all
-from mstar.wire.messages import Finished
 from tests.models import whisper_tiny as tiny
+from tests.models.crowds import apart, served, together, values
 from tests.models.parts import misheard, one_thread, text_of
 from tests.models.recording import recording, single_pass
-from tests.models.spoken import apart, together
-from tests.served.parts import Client, front
 
 MOST = 40
 LONG = Transcription(tiny.sound(5, 7.3))
@@ -70,13 +67,41 @@ def eager(model):
     return [model.run(request) for request in REQUESTS]
 
 
-def generated(network, sound, start):
-    """What the library writes of a sound after some tokens."""
+class Ends(t.LogitsProcessor):
+    """At the end of a sound a text is over, and not more than a second before it if words have begun."""
+
+    def __init__(self, moments, begin):
+        self.moments, self.begin = moments, begin
+
+    def __call__(self, input_ids, scores):
+        told = [token - tiny.ZERO for token in input_ids[0, self.begin :].tolist()]
+        if len(told) > 1 and told[-2] < 0 <= told[-1] and told[-1] >= self.moments - 20:
+            scores[:, torch.arange(scores.shape[1]) != tiny.END] = -torch.inf
+        if len(told) > 1 and min(told[-2:]) >= 0 and told[-1] < self.moments - 50:
+            scores[:, tiny.END] = -torch.inf
+        return scores
+
+
+def shortened(network, positions):
+    """The library's network for windows of so many positions."""
+    config = t.WhisperConfig(**(tiny.SIZE | {"max_source_positions": positions}))
+    made, tensors = t.WhisperForConditionalGeneration(config).eval(), network.state_dict()
+    tensors["model.encoder.embed_positions.weight"] = tensors["model.encoder.embed_positions.weight"][:positions]
+    made.load_state_dict(tensors)
+    made.generation_config = network.generation_config
+    return made
+
+
+def generated(network, sound, start, moments=None):
+    """What the library writes of a sound after some tokens. One of so many moments is heard with two silent seconds."""
+    how = {} if moments is None else {"max_length": (moments + 100) * tiny.RATE // 50}
     spectrum = t.WhisperFeatureExtractor(chunk_length=tiny.SECONDS)(
-        sound.samples, sampling_rate=tiny.RATE, return_tensors="pt"
+        sound.samples, sampling_rate=tiny.RATE, return_tensors="pt", **how
     ).input_features
-    config = network.generation_config
-    own = [
+    config, own = network.generation_config, []
+    if moments is not None:
+        network, own = shortened(network, moments + 100), [Ends(moments, len(start))]
+    own += [
         rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(start)),
         rules.SuppressTokensLogitsProcessor(config.suppress_tokens),
         rules.WhisperTimeStampLogitsProcessor(config, len(start)),
@@ -142,16 +167,51 @@ def test_a_transcript_is_its_words(model, eager):
         assert moments[-1] <= told.seconds + 0.01
 
 
-def test_a_long_sound_is_its_chunks_stitched(model, network):
+def test_a_long_sound_is_its_chunks_stitched(tmp_path):
+    saved = tiny.save(tmp_path, is_wordy=True)
+    model, network = Whisper(saved, seconds=2, overlap=0.5), t.WhisperForConditionalGeneration.from_pretrained(saved)
     sounds, spans = model.stitcher.split(LONG.sound)
     assert [(one.start, one.end) for one in spans] == [(0, 2), (1.5, 3.5), (3, 5), (4.5, 6.5), (6, 7.3)]
     language = model.run(Transcription(sounds[0])).result.language
     start = [tiny.BEGIN, model.scribe.words.marks.languages[language], tiny.TRANSCRIBE]
-    texts = [torch.tensor(generated(network, one, start)[0])[:, None] for one in sounds]
+    texts = [
+        torch.tensor(generated(network, one, start, len(one.samples) * 50 // tiny.RATE)[0])[:, None] for one in sounds
+    ]
     tokens, _, segments = model.stitcher.join(texts, spans)
     outcome = model.run(LONG)
     assert tokens_of(outcome) == tokens
+    assert len(tokens) > 20
+    assert len(set(tokens)) > 2
     assert list(outcome.result.segments) == segments
+
+
+def test_a_sound_is_cut_where_nobody_speaks_and_that_is_not_heard():
+    at, stitcher = np.arange(20 * 16_000) / 16_000, Stitcher(Letters(), 8, 2)
+    loud = np.sin(900 * at).astype(np.float32)
+    pauses = [(3.0, 3.6), (5.0, 5.4), (6.0, 7.0), (12.0, 12.1), (18.0, 20.0)]
+    for start, end in pauses:
+        loud[(at >= start) & (at < end)] = 0
+    chunks, spans = stitcher.split(Sound(loud, 16_000))
+    # At 6 s is the last pause from 4 s to 8 s. Until 15 s there is none of 0.3 s, so two seconds are heard twice.
+    assert [(one.start, one.end) for one in spans] == [(0, 6.2), (6.8, 14.8), (12.8, 18.2)]
+    assert [len(one.samples) / 16_000 for one in chunks] == pytest.approx([6.2, 8, 5.4])
+    silent = stitcher.split(Sound(np.zeros(9 * 16_000, np.float32), 16_000))[1]
+    assert [(one.start, one.end) for one in silent] == [(0, 0.2)]
+
+
+def test_a_text_ends_with_its_sound():
+    zero, end = Letters.marks.zero, Letters.marks.end
+    said = [[zero, 65, zero + 90], [zero, 65, zero + 30], [zero, 65, zero + 30, zero + 30], [zero, 65]]
+
+    def allowed(ends):
+        return ruled(torch.zeros(4, zero + 200), said, ends, Letters.marks).isfinite()
+
+    known, unknown = allowed([100] * 4), allowed([None] * 4)
+    assert known[0].nonzero().flatten().tolist() == [end], "nothing follows the last words"
+    assert unknown[0, zero + 90]
+    assert torch.equal(known[1], unknown[1])
+    assert (known[2, end], unknown[2, end]) == (False, True), "words that have begun would be lost"
+    assert torch.equal(known[3], unknown[3])
 
 
 class Letters(Words):
@@ -198,7 +258,7 @@ def test_it_is_served_as_it_runs_wherever_its_parts_are(model):
 
 
 def test_with_a_window_old_tokens_are_forgotten_and_their_pages_given_back(saved, model, network):
-    sound, narrow = tiny.sound(2), Whisper(saved, seconds=2, window=8)
+    sound, narrow = tiny.sound(2), Whisper(saved, seconds=2, overlap=0.5, window=8)
     got = tokens_of(narrow.run(Transcription(sound, language="en")))
     assert got != tokens_of(model.run(Transcription(sound, language="en")))
     assert len(got) > 8
@@ -210,9 +270,12 @@ def test_with_a_window_old_tokens_are_forgotten_and_their_pages_given_back(saved
         bars = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
         hidden = network.model.decoder(start, attention_mask=bars[None, None], encoder_hidden_states=heard)
         logits = network.proj_out(hidden.last_hidden_state)[0]
-    said = [got[:end] for end in range(len(got))]
-    wanted = ruled(logits[2:-1], said, narrow.scribe.words.marks).argmax(-1).tolist()
+        said = [got[:end] for end in range(len(got))]
+        wanted = ruled(logits[2:-1], said, [None] * len(got), narrow.scribe.words.marks).argmax(-1).tolist()
     assert got == wanted
+    assert narrow.run(LONG).result.text
+    pool = narrow.scribe.decoder.store.pool
+    assert pool.free_pages == pool.count
 
 
 @pytest.mark.parametrize("wish", [{"prompt": "Peter"}, {"language": "xx"}])
@@ -242,22 +305,8 @@ print([name for name in ("torch", "transformers", "numpy", "tokenizers") if name
 
 def transcripts(deployment, requests, leavers):
     """What each of so many clients reads that ask at the same time, while others come and go away in the middle."""
-    front_end, chosen = front(deployment), random.Random(4)
-    leaving = [Client(front_end, "whisper", chosen.choice(requests)) for _ in range(leavers)]
-    timers = [threading.Timer(number and chosen.uniform(0, 0.7), one.close) for number, one in enumerate(leaving)]
-    for timer in timers:
-        timer.start()
-    clients = [Client(front_end, "whisper", request, patience=60) for request in requests]
-    told = []
-    for client in clients:
-        client.wait(60)
-        assert isinstance(client.end, Finished), client.end
-        assert client.end.status == "ok", client.end
-        told.append(([int(news.value) for _, news in client.log[1:-1] if news.kind == "Text"], client.end))
-    for timer in timers:
-        timer.join()
-    assert any(client.end is None for client in leaving), "none of them went away in the middle"
-    return told
+    clients = served(deployment, "whisper", requests, leavers, 0.7)
+    return [([*map(int, values(client, "Text"))], client.end) for client in clients]
 
 
 def test_a_crowd_reads_what_each_would_read_alone(model, eager):
@@ -297,14 +346,15 @@ def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_chunks_side_by_side_say_what_one_pass_says(report, monkeypatch):
+@pytest.mark.parametrize("seed", [8, 9])
+def test_chunks_side_by_side_say_what_one_pass_says(seed, report, monkeypatch):
     monkeypatch.setattr(words, "MOST", 224)
-    sound = recording(90)
+    sound = recording(90, seed)
     told = Whisper().run(Transcription(sound)).result
     wanted = single_pass(read_network(), sound)
     share = misheard(wanted, told.text)
     report(
         f"Whisper: {told.seconds:.0f} s in chunks differ from one pass in {share:.1%} of {len(wanted.split())} words"
     )
-    assert share <= 0.02
+    assert share <= 0.01
     assert told.segments[-1].end > told.seconds - 3

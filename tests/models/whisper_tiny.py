@@ -1,6 +1,6 @@
 """A small Whisper with random weights in three languages, saved in the layout of its hub by the library itself.
 
-It hears two seconds at once. Words are single letters, and every layer does something.
+It hears five seconds at once. Words are single letters, and every layer does something.
 """
 
 import functools
@@ -17,7 +17,7 @@ LETTERS = " " + string.ascii_letters + string.digits
 END = len(LETTERS)
 BEGIN, EN, DE, FR, TRANSLATE, TRANSCRIBE, PLAIN = range(END + 1, END + 8)
 ZERO = PLAIN + 1
-SECONDS, RATE = 2, 16_000
+SECONDS, RATE = 5, 16_000
 SIZE = {
     "vocab_size": ZERO + SECONDS * 50 + 1,
     "num_mel_bins": 80,
@@ -47,14 +47,17 @@ SAID = {
 }
 
 
-def save(folder, *, is_english=False):
-    """All files of a checkpoint. Of one that hears English only, the languages are not told."""
-    torch.manual_seed(1)
+def save(folder, *, is_english=False, is_wordy=False):
+    """All files of a checkpoint. Of one that hears English only, the languages are not told. A wordy one says more."""
+    torch.manual_seed(3)
     network = t.WhisperForConditionalGeneration(t.WhisperConfig(**SIZE)).eval()
     for weight in network.parameters():
         if weight.ndim > 1:  # with the library's small weights a token would hardly depend on what is heard and read
             weight.data.normal_(std=1.5 * weight[0].numel() ** -0.5)
     network.model.decoder.embed_tokens.weight.data[END] *= 1.6  # so that it ends now and then
+    if is_wordy:
+        network.model.decoder.embed_tokens.weight.data[:END] *= 1.5
+        network.model.decoder.embed_tokens.weight.data[ZERO:] *= 0.5
     said = {k: v for k, v in SAID.items() if not (is_english and k in {"lang_to_id", "task_to_id", "is_multilingual"})}
     tokens = {name: number for name, number in SIZE.items() if name.endswith("_token_id")}
     network.generation_config = t.GenerationConfig(**tokens, **said)
@@ -67,7 +70,7 @@ def save(folder, *, is_english=False):
 
 
 @functools.cache
-def sound(seed, seconds=SECONDS):
+def sound(seed, seconds=2):
     """Hums that change in pitch and loudness, so that what is heard differs from moment to moment."""
     rng = np.random.default_rng(seed)
     at = np.arange(int(seconds * RATE)) / RATE

@@ -14,6 +14,7 @@ from mstar.nn import decoder as decoders
 from mstar.nn import native
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.decoder import SlowPath
+from mstar.nn.encoder import numbered
 from mstar.nn.pages import OutOfPages
 from mstar.nn.sampling import Sampling
 from mstar.walk.states import KV
@@ -161,6 +162,99 @@ def test_another_tenant_shares_nothing(monkeypatch):
         cache.tenant = tenant
         run(lm, "next", tokens=[prompt], kv=[cache], sampling=[GREEDY])
     assert ran.tokens == 70 + 70 + 2
+
+
+def test_what_requests_of_a_batch_share_is_read_once(monkeypatch):
+    lm = component("llama")
+    ran = Counting(lm, monkeypatch)
+    begin, wish = prompts(3)[2], Sampling(max_tokens=1)
+    given = [torch.cat([begin[:cut], torch.full((own,), own)]) for cut, own in ((70, 12), (66, 2), (70, 3), (30, 2))]
+    chosen = run(lm, "next", tokens=given, kv=[lm.kv() for _ in given], sampling=[wish] * 4)
+    assert [int(one) for one in chosen] == [generated("llama", one, wish)[0] for one in given]
+    assert ran.tokens == 68 + (14 + 4 + 5 + 4), "one reads 17 pages of 4, then all read their own"
+    lm.next(given[0], lm.kv(), wish)
+    assert ran.tokens == 68 + (14 + 4 + 5 + 4) + 2, "what it read behind them is shared as well"
+
+
+def test_what_is_too_little_to_share_takes_no_forward_of_its_own(monkeypatch):
+    lm = component("llama")
+    ran = Counting(lm, monkeypatch)
+    given = [torch.cat([prompts(3)[2][:20], torch.tensor([number])]) for number in (5, 6, 7)]
+    run(lm, "next", tokens=given, kv=[lm.kv() for _ in given], sampling=[GREEDY] * 3)
+    assert ran.tokens == 3 * 21
+
+
+def test_a_prompt_in_pieces_takes_pages_in_the_middle_of_others(monkeypatch):
+    lm = component("llama")
+    ran = Counting(lm, monkeypatch)
+    wish = Sampling(max_tokens=4)
+    request, right = (prompts(3)[2], wish), generated("llama", prompts(3)[2], wish)
+    assert Crowd(lm, 1).serve([request]) == [right]
+    before = ran.tokens
+    assert Crowd(lm, 2, token_budget=7).serve([request]) == [right]
+    assert ran.tokens - before <= 10 * 4 + 3, "of each of 10 pieces the last page at most"
+
+
+# ---------------------------------------------------------------- embeddings with numbers
+def shown(lm, seed, *others):
+    """A prompt in which something is shown that is no token, and is the same for a seed."""
+    tokens = torch.cat([prompts(3)[2], torch.tensor(others)])
+    embeddings = lm.embed(tokens).clone()
+    torch.manual_seed(seed)
+    embeddings[5:40] = torch.randn(35, embeddings.shape[1])
+    numbers = tokens.clone()
+    numbers[5:40] = numbered(embeddings[5:40])
+    return {"numbers": numbers, "embeddings": embeddings}
+
+
+def after(given, count):
+    """What the library's own generate writes after embeddings."""
+    how = {"max_new_tokens": count, "do_sample": False, "eos_token_id": -1}
+    return network("llama").generate(inputs_embeds=given["embeddings"][None], **how)[0].tolist()
+
+
+def test_what_is_shown_is_shared_by_its_content(monkeypatch):
+    lm = component("llama")
+    ran = Counting(lm, monkeypatch)
+    given = [shown(lm, 1, 9), shown(lm, 2, 9), shown(lm, 1, 8)]
+    for one, read in zip(given, (71, 71 - 4, 71 - 68), strict=True):
+        before = ran.tokens
+        assert [int(lm.next_shown(**one, kv=lm.kv(), sampling=GREEDY))] == after(one, 1)
+        assert ran.tokens - before == read
+    together = {key: [shown(lm, 3, last)[key] for last in (7, 8)] for key in given[0]}
+    before = ran.tokens
+    chosen = run(lm, "next_shown", **together, kv=[lm.kv(), lm.kv()], sampling=[GREEDY] * 2)
+    assert [[int(one)] for one in chosen] == [after(shown(lm, 3, last), 1) for last in (7, 8)]
+    assert ran.tokens - before == 64 + 3 + 3
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 20])
+def test_a_cache_of_what_was_shown_leaves_moves_and_is_shared_on(swap, monkeypatch):
+    here, there = component("llama", swap=swap), component("llama", swap=swap)
+    given, cache = shown(here, 1, 9), here.kv()
+    token = here.next_shown(**given, kv=cache, sampling=GREEDY)
+    written = [int(token)]
+    cache.leave()
+    here.bring_back([cache])
+    moved = there.load_state(KV, cache.export())
+    moved.leave()
+    assert moved.is_dropped == (swap == 0)
+    there.bring_back([moved])
+    for _ in range(4):
+        token = there.next(token, moved, GREEDY)
+        written.append(int(token))
+    assert written == after(given, 5)
+    ran = Counting(there, monkeypatch)
+    there.next_shown(**given, kv=there.kv(), sampling=GREEDY)
+    assert ran.tokens == 71 - 68
+
+
+def test_tokens_of_a_prompt_in_which_something_is_shown_count():
+    lm = component("llama")
+    given, penalty = shown(lm, 1, 9), Sampling(repetition_penalty=1e6)
+    likeliest = int(lm.next_shown(**given, kv=lm.kv(), sampling=GREEDY))
+    given["numbers"][3] = likeliest  # as if it had been said
+    assert int(lm.next_shown(**given, kv=lm.kv(), sampling=penalty)) != likeliest
 
 
 def test_pages_kept_for_others_make_room_for_those_who_need_it():

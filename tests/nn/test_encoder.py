@@ -12,7 +12,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mstar import Float, Int64, Latents, Model, Tensor, op, walk
 from mstar.errors import LoadError
-from mstar.nn.encoder import ContentCache, Encoder, content_key
+from mstar.nn.encoder import ContentCache, Encoder, content_key, numbered
 from mstar.testing.parity import parity_all
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -213,3 +213,15 @@ def test_a_walk_is_served_as_it_runs(cache_bytes):
 def test_importing_it_loads_no_tensor_library():
     code = "import sys, mstar.nn.encoder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_are_numbered_by_their_content_above_all_tokens():
+    rows = torch.randn(5, 8)
+    rows[3] = rows[1]
+    for kind in (torch.float32, torch.bfloat16):
+        numbers = numbered(rows.to(kind))
+        assert numbers.dtype == torch.int64
+        assert int(numbers.min()) > 1 << 60
+        assert len({*numbers.tolist()}) == 4
+        assert numbers[3] == numbers[1]
+        assert torch.equal(numbers[2:], numbered(rows.to(kind)[2:])), "whatever is beside it"

@@ -13,9 +13,10 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from mstar import Float, Int64, Latents, Model, Tensor, loop, op, rows, stacked, walk
 from mstar.errors import LoadError
-from mstar.nn.flow import FlowHead
+from mstar.nn.flow import Denoising, FlowHead
 from mstar.testing.local import LocalRuntime
 from mstar.testing.parity import parity_all
+from mstar.transfer.values import pack, unpack
 
 SD3 = {"sample_size": 8, "patch_size": 1, "in_channels": 4, "num_layers": 2, "attention_head_dim": 8}
 SD3 |= {"num_attention_heads": 4, "joint_attention_dim": 32, "caption_projection_dim": 32, "pooled_projection_dim": 16}
@@ -351,6 +352,63 @@ def test_a_scheduler_whose_steps_cannot_stand_alone_is_refused(name):
     head = DitHead(dit, scheduler)
     with pytest.raises(LoadError, match=rf"{REFUSED[name]}[\s\S]*differs by[\s\S]*fix: use one like"):
         head.denoise(torch.randn(4, 8, 8), torch.tensor(1), 6, 0)
+
+
+# ---------------------------------------------------------------- schedulers that look back
+class LookingBack(FlowHead):
+    @op(batch=stacked)
+    def denoise(self, x: Float[Tensor, "4 H W"], steps: int, way: Denoising) -> Float[Tensor, "4 H W"]:
+        return self.go_on(x, x.sin(), rows(steps), rows(way))
+
+
+def looking_back(name):
+    def scheduler(steps):
+        made = getattr(d, name)(prediction_type="v_prediction")
+        made.set_timesteps(steps)
+        return made
+
+    return LookingBack(dit, scheduler), scheduler
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+@pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DDIMScheduler"])
+def test_a_scheduler_that_looks_back_is_right_for_requests_at_different_steps(name):
+    head, scheduler = looking_back(name)
+    torch.manual_seed(2)
+    latents = {steps: torch.randn(4, 8, 8) for steps in (3, 6, 9)}
+    ways, moved = {steps: head.make_state(Denoising) for steps in latents}, dict(latents)
+    for turn in range(9):
+        now = [steps for steps, way in ways.items() if way.done < steps and (turn + steps) % 4]  # not all, each time
+        if turn == 4:
+            for steps, way in ways.items():  # to another worker and back
+                ways[steps] = head.load_state(Denoising, unpack(pack(way.export())))
+        batch = {"x": [moved[steps] for steps in now], "steps": now, "way": [ways[steps] for steps in now]}
+        for steps, (x,) in zip(now, head.ops()["denoise"].run(head, batch, len(now)), strict=True):
+            moved[steps] = x
+    for steps, begun in latents.items():
+        alone, x = scheduler(steps), begun[None]
+        for time in alone.timesteps[: ways[steps].done]:
+            x = alone.step(x.sin(), time, x, return_dict=False)[0]
+        torch.testing.assert_close(moved[steps], x[0])
+    assert [way.done for way in ways.values()] == [3, 6, 7]
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+def test_a_step_that_failed_can_be_done_again():
+    head, _ = looking_back("UniPCMultistepScheduler")
+    way, x = head.make_state(Denoising), torch.linspace(-1, 1, 256).reshape(4, 8, 8)
+    x = head.denoise(x, 5, way)
+    mark = way.mark()
+    first = head.denoise(x, 5, way)
+    way.go_back(mark)
+    assert way.done == 1
+    torch.testing.assert_close(head.denoise(x, 5, way), first)
+
+
+def test_a_scheduler_that_is_random_is_refused_also_where_one_may_look_back():
+    head, _ = looking_back("DDPMScheduler")
+    with pytest.raises(LoadError, match=r"a step of DDPMScheduler is random: it differs by[\s\S]*fix: use one like"):
+        head.denoise(torch.randn(4, 8, 8), 6, head.make_state(Denoising))
 
 
 def test_importing_it_loads_no_tensor_library():

@@ -86,6 +86,15 @@ class Memory(RuleBasedStateMachine):
         self.content[table] = [*text[:found]]
         return table
 
+    @rule(table=tables, text=texts)
+    def adopt_more(self, table, text):
+        """A table goes on with the pages of a text that begins as it does, also from the middle of a page."""
+        before = len(self.content[table])
+        if self.content[table] == [*text[:before]]:
+            length = self.pool.adopt(table, keys(text)[before // SIZE :])
+            assert length == table.length >= before
+            self.content[table] = [*text[:length]]
+
     @rule(table=tables)
     def leave_and_come_back(self, table):
         """As a swap does it: the pages go, then as many are taken again and filled."""

@@ -294,6 +294,22 @@ def test_reading_gives_the_hidden_states_of_the_library():
         torch.testing.assert_close(lm.read(tokens, cache), right, atol=1e-4, rtol=1e-4)
 
 
+def test_the_beginning_of_a_window_is_encoded_alone():
+    half = t.WhisperForConditionalGeneration(t.WhisperConfig(**(SMALL | {"max_source_positions": HEARD // 2}))).eval()
+    tensors = network().state_dict()
+    tensors["model.encoder.embed_positions.weight"] = tensors["model.encoder.embed_positions.weight"][: HEARD // 2]
+    half.load_state_dict(tensors)
+    features, lm = sound(0), component()
+    jobs = [Job({"features": part}) for part in (features, features[:, :HEARD], features)]
+    whole, begun, again = (one.values[0] for one in Engine().run(lm, lm.ops()["encode"], jobs))
+    with torch.inference_mode():
+        right = half.get_encoder()(features[None, :, :HEARD]).last_hidden_state[0]
+        torch.testing.assert_close(begun, right)
+        torch.testing.assert_close(whole, network().get_encoder()(features[None]).last_hidden_state[0])
+    assert torch.equal(whole, again)
+    assert not torch.allclose(begun, whole[: HEARD // 2], atol=1e-2), "it would also see what follows"
+
+
 class Scribe(Model):
     """Writes down what it hears."""
 

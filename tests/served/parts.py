@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mstar.server.front import FrontEnd, digest
-from mstar.server.streams import Ended
+from mstar.server.streams import Ended, Waits
 from mstar.sim.history import History
 from mstar.walk.load import load_model
 from mstar.wire.messages import Finished, Peer, Submit, Value
@@ -78,6 +78,9 @@ class Client:
         if isinstance(news, Ended):
             self.end = news.end
             self._ended.set()
+        elif isinstance(news, Waits):
+            self.log.pop()
+            self._front_end.say(self.rid, None)
         else:
             self._taken[news.kind] += 1
             if not self.is_idle:

@@ -12,7 +12,7 @@ from mstar.launch.together import Together
 from mstar.plan.compile import plan
 from mstar.plan.deployment import Deployed
 from mstar.server.app import application
-from mstar.server.door import Door
+from mstar.server.door import Condition, Door
 from mstar.server.listen import Listener, bound
 from mstar.server.live import FrontEnd
 from mstar.wire.messages import Peer
@@ -48,13 +48,15 @@ class Server:
 
 
 @contextmanager
-def serving(*, keys=None, limits=None, options=None):
+def serving(*, keys=None, limits=None, options=None, pages=()):
     """Serve the models of the tests."""
     parrot = Parrot()
     models = {"parrot": parrot, "vectors": Vectors(), "mixer": Mixer(), "free": Free()}
     deployed = {name: Deployed(model, plan(model.graphs(), None)) for name, model in models.items()}
     door = Door(models, keys, limits)
-    listener = Listener(door, application(door), drain_s=2)
+    door.plans = {name: one.plans for name, one in deployed.items()}
+    door.conditions = lambda: {"local": Condition("up")}
+    listener = Listener(door, application(door, pages), drain_s=2)
     with Together(deployed, options=options) as together, bound("127.0.0.1", 0) as listening:
         front = FrontEnd(together.node, Peer("front", 0), together.conductor)
         together.add(front)

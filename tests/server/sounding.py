@@ -131,6 +131,7 @@ def sounding():
     models = {"talker": Talker(), "scribe": Scribe()}
     deployed = {name: Deployed(model, plan(model.graphs(), None)) for name, model in models.items()}
     door = Door(models)
+    door.plans = {name: one.plans for name, one in deployed.items()}
     listener = Listener(door, application(door), drain_s=2)
     with Together(deployed) as together, bound("127.0.0.1", 0) as listening:
         front = FrontEnd(together.node, Peer("front", 0), together.conductor)

@@ -134,6 +134,10 @@ def described(client):
     for name in ("DrawingBody", "DrawingForm", "FilmingForm"):
         schemas[name]["properties"]["size"] = {"enum": ["16x16", "64x32", "auto", "0x0", "-1x5", "1e3x2"]}
     schemas["GenerateBody"]["properties"]["request"] = TypeAdapter(Wish).json_schema()
+    del paths["/v1/events"]  # it does not end by itself; test_events reads it
+    for name in ("graph", "load", "unload"):
+        for one in paths[f"/v1/models/{{model}}/{name}"].values():
+            one["parameters"][0]["schema"] = {"enum": ["parrot", "echo", "nobody"]}
     for path, model in (("/v1/actions", "arm"), ("/v1/worlds", "echo")):
         content = paths[path]["post"]["requestBody"]["content"]["application/json"]
         content["schema"]["properties"] = {"model": {"enum": [model]}, "prompt": {"type": "string"}, "seed": {}}
@@ -147,6 +151,7 @@ def described(client):
         "model": ["parrot", "arm"],
         "format": ["json", "chrome"],
         "variant": ["video"],
+        "Mstar-Pace": ["batch", "first=0.5, read=20"],
     }
     for operations in paths.values():
         for operation in operations.values():

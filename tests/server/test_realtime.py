@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from mstar.media.ears import Ears
 from mstar.server.conversation import Conversation, Item
 from mstar.server.refusals import Refusal
 from tests.server.toys_house import housing
+from tests.server.toys_listen import Listener
 from tests.server.toys_robot import Arm
 from tests.server.toys_talk import LETTER, RATE, Talker
 
@@ -36,17 +38,23 @@ def coded(samples):
 
 @pytest.fixture(scope="module")
 def house():
-    with housing({"talker": Talker(), "arm": Arm()}) as started:
+    with housing({"talker": Talker(), "listener": Listener(), "arm": Arm()}) as started:
         yield started
+
+
+@contextmanager
+def calling(house, model):
+    """A call of the official client."""
+    client = OpenAI(api_key="none", base_url=f"{house.url}/v1", websocket_base_url=f"ws://127.0.0.1:{house.port}/v1")
+    with client, client.realtime.connect(model=model) as connection:
+        created = connection.recv()
+        assert (created.type, created.session.model) == ("session.created", model)
+        yield connection
 
 
 @pytest.fixture
 def call(house):
-    """A call of the official client."""
-    client = OpenAI(api_key="none", base_url=f"{house.url}/v1", websocket_base_url=f"ws://127.0.0.1:{house.port}/v1")
-    with client, client.realtime.connect(model="talker") as connection:
-        created = connection.recv()
-        assert (created.type, created.session.model) == ("session.created", "talker")
+    with calling(house, "talker") as connection:
         yield connection
 
 
@@ -300,6 +308,49 @@ def test_text_that_ran_ahead_of_the_speech_was_not_heard():
     item.text += " three four five six seven"  # written, and cancelled before it was spoken
     item.cut(990)
     assert item.text == "one two"
+
+
+# ---------------------------------------------------------------- a model that goes on with its client
+@pytest.fixture
+def listener(house):
+    house.models["listener"].seen.clear()
+    with calling(house, "listener") as connection:
+        yield connection, house.models["listener"].seen
+
+
+def answered(call, text):
+    says(call, text)
+    call.response.create()
+    return until(call, "response.done")[-1].response.output[0].content[0].transcript
+
+
+def test_a_model_that_goes_on_is_told_only_what_is_new(listener, house):
+    call, seen = listener
+    assert [answered(call, word) for word in ("a", "b", "c")] == ["a 1", "b 3", "c 5"]
+    assert [[turn.parts[0] for turn in chat.turns] for chat in seen] == [["a"], ["a 1", "b"], ["b 3", "c"]]
+
+
+def test_it_goes_on_from_what_was_heard_of_an_answer(listener):
+    call, seen = listener
+    says(call, "slow " + "x" * 500)
+    call.response.create()
+    until(call, "response.output_audio.delta")
+    begun = time.monotonic()
+    call.response.cancel()
+    done = until(call, "response.done")[-1].response
+    assert (done.status, time.monotonic() - begun < 0.5) == ("cancelled", True)
+    call.conversation.item.truncate(item_id=done.output[0].id, content_index=0, audio_end_ms=0)
+    until(call, "conversation.item.truncated")
+    assert answered(call, "go on") == "go on 2", "what nobody heard was not said"
+    assert [len(chat.turns) for chat in seen] == [1, 0, 1], "one request, told to be quiet in between"
+
+
+def test_a_change_behind_it_is_asked_for_anew(listener):
+    call, seen = listener
+    answered(call, "a")
+    call.session.update(session={"type": "realtime", "instructions": "Be brief."})
+    assert answered(call, "b") == "b 4"
+    assert [len(chat.turns) for chat in seen] == [1, 4]
 
 
 # ---------------------------------------------------------------- what is refused

@@ -144,6 +144,17 @@ def test_what_ops_came_to_is_counted():
     assert got["mstar_op_wait_seconds_total"].value > 0
 
 
+def test_emissions_that_were_due_are_counted():
+    with serving() as server, server.client() as client:
+        ask(client, "sung", modalities=["text", "audio"], audio={"voice": "x", "format": "wav"})
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        found = {one.name: one for family in families for one in family.samples if "_emissions" in one.name}
+    due = found["mstar_due_emissions_total"]
+    assert due.labels == {"model": "parrot", "kind": "Audio", "worker": "local"}
+    assert due.value == 5
+    assert found["mstar_late_emissions_total"].value <= 5
+
+
 # ---------------------------------------------------------------- what a front end remembers
 def test_the_last_requests_are_remembered():
     lines = Timelines()

@@ -85,6 +85,13 @@ def test_a_picture_to_begin_with(client):
     assert made[0].shape == (20, 30, 3)
 
 
+def test_what_else_is_wished_reaches_the_model(client, house):
+    wishes = {"num_inference_steps": "7", "guidance_scale": "3.5", "negative_prompt": "rain", "seed": "5"}
+    settled(client, client.videos.create(model="filmer", prompt="a", seconds="1", extra_body=wishes))
+    seen = house.models["filmer"].seen[-1]
+    assert (seen.steps, seen.guidance, seen.negative, seen.seed) == (7, 3.5, "rain", 5)
+
+
 def test_a_failure_is_told_without_the_house(client, house):
     video = settled(client, client.videos.create(model="filmer", prompt="break it"))
     assert (video.status, video.error.code) == ("failed", "model_error")

@@ -10,7 +10,7 @@ from mstar.server import openpi, worlds
 from mstar.server.keys import Keys
 from mstar.server.shelf import Shelf
 from tests.server.toys_house import housing
-from tests.server.toys_robot import Arm, Dreamer
+from tests.server.toys_robot import Arm, Dreamer, Sleeper
 
 HEADERS = {"Content-Type": "application/msgpack"}
 FRAMES = np.random.default_rng(0).integers(0, 255, (2, 3, 16, 16)).astype(np.float32)
@@ -19,15 +19,17 @@ ACTIONS = np.random.default_rng(1).integers(-9, 9, (6, 7)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def house():
-    with housing({"dreamer": Dreamer(), "arm": Arm()}, Keys(["mine", "theirs"])) as started:
+    with housing({"dreamer": Dreamer(), "sleeper": Sleeper(), "arm": Arm()}, Keys(["mine", "theirs"])) as started:
         yield started
 
 
 class Client:
     """Somebody who imagines."""
 
-    def __init__(self, house, key="mine"):
+    def __init__(self, house, key="mine", model="dreamer"):
         self._http = house.client(key, **HEADERS)
+        self._model = model
+        self._worlds = []
 
     def ask(self, method, path, **body):
         content = openpi.pack(body) if method == "POST" else None
@@ -36,18 +38,26 @@ class Client:
         return answer.status_code, openpi.unpack(answer.content) if is_packed else answer.json()
 
     def begin(self, **more):
-        status, world = self.ask("POST", "/v1/worlds", model="dreamer", observation={"frames": FRAMES}, **more)
+        status, world = self.ask("POST", "/v1/worlds", model=self._model, observation={"frames": FRAMES}, **more)
         assert status == 201
-        return f"/v1/worlds/{world['id']}"
+        self._worlds.append(f"/v1/worlds/{world['id']}")
+        return self._worlds[-1]
+
+    def leave(self):
+        """Delete all that it began."""
+        for world in self._worlds:
+            self.ask("DELETE", world)
 
     def step(self, world, action, **more):
         return self.ask("POST", f"{world}/step", action=action, **more)
 
 
-@pytest.fixture
-def client(house):
-    client = Client(house)
+@pytest.fixture(params=["dreamer", "sleeper"])
+def client(house, request):
+    """Of a model that is asked for all actions again at each step, and of one that goes on."""
+    client = Client(house, model=request.param)
     yield client
+    client.leave()
     client._http.close()
 
 
@@ -65,6 +75,7 @@ def test_each_step_shows_what_the_model_imagines(client, house):
         assert shown["step"] == number
         assert np.array_equal(shown["emissions"]["Latents"], wanted)
     assert client.ask("GET", world)[1]["steps"] == len(ACTIONS)
+    client.leave()
     assert house.is_empty()
 
 
@@ -73,6 +84,7 @@ def test_a_fork_goes_its_own_way(client):
     client.step(world, ACTIONS[0])
     _, forked = client.ask("POST", f"{world}/fork")
     other = f"/v1/worlds/{forked['id']}"
+    client._worlds.append(other)
     assert forked["steps"] == 1
     _, left = client.step(world, ACTIONS[1])
     _, right = client.step(other, ACTIONS[2])
@@ -111,6 +123,7 @@ def test_a_step_that_fails_is_not_a_step(client, house):
     assert (status, refused["error"]["code"]) == (500, "model_error")
     assert client.ask("GET", world)[1]["steps"] == 1
     assert np.array_equal(client.step(world, ACTIONS[1])[1]["emissions"]["Latents"], expected(ACTIONS[:2])[1])
+    client.leave()
     assert house.is_empty()
 
 
@@ -135,12 +148,12 @@ def test_there_are_only_so_many_and_so_long(house, monkeypatch):
         "POST", "/v1/worlds", model="dreamer", observation={"frames": FRAMES}, actions=list(ACTIONS)
     )
     assert (status, refused["error"]["code"]) == (422, "too_many_steps")
-    made = [client.begin() for _ in range(worlds.WORLDS)]
+    for _ in range(worlds.WORLDS):
+        client.begin()
     answer = client._http.post("/v1/worlds", content=openpi.pack({"model": "dreamer", "observation": {}}))
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many")
     assert int(answer.headers["retry-after"]) > 0
-    for world in made:
-        client.ask("DELETE", world)
+    client.leave()
     client._http.close()
 
 
@@ -171,3 +184,15 @@ def test_a_model_without_worlds_says_what_it_serves(client):
     status, refused = client.ask("POST", "/v1/worlds", model="arm", observation={})
     assert status == 404
     assert "/v1/actions" in refused["error"]["message"]
+
+
+def test_a_model_that_goes_on_computes_each_step_once(house):
+    client = Client(house, model="sleeper")
+    world, computed = client.begin(), []
+    for action in ACTIONS:
+        before = house.calls("predictor.advance")
+        client.step(world, action)
+        computed.append(house.calls("predictor.advance") - before)
+    assert computed == [1] * len(ACTIONS)
+    client.leave()
+    client._http.close()

@@ -83,6 +83,7 @@ class Filmer(Model):
 
     def __init__(self) -> None:
         self.camera = Camera()
+        self.seen: list[Filming] = []
 
     @walk
     def shoot(self, prompt: str, width: int, height: int, chunks: int) -> Iterator[Video]:
@@ -90,6 +91,7 @@ class Filmer(Model):
             yield Video(self.camera.film(prompt, width, height, step), fps=FPS)
 
     async def route(self, request: Filming) -> None:
+        self.seen.append(request)
         width, height = (request.width or 32), (request.height or 16)
         if request.source is not None:
             height, width, _ = request.source.pixels.shape

@@ -33,6 +33,12 @@ class House:
             headers["Authorization"] = f"Bearer {key}"
         return httpx2.Client(base_url=self.url, headers=headers, timeout=10)
 
+    def calls(self, name):
+        """How many calls of an op there were, in any model."""
+        ops = self._front.take_figures(Peer("local", 0)).result(1.0).ops
+        found = [walk for one in ops if f"{one.component}.{one.op}" == name for walk in one.walks.values()]
+        return sum(walk.calls for walk in found)
+
     def is_empty(self, seconds=1.0):
         """Whether nothing is left of any request after so long."""
         peers = (self._front.peer, self._together.conductor, Peer("local", 0))
@@ -53,12 +59,13 @@ class House:
 
 
 @contextmanager
-def housing(models, keys=None):
+def housing(models, keys=None, options=None):
     """Serve these models."""
     deployed = {name: Deployed(model, plan(model.graphs(), None)) for name, model in models.items()}
     door = Door(models, keys)
+    door.plans = {name: one.plans for name, one in deployed.items()}
     listener = Listener(door, application(door), drain_s=1)
-    with Together(deployed) as together, bound("127.0.0.1", 0) as listening:
+    with Together(deployed, options=options) as together, bound("127.0.0.1", 0) as listening:
         front = FrontEnd(together.node, Peer("front", 0), together.conductor)
         together.add(front)
         loop = asyncio.new_event_loop()

@@ -78,6 +78,18 @@ class Dreamer(Model):
             z, pose = await self.dream(z, action, pose, kv)
 
 
+class Sleeper(Dreamer):
+    """A dreamer that dreams on: it keeps its cache while its client thinks of the next action."""
+
+    async def route(self, request: Imagining) -> None:
+        kv, pose = self.predictor.kv(), np.zeros(7, np.float32)
+        z = await self.look(request.observation["frames"])
+        for action in request.actions:
+            z, pose = await self.dream(z, action, pose, kv)
+        while (action := await self.more()) is not None:
+            z, pose = await self.dream(z, action, pose, kv)
+
+
 def observation(seed=0):
     """What the arm sees."""
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ import pytest
 
 from mstar.server.streams import FrontCore
 from mstar.sim.runs import run_here, run_one
-from mstar.sim.scenario import KINDS, draw
+from mstar.sim.scenario import KINDS, SCALED, draw
 from mstar.wire.link import Link
 
 FOUND = {
@@ -19,8 +19,10 @@ FOUND = {
     383: "a state was not sent to the attempt that followed",
     1332: "workers kept frames for lives that had ended under an older conductor",
     3511: "a request that came again after its end got the number of an attempt that it had before",
+    119_468: "more waited than may wait, because there was no room although there were few requests",
     131_952: "a worker was forgotten by all when its conductor gave it up, and lived on under the next conductor",
     142_837: "credit went to who had made emissions earlier, because those came late",
+    SCALED + 14_975: "two renewals at a time left nobody with the weights that a request had begun with",
     1_049_609: "a front end that a new conductor met late kept frames for a worker that was gone",
 }
 """Seeds of bugs that were found, and what they did."""
@@ -32,6 +34,31 @@ def test_300_scenarios():
     assert summary.scenarios == 300
     assert {"ok", "failed", "poison", "deadline", "refused", "not_replayed", "left"} <= summary.ends.keys()
     assert "open" not in summary.ends
+
+
+def test_150_scenarios_with_workers_that_come_and_go():
+    summary = run_here(range(SCALED, SCALED + 150))
+    assert summary.violations == {}
+    assert summary.scenarios == 150
+    assert {"ok", "not_replayed"} <= summary.ends.keys()
+    assert "open" not in summary.ends
+
+
+def test_workers_come_and_go_in_them():
+    worlds = [run_one(seed)[0] for seed in range(SCALED, SCALED + 30)]
+    assert any(world.asleep for world in worlds)
+    assert any(world.launcher.renewed for world in worlds)
+    assert all(world.launcher.renewed == len(world.scenario.renewals) for world in worlds)
+    assert any(
+        world.deaths for world in worlds if not world.scenario.kinds & {"kill", "conductor", "trap", "pause", "cut"}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_2_000_scenarios_with_workers_that_come_and_go():
+    summary = run_here(range(SCALED + 10_000, SCALED + 12_000))
+    assert summary.violations == {}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mstar import LoadError, Model
-from mstar.walk.load import load_model
+from mstar.walk.load import load_model, name_of
 
 ONE = "from mstar import Model\n\nclass One(Model):\n    pass\n"
 TWO = ONE + "\nclass Two(One):\n    def __init__(self, size=3, *args, **kwargs):\n        self.size = size\n"
@@ -44,6 +44,18 @@ def test_a_model_by_its_name(write):
     write(TWO)
     assert load_model("my_model.py:Two").size == 3
     assert type(load_model("my_model.py:One")).__name__ == "One"
+
+
+def test_where_its_weights_are_may_be_said(write):
+    write(TWO.replace("size=3", "weights='hub:its/own'").replace("self.size = size", "self.size = weights"))
+    assert load_model("my_model.py:Two").size == "hub:its/own"
+    assert load_model("my_model.py:Two@/models/two").size == "/models/two"
+    assert load_model("my_model.py:Two@hub:an/other").size == "hub:an/other"
+    assert name_of("my_model.py:Two@/models/two") == "my_model"
+    assert refused("my_model.py:One@/models/one") == (
+        "my_model.py:One@/models/one: One brings its weights, and takes no others\n"
+        "  fix: my_model.py:One, without what is after the @"
+    )
 
 
 def test_a_model_may_import_what_lies_beside_it(write):
@@ -104,12 +116,12 @@ def test_an_installed_name(tmp_path, monkeypatch):
     package = tmp_path / "mstar_test_dist-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mstar-test-dist\nVersion: 1.0\n")
-    points = "[mstar.models]\norpheus = mstar_test_dist:One\nwrong = mstar_test_dist:WORD\n"
+    points = "[mstar.models]\nsphinx = mstar_test_dist:One\nwrong = mstar_test_dist:WORD\n"
     (package / "entry_points.txt").write_text(points)
     (tmp_path / "mstar_test_dist.py").write_text(ONE + "\nWORD = 'x'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert type(load_model("orpheus")).__name__ == "One"
-    assert refused("orfeus").startswith("no installed model is called `orfeus` (did you mean `orpheus`?); there are ")
+    assert type(load_model("sphinx")).__name__ == "One"
+    assert refused("sfinx").startswith("no installed model is called `sfinx` (did you mean `sphinx`?); there are ")
     assert refused("wrong") == (
         "the entry point `wrong` is 'x', not a Model\n  fix: point it at a subclass of mstar.Model"
     )

@@ -230,7 +230,8 @@ def test_a_route_that_awaits_something_else():
 
     with pytest.raises(RouteError) as caught:
         run(route)
-    assert str(caught.value) == "a route awaited a int\n  fix: await walks only; they are all that waits"
+    fix = "await walks and self.more() only; they are all that waits"
+    assert str(caught.value) == f"a route awaited a int\n  fix: {fix}"
 
 
 def test_a_route_that_calls_an_op():

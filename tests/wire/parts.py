@@ -1,13 +1,19 @@
-"""A codec for plain values, actors and a small second process for the tests of the wire. Run it, and it echoes."""
+"""A codec for plain values, actors and a small second process for the tests of the wire. Run it, and it echoes.
+
+With an IP address it says first where it is.
+"""
 
 import sys
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from mstar.wire.messages import Cancel, Peer
 from mstar.wire.node import Node
+from mstar.wire.whereabouts import Whereabouts
 
 KEY = bytes(range(32))
 
@@ -22,7 +28,7 @@ class Plain:
     def pack(self, value, to):
         return msgspec.msgpack.encode(value)
 
-    def unpack(self, data, sender):
+    def unpack(self, data, sender, *, may_wait=False):
         return msgspec.msgpack.decode(data)
 
     def forget(self, peer):
@@ -73,9 +79,39 @@ class Echo(Ear):
         self.node.send(self.peer, sender, Cancel(f"{self.peer}:{message.rid}"))
 
 
-def main(directory, name, incarnation):
-    node = Node(Path(directory), KEY, Plain())
+@contextmanager
+def running(node):
+    """A node whose loop runs in a thread."""
+    thread = threading.Thread(target=node.run)
+    thread.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def eventually(condition, timeout_s=10):
+    """Wait until something holds, but not for ever."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.002)
+
+
+def say(node, sender, to, *rids):
+    """Let an actor of a node say these to another one."""
+    node.call(lambda: [node.send(sender, to, Cancel(rid)) for rid in rids])
+
+
+def main(directory, name, incarnation, ip=""):
+    whereabouts = Whereabouts(Path(directory), ip)
+    node = Node(whereabouts, KEY, Plain())
     node.add(Echo(node, name, int(incarnation)))
+    if ip:
+        sys.stdout.write(f"{whereabouts.mine}\n")
+        sys.stdout.flush()
     node.run()
 
 

@@ -7,8 +7,11 @@ import pytest
 
 from mstar.errors import MstarError
 from mstar.wire import frame as frames
+from mstar.wire.figures import KindCount, Load, Need, OpCount, Span, WalkCount
 from mstar.wire.frame import BadFrame, Frame, Seal, Translator, Unreadable, joined, read_ends, write_ends
 from mstar.wire.messages import (
+    Answered,
+    Beat,
     Busy,
     Cancel,
     Done,
@@ -16,23 +19,27 @@ from mstar.wire.messages import (
     Fresh,
     Given,
     Gone,
+    Heard,
     Held,
     Hello,
     Item,
+    News,
     Notes,
-    OpCount,
     Peer,
     Ready,
-    Span,
+    Rest,
+    Say,
+    Standing,
     Start,
     Stock,
     Submit,
     Suspect,
+    TakeNews,
     TakeTimeline,
     Timeline,
     Value,
-    WalkCount,
 )
+from mstar.wire.news import At, OpNews, Passing, RequestNews, StreamNews, WorkerNews
 from tests.wire.parts import KEY, Plain
 
 WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
@@ -41,9 +48,20 @@ ENDS = write_ends(WORKER, FRONT)
 MESSAGES = [
     Busy(WORKER),
     Hello(("m.lm", "m.codec")),
+    Say("r1", 2, Value([1]), {"Text": 3}),
+    Heard("r1", 2, 4, 2**62, {"Text": 3}),
+    Answered("r1", 2, {"Text": 3}, Value({"a": 1})),
     Stock(7, {"pages": 12, "states": 0}, [OpCount("m", "lm", "decode", 3, {"speak": WalkCount(9, 0.5)})]),
+    Stock(8, {}, [], [KindCount("m", "Audio", 4, 1, 0.2)]),
+    Beat(0.5, Load(0.4, {"m": Need(0.1, 0.05, 0.3, 0.01)})),
     TakeTimeline(8, "r1"),
     Timeline(8, 1.7e9, [Span("op", "lm.decode", "speak", 0, 2**62, 1.5, 2.5, 9, text="é")]),
+    Rest(9, "m"),
+    Standing(9, {"m": "resting"}, "é"),
+    TakeNews(9),
+    News(9, {"requests": 1}, 0.5, [OpNews("m", "speak", 2, 1, 4, 4, 0.1, 3)], [At("r1", 0, 2)]),
+    News(9, streams=[StreamNews("m", "speak", "~words", 3, 32, 1)], passed=[Passing("b", 1)]),
+    News(9, requests=[RequestNews("r1", "m", "runs", "speak", 0, 1, ("a",), 0.5)], workers=[WorkerNews("a", 1, "up")]),
     Submit("r1", "orpheus", Value({"text": "hello", "bytes": b"\0\1"}), tenant="t"),
     Start("r1", 1, 0, "m", "speak", (WORKER,), {0: Given(Value([1, 2.5])), 1: Fresh("lm", "KV")}, {"Text": 1}, FRONT),
     Notes("r1", 1, 0, 1, [Item(1, (2, 3), Value(None))]),

@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,27 +18,15 @@ from mstar.errors import MstarError
 from mstar.wire.frame import Frame, Seal, Translator, joined, write_ends
 from mstar.wire.messages import Cancel, Peer, Submit, Value
 from mstar.wire.node import TICK, Node
+from mstar.wire.whereabouts import Whereabouts
 from tests.wire import parts
-from tests.wire.parts import KEY, Ear, Echo, Plain
-
-
-@contextmanager
-def running(node):
-    """A node whose loop runs in a thread."""
-    thread = threading.Thread(target=node.run)
-    thread.start()
-    try:
-        yield node
-    finally:
-        node.stop()
-        thread.join(10)
-        assert not thread.is_alive()
+from tests.wire.parts import KEY, Ear, Echo, Plain, eventually, running, say
 
 
 @contextmanager
 def hosting(directory, *ears, key=KEY):
     """A node that hosts these, running."""
-    node = Node(directory, key, Plain() if directory else None)
+    node = Node(Whereabouts(directory) if directory else None, key, Plain() if directory else None)
     for ear in ears:
         node.add(ear)
     with running(node):
@@ -64,17 +51,6 @@ def intruder(directory, peer):
     with socket.socket(socket.AF_UNIX) as way:
         way.connect(f"{directory}/{peer}")
         yield lambda frame: way.sendall(struct.pack("<I", len(frame)) + frame)
-
-
-def eventually(condition, timeout_s=10):
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not come true in time"
-        time.sleep(0.002)
-
-
-def say(node, sender, to, *rids):
-    node.call(lambda: [node.send(sender, to, Cancel(rid)) for rid in rids])
 
 
 A, B = Peer("a", 0), Peer("b", 0)
@@ -138,7 +114,7 @@ def test_an_exception_costs_one_message(caplog):
 @pytest.mark.parametrize(("rid", "error"), [("interrupt", KeyboardInterrupt), ("exit", SystemExit)])
 def test_who_wants_to_end_the_process_may(tmp_path, rid, error):
     codec = Plain()
-    node = Node(tmp_path, KEY, codec)
+    node = Node(Whereabouts(tmp_path), KEY, codec)
     node.add(Clumsy("b"))
     node.send(A, B, Cancel(rid))
     with pytest.raises(error):
@@ -211,7 +187,7 @@ def test_a_process_that_was_killed_comes_back_in_a_new_life(tmp_path):
             say(node, A, second, "y")
             say(node, A, first, "nor this")
             a.wait(lambda: len(a.heard) == 2)
-            eventually(lambda: node.stock() == {"arrived": 0, "links": 1, "unacked": 0})
+            eventually(lambda: node.stock() == {"arrived": 0, "links": 1, "unacked": 0, "fetching": 0})
     assert a.said == ["echo.1:x", "echo.2:y"]
     assert node.counters["dropped"] == 1
 
@@ -255,7 +231,7 @@ def test_a_life_that_is_over_is_not_heard(tmp_path):
 
 def test_who_is_forgotten_is_neither_heard_nor_told_and_nothing_is_kept(tmp_path):
     codec = Plain()
-    node = Node(tmp_path, KEY, codec)
+    node = Node(Whereabouts(tmp_path), KEY, codec)
     node.add(b := Ear("b"))
     with running(node), hosting(tmp_path, Ear("a")) as other:
         say(other, A, B, "before")
@@ -264,7 +240,7 @@ def test_who_is_forgotten_is_neither_heard_nor_told_and_nothing_is_kept(tmp_path
         say(other, A, B, "after")
         say(node, B, A, "answer")
         eventually(lambda: node.counters["refused_old"] and node.counters["dropped"])
-        assert node.stock() == {"arrived": 0, "links": 0, "unacked": 0}
+        assert node.stock() == {"arrived": 0, "links": 0, "unacked": 0, "fetching": 0}
     assert b.said == ["before"]
     assert codec.forgotten == [A]
 
@@ -312,11 +288,11 @@ def test_forged_misdirected_repeated_and_broken_frames_are_refused(tmp_path):
 
 
 def test_a_name_or_directory_that_cannot_be_an_address_is_refused(tmp_path):
-    node = Node(tmp_path, KEY, Plain())
+    node = Node(Whereabouts(tmp_path), KEY, Plain())
     for name in ("", "a/b", "x" * 65):
         with pytest.raises(MstarError, match=r"cannot be called '.*'\n  fix: use 1 to 64 bytes without a slash"):
             node.add(Ear(name))
-    deep = Node(tmp_path / ("d" * 100), KEY, Plain())
+    deep = Node(Whereabouts(tmp_path / ("d" * 100)), KEY, Plain())
     with pytest.raises(MstarError, match=r"too long for a socket\n  fix: use a shorter directory"):
         deep.add(Ear("a"))
     for made in (node, deep):

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from mstar.wire.messages import Span
+from mstar.wire.figures import Span
 from mstar.wire.recent import ENDED, SPANS, Recent
 
 

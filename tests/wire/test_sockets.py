@@ -22,7 +22,7 @@ class Process:
 
     def turn(self, seconds=0.0):
         for file, _ in self.epoll.poll(seconds):
-            self.frames += self.sockets.ready(file)
+            self.frames += [frame for _, frame in self.sockets.ready(file)]
 
     def close(self):
         self.sockets.close()

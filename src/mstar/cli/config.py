@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from mstar.cli.settings import HIDDEN, Resolved, add_flags, check_variables
 from mstar.errors import LoadError, PlacementError, Problem
+from mstar.walk.load import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mstar.cli.manifest import Entry, Manifest
 
-TARGET = "a manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name"
+TARGET = "a manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH: its weights"
 
 
 def add_config(commands: Any) -> None:
@@ -66,7 +67,7 @@ def chosen(options: argparse.Namespace) -> Chosen:
     check_variables(found, frozenset(name for name in named if name.startswith(PREFIX)))
     resolved = Resolved(vars(options), found, manifest)
     if manifest is None:
-        name = options.name or Path((target or "").partition(":")[0]).stem
+        name = options.name or name_of(target or "")
         models = {name: target} if target else {}
         return Chosen(resolved, None, models, {name: _text(options.placement)} if options.placement else {})
     if options.name or options.placement:
@@ -77,7 +78,7 @@ def chosen(options: argparse.Namespace) -> Chosen:
 
 
 def _target(manifest: Manifest, model: str) -> str:
-    return manifest.beside(model) if model.partition(":")[0].endswith(".py") else model
+    return manifest.beside(model) if model.partition("@")[0].partition(":")[0].endswith(".py") else model
 
 
 def _placement(manifest: Manifest, name: str, entry: Entry) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mstar.config import Allowance, KeySources, Serving, variable
+from mstar.config import Allowance, KeySources, Pacing, Serving, variable
 from mstar.errors import LoadError
 from mstar.server.keys import Holder, Keys, digest_of
+from mstar.wire.pace import Pace
 
 if TYPE_CHECKING:
     from mstar.cli.config import Chosen
@@ -24,12 +25,14 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 def read_keys(found: Chosen, serving: Serving) -> Keys:
     """All keys. Raises LoadError if one cannot be read, or if anybody could come in from outside."""
     sources, allowance = found.resolved.made(KeySources), found.resolved.made(Allowance)
+    pacing = found.resolved.made(Pacing)
+    pace = Pace(first_s=pacing.first_s, read=pacing.read)
     keys = [*sources.given, *(_in_file(sources.file) if sources.file else ())]
-    named = _named(found.manifest, allowance) if found.manifest else {}
+    named = _named(found.manifest, allowance, pace) if found.manifest else {}
     if not keys and not named and not serving.insecure and not _is_loopback(serving.host):
         what = f"{serving.host} can be reached from other machines, and there is no key"
         raise LoadError(f"{what}\n  fix: give --api-key-file, or --insecure if anybody may use it")
-    return Keys(keys, allowance, named)
+    return Keys(keys, allowance, named, pace)
 
 
 def _in_file(path: str) -> list[str]:
@@ -42,7 +45,7 @@ def _in_file(path: str) -> list[str]:
     return keys
 
 
-def _named(manifest: Manifest, allowance: Allowance) -> dict[bytes, Holder]:
+def _named(manifest: Manifest, allowance: Allowance, pace: Pace) -> dict[bytes, Holder]:
     found: dict[bytes, Holder] = {}
     names: set[str] = set()
     for one in manifest.holders:
@@ -53,7 +56,11 @@ def _named(manifest: Manifest, allowance: Allowance) -> dict[bytes, Holder]:
             )
         names.add(one.name)
         own = {"a_second": one.a_second or allowance.a_second, "at_once": one.at_once or allowance.at_once}
-        found[_digest(manifest, one)] = Holder(one.name, msgspec.structs.replace(allowance, **own))
+        promised = {"first_s": one.first_s, "is_batch": one.batch, "weight": one.weight, "read": one.read}
+        promised = {name: value for name, value in promised.items() if value is not None}
+        found[_digest(manifest, one)] = Holder(
+            one.name, msgspec.structs.replace(allowance, **own), msgspec.structs.replace(pace, **promised)
+        )
     return found
 
 

@@ -10,6 +10,7 @@
     name = "robot"
     env = "ROBOT_KEY"                 # or file = "robot.key", or sha256 = "..."
     at_once = 4
+    first_s = 0.2                     # and what is promised: first_s, read, batch, weight
 
     [models.writer]
     model = "smollm2"                 # an installed name, or path.py, or path.py:Class
@@ -27,7 +28,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -36,6 +37,9 @@ from mstar.errors import Faults, LoadError, Problem, listed, nearest
 
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
+
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a key, and where the key is found."""
+    """Who holds a key, where the key is found, and what is allowed and promised to who has it."""
 
     name: str
     sha256: str = ""
@@ -58,6 +62,10 @@ class HolderEntry(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     a_second: float | None = None
     at_once: int | None = None
+    first_s: Positive | None = None
+    batch: bool | None = None
+    weight: Positive | None = None
+    read: Positive | None = None
 
 
 class Manifest:

@@ -1,7 +1,7 @@
 """`mstar serve`: models behind a port. It starts the processes, then lets clients in, and ends when it is told to.
 
 The port is open from the first moment: `/ready` says how far the start is. At SIGTERM nobody new is let in, those who
-are there come to their end, and then everything is ended.
+are there come to their end, and then everything is ended. At SIGHUP workers are replaced, one by one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mstar import interpreter
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
     import socket
 
     from mstar.cli.config import Chosen
-    from mstar.config import Serving
-    from mstar.launch.local import Local
+    from mstar.config import Options, Serving
+    from mstar.launch.launcher import Launcher
     from mstar.launch.together import Together
     from mstar.plan.deployment import Deployed
-    from mstar.server.door import Door
+    from mstar.server.door import Condition, Door
     from mstar.server.live import FrontEnd
 
 log = logging.getLogger("mstar.serve")
@@ -59,6 +62,7 @@ def _serve(options: argparse.Namespace) -> None:
     deployed = deploy(found.models, found.placements)
     Decoders.limits = MediaLimits(limits.media_bytes, limits.media_pixels, limits.media_seconds)
     door = Door({name: one.model for name, one in deployed.items()}, keys, limits)
+    door.plans = {name: one.plans for name, one in deployed.items()}
     door.fetcher = Fetcher(map(Rule.of, serving.allow_media_host))
     door.meters.emulate(serving.metrics_compat)
     if serving.otlp:
@@ -84,7 +88,7 @@ def _export(door: Door, url: str) -> None:
     SpanExport(door, url)
 
 
-def _launcher(found: Chosen, deployed: Mapping[str, Deployed], serving: Serving) -> Local | Together:
+def _launcher(found: Chosen, deployed: Mapping[str, Deployed], serving: Serving) -> Launcher | Together:
     import msgspec
 
     from mstar.config import Options
@@ -94,7 +98,19 @@ def _launcher(found: Chosen, deployed: Mapping[str, Deployed], serving: Serving)
     options = msgspec.structs.replace(found.resolved.made(Options), log_format=serving.log_format)
     if serving.in_process:
         return Together(deployed, options=options)
+    if serving.cluster:
+        return _cluster(found, options, serving)
     return Local(found.models, found.placements, options=options, is_plain=True)  # a front end needs no torch
+
+
+def _cluster(found: Chosen, options: Options, serving: Serving) -> Launcher:
+    """A launcher that uses the hosts of a Ray cluster."""
+    try:
+        from mstar.launch.cluster import Cluster
+    except ModuleNotFoundError as error:
+        raise LoadError(f"`{error.name}` is not installed\n  fix: pip install 'mstar-serve[cluster]'") from error
+    where = {"address": serving.cluster, "is_open": serving.insecure}
+    return Cluster(found.models, found.placements, options=options, is_plain=True, **where)
 
 
 class Server:
@@ -105,14 +121,16 @@ class Server:
         self._deployed = deployed
         self._shown = shown
 
-    async def run(self, launcher: Local | Together, listening: socket.socket, drain_s: float) -> None:
+    async def run(self, launcher: Launcher | Together, listening: socket.socket, drain_s: float) -> None:
         """Serve until a signal comes."""
         from mstar.launch.supervisor import LaunchError
         from mstar.server.app import application
         from mstar.server.listen import Listener
+        from mstar.studio.pages import routes
 
         door = self._door
-        listener = Listener(door, application(door), drain_s)
+        door.conditions = lambda: self._conditions(launcher)
+        listener = Listener(door, application(door, routes(needs_key=door.keys.are_needed)), drain_s)
         serving = asyncio.create_task(listener.serve([listening]))
         try:
             front = await self._start(launcher)
@@ -132,15 +150,37 @@ class Server:
                 self._welcome()
                 door.begin(front, launcher.peers, asyncio.get_running_loop())
                 self._shown.say("ready")
-            await serving
+            with self._renewing(launcher):
+                await serving
             self._shown.say("ending")
         finally:
             await asyncio.to_thread(launcher.stop)
 
+    @contextmanager
+    def _renewing(self, launcher: Launcher | Together) -> Iterator[None]:
+        """Meanwhile a SIGHUP has workers replaced by such as load the weights anew."""
+        from mstar.launch.launcher import Launcher
+
+        loop = asyncio.get_running_loop()
+        if not isinstance(launcher, Launcher) or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def renew() -> None:
+            self._shown.say("replacing workers")
+            launcher.renew().wait()
+            self._shown.say("all workers are replaced")
+
+        loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=renew, daemon=True).start())
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
     # ---------------------------------------------------------------- the start
-    async def _start(self, launcher: Local | Together) -> FrontEnd:
+    async def _start(self, launcher: Launcher | Together) -> FrontEnd:
         """Start everything, and tell how far it is."""
-        from mstar.launch.local import Local
+        from mstar.launch.launcher import Launcher
         from mstar.server.live import FrontEnd
         from mstar.wire.messages import Peer
 
@@ -148,23 +188,46 @@ class Server:
         while not starting.done():
             await asyncio.wait([starting], timeout=LOOK_S)
             self._show(launcher)
-            if self._door.phase.name == "draining" and isinstance(launcher, Local):
+            if self._door.phase.name == "draining" and isinstance(launcher, Launcher):
                 launcher.give_up()
         await starting
         front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductor)
         launcher.add(front)
         return front
 
-    def _show(self, launcher: Local | Together) -> None:
-        from mstar.launch.local import Local
+    def _conditions(self, launcher: Launcher | Together) -> dict[str, Condition]:
+        """How the workers are."""
+        from mstar.launch.launcher import Launcher
+        from mstar.launch.supervisor import RESTING
+        from mstar.server.door import Condition
+
+        names = dict.fromkeys(worker for one in self._deployed.values() for worker in one.plans.workers)
+        if not isinstance(launcher, Launcher):
+            return dict.fromkeys(names, Condition("starting" if self._door.bridge is None else "up"))
+        health, loading, hosts = launcher.health(), launcher.loading(), launcher.hosts()
+        running = {peer.name for peer in launcher.peers()} if health else set[str]()
+        found: dict[str, Condition] = {}
+        for name in names:
+            told = health.get(name, "starting")
+            state = "resting" if told == RESTING else "gone" if health and name not in running else "starting"
+            done, part = loading.get(name, (0, ""))
+            total = sum(len(one.components_at(name)) for one in self._deployed.values())
+            found[name] = Condition("up" if told == "up" else state, part, done, total, hosts.get(name, ""))
+        return found
+
+    def _show(self, launcher: Launcher | Together) -> None:
+        from mstar.launch.launcher import Launcher
+        from mstar.launch.supervisor import RESTING
 
         stages: dict[str, Stage] = {}
-        if isinstance(launcher, Local):
+        if isinstance(launcher, Launcher):
             loading = launcher.loading()
             for name, state in launcher.health().items():
+                if state == RESTING:
+                    continue
                 parts = sum(len(one.components_at(name)) for one in self._deployed.values())
                 done, part = loading.get(name, (0, ""))
-                what = f"loading {part} ({done + 1} of {parts})" if part else ""
+                what = f"loading {part} ({done + 1} of {parts})" if part else "" if state == "starting" else state
                 stages[name] = Stage("up", parts + 1, parts + 1) if state == "up" else Stage(what, done, parts + 1)
         self._shown.show(stages)
         done, total = (sum(getattr(stage, name) for stage in stages.values()) for name in ("done", "total"))

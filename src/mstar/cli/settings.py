@@ -24,6 +24,8 @@ Made = TypeVar("Made")
 NONE = "none"
 """What stands for no value, where a setting may have none."""
 HIDDEN = "(hidden)"
+_PREFIXES = {"keys": "key-", "pace": "pace-"}
+"""What the flags of a table begin with, where their names alone would say too little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def tables() -> dict[str, tuple[type[Any], ...]]:
 
     return {
         "server": (config.Serving,),
+        "pace": (config.Pacing,),
         "limits": (config.Limits, config.Options),
         "keys": (config.KeySources, config.Allowance),
     }
@@ -111,7 +114,7 @@ def _fields(table: str, owner: type[Any]) -> list[Setting]:
         meta = next((one for one in typing.get_args(field.type) if isinstance(one, msgspec.Meta)), None)
         if meta is None:
             continue  # it is for tests alone
-        more, prefix = meta.extra or {}, "key-" if table == "keys" else ""
+        more, prefix = meta.extra or {}, _PREFIXES.get(table, "")
         flag = more.get("flag", prefix + field.name.replace("_", "-"))
         marks = more.get("is_secret", False), more.get("is_path", False)
         found.append(Setting(table, field.name, field.type, field.default, meta.description or "", flag, *marks))

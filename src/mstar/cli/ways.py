@@ -17,6 +17,7 @@ from mstar.asks import Chat, Picture, Sound, Speech, Transcript, Transcription, 
 from mstar.cli.answer import Event, Other, Pcm, Shot
 from mstar.errors import LoadError, listed, nearest
 from mstar.nn.sampling import Sampling
+from mstar.walk.load import name_of
 from mstar.walk.model import Model
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Here:
         from mstar.plan.deployment import deploy
         from mstar.server.door import Served
 
-        name = Path(target.partition(":")[0]).stem
+        name = name_of(target)
         deployed = deploy({name: target}, {})
         self._served = Served.of(name, deployed[name].model)
         self._together = Together(deployed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mstar.conductor.core import ConductorCore, Event, Received, Tick
+from mstar.conductor.overview import news
 from mstar.wire import messages as m
 from mstar.wire.node import Node
 from mstar.wire.recent import answer
@@ -31,6 +32,8 @@ class ConductorActor:
             self._node.send(self.peer, sender, m.Stock(message.ticket, stock))
         elif isinstance(message, m.TakeTimeline):
             self._node.send(self.peer, sender, answer(message, self._core.timeline))
+        elif isinstance(message, m.TakeNews):
+            self._node.send(self.peer, sender, news(now, message.ticket, self._core))
         else:
             self._step(now, Received(sender, message))
 

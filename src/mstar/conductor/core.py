@@ -6,14 +6,17 @@ ended. When a worker dies, every request that needs it is tried again. How a req
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import assert_never
 
 from mstar.conductor import course
+from mstar.conductor.admission import Admission
+from mstar.conductor.queue import Queue
 from mstar.conductor.requests import Request
+from mstar.conductor.rests import stand
+from mstar.conductor.scaling import Scaling
 from mstar.conductor.timeline import Timeline
 from mstar.failpoints import hit
 from mstar.plan.tables import Plans
@@ -39,11 +42,12 @@ Event = Received | Tick
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that is served: its route, its plans, and which of its walks must not be run twice."""
+    """A model that is served: its route, its plans, which of its walks must not be run twice, and which emit."""
 
     model: Model
     plans: Plans
     once: frozenset[str]
+    emits: frozenset[str]
 
     @classmethod
     def of(cls, model: Model, plans: Plans) -> Served:
@@ -51,7 +55,8 @@ class Served:
         components = model.components()
         ops = [components[key.component].ops()[key.op] for key in plans.keys]
         walks = plans.walks.items()
-        return cls(model, plans, frozenset(name for name, plan in walks if any(ops[key].once for key, _ in plan.calls)))
+        once = frozenset(name for name, plan in walks if any(ops[key].once for key, _ in plan.calls))
+        return cls(model, plans, once, frozenset(name for name, plan in walks if plan.emits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,12 @@ class Limits:
     """For how many seconds one waits for a worker."""
     silence: float = SILENCE
     """A worker that was not heard of for so many seconds is given up."""
+    calm: float = 5.0
+    """For so many seconds fewer workers must do before one leaves: crowds come in waves."""
+    grace: float = 30.0
+    """For so many seconds walks may go on at a worker that leaves: most end by then, and need not be run again."""
+    is_fixed: bool = False
+    """Whether workers can be neither started nor ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +90,10 @@ class Worker:
     """When there was a sign of its life."""
     spoke: float
     """When it spoke itself."""
+    edition: int = 0
+    """Which edition of the weights it has loaded."""
+    leaves: float | None = None
+    """Since when it is to leave, if it is."""
     load: int = 0
     """How many walks have a seat there."""
 
@@ -101,7 +116,9 @@ class ConductorCore:
         self.fronts: dict[m.Peer, None] = {}
         self.buried: dict[str, m.Peer] = {}
         """By name: the last life of a worker that everyone was told to forget."""
-        self.attempts = count(me.incarnation * ATTEMPTS)
+        self.first_attempt = me.incarnation * ATTEMPTS
+        """Attempts with smaller numbers were made under conductors before this one."""
+        self.attempts = count(self.first_attempt)
         """Numbers for attempts: no two are the same, not even when a request comes again after it has ended."""
         self.out: list[Send] = []
         """What is to be sent after this step."""
@@ -110,11 +127,13 @@ class ConductorCore:
         """How many messages spoke of what is over."""
         self._launcher = launcher
         self._expected = {name for one in served.values() for name in one.plans.workers}
-        self._queue: deque[str] = deque()
+        self.scaling = Scaling(launcher, served)
+        self._first = {name for crew in self.scaling.crews for name in crew.workers[: crew.least]}
+        self.admission = Admission(served, self.scaling.asleep)
+        self._queue = Queue()
         self._unreleased: dict[tuple[str, int], set[m.Peer]] = {}
-        self._ended: deque[float] = deque(maxlen=32)
         self._is_ready = False
-        self._is_draining = False
+        self.is_draining = False
         self._is_drained = False
         self._beaten = float("-inf")
 
@@ -143,7 +162,7 @@ class ConductorCore:
             "queue": len(self._queue),
             "unreleased": len(self._unreleased),
             "workers": len(self.workers),
-        }
+        } | self.scaling.stock(self)
 
     # ---------------------------------------------------------------- messages
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
@@ -157,16 +176,16 @@ class ConductorCore:
                 self._released(message.rid, message.attempt, sender)
             case m.Submit():
                 self._submit(now, sender, message)
+            case m.Say() if message.rid in self.requests:
+                course.hear(self, now, self.requests[message.rid], message)
             case m.Cancel():
-                self._cancel(now, message.rid)
+                _cancel(self, now, message.rid)
             case m.Hello():
-                self._welcome(now, sender)
+                self._welcome(now, sender, message.edition)
             case m.Gone():
                 self._gone(now, message)
-            case m.Drain():
-                self._is_draining = True
             case _:
-                _bear(self, now, sender, message)
+                _heed(self, now, sender, message)
 
     def _hear(self, now: float, sender: m.Peer, message: m.Done | m.Failed | m.Lost) -> None:
         request = self.requests.get(message.rid)
@@ -189,39 +208,47 @@ class ConductorCore:
             return
         if submit.model not in self.served:
             self.send(front, m.Refused(submit.rid, 404, f"no model is called {submit.model!r}"))
-        elif submit.after < 0 and self._is_draining:
+        elif submit.after < 0 and self.is_draining:
             self.send(front, m.Refused(submit.rid, 503, "the server is shutting down", 5.0))
-        elif submit.after < 0 and len(self._queue) >= self.limits.queue and self.is_full:
-            self.send(front, m.Refused(submit.rid, 429, "too many requests are waiting", self.retry_after(now)))
+        elif submit.after < 0 and len(self._queue) >= self.limits.queue and self._is_kept_waiting(submit):
+            wait = self.admission.wait_s(now, len(self._queue))
+            self.send(front, m.Refused(submit.rid, 429, "too many requests are waiting", wait))
+        elif submit.after < 0 and (late := self.admission.too_late(now, submit, len(self._queue) + self.is_full)):
+            why = f"its first emission would come {late:.1f} s later than it is wanted"
+            self.send(front, m.Refused(submit.rid, 429, why, late))
         else:
-            self.requests[submit.rid] = Request(submit, front, now)
+            request = self.requests[submit.rid] = Request(submit, front, now)
+            if submit.model in self.scaling.rests.models:
+                self.scaling.rests.wake(self, submit.model)
+            request.edition = self.scaling.recent.get(submit.rid)
+            request.forecast = self.admission.forecast(now, submit, len(self._queue) + self.is_full)
             self.timeline.queued(submit.rid)
-            self._queue.append(submit.rid)
+            self._queue.add(submit)
+            for say in submit.said:
+                course.hear(self, now, request, say)
 
-    def _cancel(self, now: float, rid: str) -> None:
-        hit("conductor.cancel")
-        if (request := self.requests.get(rid)) is not None:
-            course.finish(self, now, request, course.How("cancelled"))
+    def _is_kept_waiting(self, submit: m.Submit) -> bool:
+        """Whether a request that comes now would not begin at once."""
+        return self.is_full or self._queue.is_behind(submit) or not self.admission.has_room(submit)
 
     @property
     def is_full(self) -> bool:
         """Whether no further request may begin now."""
         return len(self.requests) - len(self._queue) + len(self._unreleased) >= self.limits.live
 
-    def retry_after(self, now: float) -> float:
-        """When it is worth while to try again, by how fast requests have ended lately."""
-        ended = self._ended
-        each = (now - ended[0]) / len(ended) if ended else 1.0
-        return min(30.0, max(0.1, each * len(self._queue)))
-
     def _admit(self, now: float) -> None:
         hit("conductor.admit")
         while self._queue and not self.is_full:
-            if (request := self.requests.get(self._queue.popleft())) is not None:
-                request.attempt = next(self.attempts)
-                self.timeline.tried(request)
-                course.begin(self, now, request)
-        if self._is_draining and not self.requests and not self._unreleased and not self._is_drained:
+            heads = (self.requests[rid] for rid in self._queue.heads())
+            request = next((one for one in heads if one.submit.after >= 0 or self.admission.has_room(one.submit)), None)
+            if request is None:
+                break
+            self._queue.take(request.rid)
+            self.admission.took(request.submit)
+            request.attempt = next(self.attempts)
+            self.timeline.tried(request)
+            course.begin(self, now, request)
+        if self.is_draining and not self.requests and not self._unreleased and not self._is_drained:
             self._is_drained = True
             self.send(self._launcher, m.Drained())
 
@@ -229,10 +256,12 @@ class ConductorCore:
         """A request is over: it is forgotten, and its workers are told."""
         hit("conductor.ended")
         del self.requests[request.rid]
+        self.scaling.ended(request)
         if request.rid in self._queue:
             self._queue.remove(request.rid)
+        else:
+            self.admission.ended(now, request.rid)
         self.timeline.over(request.rid)
-        self._ended.append(now)
         self.abandon(request)
 
     def abandon(self, request: Request, *, keeps_states: bool = False) -> None:
@@ -260,48 +289,58 @@ class ConductorCore:
         worker = self.workers.get(peer.name)
         return worker is not None and worker.peer == peer
 
-    def _welcome(self, now: float, peer: m.Peer) -> None:
+    def _welcome(self, now: float, peer: m.Peer, edition: int) -> None:
         """A worker, or a front end, has started."""
         hit("conductor.welcome")
         if peer.name not in self._expected:
             _meet(self, peer)
             return
         before = self.workers.get(peer.name)
+        if self.scaling.retired.get(peer.name) == peer:
+            return
         if before is not None:
             if before.peer.incarnation >= peer.incarnation:
                 return
-            self._lose(now, before.peer, ())
+            self.lose(now, before.peer, ())
         if peer.incarnation:  # it has died before, perhaps under another conductor
             _bury(self, m.Peer(peer.name, peer.incarnation - 1))
-        self.workers[peer.name] = Worker(peer, now, now)
+        worker = self.workers[peer.name] = Worker(peer, now, now, edition)
+        self.scaling.came(self, now, worker)
         for dead in self.buried.values():
             self.send(peer, m.Forget(dead))
-        if not self._is_ready and self._expected <= self.workers.keys():
+        self._check_ready()
+        course.place_waiting(self)
+
+    def _check_ready(self) -> None:
+        """Say so when all are there that run from the start."""
+        if not self._is_ready and self._first <= self.workers.keys():
             self._is_ready = True
             self.send(self._launcher, m.Ready())
-        course.place_waiting(self)
 
     def _gone(self, now: float, news: m.Gone) -> None:
         if news.peer in self.fronts:
             del self.fronts[news.peer]
             for rid in [rid for rid, request in self.requests.items() if request.front == news.peer]:
-                self._cancel(now, rid)
+                _cancel(self, now, rid)
         _bury(self, news.peer)
+        was_dismissed = self.scaling.gone(news.peer)
         if self.is_alive(news.peer):
-            self._lose(now, news.peer, news.suspects)
-        else:
+            self.lose(now, news.peer, news.suspects)
+        elif not was_dismissed:  # else it was ended while it computed, which is nobody's fault
             course.suspect(self, now, news.peer, news.suspects)
 
-    def _lose(self, now: float, peer: m.Peer, suspects: Sequence[m.Suspect]) -> None:
+    def lose(self, now: float, peer: m.Peer, suspects: Sequence[m.Suspect], why: str = "") -> None:
         """A worker is dead, or as good as dead: all that needs it begins anew elsewhere, or when it is back."""
         del self.workers[peer.name]
+        self.admission.lost(peer.name)
+        self.scaling.lost(self, now, peer)
         for key, waiting in list(self._unreleased.items()):
             waiting.discard(peer)
             if not waiting:
                 del self._unreleased[key]
         course.suspect(self, now, peer, suspects)
         for request in [one for one in self.requests.values() if one.needs(peer)]:
-            course.restart(self, now, request, f"worker {peer} was lost")
+            course.restart(self, now, request, why or f"worker {peer} was lost")
         for request in self.requests.values():
             request.workers.discard(peer)
 
@@ -318,21 +357,50 @@ class ConductorCore:
                 course.finish(self, now, request, course.How("deadline", "Deadline", "it took longer than it may"))
             elif request.tour is not None and not request.tour.seats:
                 course.wait(self, now, request)
+            elif request.rid in self._queue and request.submit.after < 0:
+                _turn_away(self, now, request)
+        self._check_ready()
+        self.scaling.step(self, now)
 
     def give_up(self, now: float, peer: m.Peer, why: str) -> None:
         """Have a worker killed, and go on as if it were."""
         self.send(self._launcher, m.Kill(peer, why))
-        self._lose(now, peer, ())
+        self.lose(now, peer, ())
 
 
-def _bear(core: ConductorCore, now: float, sender: m.Peer, message: m.Message) -> None:
-    """A worker computes: that it is silent is borne for a while, and longer if it says that a batch runs."""
-    if isinstance(message, m.Busy) and core.is_alive(message.peer):
+def _cancel(core: ConductorCore, now: float, rid: str) -> None:
+    hit("conductor.cancel")
+    if (request := core.requests.get(rid)) is not None:
+        course.finish(core, now, request, course.How("cancelled"))
+
+
+def _turn_away(core: ConductorCore, now: float, request: Request) -> None:
+    """A request that waits is refused once what it was promised cannot be kept: nothing of it has run."""
+    wanted = request.submit.pace.first_s
+    if wanted is not None and now - request.asked > wanted:
+        why = "there was no room for it in the time in which it wanted its first emission"
+        core.send(request.front, m.Refused(request.rid, 429, why, core.admission.wait_s(now, core.stock()["queue"])))
+        core.ended(now, request)
+
+
+def _heed(core: ConductorCore, now: float, sender: m.Peer, message: m.Message) -> None:
+    """What an operator wants; or a worker computes: that it is silent is borne for a while, a batch without end not."""
+    if isinstance(message, m.Drain):
+        core.is_draining = True
+        course.hear_no_more(core, now)
+    elif isinstance(message, m.Renew):
+        core.scaling.renew(message.edition)
+    elif isinstance(message, m.Rest | m.Wake | m.TakeStanding):
+        stand(core, sender, message)
+    elif isinstance(message, m.Busy) and core.is_alive(message.peer):
         worker = core.workers[message.peer.name]
         if now - worker.spoke <= HELD_UP:
             worker.heard = now
-    elif isinstance(message, m.Beat) and message.busy > STUCK and core.is_alive(sender):
-        core.give_up(now, sender, f"its batch has run for {message.busy:.0f} s")
+    elif isinstance(message, m.Beat) and core.is_alive(sender):
+        if message.load is not None:
+            core.admission.heard(sender.name, message.load)
+        if message.busy > STUCK:
+            core.give_up(now, sender, f"its batch has run for {message.busy:.0f} s")
 
 
 def _bury(core: ConductorCore, peer: m.Peer) -> None:

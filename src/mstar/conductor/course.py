@@ -17,12 +17,15 @@ from mstar.conductor.seating import needed, seat
 from mstar.errors import RouteError
 from mstar.failpoints import hit
 from mstar.walk.model import RouteRun, WalkCall
+from mstar.walk.said import CUT, More, Said, totals_after
 from mstar.wire import messages as m
 from mstar.wire.frame import Unreadable
 
 if TYPE_CHECKING:
     from mstar.conductor.core import ConductorCore
 
+PATIENT = 10
+"""So many times longer one waits for a worker that starts, as large weights take."""
 MARGIN = 2
 """A suspect runs alone until it is so many calls past where it was when the worker died."""
 
@@ -46,7 +49,8 @@ class How:
 def begin(core: ConductorCore, now: float, request: Request) -> None:
     """Start a request's route from its beginning."""
     hit("conductor.begin")
-    request.walks = 0
+    request.walks = request.ears.heard = 0
+    request.is_waiting = False
     request.handles.clear()
     request.forks.clear()
     value = request.submit.request.it
@@ -63,27 +67,85 @@ def begin(core: ConductorCore, now: float, request: Request) -> None:
 
 
 def advance(core: ConductorCore, now: float, request: Request, result: Any) -> None:
-    """Give the route what its walk gave, and have the next one begun."""
+    """Give the route what it waited for, and have the next walk begun."""
     hit("conductor.advance")
     route = request.route
     assert route is not None
     while True:
         try:
-            call = route.advance(result)
+            wanted = route.advance(result)
         except Exception as error:  # noqa: BLE001 - an author's program failed, for this request
             finish(core, now, request, How.raised(error))
             return
-        if call is None:
+        if wanted is None:
             finish(core, now, request, How("ok", result=route.result))
             return
-        number = request.walks
-        if number < len(request.records) and request.records[number].is_pure:
-            request.walks += 1
-            result = request.records[number].result
+        if isinstance(wanted, More):
+            answered = m.Answered(request.rid, request.ears.heard, request.totals, m.Value(wanted.answer))
+            core.send(request.front, answered)
+            if not request.ears.has_more and not core.is_draining:
+                request.is_waiting = True
+                return
+            result = request.ears.hear()
             continue
-        break
+        number = request.walks
+        cut = request.ears.cutting(number) if wanted.is_cuttable else None
+        if cut is not None:
+            _record_cut(request, wanted.name, cut)
+        elif number >= len(request.records) or not request.records[number].is_pure:
+            break
+        request.walks += 1
+        result = request.records[number].result
     del request.records[number:]
-    _tour(core, now, request, call, number)
+    _tour(core, now, request, wanted, number)
+
+
+def _record_cut(request: Request, name: str, cut: Said) -> None:
+    """Take down that a walk was cut. It touched nothing, so this holds whatever happens to workers."""
+    before = request.totals
+    counts = {kind: count - before.get(kind, 0) for kind, count in totals_after(before, cut).items()}
+    request.records[request.walks :] = [Record(name, CUT, counts, is_pure=True)]
+
+
+# ---------------------------------------------------------------- what the client says
+def hear(core: ConductorCore, now: float, request: Request, say: m.Say) -> None:
+    """The client says more: the route may wait for it, and a walk may be cut by it."""
+    hit("conductor.hear")
+    said = request.listen(say)
+    if said is None:
+        return
+    if isinstance(said.value, Unreadable):
+        finish(core, now, request, How("failed", "Unreadable", said.value.text))
+        return
+    request.asked, request.forecast = now, 0.0
+    request.due.clear()
+    tour = request.tour
+    is_cut = tour is not None and tour.call.is_cuttable and request.ears.cutting(tour.number) is said
+    if tour is not None and is_cut:
+        core.timeline.arrived(request.rid)
+        vacate(core, tour)
+        core.abandon(request, keeps_states=True)
+        request.attempt = next(core.attempts)
+        request.tour = None
+        _record_cut(request, tour.call.name, said)
+        request.walks += 1
+    attempt = max(request.attempt, core.first_attempt)  # it may not have begun, under this conductor
+    core.send(request.front, m.Heard(request.rid, say.number, said.walk, attempt, request.totals))
+    if is_cut:
+        advance(core, now, request, CUT)
+    elif request.is_waiting:
+        _go_on(core, now, request)
+
+
+def hear_no_more(core: ConductorCore, now: float) -> None:
+    """Nobody is waited for any longer: whatever clients may want to say, it is as if they said no more."""
+    for request in [one for one in core.requests.values() if one.is_waiting]:
+        _go_on(core, now, request)
+
+
+def _go_on(core: ConductorCore, now: float, request: Request) -> None:
+    request.is_waiting = False
+    advance(core, now, request, request.ears.hear())
 
 
 def _tour(core: ConductorCore, now: float, request: Request, call: WalkCall[Any, Any], number: int) -> None:
@@ -108,14 +170,17 @@ def place(core: ConductorCore, request: Request) -> None:
     hit("conductor.place")
     tour = request.tour
     assert tour is not None
-    alive = {name: worker.peer for name, worker in core.workers.items()}
-    seats = seat(tour, alive, {name: worker.load for name, worker in core.workers.items()})
+    able = core.scaling.seatable(core, request, tour.plan)
+    seats = seat(tour, able, {name: worker.load for name, worker in core.workers.items()})
     if seats is None:
         return
     tour.seats, tour.left = seats, set(range(len(seats)))
+    if seats:
+        request.edition = core.workers[seats[0].name].edition
+    request.has_emitted |= tour.call.name in core.served[request.submit.model].emits
     core.timeline.began(request)
     _tell_forks(core, request)
-    first = request.totals
+    first, now = request.totals, core.timeline.now
     for peer, wanted in needed(tour.plan, seats).items():
         core.workers[peer.name].load += 1
         request.workers.add(peer)
@@ -132,6 +197,10 @@ def place(core: ConductorCore, request: Request) -> None:
             request.front,
             request.submit.tenant,
             request.careful,
+            request.submit.pace,
+            request.asked + request.submit.pace.soon - now,
+            {kind: due - now for kind, due in request.due.items()},
+            request.forecast,
         )
         core.send(peer, start)
 
@@ -166,8 +235,29 @@ def wait(core: ConductorCore, now: float, request: Request) -> None:
     """A request has no worker: how long has that been?"""
     tour = request.tour
     assert tour is not None
-    if now - tour.since > core.limits.unavailable:
+    waited = now - tour.since
+    if core.scaling.is_outdated(core, request, tour.plan):
+        _begin_otherwise(core, now, request)
+    elif waited > core.limits.unavailable * (PATIENT if core.scaling.is_coming(core, tour.plan) else 1):
         finish(core, now, request, How("unavailable", "Unavailable", "no worker came back in time"))
+
+
+def _begin_otherwise(core: ConductorCore, now: float, request: Request) -> None:
+    """Nobody has the weights any more that a request began with: if its client has nothing of it, it takes others."""
+    if request.has_emitted or is_unrepeatable(core, request):
+        text = f"edition {request.edition} of the weights, with which it began, is no longer served"
+        finish(core, now, request, How("not_replayed", "NotReplayed", text))
+    else:
+        request.edition = None
+        restart(core, now, request, f"edition {core.scaling.edition} of the weights came", is_afresh=True)
+
+
+def is_unrepeatable(core: ConductorCore, request: Request) -> bool:
+    """Whether a walk that would have to be run again must not be."""
+    again = [record.name for record in request.records if not record.is_pure]
+    if request.tour is not None and request.tour.seats:
+        again.append(request.tour.call.name)
+    return not core.served[request.submit.model].once.isdisjoint(again)
 
 
 # ---------------------------------------------------------------- a walk ends
@@ -186,6 +276,8 @@ def arrive(core: ConductorCore, now: float, request: Request, peer: m.Peer, done
             return
     for index, number in done.states.items():
         tour.moved[index] = Kept(peer, number)
+    for kind, due in done.due_in.items():
+        request.due[kind] = now + due
     for kind, count in done.counts.items():  # a worker with two seats counts for both
         tour.counts[kind] = max(tour.counts[kind], count)
     if not tour.left:
@@ -234,29 +326,32 @@ def restart(core: ConductorCore, now: float, request: Request, why: str, *, is_a
     It begins afresh, and what is on record does not count, if an emission of a walk that has ended was lost.
     """
     hit("conductor.restart")
-    if request.tour is None:
+    handles = request.handles
+    is_whole = not is_afresh and all(one.kept is None or core.is_alive(one.kept.peer) for one in handles)
+    tour = request.tour
+    if tour is None and (is_whole or not request.is_waiting):
         return
     request.restarts += 1
     if request.restarts > core.limits.restarts:
         finish(core, now, request, How("unavailable", "Unavailable", f"it was tried {request.restarts} times"))
         return
-    handles = request.handles
-    is_whole = not is_afresh and all(one.kept is None or core.is_alive(one.kept.peer) for one in handles)
     again = [] if is_whole else [record.name for record in request.records if is_afresh or not record.is_pure]
-    if request.tour.seats:
-        again.append(request.tour.call.name)
+    if tour is not None and tour.seats:
+        again.append(tour.call.name)
     if once := [name for name in again if name in core.served[request.submit.model].once]:
         text = f"a worker was lost, and walk `{once[0]}` does what must not be done twice"
         finish(core, now, request, How("not_replayed", "NotReplayed", text))
         return
     if is_afresh:
         request.records.clear()
-    vacate(core, request.tour)
+    if tour is not None:
+        vacate(core, tour)
     core.abandon(request, keeps_states=is_whole)
+    request.forecast = 0.0
+    request.due.clear()  # whatever the client had, it waits now
     request.attempt = next(core.attempts)
     core.timeline.tried(request, why)
-    if is_whole:
-        tour = request.tour
+    if tour is not None and is_whole:
         request.tour = Tour(tour.call, tour.plan, tour.number, since=now)
         place(core, request)
     else:
@@ -274,7 +369,7 @@ def suspect(core: ConductorCore, now: float, peer: m.Peer, suspects: Sequence[m.
             continue
         is_again = any(abs(calls - one.calls) <= 1 for calls in request.deaths.values())
         request.deaths[peer] = one.calls
-        request.careful = max(request.careful, one.calls + MARGIN)
+        request.careful = one.calls + MARGIN  # where it was last: it may have died elsewhere for another reason
         if is_again and len(suspects) == 1:
             text = "two workers died at the same step of it, the second with nothing else to do; it is not tried again"
             finish(core, now, request, How("poison", "Poison", text))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mstar.walk.model import RouteRun, WalkCall
+from mstar.walk.said import Ears, Said
 from mstar.walk.states import State
-from mstar.wire.messages import Peer, Submit
+from mstar.wire.messages import Peer, Say, Submit
 
 if TYPE_CHECKING:
     from mstar.plan.tables import Plan
@@ -89,10 +90,25 @@ class Request:
         self.rid = submit.rid
         self.front = front
         self.deadline = now + submit.patience
+        self.came = now
+        """When it was first heard of."""
+        self.asked = now
+        """When its client last said something: from then on it waits for the first of an answer."""
+        self.due: dict[str, float] = {}
+        """When the client will have nothing left, by kind, as far as walks that have ended told."""
+        self.forecast = 0.0
+        """How many seconds it was thought to take until the first emission, when it was taken on."""
         self.attempt = 0
         self.restarts = 0
+        self.has_emitted = submit.after >= 0
+        """Whether its client may have something of it."""
+        self.edition: int | None = None
+        """The edition of the weights that it began with; it is finished with the same."""
         self.route: RouteRun | None = None
         self.tour: Tour | None = None
+        self.ears = Ears()
+        self.is_waiting = False
+        """Whether the route waits for what its client says."""
         self.walks = 0
         """How many walks the route has asked for in this attempt."""
         self.furthest = 0
@@ -108,6 +124,14 @@ class Request:
         self.careful = 0
         """About the so-manieth call of each op it is run alone: see `Start`."""
         self._numbers = 0
+
+    def listen(self, say: Say) -> Said | None:
+        """The client says something; None if that was known. When it was heard is kept, so that it is again."""
+        if say.number != len(self.ears.said):
+            return None
+        walk = say.walk if say.walk >= 0 else max(self.walks, self.furthest)
+        self.ears.said.append(Said(say.value.it, walk, say.counts))
+        return self.ears.said[-1]
 
     def new_number(self) -> int:
         """A number for a state that the route has copied: below zero, so that it is nobody else's."""

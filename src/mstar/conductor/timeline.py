@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 
 from mstar.conductor.requests import Request
-from mstar.wire.messages import Span
+from mstar.wire.figures import Span
 from mstar.wire.recent import Recent
 
 

@@ -7,7 +7,9 @@ parts. The engine knows no walks: who shares a batch, and when, is decided by wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from mstar.engine.frameless import frameless
@@ -23,6 +25,10 @@ from mstar.walk.states import State
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
+LEAST = 16
+"""So many positions a run of an op `in_pieces` brings, however little time it has: else it would never end."""
+WEIGHT = 0.3
+"""How much the newest run counts in what a position is thought to cost."""
 
 
 class Engine:
@@ -33,6 +39,8 @@ class Engine:
             fix = "give at least 1, or None for no limit"
             raise ValueError(f"token_budget={token_budget} lets nothing run\n  fix: {fix}")
         self.token_budget = token_budget
+        self._seconds: dict[tuple[str, str], float] = {}
+        """What a position of an op `in_pieces` takes, by component and op."""
         self._residents = Residents()
 
     def new_state(self, component: Component, kind: type[S]) -> S:
@@ -77,8 +85,12 @@ class Engine:
                 if not self._residents.make_room(component, staying):
                     raise
 
-    def run(self, component: Component, op: Op, jobs: Sequence[Job]) -> list[Result]:
-        """Run calls of one op whose static arguments are equal; what came of each, in the same order."""
+    def run(self, component: Component, op: Op, jobs: Sequence[Job], *, seconds: float = inf) -> list[Result]:
+        """Run calls of one op whose static arguments are equal; what came of each, in the same order.
+
+        What can be run in pieces is to take no more than so many seconds.
+        """
+        begun = time.perf_counter()
         if component.threads is not None:
             use_threads(component.threads)
         results: list[Result] = [UNFINISHED] * len(jobs)
@@ -92,14 +104,31 @@ class Engine:
                 groups.setdefault(key, []).append(row)
                 sound.append(job)
         if op.in_pieces:
-            share_out(op, sound, self.token_budget)
+            share_out(op, sound, self._budget(component, op, seconds))
         for group in groups.values():
             rows = group
             if op.in_pieces:  # one that is empty from the start also has to run
                 rows = [row for row in group if jobs[row].end > jobs[row].done or jobs[row].end == jobs[row].length]
             for row, result in zip(rows, self._run_alike(component, op, [jobs[row] for row in rows]), strict=True):
                 results[row] = result
+        if op.in_pieces:
+            self._learn(component, op, sound, time.perf_counter() - begun)
         return results
+
+    def _budget(self, component: Component, op: Op, seconds: float) -> int | None:
+        """How many positions may be run in so many seconds."""
+        each = self._seconds.get((component.name, op.name))
+        if each is None or seconds == inf:
+            return self.token_budget
+        able = max(LEAST, int(seconds / each))
+        return able if self.token_budget is None else min(able, self.token_budget)
+
+    def _learn(self, component: Component, op: Op, jobs: Sequence[Job], seconds: float) -> None:
+        count = sum(job.ran for job in jobs)
+        if count:
+            name = (component.name, op.name)
+            before = self._seconds.get(name, seconds / count)
+            self._seconds[name] = before + WEIGHT * (seconds / count - before)
 
     def _run_alike(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
         """The same for jobs that can share a batch."""

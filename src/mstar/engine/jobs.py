@@ -17,6 +17,8 @@ class Job:
     """Where the piece ends that is run now; set by the engine, as is what follows."""
     length: int = 0
     """How many positions there are."""
+    ran: int = 0
+    """How many the piece has that is run now."""
     pieces: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """What earlier pieces gave."""
 

@@ -23,14 +23,16 @@ def share_out(op: Op, jobs: Sequence[Job], budget: int | None) -> None:
     wanted = 0
     for job in jobs:
         job.end = job.length = op.length(job.arguments)
-        wanted += job.length - job.done
+        job.ran = job.length - job.done
+        wanted += job.ran
     if budget is None or wanted <= budget:
         return
     fair = max(1, budget // len(jobs))
     left = budget
     for job in sorted(jobs, key=lambda job: job.length - job.done > fair):
         job.end = min(job.length, job.done + left)
-        left -= job.end - job.done
+        job.ran = job.end - job.done
+        left -= job.ran
 
 
 def piece_of(op: Op, job: Job) -> dict[str, Any]:

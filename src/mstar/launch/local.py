@@ -3,55 +3,24 @@
     with Local({"tiny": "tiny.py"}) as local:
         local.add(front_end)
 
-It speaks to no client and handles no signal: its caller does. Other machines are not its business.
+Other machines are not its business.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import re
-import secrets
 import sys
-import threading
-import time
-import tomllib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
-from typing import Any, Self, TypeVar
 
-from mstar.config import Options, run_root
-from mstar.errors import listed
-from mstar.launch.directory import RunDirectory
-from mstar.launch.supervisor import CONDUCTOR, LAUNCHER, SPARE, Deployment, LaunchError, Supervisor
-from mstar.plan.placement import Placement, parse_placement, read_placement
-from mstar.transfer.codec import ArenaCodec
-from mstar.wire.messages import Peer
-from mstar.wire.node import Actor, Node
-from mstar.worker.process import loading_file
-
-READY_S = 1800.0
-"""How long everything may take to be up: large weights take long. Whoever dies meanwhile is noticed at once."""
-GRACE_S = 30.0
-"""How long requests may take to end."""
-TERM_S = 2.0
-"""How long a child may take to end when it is asked to, and to vanish when it is killed."""
-LOOP_S = 5.0
-"""How long the node's loop may take to answer."""
-NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-RESERVED = (LAUNCHER.name, CONDUCTOR, SPARE)
-
-Result = TypeVar("Result")
+from mstar.config import Options
+from mstar.launch.launcher import Launcher
+from mstar.launch.life import Here, Life
+from mstar.launch.running import Running
 
 
-class Local:
-    """A conductor, the workers that the placements name, and the node on which the caller's own actors live.
-
-    A placement is a file, or the text of one, or None for a model that needs one worker. It is started once.
-    """
+class Local(Launcher):
+    """A deployment on this machine. A *spare* is a process without a name that can take the place of a dead one."""
 
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "mstar.launch.child")
     """What starts a child, before its arguments."""
@@ -65,182 +34,8 @@ class Local:
         spare: bool = True,
         is_plain: bool = False,
     ) -> None:
-        self._models = dict(models)
-        self._is_plain = is_plain
-        self._texts: dict[str, str] = {}
-        workers: dict[str, None] = {}
-        for name in models:
-            self._texts[name], placement = _read(name, (placements or {}).get(name))
-            workers |= dict.fromkeys(placement.workers())
-        self._workers = tuple(workers)
-        for worker in self._workers:
-            _check_name(worker)
-        self._options = options or Options()
+        super().__init__(models, placements, options=options, is_plain=is_plain)
         self._has_spare = spare
-        self._opened: ExitStack | None = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    # ---------------------------------------------------------------- from start to stop
-    def start(self, progress: Callable[[str], None] = lambda _: None, ready_s: float = READY_S) -> None:
-        """Start everything; return when the conductor says that every worker is there, or raise LaunchError."""
-        with ExitStack() as stack:
-            self._open(stack)
-            deadline = time.monotonic() + ready_s
-            while (news := self._next_news(deadline, ready_s)) is not None:
-                progress(news)
-            self._opened = stack.pop_all()
-
-    def give_up(self) -> None:
-        """From another thread: start no further. `start` ends what it has started, and raises LaunchError."""
-        if "_supervisor" in vars(self):
-            self._supervisor.news.put(LaunchError("it was told to end while it started\n  fix: start it again"))
-
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Let requests end for so long, then end every process. With 0 everything is killed at once."""
-        if self._opened is None:
-            return
-        stack, self._opened = self._opened, None
-        with stack:
-            if grace_s > 0:
-                self.node.call(self._supervisor.drain)
-                self._supervisor.drained.wait(grace_s)
-                self._end(SIGTERM)
-
-    def _open(self, stack: ExitStack) -> None:
-        """Make everything and start it; how to end it goes on the stack."""
-        run = RunDirectory(run_root())
-        stack.callback(run.remove)
-        self.directory = run.path
-        self.key = secrets.token_bytes(32)
-        self.node = Node(self.directory, self.key, ArenaCodec(is_plain=self._is_plain))
-        self._supervisor = Supervisor(
-            self.node,
-            Deployment(
-                directory=self.directory,
-                key=self.key,
-                models=self._models,
-                placements=self._texts,
-                options=self._options,
-                workers=self._workers,
-                command=(*self.command, str(os.getpid()), *self._models.values()),
-                has_spare=self._has_spare,
-            ),
-        )
-        stack.callback(self._supervisor.watch.close)
-        self.node.add(self._supervisor)
-        thread = threading.Thread(target=self.node.run, name="mstar-launcher", daemon=True)
-        thread.start()
-        stack.callback(thread.join, LOOP_S)
-        stack.callback(self.node.stop)
-        stack.callback(self._end, SIGKILL)
-
-    def _next_news(self, deadline: float, ready_s: float) -> str | None:
-        try:
-            news = self._supervisor.news.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            late = [name for name, state in self.health().items() if state != "up"]
-            what = f"not ready after {ready_s:g} s; not up: {listed(late)}"
-            raise LaunchError(f"{what}\n  fix: see what they wrote, or give them more time with ready_s") from None
-        if isinstance(news, LaunchError):
-            raise news
-        return news
-
-    def _end(self, number: Signals) -> None:
-        """Send every process a signal, start no more, and wait until they are gone, but not for ever."""
-        processes = self._on_loop(self._supervisor.close)
-        for process in processes:
-            process.send(number)
-        deadline = time.monotonic() + TERM_S
-        for process in processes:
-            process.ended.wait(max(0.0, deadline - time.monotonic()))
-
-    def _on_loop(self, function: Callable[[], Result]) -> Result:
-        """What a function returns that belongs to the thread of the loop."""
-        result: Future[Result] = Future()
-
-        def settle() -> None:
-            try:
-                result.set_result(function())
-            except Exception as error:  # noqa: BLE001  raised again where it was asked for
-                result.set_exception(error)
-
-        self.node.call(settle)
-        return result.result(LOOP_S)
-
-    # ---------------------------------------------------------------- while it runs
-    def add(self, front: Actor) -> None:
-        """Host a front end on this node. Every new conductor is told of it; the present one it greets itself."""
-        name = front.peer.name
-        if name in (*RESERVED, *self._workers):
-            raise LaunchError(f"`{name}` is already the name of another process\n  fix: give the front end its own")
-
-        def join() -> None:
-            self.node.add(front)
-            self._supervisor.fronts[name] = front.peer.incarnation
-
-        self._on_loop(join)
-
-    @property
-    def conductor(self) -> Peer:
-        """The conductor in its present life."""
-        return self._supervisor.children[CONDUCTOR].peer
-
-    def peers(self) -> tuple[Peer, ...]:
-        """The present lives of conductor and workers."""
-        return tuple(child.peer for child in self._supervisor.children.values())
-
-    @property
-    def deaths(self) -> list[tuple[float, Peer, str]]:
-        """The latest deaths: when, by the monotonic clock, who, and why."""
-        return list(self._supervisor.deaths)
-
-    def pid(self, name: str) -> int:
-        """The process of a child, or of the spare."""
-        return self._supervisor.processes()[name].pid
-
-    def health(self) -> dict[str, str]:
-        """How each child is; none is there before the start."""
-        children = self._supervisor.children if "_supervisor" in vars(self) else {}
-        return {name: child.state() for name, child in children.items()}
-
-    def loading(self) -> dict[str, tuple[int, str]]:
-        """Which component each worker loads that is not up yet, and how many it has loaded."""
-        found: dict[str, tuple[int, str]] = {}
-        for peer in self.peers() if self.health() else ():
-            with suppress(OSError, ValueError):  # it has loaded everything, or just begins to write
-                done, _, name = loading_file(self.directory, peer).read_text().partition(" ")
-                found[peer.name] = (int(done), name)
-        return found
-
-    def stock(self) -> dict[str, Any]:
-        """What is held here: the processes that live, by name, open files of this one, and how many were restarted."""
-        return {
-            "processes": {name: process.pid for name, process in self._supervisor.processes().items()},
-            "fds": len(os.listdir("/proc/self/fd")),
-            "restarts": self._supervisor.restarted,
-        }
-
-
-def _read(model: str, given: Path | str | None) -> tuple[str, Placement]:
-    """A placement, with its text."""
-    if isinstance(given, Path):
-        placement = read_placement(given)  # first, because it says best what is wrong with a file
-        return given.read_text(), placement
-    try:
-        return given or "", parse_placement(tomllib.loads(given or ""))
-    except tomllib.TOMLDecodeError as error:
-        what = f"the placement of `{model}` is not TOML: {error}"
-        raise LaunchError(f"{what}\n  fix: correct the text, or pass a file as Path(...)") from error
-
-
-def _check_name(worker: str) -> None:
-    if worker in RESERVED or not NAME.fullmatch(worker):
-        why = "reserved" if worker in RESERVED else "no name of a file"
-        fix = f"use up to 32 letters, digits, _ and -, and none of {listed(RESERVED)}"
-        raise LaunchError(f"a placement names the worker `{worker}`, which is {why}\n  fix: {fix}")
+    def _starter(self, died: Callable[[Running], None]) -> Here[Life]:
+        return Here(Life, (*self.command, str(os.getpid()), *self._models.values()), died)

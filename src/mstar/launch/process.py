@@ -60,10 +60,12 @@ class Process:
         except BlockingIOError:
             return False
         self._tail = (self._tail + data)[-TAIL_BYTES:]
-        with suppress(OSError):  # our own stderr may be closed
-            if select.select([], [2], [], 0)[1]:  # a terminal that stands still must not stop us from watching
-                os.write(2, data)
+        self.pass_on(data)
         return bool(data)
+
+    def pass_on(self, data: bytes) -> None:
+        """Write what it wrote where we write ourselves."""
+        write_on(data)
 
     def reap(self) -> None:
         """It has died: end what it started, take its last words, free what the kernel keeps for it."""
@@ -94,3 +96,10 @@ class Process:
     def last_words(self) -> str:
         """The end of what it wrote."""
         return self._tail.decode(errors="replace").strip()
+
+
+def write_on(data: bytes) -> None:
+    """Write to our own stderr, unless nobody reads there."""
+    with suppress(OSError):  # it may be closed
+        if select.select([], [2], [], 0)[1]:  # a terminal that stands still must not stop us from watching
+            os.write(2, data)

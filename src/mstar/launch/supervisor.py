@@ -1,7 +1,7 @@
 """The launcher as an actor: starts children, starts them again when they die, and tells the conductor.
 
 Everything here runs on the loop of the launcher's node, and in its thread alone, because children die with the thread
-that started them. What a death means for requests is the conductor's business.
+that started them. What a death means for requests is the conductor's business, and so is how many workers are needed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,34 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
 import msgspec
 
 from mstar.config import ConductorSettings, Options, WorkerSettings
 from mstar.errors import MstarError
-from mstar.launch.process import Process
 from mstar.launch.restarts import Restarts
-from mstar.launch.watch import Watch
-from mstar.wire.messages import Busy, Drain, Drained, Gone, Hello, Kill, Message, Peer, Ready
+from mstar.launch.running import Running, Starter
+from mstar.wire.messages import (
+    Busy,
+    Drain,
+    Drained,
+    Gone,
+    Hello,
+    Kill,
+    Meet,
+    Message,
+    Peer,
+    Ready,
+    Renew,
+    Renewed,
+    Retire,
+    Wanted,
+)
 from mstar.wire.node import Node
-from mstar.worker import blackbox
+from mstar.wire.whereabouts import Whereabouts
 
 LAUNCHER = Peer("launcher", 0)
 CONDUCTOR, SPARE = "conductor", "spare"
@@ -31,6 +46,10 @@ SPARE_AFTER_S = 0.5
 """How long after another child a spare is started: those who wait for the child need the cores more."""
 LOOK_S, BUSY = 0.2, 0.1
 """How often it is looked who computes, and in which part of that time at least."""
+RETIRE_S = 2.0
+"""How long a worker that is not needed may take to end before it is killed."""
+RESTING = "not needed now"
+"""The state of a worker that is planned and not wanted."""
 DEATHS_KEPT = 1000
 WORDS_KEPT = 20
 
@@ -50,29 +69,35 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     placements: dict[str, str]
     options: Options
     workers: tuple[str, ...]
-    command: tuple[str, ...]
+    first: tuple[str, ...]
+    """The workers that run from the start; the others when they are wanted."""
     has_spare: bool
 
 
 class Child:
     """A name, and the life it has now."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_wanted: bool = True) -> None:
         self.peer = Peer(name, -1)
-        self.process: Process | None = None
+        self.process: Running | None = None
         self.restarts = Restarts()
+        self.is_wanted = is_wanted
         self.due: float | None = 0.0
-        """When it is to be started if it has no process; None if it is given up."""
+        """When it is to be started if it is wanted and has no process; None if it is given up."""
         self.is_up = False
         self.used = 0.0
         """How many seconds of processor time it had used when that was looked at last."""
         self.sentence = ""
         """Why it is killed, if it is."""
+        self.retired: float | None = None
+        """When it was told to end because nobody needs it."""
 
     def state(self) -> str:
         """What an operator wants to know of it."""
         if self.process:
-            return "up" if self.is_up else "starting"
+            return "up" if self.is_up else self.process.waits() or "starting"
+        if not self.is_wanted:
+            return RESTING
         return "given up: it died at every start" if self.due is None else "waiting to be started"
 
 
@@ -81,8 +106,15 @@ class Supervisor:
 
     peer = LAUNCHER
 
-    def __init__(self, node: Node, deployment: Deployment) -> None:
-        self.children = {name: Child(name) for name in (CONDUCTOR, *deployment.workers)}
+    def __init__(
+        self,
+        node: Node,
+        deployment: Deployment,
+        whereabouts: Whereabouts,
+        starter: Callable[[Callable[[Running], None]], Starter],
+    ) -> None:
+        self.children = {name: Child(name, is_wanted=name in deployment.first) for name in deployment.workers}
+        self.children = {CONDUCTOR: Child(CONDUCTOR)} | self.children
         self.spare = Child(SPARE)
         """A process without a name yet, which can take the place of a dead one at once."""
         self.fronts: dict[str, int] = {}
@@ -93,12 +125,19 @@ class Supervisor:
         self.is_closing = False
         self.is_draining = False
         self.drained = threading.Event()
-        self.watch = Watch(lambda process: node.call(lambda: self._died(process)))
+        self.edition = 0
+        self.renewed = threading.Event()
+        """Set as long as every worker has the present edition, as far as the conductor has said."""
+        self.renewed.set()
+        self._is_old = False
+        """Whether there are newer weights than those of the edition."""
+        self.starter = starter(lambda process: node.call(lambda: self._died(process)))
         self._looked = 0.0
         self._node = node
         self._deployment = deployment
+        self._whereabouts = whereabouts
 
-    def processes(self) -> dict[str, Process]:
+    def processes(self) -> dict[str, Running]:
         """Those that run, by name."""
         every = [*self.children.values(), self.spare]
         return {
@@ -108,12 +147,41 @@ class Supervisor:
     def drain(self) -> None:
         """Have the conductor finish what it has; `drained` is set when it says so, or can no more."""
         self.is_draining = True
-        self._node.send(LAUNCHER, self.children[CONDUCTOR].peer, Drain())
+        self._tell_conductor(Drain())
 
-    def close(self) -> list[Process]:
+    def renew(self) -> None:
+        """Have every worker replaced by one that loads the weights anew; `renewed` is set when that is done.
+
+        One renewal after the other: a request that began with an edition finds it wherever it goes on.
+        """
+        self._is_old = True
+        if self.renewed.is_set():
+            self.renewed.clear()
+            self._go_on_renewing()
+
+    def _go_on_renewing(self) -> None:
+        """Begin the renewal that was asked for since the last one began, or be done."""
+        if not self._is_old:
+            self.renewed.set()
+            return
+        self._is_old = False
+        self.edition += 1
+        self._tell_conductor(Renew(self.edition))
+
+    def welcome(self, front: Peer) -> None:
+        """A front end is there."""
+        self.fronts[front.name] = front.incarnation
+        self._introduce(front, self._whereabouts.mine)
+
+    def close(self) -> list[Running]:
         """Start nothing more; what is left to be ended."""
         self.is_closing = True
         return list(self.processes().values())
+
+    def _tell_conductor(self, message: Message) -> None:
+        conductor = self.children[CONDUCTOR]
+        if conductor.process:
+            self._node.send(LAUNCHER, conductor.peer, message)
 
     # ---------------------------------------------------------------- as an actor
     def receive(self, now: float, sender: Peer, message: Message) -> None:
@@ -123,31 +191,57 @@ class Supervisor:
                 self._came_up(now, sender)
             case Ready() if self.is_starting:
                 for child in self.children.values():  # the conductor may have heard of them first
-                    self._came_up(now, child.peer)
+                    if child.process:
+                        self._came_up(now, child.peer)
                 self.is_starting = False
                 self.news.put(None)
-            case Kill(peer=peer, why=why):
-                child = self.children.get(peer.name)
-                if child and child.process and child.peer == peer:
-                    child.sentence = why
-                    child.process.send(SIGKILL)
+            case Meet(peer=peer, address=address) if sender == peer:
+                self._introduce(peer, address)
+            case Kill() | Wanted() | Retire():
+                self._obey(now, message)
+            case Renewed(edition=self.edition):
+                self._go_on_renewing()
             case Drained():
                 self.drained.set()
             case _:
                 pass
 
+    def _obey(self, now: float, message: Kill | Wanted | Retire) -> None:
+        """Do what the conductor says of a worker."""
+        child = self.children.get(message.worker if isinstance(message, Wanted) else message.peer.name)
+        if child is None:
+            return
+        if isinstance(message, Wanted):
+            if not child.is_wanted:
+                child.is_wanted, child.due = True, now
+                self.tick(now)
+        elif child.process and child.peer == message.peer:
+            if isinstance(message, Kill):
+                child.sentence = message.why
+                child.process.send(SIGKILL)
+            elif child.retired is None:
+                child.is_wanted, child.retired, child.sentence = False, now, RESTING
+                child.process.send(SIGTERM)
+
     def tick(self, now: float) -> None:
-        """Start whoever is to be started now."""
+        """Start whoever is to be started now, and end whoever should have ended."""
         if self.is_closing:
             return
         for child in self.children.values():
-            if not child.process and child.due is not None and child.due <= now:
-                self._start(now, child)
+            if child.process is None:
+                if child.is_wanted and child.due is not None and child.due <= now:
+                    self._start(now, child)
+            elif child.process.is_lost():
+                self._over(now, child, child.sentence or "cannot be reached")
+            elif child.retired is not None and now - child.retired > RETIRE_S:
+                child.retired = now
+                child.process.send(SIGKILL)
+        self.starter.tick(now)
         self._look(now)
         spare = self.spare
         is_due = spare.due is not None and spare.due <= now
         if self._deployment.has_spare and not self.is_starting and not spare.process and is_due:
-            spare.process = self._spawn()
+            spare.process = self.starter.start(SPARE)
 
     def _look(self, now: float) -> None:
         """Tell the conductor which workers compute: one that does is not dead, even if it is not heard of."""
@@ -156,21 +250,16 @@ class Supervisor:
         spent, self._looked = now - self._looked, now
         conductor = self.children[CONDUCTOR]
         for child in self.children.values():
-            if child is not conductor and child.process and conductor.process:
+            if child.process:
                 used = child.process.used()
-                if used - child.used > BUSY * spent:
-                    self._node.send(LAUNCHER, conductor.peer, Busy(child.peer))
+                if child is not conductor and used - child.used > BUSY * spent:
+                    self._tell_conductor(Busy(child.peer))
                 child.used = used
 
     # ---------------------------------------------------------------- birth
-    def _spawn(self) -> Process:
-        process = Process(self._deployment.command)
-        self.watch.add(process)
-        return process
-
     def _start(self, now: float, child: Child) -> None:
         try:
-            process = self.spare.process or self._spawn()
+            process = self.spare.process or self.starter.start(child.peer.name)
         except OSError as error:
             self._over(now, child, f"could not be started: {error}")
             return
@@ -179,31 +268,53 @@ class Supervisor:
             self.spare.due = now + SPARE_AFTER_S
         child.process = process
         child.peer = Peer(child.peer.name, child.peer.incarnation + 1)
-        child.sentence = ""
+        child.sentence, child.retired = "", None
         self.restarted += child.peer.incarnation > 0
-        process.give(msgspec.msgpack.encode(self._settings(child.peer)))
+        if child.peer.name == CONDUCTOR:
+            _rouse([self.children[name] for name in self._deployment.first], now)
+        process.become(self._settings(child.peer))
 
     def _settings(self, me: Peer) -> ConductorSettings | WorkerSettings:
         # The conductor in any case: one that is dead now will greet who is there when it comes back.
         there = [child.peer for child in self.children.values() if child.process or child.peer.name == CONDUCTOR]
         peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.fronts
         peers |= {peer.name: peer.incarnation for peer in there if peer != me}
+        known = self._known()
         told = {
             "name": me.name,
             "incarnation": me.incarnation,
             "peers": peers,
             "directory": str(self._deployment.directory),
             "key": self._deployment.key,
+            "ip": self._whereabouts.ip,
+            "addresses": {name: known[Peer(name, n)] for name, n in peers.items() if Peer(name, n) in known},
+            "edition": self.edition,
             "models": self._deployment.models,
             "placements": self._deployment.placements,
             "options": self._deployment.options,
         }
-        return (
-            ConductorSettings(**told) if me.name == CONDUCTOR else WorkerSettings(**told, black_box=str(self._box(me)))
-        )
+        if me.name == CONDUCTOR:
+            return ConductorSettings(**told)
+        return WorkerSettings(**told, black_box=str(self._deployment.directory / f"{me}.box"))
 
-    def _box(self, peer: Peer) -> Path:
-        return self._deployment.directory / f"{peer}.box"
+    def _known(self) -> dict[Peer, str]:
+        """Where everybody is, as far as it is known; nobody, on a single machine."""
+        if not self._whereabouts.ip:
+            return {}
+        here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in self.fronts.items())]
+        return self._whereabouts.known() | dict.fromkeys(here, self._whereabouts.mine)
+
+    def _introduce(self, peer: Peer, address: str) -> None:
+        """Tell every child where another one is, and that one where all are: what it was told may be old by now."""
+        if not self._whereabouts.ip:
+            return
+        for child in self.children.values():
+            if child.process and child.peer != peer:
+                self._node.send(LAUNCHER, child.peer, Meet(peer, address))
+        if peer.name in self.children:
+            for other, where in self._known().items():
+                if other != peer:
+                    self._node.send(LAUNCHER, peer, Meet(other, where))
 
     def _came_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
@@ -211,49 +322,69 @@ class Supervisor:
             return  # a front end
         if self.is_starting and not child.is_up:
             self.news.put(f"{sender.name} is up")
-        child.is_up = True
+        is_new, child.is_up = not child.is_up, True
         child.restarts.up(now)
-        if self.is_draining and sender.name == CONDUCTOR:
-            self.drain()  # the one that was asked is dead
+        if sender.name == CONDUCTOR and is_new:  # the one that was asked is dead
+            if self.is_draining:
+                self.drain()
+            if not self.renewed.is_set():
+                self._tell_conductor(Renew(self.edition))
 
     # ---------------------------------------------------------------- death
-    def _died(self, process: Process) -> None:
+    def _died(self, process: Running) -> None:
         now = time.monotonic()
         if process is self.spare.process:
             self.spare.process = None
             wait = self.spare.restarts.died(now)
             self.spare.due = None if wait is None else now + max(wait, SPARE_AFTER_S)
             return
-        child = next(child for child in self.children.values() if child.process is process)
-        self._over(now, child, child.sentence or process.why(), process.last_words())
+        child = next((child for child in self.children.values() if child.process is process), None)
+        if child:  # another has taken the place of one that was lost
+            self._over(now, child, child.sentence or process.why())
 
-    def _over(self, now: float, child: Child, why: str, words: str = "") -> None:
-        peer = child.peer
+    def _over(self, now: float, child: Child, why: str) -> None:
+        peer, process = child.peer, child.process
         child.process, child.is_up = None, False
         self.deaths.append((now, peer, why))
         self._node.forget(peer)
-        suspects = blackbox.read(self._box(peer))
-        for left in (self._box(peer), self._deployment.directory / str(peer)):
-            left.unlink(missing_ok=True)
+        suspects = process.remains() if process else []
         if self.is_closing:
             return
-        log.warning("%s %s", peer, why)
+        log.log(logging.WARNING if child.retired is None else logging.INFO, "%s %s", peer, why)
         if self.is_starting:
             self.is_closing = True
-            self.news.put(_stillborn(peer, why, words))
+            self.news.put(_stillborn(peer, why, process))
             return
-        if self.children[CONDUCTOR].process:
-            self._node.send(LAUNCHER, self.children[CONDUCTOR].peer, Gone(peer, why, suspects))
+        self._tell_conductor(Gone(peer, why, suspects))
+        self._plan_next(now, child)
+        self.tick(now)
+
+    def _plan_next(self, now: float, child: Child) -> None:
+        """Decide when a name that has died is started again."""
+        if child.retired is not None:
+            child.due = now  # if it is wanted again already
+            if not child.is_wanted:
+                self.starter.rest(child.peer.name)
+            return
         wait = child.restarts.died(now)
         child.due = None if wait is None else now + wait
         if wait is None:
-            log.error("%s died at every start and is given up", peer.name)
-            if peer.name == CONDUCTOR:
+            log.error("%s died at every start and is given up", child.peer.name)
+            if child.peer.name == CONDUCTOR:
                 self.drained.set()  # nobody is left who could finish anything
-        self.tick(now)
 
 
-def _stillborn(peer: Peer, why: str, words: str) -> LaunchError:
-    lines = words.splitlines()[-WORDS_KEPT:] or ["(it wrote nothing)"]
+def _rouse(first: Iterable[Child], now: float) -> None:
+    """There is a new conductor, which does not know of models that rest: those run that run from the start."""
+    for child in first:
+        if not child.is_wanted:
+            child.is_wanted, child.due = True, now
+
+
+def _stillborn(peer: Peer, why: str, process: Running | None) -> LaunchError:
+    lines = (process.last_words() if process else "").splitlines()[-WORDS_KEPT:] or ["(it wrote nothing)"]
     said = "\n".join(f"    {line}" for line in lines)
-    return LaunchError(f"{peer.name} {why} before everything was up. Its last words:\n{said}\n  fix: see what it says")
+    where, fix = "", "see what it says"
+    if process and process.host:
+        where, fix = f" at {process.host}", f"{fix}; models and weights have to be at the same path on every host"
+    return LaunchError(f"{peer.name}{where} {why} before everything was up. Its last words:\n{said}\n  fix: {fix}")

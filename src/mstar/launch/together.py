@@ -24,16 +24,20 @@ from mstar.worker.actor import WorkerActor
 from mstar.worker.batches import Limits as WorkerLimits
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_room import EngineRoom
+from mstar.worker.order import Order
 
 LAUNCHER = m.Peer("launcher", 0)
 
 
 class Together:
-    """Serves models in this process. It is started once."""
+    """Serves models in this process. It is started once. `order` is another rule by which workers choose batches."""
 
     conductor = m.Peer("conductor", 0)
 
-    def __init__(self, deployed: Mapping[str, Deployed], *, options: Options | None = None) -> None:
+    def __init__(
+        self, deployed: Mapping[str, Deployed], *, options: Options | None = None, order: Order | None = None
+    ) -> None:
+        self._order = order
         self.node = Node(None, os.urandom(32), None)
         self._deployed = dict(deployed)
         self._options = options or Options()
@@ -55,7 +59,7 @@ class Together:
         options = self._options
         served = {name: Served.of(one.model, one.plans) for name, one in self._deployed.items()}
         # Nobody here can be ended and started again. Whoever is silent has no more than been held up, as has everybody.
-        limits = Limits(live=options.max_live, queue=options.queue_bound, silence=inf)
+        limits = Limits(live=options.max_live, queue=options.queue_bound, silence=inf, is_fixed=True)
         core = ConductorCore(self.conductor, LAUNCHER, served, limits)
         self.node.add(_Launcher(self._ready, self._drained))
         self.node.add(ConductorActor(self.node, core, dict))
@@ -71,7 +75,8 @@ class Together:
     def _add_worker(self, name: str) -> None:
         here = [f"{model}.{part}" for model, one in self._deployed.items() for part in one.components_at(name)]
         plans = {model: one.plans for model, one in self._deployed.items()}
-        limits = WorkerLimits(self._options.max_batch, self._options.window)
+        single = {model: one.alone() for model, one in self._deployed.items()}
+        limits = WorkerLimits(self._options.max_batch, self._options.window, self._order, single)
         core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(here), limits)
         actor = WorkerActor(self.node, core, dict)
         models = {model: one.model for model, one in self._deployed.items()}

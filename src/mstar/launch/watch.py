@@ -6,23 +6,26 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from mstar.launch.process import Process
 
+Watched = TypeVar("Watched", bound=Process)
 
-class Watch:
+
+class Watch(Generic[Watched]):
     """Calls `died`, in its own thread, for each process that has ended and been reaped."""
 
-    def __init__(self, died: Callable[[Process], None]) -> None:
+    def __init__(self, died: Callable[[Watched], None]) -> None:
         self._died = died
         self._epoll = select.epoll()
         self._closing = os.eventfd(0)
         self._epoll.register(self._closing, select.EPOLLIN)
-        self._by_fd: dict[int, Process] = {}
+        self._by_fd: dict[int, Watched] = {}
         self._thread = threading.Thread(target=self._run, name="mstar-watch", daemon=True)
         self._thread.start()
 
-    def add(self, process: Process) -> None:
+    def add(self, process: Watched) -> None:
         """Watch this one too."""
         for fd in (process.output, process.pidfd):
             self._by_fd[fd] = process
@@ -49,7 +52,7 @@ class Watch:
                 if fd == process.pidfd:
                     self._bury(process)
 
-    def _bury(self, process: Process) -> None:
+    def _bury(self, process: Watched) -> None:
         if process.output in self._by_fd:
             self._drop(process.output)
         self._drop(process.pidfd)

@@ -35,7 +35,8 @@ class CausalLM(Component):
     `swap` bytes outside of the pages are for caches that must make room for others; a cache that finds none is read
     again when it is needed. `vocabulary` is what grammars need. With `deterministic` every forward has the same size,
     so that a request gets the same bits alone and in a crowd, for some speed. With `int8` products with weights are in
-    8-bit integers, on CPUs: faster, in less memory, and a little less exact.
+    8-bit integers, on CPUs: faster, in less memory, and a little less exact. `end` is the token that ends
+    a text, or says which it is.
     """
 
     parallel: Parallel | None = None
@@ -45,7 +46,7 @@ class CausalLM(Component):
         self,
         network: Callable[[], Any],
         *,
-        end: int,
+        end: int | Callable[[], int],
         pages: int = 1024,
         page_size: int = 16,
         swap: int = 1 << 30,
@@ -58,6 +59,11 @@ class CausalLM(Component):
         self._sizes = (pages, page_size, swap)
         self._load_vocabulary = vocabulary
         self._how = {"is_deterministic": deterministic, "is_int8": int8}
+
+    @functools.cached_property
+    def end(self) -> int:
+        """The token that ends a text."""
+        return self._end() if callable(self._end) else self._end
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -134,6 +140,21 @@ class CausalLM(Component):
         return self.decoder.next(embeddings, _caches(kv), rows(sampling), layout)[0]
 
     @op(batch=ragged("T"), in_pieces=True)
+    def next_shown(
+        self,
+        numbers: Int64[Tensor, "T"],
+        embeddings: Float[Tensor, "T D"],
+        kv: KV,
+        sampling: Sampling,
+        layout: Layout = ONE_ROW,
+    ) -> Int64[Tensor, "1"]:
+        """The same for embeddings that have numbers: those of tokens, and above them such as `numbered` gives.
+
+        They count as tokens do, and what one request has read another need not read again.
+        """
+        return self.decoder.next(embeddings, _caches(kv), rows(sampling), layout, numbers)[0]
+
+    @op(batch=ragged("T"), in_pieces=True)
     def read(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
         """Read tokens into the cache; the network's last hidden state of each."""
         return self.decoder.read(tokens, _caches(kv), layout)
@@ -161,7 +182,7 @@ class CausalLM(Component):
         """Whether this token ends the text."""
         import torch
 
-        ends = [(self._end, *(wish.stop if wish else ())) for wish in rows(sampling)]
+        ends = [(self.end, *(wish.stop if wish else ())) for wish in rows(sampling)]
         return torch.tensor([one in end for one, end in zip(token[:, 0].tolist(), ends, strict=True)])
 
 

@@ -179,7 +179,8 @@ def _kind(folder: Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    stem = "diffusion_pytorch_model" if any(folder.glob("diffusion_pytorch_model*.safetensors*")) else "model"
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.is_file():
         return [single]
     if index.is_file():

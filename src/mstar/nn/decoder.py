@@ -7,7 +7,7 @@ requests share a batch, and when, is decided elsewhere.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -29,6 +29,8 @@ _FIXED = 64
 """How many tokens every forward has, if all are to have the same size."""
 _PIECE = 512
 """How many positions are read at once when a cache that was dropped is read again."""
+_WORTHWHILE = 64
+"""So many positions must be spared by another forward before it is run."""
 
 
 class SlowPath(UserWarning):
@@ -51,8 +53,13 @@ class Decoder:
         if wants and not native.is_native(self._embed.weight.dtype, self._embed.weight.device):
             fix = "install g++, and use float32 or bfloat16"
             raise LoadError(f"{wants} runs need the fused kernels, which are not there\n  fix: {fix}")
+        self._forward, self.store.window = self._recorded(network, is_int8=is_int8)
+        self._take_memory()
+
+    def _recorded(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:
+        """The forward of a network, and how many positions it sees if that is limited."""
         try:
-            self._forward, self.store.window = flatten(network, is_int8=is_int8)
+            return flatten(network, is_int8=is_int8)
         except LoadError:
             raise
         except Exception as error:  # whatever the exporter cannot do, the library can
@@ -60,9 +67,8 @@ class Decoder:
                 said = f"{type(network).__name__} cannot run in int8, because its steps could not be recorded: {error}"
                 raise LoadError(f"{said}\n  fix: leave int8 out") from error
             said = f"{type(network).__name__} is run by its library, which is slower: {str(error).splitlines()[0]}"
-            warnings.warn(f"{said}\n  fix: none is needed", SlowPath, stacklevel=2)
-            self._forward = as_written(network)
-        self._take_memory()
+            warnings.warn(f"{said}\n  fix: none is needed", SlowPath, stacklevel=3)
+            return as_written(network), None
 
     def _take_memory(self) -> None:
         """Run one token, so that every layer takes the memory for all of its pages now, and not from a request."""
@@ -89,21 +95,35 @@ class Decoder:
     # ---------------------------------------------------------------- what requests ask for
     @torch.inference_mode()
     def next(
-        self, given: Tensor, caches: list[PagedKV], wishes: Sequence[Sampling], layout: Layout
+        self,
+        given: Tensor,
+        caches: list[PagedKV],
+        wishes: Sequence[Sampling],
+        layout: Layout,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Read what is given for all caches, joined; the token that follows for each, and its logits.
 
-        For rows that are not finished nothing is chosen: their token is 0.
+        For rows that are not finished nothing is chosen: their token is 0. Embeddings with `numbers` are shared and
+        count as tokens do.
         """
-        return self.next_read(given, caches, wishes, layout)[:2]
+        return self.next_read(given, caches, wishes, layout, numbers)[:2]
 
     @torch.inference_mode()
     def next_read(
-        self, given: Tensor, caches: list[PagedKV], wishes: Sequence[Sampling], layout: Layout
+        self,
+        given: Tensor,
+        caches: list[PagedKV],
+        wishes: Sequence[Sampling],
+        layout: Layout,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and the hidden state of each position, but for those whose pages others had filled."""
         self._refuse_too_long(caches, wishes, layout.lengths)
-        self._note(given, caches, layout.lengths)
+        self._note(given if numbers is None else numbers, caches, layout.lengths)
+        if numbers is not None:
+            for cache, part in zip(caches, given.split(list(layout.lengths)), strict=True):
+                cache.read_embeddings(part.clone(), len(part))
         given, counts = self._without_known(given, caches, layout.lengths)
         batch = extend(self.store, caches, counts)
         last = torch.tensor([end - 1 for end in accumulate(counts)])
@@ -180,18 +200,30 @@ class Decoder:
             cache.read(tokens[first : first + length])
             first += length
 
-    @staticmethod
-    def _without_known(given: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """What is left to read, when caches that are empty took the pages that others filled with the same tokens."""
-        counts = list(lengths)
-        if given.ndim == 1:
-            for row, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
-                if length > 1 and not cache.table.length:
-                    counts[row] -= cache.adopt()
-        if sum(counts) < len(given):
-            ends = zip(accumulate(lengths), counts, strict=True)
-            given = given[torch.cat([torch.arange(end - count, end) for end, count in ends])]
-        return given, counts
+    def _without_known(
+        self, given: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        """What is left to read, when caches took the pages that others filled with the same.
+
+        Of those that would now fill pages with the same, one does so first, and the others take them.
+        """
+        several = {row: caches[row] for row, length in enumerate(lengths) if length > 1}
+        if not several:
+            return given, list(lengths)
+        parts = list(given.split(list(lengths)))
+        while True:
+            for row, cache in several.items():
+                parts[row] = parts[row][self.store.adopt(cache) :]
+            ahead = _ahead(several)
+            if not ahead:
+                return torch.cat(parts), [len(part) for part in parts]
+            leaders, counts = [caches[row] for row in ahead], list(ahead.values())
+            batch = extend(self.store, leaders, counts)
+            own = torch.cat([parts[row][:count] for row, count in ahead.items()])
+            self._run(self._embedded(own, leaders, counts), batch, torch.tensor([0]))
+            self._keep(leaders, counts)
+            for row, count in ahead.items():
+                parts[row] = parts[row][count:]
 
     def _keep(self, caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
         """Let others have the pages that were filled by this step."""
@@ -239,3 +271,19 @@ class Decoder:
 def _filled(x: Tensor) -> Tensor:
     """x with zeros behind it, up to the size that every forward has."""
     return torch.cat([x, x.new_zeros((_FIXED - len(x), *x.shape[1:]))])
+
+
+def _ahead(caches: Mapping[int, PagedKV]) -> dict[int, int]:
+    """Which of these caches read so many positions before the others, because some are to read the same."""
+    filled, ahead, spared = dict[bytes, int](), dict[int, int](), 0
+    for row, cache in caches.items():
+        keys = cache.to_fill()
+        leader = filled.get(keys[0]) if keys else None
+        if leader is None:
+            filled |= dict.fromkeys(keys, row)
+            continue
+        size, same = cache.store.pool.page_size, sum(filled.get(key) == leader for key in keys)
+        end = (cache.table.length // size + same) * size
+        ahead[leader] = max(ahead.get(leader, 0), end - caches[leader].table.length)
+        spared += same * size
+    return ahead if spared >= _WORTHWHILE else {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
+from mstar.walk.states import State
 from mstar.walk.types import Float, Int64, Tensor
 
 
@@ -50,6 +51,20 @@ def content_key(value: Tensor, tenant: str) -> bytes:
     digest = hashlib.blake2b(about)
     digest.update(value.contiguous().cpu().view(torch.uint8).numpy().data)
     return digest.digest()
+
+
+def numbered(embeddings: Tensor) -> Tensor:
+    """A number for each row of embeddings, by its content and above those of all tokens: see `CausalLM.next_shown`."""
+    import numpy as np
+    import torch
+
+    rows = embeddings.contiguous().cpu().view(torch.uint8).numpy()
+    digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
+    return torch.from_numpy((np.frombuffer(digests, np.uint64) >> 2 | 1 << 61).astype(np.int64))
+
+
+class Owner(State):
+    """Whose a request is, for an op that keeps what it gives and must not share it: its `tenant` says so."""
 
 
 class Encoder(Component):

@@ -145,7 +145,7 @@ def _pack(module: GraphModule) -> None:
         if node.target is not aten.linear.default:
             continue
         weight = _parameter(module, node.args[1])
-        if weight is None or weight.dtype is not torch.bfloat16:
+        if weight is None or (weight.dtype is not torch.bfloat16 and weight.numel() < _LARGE):
             continue
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
         with module.graph.inserting_before(node):
@@ -168,6 +168,9 @@ def _pack_int8(module: GraphModule) -> None:
         node.args = (node.args[0], *parts, bias)
 
 
+_LARGE = 1 << 23
+"""A matrix of so many float32 is packed, too: for a few rows the plain product takes twice as long. With smaller ones,
+which stay in the cache, it is the other way round."""
 _PACKED_FOR = 16
 """How many rows a product is expected to have; the layout hardly depends on it."""
 

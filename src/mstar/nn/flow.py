@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mstar.walk.batching import rows
 from mstar.walk.component import Component
+from mstar.walk.states import State
 from mstar.walk.types import Tensor
+
+
+class Denoising(State):
+    """How far a request has come on its schedule, and what its scheduler must know of that."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        """So many steps."""
+        self.memory: Mapping[str, Any] = {}
+        """What its scheduler remembers of them. It is replaced, never changed."""
+
+    def mark(self) -> dict[str, Any]:
+        """It as it is: what is remembered need not be copied."""
+        return dict(vars(self))
 
 
 class FlowHead(Component):
     """A denoising network that `network` loads, and `scheduler`, which makes a diffusers scheduler for a wish.
 
     A wish is what a request says of its schedule: the number of steps, or anything hashable. The scheduler has its
-    timesteps set, and must do each step by itself: neither random, nor looking at earlier steps.
+    timesteps set. `advance` is for one that does each step by itself: neither random, nor looking at earlier steps.
+    `go_on` is for one that looks back too, as UniPC does: a request then has a Denoising.
 
         class Sd3(FlowHead):
             @op(batch=stacked)
@@ -33,11 +49,15 @@ class FlowHead(Component):
                 return self.advance(x, velocity, steps, step)
 
     For guidance, one op gives the velocity, and is called for each branch; another mixes what they gave and advances.
+    Or branches are rows of one op, `batch=ragged("B")`, which mixes and advances too: then a step is one call.
     """
 
     def __init__(self, network: Callable[[], Any], scheduler: Callable[[Any], Any]) -> None:
         self._load = network
-        self._scheduler = functools.lru_cache(64)(lambda wish: _tried(scheduler(wish)))
+        self._scheduler = functools.lru_cache(64)(scheduler)
+        self._tried = functools.lru_cache(64)(
+            lambda wish, *, looks_back: _tried(self._scheduler(wish), looks_back=looks_back)
+        )
 
     @functools.cached_property
     def network(self) -> Any:
@@ -48,7 +68,7 @@ class FlowHead(Component):
         """Load the network."""
         _ = self.network
 
-    def times(self, wish: Any, step: int) -> Tensor:
+    def times(self, wish: Any, step: Any) -> Tensor:
         """Inside an op: the timestep of each row, [rows]."""
         import torch
 
@@ -60,12 +80,35 @@ class FlowHead(Component):
 
         moved: list[Tensor] = []
         for x, towards, w, s in zip(latents.split(1), predicted.split(1), rows(wish), rows(step), strict=True):
-            scheduler = copy.copy(self._scheduler(w))  # it counts its steps; the one that is kept never begins
-            moved += scheduler.step(towards, scheduler.timesteps[s], x, return_dict=False)[:1]
+            scheduler = self._tried(w, looks_back=False)
+            moved.append(_stepped(scheduler, {}, towards, scheduler.timesteps[s], x)[0])
         return torch.cat(moved)
 
+    def go_on(self, latents: Tensor, predicted: Tensor, wishes: Sequence[Any], ways: Sequence[Denoising]) -> Tensor:
+        """Inside an op: the latents of each row one step further on its schedule."""
+        import torch
 
-def _tried(scheduler: Any) -> Any:
+        moved: list[tuple[Tensor, Mapping[str, Any]]] = []
+        for x, towards, wish, way in zip(latents.split(1), predicted.split(1), wishes, ways, strict=True):
+            scheduler = self._tried(wish, looks_back=True)
+            moved.append(_stepped(scheduler, way.memory, towards, scheduler.timesteps[way.done], x))
+        for way, (_, memory) in zip(ways, moved, strict=True):  # only now, so that a batch that fails moves nobody
+            way.done, way.memory = way.done + 1, memory
+        return torch.cat([x for x, _ in moved])
+
+
+def _stepped(
+    scheduler: Any, memory: Mapping[str, Any], towards: Tensor, time: Tensor, x: Tensor
+) -> tuple[Tensor, Mapping[str, Any]]:
+    """Latents after a step, and what a scheduler remembers then. The one that is given never begins."""
+    own = copy.copy(scheduler)
+    for name, value in (vars(scheduler) | memory).items():
+        setattr(own, name, [*value] if isinstance(value, list) else value)  # it writes into its lists
+    moved = own.step(towards, time, x, return_dict=False)[0]
+    return moved, {name: value for name, value in vars(own).items() if value is not vars(scheduler).get(name)}
+
+
+def _tried(scheduler: Any, *, looks_back: bool) -> Any:
     """The scheduler, if its steps need nothing but what they are given. Other steps would be wrong among requests."""
     import torch
 
@@ -76,10 +119,12 @@ def _tried(scheduler: Any) -> Any:
     if hasattr(scheduler, "scale_model_input"):
         scaled = copy.deepcopy(scheduler).scale_model_input(start, scheduler.timesteps[0])
         refuse_unlike(scaled, start, f"{name} scales what its network is given", fix)
-    counting = copy.deepcopy(scheduler)
+    counting, memory = copy.deepcopy(scheduler), dict[str, Any]()
     with torch.random.fork_rng(devices=[]):
         for time in scheduler.timesteps[:4]:
             together = counting.step(together.sin(), time, together, return_dict=False)[0]
-            single = copy.deepcopy(scheduler).step(single.sin(), time, single, return_dict=False)[0]
-    refuse_unlike(single, together, f"a step of {name} is random, or depends on the steps before it", fix)
+            single, kept = _stepped(scheduler, memory, single.sin(), time, single)
+            memory = kept if looks_back else memory
+    what = "is random" if looks_back else "is random, or depends on the steps before it"
+    refuse_unlike(single, together, f"a step of {name} {what}", fix)
     return scheduler

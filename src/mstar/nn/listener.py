@@ -70,6 +70,8 @@ class Listener(Decoder):
         self._writing = WritingHalf(network)
         self._writing.config.sliding_window = window  # where attention looks for it
         self._longest: int = network.config.max_target_positions
+        self.positions: int = network.config.max_source_positions
+        """So many it hears of a whole window."""
         super().__init__(self._writing, pool, swap=swap, is_deterministic=False)
 
     def new_cache(self, vocabulary: Vocabulary | None) -> HeardKV:
@@ -77,9 +79,13 @@ class Listener(Decoder):
         return HeardKV(self.store, Chooser(vocabulary))
 
     @torch.inference_mode()
-    def encode(self, features: Tensor) -> Tensor:
-        """[rows, bins, frames] to the encoder's hidden states, [rows, positions, size]."""
-        return self._encoder(features.to(self._embed.weight.dtype)).last_hidden_state
+    def encode(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Spectra, [bins, frames], joined, to the encoder's hidden states of each, [positions, size].
+
+        One after the other: what one needs just fits in a processor's cache, so together they are slower.
+        """
+        parts = features.to(self._embed.weight.dtype).split(list(lengths), dim=1)
+        return [_opening(self._encoder, part.shape[1])(part[None]).last_hidden_state[0] for part in parts]
 
     @torch.inference_mode()
     def hear(self, states: Tensor, caches: Sequence[HeardKV], counts: Sequence[int]) -> None:
@@ -97,7 +103,7 @@ class Listener(Decoder):
             cache.come_back()
             if is_deaf:
                 self.store.pool.truncate(cache.heard.table, 0)
-                for _, states in cache.heard.embeddings:
+                for _, states, _ in cache.heard.embeddings:
                     self._hear(states, [cache.heard], [len(states)])
             if is_dropped:
                 self._read_again(cache)
@@ -142,6 +148,19 @@ class Listener(Decoder):
         cache = self.new_cache(None)
         self._hear(self.embed(torch.tensor([0])), [cache.heard], [1])
         cache.free()
+
+
+def _opening(encoder: Any, frames: int) -> Any:
+    """The encoder for the beginning of a window, which is all it then computes: with the first of its positions."""
+    table, positions = encoder.embed_positions, frames // (encoder.conv1.stride[0] * encoder.conv2.stride[0])
+    if positions >= table.num_embeddings:
+        return encoder
+    opening = copy.copy(encoder)
+    opening.config = copy.copy(encoder.config)
+    opening.config.max_source_positions = positions
+    first = torch.nn.Embedding.from_pretrained(table.weight[:positions])
+    opening._modules = encoder._modules | {"embed_positions": first}
+    return opening
 
 
 def _late(read: int) -> str:

@@ -144,15 +144,20 @@ class Pool:
             self._keys[page] = key
 
     def adopt(self, table: Table, keys: Iterable[bytes]) -> int:
-        """Give an empty table the pages kept under these keys, as far as they are there; how many positions it got."""
+        """Go on in a table with the pages kept under these keys, as far as they are there; its length then.
+
+        A page that it has partly filled is given back for one that is full.
+        """
         for key in keys:
             page = self._kept.get(key)
             if page is None:
                 break
+            if rest := table.length % self.page_size:
+                self.truncate(table, table.length - rest)
             self._idle.pop(page, None)
             self._holders[page] += 1
             table.pages.append(page)
-        table.length = len(table.pages) * self.page_size
+            table.length += self.page_size
         return table.length
 
     def _take(self) -> int:

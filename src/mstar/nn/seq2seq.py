@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar.nn.causal_lm import CausalLM
-from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
+from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
 from mstar.walk.component import op
 from mstar.walk.states import KV
 from mstar.walk.types import Float, Tensor
@@ -50,10 +50,10 @@ class Seq2SeqLM(CausalLM):
     def _listener(self) -> Listener:
         return cast("Listener", self.decoder)
 
-    @op(batch=stacked)
-    def encode(self, features: Float[Tensor, "M F"]) -> Float[Tensor, "P D"]:
-        """The encoder's hidden states of a window of sound, given as its spectrum."""
-        return self._listener.encode(features)
+    @op(batch=ragged("F"))
+    def encode(self, features: Float[Tensor, "M F"], layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
+        """The encoder's hidden states of a window of sound or the beginning of one, given as its spectrum."""
+        return cast("Tensor", self._listener.encode(features, layout.lengths))
 
     @op(batch=ragged("P"), in_pieces=True)
     def hear(self, states: Float[Tensor, "P D"], kv: KV, layout: Layout = ONE_ROW) -> None:

@@ -66,6 +66,13 @@ class Store:
             self._grow(len(self.cells), 2 * len(pages))
         self.cells[row, first : len(pages)] = pages[first:]
 
+    def adopt(self, cache: PagedKV) -> int:
+        """Give a cache the pages that others filled with what it is to read; how many positions need not be read."""
+        before = cache.table.length
+        found = self.pool.adopt(cache.table, cache.to_fill()) - before
+        self.show(cache.row, cache.table.pages, before // self.pool.page_size)
+        return found
+
     def _grow(self, rows: int, width: int) -> None:
         table = torch.zeros((rows, width), dtype=torch.int32)
         table[: self.table.shape[0], : self.table.shape[1]] = self.table
@@ -110,7 +117,7 @@ class Moved:
 
     length: int
     tenant: str
-    embeddings: tuple[tuple[int, Tensor], ...]
+    embeddings: tuple[tuple[int, Tensor, int], ...]
     chooser: Remembered
     data: Tensor
     """Keys and values of all layers, as one run of bytes."""
@@ -144,11 +151,11 @@ class PagedKV(KV):
         self.chooser = chooser
         self.tenant = ""
         """Whose it is: pages are shared by content only among the caches of one tenant."""
-        self.embeddings: list[tuple[int, Tensor]] = []
-        """What it has read besides the tokens in the chooser's history, and after how many of them: with these, its
-        lineage."""
+        self.embeddings: list[tuple[int, Tensor, int]] = []
+        """What it has read as embeddings, after how many tokens of the chooser's history, and instead of how many of
+        them: with these, its lineage."""
         self._keys: list[bytes] | None = []
-        """The keys of its full pages; None once it read what has no token numbers."""
+        """The keys of its full pages; None once it read what has no numbers."""
         self._left = 0
         self._outside: _Outside | None = None
         self._gone = weakref.finalize(self, _free, store, self.table, self.row)
@@ -180,39 +187,42 @@ class PagedKV(KV):
         self._gone()
 
     # ---------------------------------------------------------------- reading
-    def adopt(self) -> int:
-        """Take pages that others filled with what this empty cache is to read; how many tokens need not be read."""
+    def to_fill(self) -> list[bytes]:
+        """The keys of the pages that it is to fill, but for the one with the last token: what follows it is asked for,
+        so it is read."""
         if self._keys is None or self.store.window is not None:
-            return 0
-        keys = self._keys_of(self.chooser.history[:-1])  # the last one is read: what follows it is asked for
-        found = self.store.pool.adopt(self.table, keys)
-        self.store.show(self.row, self.table.pages, 0)
-        return found
+            return []
+        return self._keys_of(self.chooser.history[:-1])[self.table.length // self.store.pool.page_size :]
 
     def read(self, tokens: list[int]) -> None:
         """Remember tokens that are read."""
         self.chooser.read(tokens)
 
-    def read_embeddings(self, embeddings: Tensor) -> None:
-        """Remember embeddings that are read."""
-        self.embeddings.append((len(self.chooser.history), embeddings))
-        self._keys = None
+    def read_embeddings(self, embeddings: Tensor, count: int = 0) -> None:
+        """Remember embeddings that are read, instead of the last so many tokens, which are their numbers.
+
+        Where numbers are equal, embeddings are.
+        """
+        self.embeddings.append((len(self.chooser.history) - count, embeddings, count))
+        if not count:
+            self._keys = None
 
     def lineage(self) -> Iterator[Tensor]:
         """Everything that was read, in order: token numbers and embeddings."""
         done, history = 0, torch.tensor(self.chooser.history.tolist(), dtype=torch.int64)
-        for after, embeddings in [*self.embeddings, (len(history), None)]:
+        for after, embeddings, count in self.embeddings:
             yield history[done:after]
-            done = after
-            if embeddings is not None:
-                yield embeddings
+            yield embeddings
+            done = after + count
+        yield history[done:]
 
     def keep(self) -> None:
         """Let others have the pages that are full now."""
-        full = self.table.length // self.store.pool.page_size
+        size = self.store.pool.page_size
+        full = self.table.length // size
         if self._keys is None or len(self._keys) >= full or self.store.window is not None:
             return
-        self._keys = self._keys_of(self.chooser.history)
+        self._keys = self._keys_of(self.chooser.history[: full * size])  # which may be ahead of what is read
         for key, page in zip(self._keys, self.table.pages, strict=False):
             self.store.pool.keep(key, page)
 
@@ -265,7 +275,7 @@ class PagedKV(KV):
         self.come_back()
         self.tenant, self.embeddings = moved.tenant, [*moved.embeddings]
         self.chooser.load(moved.chooser, self.store.keys[0].device)
-        self._keys = None if self.embeddings else []
+        self._keys = [] if all(count for _, _, count in self.embeddings) else None
 
     def pages_of(self, moved: Moved) -> int:
         """How many pages a cache needs that was moved."""

@@ -34,6 +34,7 @@ from mstar.plan.tables import (
     Window,
     Writer,
 )
+from mstar.plan.tails import Tails
 
 LEAST_BOUND = 32
 """How many items a stream may hold at least: enough that a producer seldom waits for a consumer's turn."""
@@ -45,7 +46,7 @@ def plan(graphs: Mapping[str, ir.Walk], placement: Placement | None = None) -> P
     placement.check(graphs)
     keys: dict[BatchKey, int] = {}
     walks = {name: _Planner(lower(graph), placement, keys).plan() for name, graph in graphs.items()}
-    return Plans(walks, tuple(keys), placement.workers())
+    return Plans(walks, tuple(keys), placement.workers(), placement.crews())
 
 
 class _Planner:
@@ -55,6 +56,7 @@ class _Planner:
         self.lowered = lowered
         self.seating = Seating(lowered, placement)
         self.keys = keys
+        self.tails = Tails(lowered, self.key)
         steps = [*all_steps(lowered.root)]
         self.stream_numbers = {name: number for number, name in enumerate(lowered.readers)}
         readers = [step for found in lowered.readers.values() for step in found]
@@ -63,9 +65,9 @@ class _Planner:
             step.node.stream: step for step in steps if isinstance(step.node, ir.Open) and step.kind == "writer"
         }
         self.bodies = [lowered.root, *(inner for step in steps for inner in step.inner)]
-        self.calls = tuple(
-            (self.key(step.node), self.seating.seat(step)) for step in steps if isinstance(step.node, ir.Call)
-        )
+        calls = [(step, step.node) for step in steps if isinstance(step.node, ir.Call)]
+        self.calls = tuple((self.key(node), self.seating.seat(step)) for step, node in calls)
+        self.places = {step: at for at, (step, _) in enumerate(calls)}
 
     def key(self, call: ir.Call) -> int:
         return self.keys.setdefault(BatchKey(call.component, call.op, call.static), len(self.keys))
@@ -88,7 +90,17 @@ class _Planner:
             tuple(value.name for value in lowered.walk.inputs),
             lowered.walk.is_tuple,
             self.calls,
+            tuple((f"~{name}", self.bound(name)) for name in self.stream_numbers),
         )
+
+    def least(self, stream: str) -> int:
+        """So many items must have room in a stream for its largest window to fill."""
+        nodes = [step.node for step in self.lowered.readers[stream]]
+        return max(1, *(node.size for node in nodes if isinstance(node, ir.Windows)), 1)
+
+    def bound(self, stream: str) -> int:
+        """How many items a stream holds at most."""
+        return max(LEAST_BOUND, 2 * self.least(stream))
 
     def crossings(self) -> list[Crossing]:
         found: list[Crossing] = []
@@ -242,7 +254,9 @@ class _Part:
             case "call", ir.Call():
                 names = tuple(name for name, arg in node.args if isinstance(arg, ir.Value))
                 constants = tuple((name, arg) for name, arg in node.args if not isinstance(arg, ir.Value))
-                return Call(self.planner.key(node), names, (*constants, *node.static))
+                leads = self.planner.tails.leads(step)
+                constants += node.static
+                return Call(self.planner.key(node), names, constants, leads, self.planner.places[step])
             case "new", ir.New():
                 return NewState(node.component, str(node.out.type).partition(" ")[2])
             case "const", ir.Const():
@@ -280,9 +294,8 @@ class _Part:
         planner = self.planner
         steps = planner.lowered.readers[node.stream]
         readers = tuple((self.seating.seat(step), planner.reader_numbers[step.makes[0]]) for step in steps)
-        sizes = [step.node.size for step in steps if isinstance(step.node, ir.Windows)]
-        least = max(1, *sizes, 1)
-        return Writer(planner.stream_numbers[node.stream], readers, max(LEAST_BOUND, 2 * least), least)
+        name = node.stream
+        return Writer(planner.stream_numbers[name], readers, planner.bound(name), planner.least(name))
 
     def region(self, step: Step) -> Region:
         outer = self.slots[step.body]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.plan.tables import Plans
+from mstar.walk.batching import alone
 from mstar.walk.load import load_model
 from mstar.walk.model import Model
 
@@ -22,6 +23,12 @@ class Deployed:
 
     model: Model
     plans: Plans
+
+    def alone(self) -> frozenset[int]:
+        """The batch keys of ops that run each call by itself."""
+        components = self.model.components()
+        ops = [components[key.component].ops()[key.op] for key in self.plans.keys]
+        return frozenset(number for number, op in enumerate(ops) if op.batch is alone)
 
     def components_at(self, worker: str) -> tuple[str, ...]:
         """The components of which a worker may have to run an op."""

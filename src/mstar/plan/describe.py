@@ -12,17 +12,18 @@ from mstar.plan.tables import Crossing, Plan, Plans
 def describe(plans: Plans, graphs: dict[str, ir.Walk]) -> str:
     """All walks of a model under one placement, for a person."""
     walks = [_walk(plan, plans, graphs[name]) for name, plan in plans.walks.items()]
-    return "\n\n".join([*walks, _batches(plans)]) + "\n"
+    shared = ["calls that may share a batch, of one request or of many", *(f"  {line}" for line in sharing(plans))]
+    return "\n\n".join([*walks, "\n".join(shared)]) + "\n"
 
 
-def _batches(plans: Plans) -> str:
-    """Which calls may run as one, of one request or of many."""
-    lines = ["calls that may share a batch, of one request or of many"]
+def sharing(plans: Plans) -> list[str]:
+    """Which calls may run as one, of one request or of many: a line for each batch key."""
+    lines: list[str] = []
     for number, key in enumerate(plans.keys):
         counts = {name: [k for k, _ in plan.calls].count(number) for name, plan in plans.walks.items()}
         where = [name if count == 1 else f"{name} x{count}" for name, count in counts.items() if count]
-        lines.append(f"  {key} in {', '.join(where)}")
-    return "\n".join(lines)
+        lines.append(f"{key} in {', '.join(where)}")
+    return lines
 
 
 def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:
@@ -51,8 +52,13 @@ def _seat(plan: Plan, seat: int) -> str:
 def _crossing(crossing: Crossing) -> str:
     what = "moves" if crossing.is_state else "streams" if crossing.is_stream else "sends"
     sigil = "" if crossing.is_stream else "%"
-    often = "once" if crossing.depth == 0 else "each iteration" if crossing.depth == 1 else "each inner iteration"
-    return f"[{crossing.source}] {what} {sigil}{crossing.name}: {crossing.type} to [{crossing.target}], {often}"
+    to = f"{crossing.type} to [{crossing.target}]"
+    return f"[{crossing.source}] {what} {sigil}{crossing.name}: {to}, {often(crossing)}"
+
+
+def often(crossing: Crossing) -> str:
+    """How often something crosses."""
+    return "once" if crossing.depth == 0 else "each iteration" if crossing.depth == 1 else "each inner iteration"
 
 
 def _tables(plan: Plan) -> str:

@@ -4,9 +4,16 @@
     lm = "gpu0"                       # a component
     "lm.prefill" = "gpu1"             # one of its ops
     snac = ["gpu1", "gpu2"]           # replicas: each request uses one of them
+    vae = { workers = ["gpu2", "gpu3"], least = 0 }   # as many of them run as are needed, from none on
 
     [walks.draw]                      # for one walk only
     lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # the states of one request go to different ones
+
+    [workers.gpu0]                    # what a worker takes of a host, if there are several
+    cpus = 4
+    gpus = 1
+    resources = { infiniband = 1 }    # whatever else hosts are said to have
+    host = "10.0.0.2"                 # only there
 
 The most particular entry wins: walk before model, op before component. Every op must be covered; a name that the model
 does not have is an error, with the nearest one it has.
@@ -41,14 +48,29 @@ class Entry:
 
     workers: tuple[str, ...]
     spread: bool = False
+    least: int | None = None
+    """How many of the workers run even when there is little to do; None for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker takes of a host."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    host: str = ""
+    """The IP address of the only host it may be on; nothing for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Entries by "component" or "component.op", for all walks and for single ones."""
+    """Entries by "component" or "component.op", for all walks and for single ones; and what workers take of hosts."""
 
     place: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     walks: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict[str, Mapping[str, Entry]])
+
+    shares: Mapping[str, Share] = field(default_factory=dict[str, Share])
 
     def entry(self, walk: str, component: str, op: str) -> Entry | None:
         """The entry that decides for an op in a walk."""
@@ -70,8 +92,25 @@ class Placement:
 
     def workers(self) -> tuple[str, ...]:
         """Every worker named, in order of first mention."""
-        entries = [*self.place.values(), *(entry for walk in self.walks.values() for entry in walk.values())]
+        entries = self.entries()
         return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers)) or (LOCAL,)
+
+    def first_workers(self) -> tuple[str, ...]:
+        """The workers that run from the start: of each entry as many as it wants at least."""
+        entries = self.entries()
+        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers[: entry.least])) or (
+            () if entries else (LOCAL,)
+        )
+
+    def crews(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+        """Of each entry: its workers, and how many of them run at least."""
+        entries = self.entries() or [Entry((LOCAL,))]
+        least = (len(entry.workers) if entry.least is None else entry.least for entry in entries)
+        return tuple(dict.fromkeys(zip((entry.workers for entry in entries), least, strict=True)))
+
+    def entries(self) -> list[Entry]:
+        """Every line of it."""
+        return [*self.place.values(), *(entry for walk in self.walks.values() for entry in walk.values())]
 
     def check(self, graphs: Mapping[str, ir.Walk], site: str = "placement") -> None:
         """Raise PlacementError unless every entry names something and every op is covered."""
@@ -121,15 +160,24 @@ def read_placement(path: Path) -> Placement:
 def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placement:
     """A placement from parsed TOML."""
     reader = _Reader(site)
-    reader.keys(table, ("place", "walks"), "the file")
+    reader.keys(table, ("place", "walks", "workers"), "the file")
     place = reader.entries(table.get("place", {}), "[place]")
     walks = {
         name: reader.entries(entries, f"[walks.{name}]")
         for name, entries in reader.table(table.get("walks", {}), "[walks]").items()
     }
+    shares = {
+        name: reader.share(fields, f"[workers.{name}]")
+        for name, fields in reader.table(table.get("workers", {}), "[workers]").items()
+    }
+    placement = Placement(place, walks, shares)
+    for name in shares:
+        if name not in placement.workers():
+            known = placement.workers()
+            reader.wrong(f"[workers.{name}] is no worker{nearest(name, known)}", f"use one of {listed(known)}")
     if reader.problems:
         raise PlacementError("placement", reader.problems)
-    return Placement(place, walks)
+    return placement
 
 
 class _Reader:
@@ -155,15 +203,16 @@ class _Reader:
         return {key: self.entry(line, f"{where} {key}") for key, line in self.table(value, where).items()}
 
     def entry(self, line: Any, where: str) -> Entry:
-        workers, spread = line, False
+        workers, spread, least = line, False, None
         if isinstance(line, Mapping):
             fields = cast("Mapping[str, Any]", line)
-            if fields and not {"workers", "spread"} & fields.keys():
+            if fields and not {"workers", "spread", "least"} & fields.keys():
                 fix = f'write the key in quotes: "{where.rpartition(" ")[2]}.{next(iter(fields))}" = ...'
                 self.wrong(f"{where} is a table of {listed(fields)}: a key with a dot makes one", fix)
                 return Entry((LOCAL,))
-            self.keys(fields, ("workers", "spread"), where)
+            self.keys(fields, ("workers", "spread", "least"), where)
             workers, spread = fields.get("workers", []), fields.get("spread", False)
+            least = fields.get("least")
         names = cast("list[Any]", [workers] if isinstance(workers, str) else workers)
         if not isinstance(cast("object", names), list) or not names or not all(isinstance(n, str) and n for n in names):
             self.wrong(f"{where} = {line!r} names no workers", 'write "gpu0", ["gpu0", "gpu1"], or { workers = [...] }')
@@ -172,4 +221,22 @@ class _Reader:
             self.wrong(f"{where} names a worker twice: {names}", "name each worker once")
         if not isinstance(spread, bool):
             self.wrong(f"{where}: spread = {spread!r}", "spread = true or spread = false")
-        return Entry(tuple(names), bool(spread))
+        if least is not None and not (type(least) is int and 0 <= least <= len(names)):
+            self.wrong(f"{where}: least = {least!r}", f"write how many of the {len(names)} workers always run")
+            least = None
+        return Entry(tuple(names), bool(spread), least)
+
+    def share(self, value: Any, where: str) -> Share:
+        fields = self.table(value, where)
+        self.keys(fields, ("cpus", "gpus", "resources", "host"), where)
+        amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
+        resources = self.table(fields.get("resources", {}), f"{where} resources")
+        for name, amount in (*amounts.items(), *resources.items()):
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
+                self.wrong(f"{where}: {name} = {amount!r}", f"{name} = 1")
+                return Share()
+        host = fields.get("host", "")
+        if not isinstance(host, str):
+            self.wrong(f"{where}: host = {host!r}", 'write an IP address: host = "10.0.0.2"')
+            return Share()
+        return Share(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host)

@@ -62,12 +62,47 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """A loop on the way from a call to an emission, `up` frames above the call's: the calls of one time round.
+
+    It goes round as often as it still has to; or, if a stream comes out of it, until the next window of that is full.
+    """
+
+    up: int
+    keys: tuple[tuple[int, int], ...]
+    first: int = 0
+    stride: int = 0
+    """Window k of the stream ends at item `first + k * stride`; 0 if there is no stream."""
+    offset: int = 0
+    """How many items beyond the loop's index there are when the way leads to the stream for the first time."""
+
+    def times(self, index: int, limit: int) -> int:
+        """How many times round it is, for a loop that is there and may go as far as `limit`."""
+        if not self.stride:
+            return max(0, limit - index - 1)
+        count = index + self.offset
+        return self.first - count if count <= self.first else (self.first - count) % self.stride
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What comes between a call and the next emission of a kind (of none: the end of the walk): calls, by batch key."""
+
+    kind: str
+    keys: tuple[tuple[int, int], ...]
+    rounds: tuple[Round, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """How to call an op: its batch key, which parameters come from which slots, and the constant ones."""
+    """How to call an op: its batch key, which parameters come from which slots, the constant ones, where it leads."""
 
     key: int
     names: tuple[str, ...]
     constants: tuple[tuple[str, Literal], ...]
+    leads: tuple[Lead, ...] = ()
+    at: int = 0
+    """Which of the calls of its walk it is, in program order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +277,14 @@ class Plan:
     gives_tuple: bool
     calls: tuple[tuple[int, int], ...]
     """(batch key, seat) of every call, in program order."""
+    streams: tuple[tuple[str, int], ...] = ()
+    """The name of every stream, and how many items may wait in it."""
+
+    @property
+    def emits(self) -> bool:
+        """Whether it gives the client anything."""
+        bodies = (body for part in self.parts for body in part.bodies.values())
+        return any(instruction.do is Do.EMIT for body in bodies for instruction in body.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +294,5 @@ class Plans:
     walks: dict[str, Plan]
     keys: tuple[BatchKey, ...]
     workers: tuple[str, ...]
+    crews: tuple[tuple[tuple[str, ...], int], ...] = ()
+    """Of each entry of the placement: its workers, and how many of them run even when there is little to do."""

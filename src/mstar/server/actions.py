@@ -21,6 +21,7 @@ from mstar.server import arrays, openpi
 from mstar.server.calls import Call
 from mstar.server.door import Served
 from mstar.server.live import Deliver, Live
+from mstar.server.pacing import at_rate
 from mstar.server.reading import request_of
 from mstar.server.refusals import Refusal
 from mstar.server.visit import Visit, answered, refuse_crowded
@@ -86,6 +87,8 @@ def written(visit: Visit, content: Mapping[str, Any], status: int = 200) -> Resp
 async def speak_openpi(call: Call) -> None:
     """The whole of a call as openpi's clients hold it: an error is a text, and then the call is over."""
     served = call.find_only()
+    if (hz := call.socket.query_params.get("hz")) is not None:
+        call.passage.pace = at_rate(call.passage.pace, hz)
     await call.accept()
     await call.tell(openpi.pack(robot_of(served)))
     count, total = 0, None
@@ -122,7 +125,7 @@ def _observed(heard: str | bytes) -> dict[str, Any]:
 # ---------------------------------------------------------------- both
 def robot_of(served: Served) -> Mapping[str, Any]:
     """What a model says of its robot."""
-    tell = getattr(served.model, "robot", None)
+    tell = served.own("robot")
     return tell() if tell is not None else {}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mstar.asks import Chat, Ending, ToolCall
@@ -16,13 +17,12 @@ from mstar.server.calls import Call
 from mstar.server.chat import MAX_TOKENS
 from mstar.server.conversation import Item, new_id
 from mstar.server.door import Served
-from mstar.server.live import Deliver, Ended, Live
+from mstar.server.live import Deliver, Live
 from mstar.server.refusals import Refusal
 from mstar.server.session import ResponseWish, tools_of
 from mstar.server.speech import voice_of
 from mstar.server.spelling import Spelling
 from mstar.server.visit import BROKEN
-from mstar.wire import messages as m
 
 if TYPE_CHECKING:
     from mstar.server.realtime import Talk
@@ -42,6 +42,7 @@ class Answering:
         self._speaks = (wish.output_modalities or settings.output_modalities) == ["audio"]
         self._track = Track("pcm", RATE)
         self._spelling = Spelling(served.model.spell)
+        self._instructions = settings.instructions if wish.instructions is None else wish.instructions
         self._reason = ""
         self._ending: Ending | None = None
         self._id = new_id("resp")
@@ -57,9 +58,9 @@ class Answering:
 
     async def begin(self) -> None:
         """Give it, while the client is listened to. Raises Refusal."""
-        chat = self._chat()
+        chat, items = self._chat(), list(self._talk.conversation.items)
         self._before = self._talk.conversation.add(self._item)
-        self._task = asyncio.create_task(self._give(chat))
+        self._task = asyncio.create_task(self._give(chat, items))
         await asyncio.sleep(0)  # so that it has begun, and a stop is told
 
     def stop(self, reason: str) -> None:
@@ -78,9 +79,8 @@ class Answering:
         wish, settings = self._wish, self._talk.session.settings
         longest = wish.max_output_tokens or settings.max_output_tokens
         tools = () if settings.tool_choice == "none" else settings.tools if wish.tools is None else wish.tools
-        instructions = settings.instructions if wish.instructions is None else wish.instructions
         return Chat(
-            self._talk.conversation.turns(instructions),
+            self._talk.conversation.turns(self._instructions),
             Sampling(MAX_TOKENS if longest == "inf" else longest, temperature=1.0, seed=secrets.randbits(62)),
             tools_of(list(tools)),
             self._speaks,
@@ -88,12 +88,11 @@ class Answering:
         )
 
     # ---------------------------------------------------------------- what is told
-    async def _give(self, chat: Chat) -> None:
+    async def _give(self, chat: Chat, items: Sequence[Item]) -> None:
         status, details = "completed", dict[str, Any]()
         try:
             await self._open()
-            with self._call.opened(self._served, chat) as live:
-                await self._follow(live)
+            await self._follow(self._talk.thread.ask(chat, items, self._instructions))
             if self._ending is not None and self._ending.reason == "length":
                 status, details = "incomplete", {"reason": "max_output_tokens"}
         except asyncio.CancelledError:
@@ -106,6 +105,8 @@ class Answering:
             log.exception("request %s", self._call.passage.id)
             status, details = "failed", {"error": BROKEN.content["error"]}
         await self._close(status, details)
+        if status == "cancelled":
+            await self._talk.thread.hush()
 
     async def _open(self) -> None:
         await self._send("response.created", response=self._response("in_progress", {}))
@@ -114,16 +115,14 @@ class Answering:
         await self._say("response.content_part.added", part=self._part())
 
     async def _follow(self, live: Live) -> None:
-        async for news in live:
-            if isinstance(news, Ended):
-                result = news.end.result.it if isinstance(news.end, m.Finished) else None
-                self._ending = result if isinstance(result, Ending) else None
-                await self._write(self._spelling.finish())
-                await self._speak(self._track.finish())
-            elif news.kind == "Text":
+        async for news in live.turn():
+            if news.kind == "Text":
                 await self._write(self._spelling.add(news.value))
             elif news.kind == "Audio" and self._speaks:
                 await self._speak(_pcm(self._track.feed, news))
+        self._ending = live.result if isinstance(live.result, Ending) else None
+        await self._write(self._spelling.finish())
+        await self._speak(self._track.finish())
 
     async def _write(self, text: str) -> None:
         if text:

@@ -7,9 +7,7 @@ nothing from inside gets out. It is the same for routes that do not exist.
 from __future__ import annotations
 
 import logging
-import re
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -29,13 +27,16 @@ from mstar.server import (
     actions,
     chat,
     embeddings,
+    events,
     generate,
+    graphs,
     hearing,
     images,
     models,
     openapi,
     operations,
     realtime,
+    rest,
     speech,
     talk,
     traces,
@@ -43,12 +44,13 @@ from mstar.server import (
     voices,
     worlds,
 )
+from mstar.server.browsers import authorization, is_elsewhere
 from mstar.server.calls import METHOD, Caller, line
 from mstar.server.door import Door, Surface, Terms
-from mstar.server.logs import Traffic, request_ended
+from mstar.server.logs import Traffic
 from mstar.server.refusals import Refusal
 from mstar.server.schema import ChatBody, EmbeddingBody, GenerateBody
-from mstar.server.visit import BROKEN, Endpoint, Passage, answered
+from mstar.server.visit import BROKEN, Endpoint, Passage, answered, named
 
 log = logging.getLogger("mstar.server")
 
@@ -62,7 +64,14 @@ _CONTENT = Terms(query=("variant",), answers=("video/mp4",))
 _NATIVE = Terms(GenerateBody, answers=(_EVENTS, generate.MSGPACK))
 _OF_MODEL, _PLAIN = Terms(query=("model",)), Terms(answers=(_TEXT,))
 SURFACES: Sequence[Surface] = (
-    Surface("POST", "/v1/chat/completions", chat.complete, Chat, terms=Terms(ChatBody, answers=(_JSON, _EVENTS))),
+    Surface(
+        "POST",
+        "/v1/chat/completions",
+        chat.complete,
+        Chat,
+        terms=Terms(ChatBody, answers=(_JSON, _EVENTS)),
+        patient=b'"flex"',
+    ),
     Surface("POST", "/v1/embeddings", embeddings.embed, Embedding, terms=Terms(EmbeddingBody)),
     Surface("POST", "/v1/audio/speech", speech.speak, Speech, terms=Terms(speech.SpeechBody, answers=_SOUNDS)),
     line("/v1/audio/speech/stream", talk.talk, Speech),
@@ -71,7 +80,7 @@ SURFACES: Sequence[Surface] = (
     Surface("POST", "/v1/audio/translations", hearing.translate, Transcription, 64 << 20, _HEARD),
     Surface("POST", "/v1/images/generations", images.generate, Drawing, terms=_DRAWN),
     Surface("POST", "/v1/images/edits", images.edit, Drawing, 256 << 20, _EDITED),
-    Surface("POST", "/v1/videos", videos.create, Filming, 64 << 20, _FILMED),
+    Surface("POST", "/v1/videos", videos.create, Filming, 64 << 20, _FILMED, is_batch=True),
     Surface("GET", "/v1/videos", videos.catalogue),
     Surface("GET", "/v1/videos/{video}", videos.show),
     Surface("DELETE", "/v1/videos/{video}", videos.delete),
@@ -89,7 +98,11 @@ SURFACES: Sequence[Surface] = (
     line("/v1/realtime", realtime.converse, Chat),
     Surface("POST", "/v1/generate", generate.generate, None, 256 << 20, _NATIVE),
     Surface("GET", "/v1/models", models.catalogue),
+    Surface("GET", "/v1/models/{model:path}/graph", graphs.graph),
+    Surface("POST", "/v1/models/{model:path}/load", rest.load),
+    Surface("POST", "/v1/models/{model:path}/unload", rest.unload),
     Surface("GET", "/v1/models/{model:path}", models.entry),
+    Surface("GET", "/v1/events", events.events, terms=Terms(answers=(_EVENTS,))),
     Surface("GET", "/v1/requests", traces.recent),
     Surface("GET", "/v1/requests/{id:path}/trace", traces.trace, terms=Terms(query=("format",))),
     Surface("POST", "/v1/requests/{id:path}/cancel", traces.cancel),
@@ -98,17 +111,24 @@ SURFACES: Sequence[Surface] = (
     Surface("GET", "/metrics", operations.metrics, terms=_PLAIN),
     Surface("GET", "/openapi.json", openapi.describe),
 )
+_READS = ("GET", "HEAD")
+_ELSEWHERE = Refusal(
+    403, "cross_origin", "a page of another origin may not use a server without keys; give it some, or use its own page"
+)
 OPEN = frozenset(one.path for one in SURFACES if one.is_open)
 LINES = frozenset(one.path for one in SURFACES if one.method == METHOD)
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def application(door: Door) -> Starlette:
-    """The application that speaks to clients."""
+PAGES = "/studio"
+"""What all files of pages are counted under."""
+
+
+def application(door: Door, extra: Sequence[Route] = ()) -> Starlette:
+    """The application that speaks to clients. `extra` are pages, which anybody may read."""
     door.surfaces = SURFACES
     return Starlette(
-        routes=[_route(door, one) for one in SURFACES],
-        middleware=[Middleware(Gate, door=door)],
+        routes=[*(_route(door, one) for one in SURFACES), *extra],
+        middleware=[Middleware(Gate, door=door, pages=frozenset(one.path for one in extra))],
         exception_handlers={Refusal: _refused, HTTPException: _not_routed},
     )
 
@@ -138,9 +158,10 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 class Gate:
     """Middleware around everything."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: Door, pages: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._door = door
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or refuse it."""
@@ -148,9 +169,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        passage = scope["passage"] = Passage(given if _ID.fullmatch(given) else uuid.uuid4().hex)
-        begun, is_started, traffic = time.monotonic(), False, Traffic(receive, send)
+        passage = scope["passage"] = Passage(named(headers.get("x-request-id", "")))
+        is_started, traffic = False, Traffic(receive, send)
         entry = self._door.timelines.begin(passage, headers.get("traceparent", ""))
 
         async def sending(message: Message) -> None:
@@ -169,21 +189,22 @@ class Gate:
                 return  # the connection is closed before its body is complete, and so the client knows
             await _answer(BROKEN, scope, receive, sending)
         finally:
-            self._door.timelines.end(entry)
-            request_ended(entry, traffic.bytes_in, traffic.bytes_out)
-            self._door.meters.requests.labels(passage.surface, str(passage.status)).inc()
-            if passage.code:
-                self._door.meters.refusals.labels(passage.code).inc()
-            self._door.meters.seconds.labels(passage.surface).observe(time.monotonic() - begun)
+            self._door.ended(entry, traffic.bytes_in, traffic.bytes_out)
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        if scope["path"] in OPEN:
+        passage: Passage = scope["passage"]
+        is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READS
+        if is_page or scope["path"] in OPEN:
+            passage.surface = PAGES if is_page else passage.surface
             await self._app(scope, receive, send)
             return
-        passage: Passage = scope["passage"]
-        passage.holder = holder = self._door.keys.holder(headers.get("authorization", ""))
+        shown = authorization(headers, scope.get("subprotocols", ()))
+        passage.holder = holder = self._door.keys.holder(shown)
         if holder is None:
             await _answer(Refusal(401, "invalid_api_key", "a valid API key is needed"), scope, receive, send)
+            return
+        if not self._door.keys.are_needed and scope.get("method") not in _READS and is_elsewhere(headers):
+            await _answer(_ELSEWHERE, scope, receive, send)
             return
         costs = scope["type"] == "websocket" or scope["method"] == "POST"
         if costs and (wait := holder.wait(time.monotonic())):

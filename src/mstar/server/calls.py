@@ -16,8 +16,10 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from mstar.server.browsers import agreed
 from mstar.server.door import Door, Served, Surface
 from mstar.server.live import Live
+from mstar.server.pacing import HEADER
 from mstar.server.refusals import Refusal
 from mstar.server.visit import Passage, answered
 
@@ -42,11 +44,6 @@ class Call:
         """Something was put into the inbox, or taken out."""
         self._listener: asyncio.Task[None] | None = None
 
-    @property
-    def tenant(self) -> str:
-        """Whose call it is."""
-        return self.passage.holder.name if self.passage.holder else ""
-
     def find(self, name: str) -> Served:
         """The model that the client named, if it is served here."""
         return self.door.find(name, self.surface)
@@ -62,7 +59,7 @@ class Call:
 
     async def accept(self) -> None:
         """Begin to speak."""
-        await self.socket.accept()
+        await self.socket.accept(agreed(self.socket.scope.get("subprotocols", ())))
         task = asyncio.current_task()
         assert task is not None, "a server runs in tasks"
         self._listener = asyncio.create_task(self._listen(task))
@@ -107,7 +104,7 @@ class Call:
     @contextmanager
     def opened(self, served: Served, *asks: Any) -> Generator[Live]:
         """Have requests served, for as long as it is held."""
-        live = self.door.open(served, *asks, tenant=self.tenant)
+        live = self.door.open(served, *asks, by=self.passage)
         try:
             yield live
         finally:
@@ -138,10 +135,10 @@ class Caller:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
         passage: Passage = scope["passage"]
-        passage.surface = self._surface.path
         call = Call(self._door, self._surface, passage, WebSocket(scope, receive, send))
         handle = cast("Callable[[Call], Awaitable[None]]", self._surface.handle)
         try:
+            passage.arrive(self._surface, call.socket.headers.get(HEADER, ""))
             await handle(call)
         except asyncio.CancelledError:
             if not call.is_gone:  # somebody else wants the end

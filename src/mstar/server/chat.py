@@ -20,6 +20,7 @@ from mstar.nn.sampling import Sampling
 from mstar.server.completion import Answer, Completion
 from mstar.server.door import Served
 from mstar.server.files import Files, file_of
+from mstar.server.pacing import as_batch
 from mstar.server.refusals import Refusal
 from mstar.server.schema import ChatBody, ContentPart, Message, NamedTool
 from mstar.server.speech import voice_of
@@ -47,11 +48,15 @@ async def complete(visit: Visit) -> Response:
     _refuse_unread(body, served)
     chat = await chat_of(body, served, Files(visit.door.fetcher))
     seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
+    is_batch = body.service_tier == "flex"
+    if is_batch:
+        visit.passage.pace = as_batch(visit.passage.pace)
     live = visit.open(served, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds))
     most = 1 if body.parallel_tool_calls is False else None
     is_call = bool(forced_tools(body))
     answers = [Answer(served, chat, track=track_of(body), is_call=is_call, most_calls=most) for _ in seeds]
-    completion = Completion(f"chatcmpl-{visit.passage.id}", served.name, live, answers)
+    tier = {} if body.service_tier is None else {"service_tier": "flex" if is_batch else "default"}
+    completion = Completion({"id": f"chatcmpl-{visit.passage.id}", "model": served.name, **tier}, live, answers)
     if body.stream:
         await completion.begun()
         return visit.events(completion.chunks(has_usage=body.stream_options.include_usage))
@@ -61,7 +66,7 @@ async def complete(visit: Visit) -> Response:
 # ---------------------------------------------------------------- what is asked for
 def _refuse_unread(body: ChatBody, served: Served) -> None:
     """Refuse what the model does not read, before it is fetched and decoded. It may say what it reads by `reads()`."""
-    reads = getattr(served.model, "reads", None)
+    reads = served.own("reads")
     for part in (part for one in body.messages if isinstance(one.content, list) for part in one.content):
         kind = _kind(part)
         if reads is not None and kind is not None and kind not in reads():

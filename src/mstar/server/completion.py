@@ -9,7 +9,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -155,11 +155,12 @@ def _call_in(text: str) -> ToolCall:
 class Completion:
     """The answers to one request."""
 
-    def __init__(self, name: str, model: str, live: Live, answers: list[Answer]) -> None:
+    def __init__(self, head: Mapping[str, Any], live: Live, answers: list[Answer]) -> None:
         self._live = live
         self._answers = answers
         self._now = int(time.time())
-        self._head = {"id": name, "created": self._now, "model": model}
+        self._head = {**head, "created": self._now}
+        """What each part of the answer begins with."""
         self._deltas = self._read()
         self._first: list[tuple[int, dict[str, Any], bool]] = []
 

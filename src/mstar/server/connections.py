@@ -1,7 +1,8 @@
 """Connections of clients whom nobody knows yet: how many there may be, and how long each may take to say what it wants.
 
 What uvicorn leaves open is closed here: heads that never end, messages in endless small parts, pings of who does not
-read. How HTTP and WebSockets are spoken is uvicorn's; what is asked for is not read here.
+read. How HTTP and WebSockets are spoken is uvicorn's; what is asked for is not read here, and what is answered before
+that is decided by `early`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import resource
 from typing import Any
 
 import h11
-import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
 from mstar.config import Limits
+from mstar.server.early import Early
 from mstar.server.refusals import Refusal
 
 SPARE_FILES = 256
 """So many files are kept for what is not a client."""
+_IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 PARTS = 4096
 """In so many parts a message of a WebSocket may come."""
 
@@ -30,25 +32,19 @@ def most_connections(limits: Limits) -> int:
     return max(1, min(limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
 
 
-def _raw(refusal: Refusal) -> bytes:
-    """A refusal for who was not heard."""
-    body = msgspec.json.encode(refusal.content)
-    headers = {"Connection": "close", "Content-Type": "application/json", "Content-Length": len(body)}
-    lines = [f"{name}: {value}" for name, value in (headers | refusal.headers).items()]
-    return "\r\n".join([f"HTTP/1.1 {refusal.status} Refused", *lines, "", ""]).encode() + body
-
-
-FULL = _raw(Refusal(503, "too_many_connections", "the server has as many clients as it may have", retry_after=1.0))
-BAD_HEAD = _raw(Refusal(400, "bad_request", "this is no request for a WebSocket"))
+_LAST = {"Connection": "close"}
+FULL = Refusal(503, "too_many_connections", "the server has as many clients as it may have", retry_after=1.0).raw(_LAST)
+BAD_HEAD = Refusal(400, "bad_request", "this is no request for a WebSocket").raw(_LAST)
 
 
 class Connection(H11Protocol):
     """One connection. While nothing of it is served, its time runs, whatever it sends."""
 
-    def __init__(self, limits: Limits, most: int, **how: Any) -> None:
+    def __init__(self, limits: Limits, most: int, early: Early, **how: Any) -> None:
         super().__init__(**how)
         self._limits = limits
         self._most = most
+        self._early = early
         self._waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -68,6 +64,19 @@ class Connection(H11Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come. What would only be refused is answered at once."""
+        is_first = self.conn.states == _IDLE and not self.conn.trailing_data[0]
+        answer = self._early.answer(data) if is_first else None
+        if answer is None:
+            super().data_received(data)
+            return
+        self.transport.write(answer.data)
+        if answer.is_last:
+            self.transport.close()
+        else:
+            self.on_response_complete()
 
     def handle_events(self) -> None:
         """Go on with what has come; a request that is served has its own limits."""

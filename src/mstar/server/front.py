@@ -27,7 +27,9 @@ from mstar.server.streams import (
     Received,
     Send,
     Tick,
+    Told,
     Took,
+    Waits,
 )
 from mstar.transfer import values
 from mstar.walk.emissions import KINDS, Emission
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 ANSWER_S = 5.0
 """How long another process may take to answer a question; then it is taken for dead."""
-Listener = Callable[[Deliver | Ended], None]
+Listener = Callable[[Deliver | Waits | Ended], None]
 """Told of everything that happens to a request, in the thread of the node."""
 
 
@@ -89,6 +91,10 @@ class FrontEnd:
 
         self._node.call(submitted)
 
+    def say(self, rid: str, value: Any) -> None:
+        """The client says more to a request that runs; None: it says no more."""
+        self._node.call(lambda: self._step(time.monotonic(), Told(rid, value)))
+
     def took(self, rid: str, kind: str, count: int) -> None:
         """The client has taken so many emissions of a kind, in all."""
         self._node.call(lambda: self._step(time.monotonic(), Took(rid, kind, count)))
@@ -118,6 +124,14 @@ class FrontEnd:
         """Ask a process what a request did there, and when."""
         return self._ask(peer, lambda ticket: m.TakeTimeline(ticket, rid), lambda timeline: timeline)
 
+    def take_standing(self, worded: Callable[[int], m.Message] = m.TakeStanding) -> Future[m.Standing]:
+        """Ask the conductor which models are up and which rest; or have one rest, or woken, and then the same."""
+        return self._ask(self._core.conductor, worded, lambda standing: standing)
+
+    def take_news(self, peer: m.Peer) -> Future[m.News]:
+        """Ask a process what happened since it was last asked."""
+        return self._ask(peer, m.TakeNews, lambda news: news)
+
     def _ask(self, peer: m.Peer, worded: Callable[[int], m.Message], read: Callable[[Any], T]) -> Future[T]:
         """Ask a process something. If it does not answer, that is a TimeoutError."""
         ticket, answer = next(self._numbers), Future[T]()
@@ -136,7 +150,7 @@ class FrontEnd:
     # ---------------------------------------------------------------- on the node
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """A message has come."""
-        if isinstance(message, m.Stock | m.Timeline):
+        if isinstance(message, m.Stock | m.Timeline | m.News | m.Standing):
             self._answered(message)
             return
         if isinstance(message, m.Forget):
@@ -149,7 +163,7 @@ class FrontEnd:
             self._asked.pop(ticket)[1].set_exception(TimeoutError("it did not answer"))
         self._step(now, Tick())
 
-    def _answered(self, message: m.Stock | m.Timeline) -> None:
+    def _answered(self, message: m.Stock | m.Timeline | m.News | m.Standing) -> None:
         if (question := self._asked.pop(message.ticket, None)) is not None:
             _, answer, read = question
             answer.set_result(read(message))
@@ -174,25 +188,41 @@ class Stream:
     def __init__(self, front_end: FrontEnd, rid: str) -> None:
         self.rid = rid
         self.end: m.Finished | m.Refused | None = None
+        self.answer: Any = None
+        """What it was told last before it may say more."""
         self._front_end = front_end
-        self._told: queue.SimpleQueue[Deliver | Ended] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Deliver | Waits | Ended] = queue.SimpleQueue()
         self._taken: defaultdict[str, int] = defaultdict(int)
 
-    def told(self, news: Deliver | Ended) -> None:
+    def told(self, news: Deliver | Waits | Ended) -> None:
         """Something has happened; the front end says so."""
         self._told.put(news)
 
-    def events(self, timeout: float | None = None) -> Iterator[Deliver]:
-        """What is delivered, until the end. Raises queue.Empty if nothing comes for so long."""
+    def say(self, value: Any) -> None:
+        """Say more to it; None: no more is said."""
+        self._front_end.say(self.rid, value)
+
+    def turn(self, timeout: float | None = None) -> Iterator[Deliver]:
+        """What is delivered until it waits for more, or to the end. Raises queue.Empty if nothing comes for so long."""
         while self.end is None:
             news = self._told.get(timeout=timeout)
             if isinstance(news, Ended):
                 self.end = news.end
                 return
+            if isinstance(news, Waits):
+                self.answer = news.answer
+                return
             self._taken[news.kind] += 1
             if self._taken[news.kind] % (GRANT // 2) == 0:
                 self._front_end.took(self.rid, news.kind, self._taken[news.kind])
             yield news
+
+    def events(self, timeout: float | None = None) -> Iterator[Deliver]:
+        """What is delivered until the end. If it waits for more it is told that there is none."""
+        while self.end is None:
+            yield from self.turn(timeout)
+            if self.end is None:
+                self.say(None)
 
     def __iter__(self) -> Iterator[Emission]:
         """Its emissions. Raises NotServed unless it ends well."""

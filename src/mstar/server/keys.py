@@ -1,6 +1,7 @@
-"""Keys: who may come in, and how much each may ask for. Keys are kept as digests, and compared in constant time.
+"""Keys: who may come in, how much each may ask for, and what each is promised.
 
-How a key reaches the server, and what a refused client is told, is decided by others.
+Keys are kept as digests, and compared in constant time. How a key reaches the server, and what a refused client is
+told, is decided by others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 
 from mstar.config import Allowance
+from mstar.wire.pace import Pace
 
 __all__ = ["Allowance", "Holder", "Keys", "digest_of"]
 
@@ -20,11 +22,13 @@ def digest_of(key: str) -> bytes:
 
 
 class Holder:
-    """Who holds one key: its name in logs, and what it has asked for lately."""
+    """Who holds one key: its name in logs, what it is promised, and what it has asked for lately."""
 
-    def __init__(self, name: str, allowance: Allowance) -> None:
+    def __init__(self, name: str, allowance: Allowance, pace: Pace | None = None) -> None:
         self.name = name
         """What the operator calls it, or a few digits of the key's digest."""
+        self.pace = pace or Pace()
+        """What is promised for a request that says nothing of it."""
         self.live = 0
         self._allowance = allowance
         self._tokens = float(allowance.at_once)
@@ -51,11 +55,12 @@ class Keys:
         keys: Iterable[str] = (),
         allowance: Allowance | None = None,
         named: Mapping[bytes, Holder] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         allowance = allowance or Allowance()
         digests = map(digest_of, keys)
-        self._holders = {digest: Holder(digest.hex()[:8], allowance) for digest in digests} | dict(named or {})
-        self._everybody = None if self._holders else Holder("", allowance)
+        self._holders = {digest: Holder(digest.hex()[:8], allowance, pace) for digest in digests} | dict(named or {})
+        self._everybody = None if self._holders else Holder("", allowance, pace)
 
     @property
     def are_needed(self) -> bool:

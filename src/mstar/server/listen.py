@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from mstar.errors import LoadError
 from mstar.server.connections import CallConnection, Connection, most_connections
 from mstar.server.door import Door
+from mstar.server.early import Early
 
 LOOK_S = 0.05
 """How often it is looked whether they have."""
@@ -43,7 +44,7 @@ class Listener(uvicorn.Server):
     """Speaks HTTP for a door until a signal comes; clients then have `drain_s` seconds. A second ends it at once."""
 
     def __init__(self, door: Door, application: Starlette, drain_s: float) -> None:
-        connection = functools.partial(Connection, door.limits, most_connections(door.limits))
+        connection = functools.partial(Connection, door.limits, most_connections(door.limits), Early(door))
         config = uvicorn.Config(
             application,
             http=cast("Any", connection),  # a class is wanted, and is only called

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
 from mstar.server.front import FrontEnd
 from mstar.server.refusals import refusal_of
-from mstar.server.streams import GRANT, Deliver, Ended
+from mstar.server.streams import GRANT, Deliver, Ended, Waits
 from mstar.wire import messages as m
 
 __all__ = ["Bridge", "Deliver", "Ended", "FrontEnd", "Live"]
@@ -60,24 +60,35 @@ class Follower(Protocol):
 class Live:
     """Requests of one client under way. Iterate it for what is delivered, and for how each of them ended well.
 
-    It raises a Refusal as soon as one does not end well. Whoever made it closes it.
+    It raises a Refusal as soon as one does not end well. Whoever made it closes it. A client that `goes_on` with its
+    request reads it turn by turn; one that does not is taken to say no more.
     """
 
-    __slots__ = ("_bridge", "_last", "_news", "_open", "_taken", "_waiter", "follower", "rids")
+    __slots__ = (
+        *("_bridge", "_goes_on", "_last", "_news", "_open", "_said", "_taken", "_waiter"),
+        *("follower", "result", "rids"),
+    )
 
-    def __init__(self, bridge: Bridge, submits: Sequence[m.Submit]) -> None:
+    def __init__(self, bridge: Bridge, submits: Sequence[m.Submit], *, goes_on: bool = False) -> None:
         self.rids = [submit.rid for submit in submits]
         self.follower: Follower | None = None
+        self.result: Any = None
+        """What the last request that ended gave, or was answered at the end of a turn."""
+        self._said = 0
         self._bridge = bridge
+        self._goes_on = goes_on
         self._open = set(self.rids)
-        self._news: deque[Deliver | Ended] = deque()
+        self._news: deque[Deliver | Waits | Ended] = deque()
         self._taken: Counter[tuple[str, str]] = Counter()
         self._last: Deliver | None = None
         self._waiter: asyncio.Future[None] | None = None
         for submit in submits:
             bridge.front.listen(submit, self._told)
 
-    def _told(self, news: Deliver | Ended) -> None:
+    def _told(self, news: Deliver | Waits | Ended) -> None:
+        if isinstance(news, Waits) and not self._goes_on:
+            self._bridge.front.say(news.rid, None)
+            return
         self._news.append(news)
         self._bridge.rouse(self)
 
@@ -109,20 +120,48 @@ class Live:
         return self
 
     async def __anext__(self) -> Deliver | Ended:
+        while self._open:
+            news = await self._next()
+            if not isinstance(news, Waits):
+                return news
         self._took()
-        if self._open:
-            await self.begun()
-            news = self._news.popleft()
-            if isinstance(news, Ended):
-                self._open.discard(news.rid)
-                if self.follower is not None:
-                    self.follower.ended(news)
-            else:
-                self._last = news
-                if self.follower is not None:
-                    self.follower.delivered(news)
-            return news
         raise StopAsyncIteration
+
+    async def turn(self) -> AsyncGenerator[Deliver]:
+        """What is delivered until the request has done all that it was told and waits for more, or has ended."""
+        while self._open:
+            news = await self._next()
+            if isinstance(news, Deliver):
+                yield news
+            elif isinstance(news, Waits) and news.number >= self._said:
+                return
+
+    async def _next(self) -> Deliver | Waits | Ended:
+        self._took()
+        await self.begun()
+        news = self._news.popleft()
+        if isinstance(news, Ended):
+            self._open.discard(news.rid)
+            self.result = news.end.result.it if isinstance(news.end, m.Finished) else None
+            if self.follower is not None:
+                self.follower.ended(news)
+        elif isinstance(news, Waits):
+            self.result = news.answer
+        else:
+            self._last = news
+            if self.follower is not None:
+                self.follower.delivered(news)
+        return news
+
+    def say(self, value: Any) -> None:
+        """Say more to the request."""
+        self._said += 1
+        self._bridge.front.say(self.rids[0], value)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or will have when what is there was read."""
+        return not self._open or any(isinstance(news, Ended) for news in self._news)
 
     def _took(self) -> None:
         """The client has what was read last."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mstar.requests")
 
-QUIET = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+QUIET = frozenset({"/health", "/healthz", "/ready", "/metrics", "/studio"})
 """What is asked for all the time, and so is told only to who wants to know everything."""
 
 

@@ -20,6 +20,7 @@ from mstar.server.spelling import tokens_of
 from mstar.server.streams import Deliver, Ended
 from mstar.server.timeline import Entry
 from mstar.wire import messages as m
+from mstar.wire.pace import seconds_of
 
 _FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SLOW = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -196,21 +197,25 @@ class Tally:
 
 
 class Follower:
-    """Follows the answers to one request of a client."""
+    """Follows the answers to one request of a client. `refused` is told of each that was not taken on."""
 
-    def __init__(self, tallies: Mapping[str, Tally], entry: Entry | None) -> None:
+    def __init__(self, tallies: Mapping[str, Tally], entry: Entry | None, refused: Callable[[m.Refused], None]) -> None:
         self._tallies = tallies
         self._entry = entry
+        self._refused = refused
 
     def delivered(self, news: Deliver) -> None:
         """Something is handed on."""
         self._tallies[news.rid].delivered(news)
         if self._entry is not None:
-            self._entry.note(news.kind, time.monotonic())
+            seconds = seconds_of(news.kind, news.value, dict(news.clock), self._entry.passage.pace)
+            self._entry.note(news.kind, time.monotonic(), seconds)
 
     def ended(self, news: Ended) -> None:
         """One of them has ended."""
         self._tallies[news.rid].ended(news)
+        if isinstance(news.end, m.Refused):
+            self._refused(news.end)
 
     def dropped(self, rid: str) -> None:
         """Nobody wants more of one of them."""

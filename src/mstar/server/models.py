@@ -1,4 +1,4 @@
-"""The models that are served, each with where it is served."""
+"""The models that are served, each with where it is served and how it is."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import Any
 from starlette.responses import Response
 
 from mstar.server.door import Door, Served
+from mstar.server.rest import states
 from mstar.server.visit import Visit, answered
 
 
 async def catalogue(visit: Visit) -> Response:
     """GET /v1/models."""
-    return answered({"object": "list", "data": [_entry(visit.door, one) for one in visit.door.served.values()]})
+    known = await states(visit.door)
+    served = visit.door.served.values()
+    return answered({"object": "list", "data": [_entry(visit.door, one, known[one.name]) for one in served]})
 
 
 async def entry(visit: Visit) -> Response:
     """GET /v1/models/{model}."""
-    return answered(_entry(visit.door, visit.find(visit.request.path_params["model"])))
+    served = visit.find(visit.request.path_params["model"])
+    return answered(_entry(visit.door, served, (await states(visit.door))[served.name]))
 
 
-def _entry(door: Door, served: Served) -> dict[str, Any]:
+def _entry(door: Door, served: Served, state: str) -> dict[str, Any]:
     offered = door.offers(served)
     return {
         "id": served.name,
@@ -29,4 +33,5 @@ def _entry(door: Door, served: Served) -> dict[str, Any]:
         "owned_by": "mstar",
         "capabilities": list(dict.fromkeys(surface.ask.__name__.lower() for surface in offered if surface.ask)),
         "surfaces": [*(surface.path for surface in offered), "/v1/generate"],
+        "state": state,
     }

@@ -17,11 +17,13 @@ from starlette.responses import Response
 
 from mstar.server.calls import METHOD
 from mstar.server.door import Door, Surface
+from mstar.server.pacing import FORMS, HEADER
 from mstar.server.visit import Visit, answered
 
 _REF = "#/components/schemas/"
 _PLACE = re.compile(r"{(\w+)(?::\w+)?}")
 _TEXT = {"type": "string"}
+_PACE = {"name": HEADER, "in": "header", "description": f"how soon it is wanted: {FORMS}", "schema": _TEXT}
 _REFUSED = {
     "description": "refused; the reason is told",
     "content": {"application/json": {"schema": {"$ref": f"{_REF}Error"}}},
@@ -75,7 +77,7 @@ def _operation(one: Surface, refs: dict[Any, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "operationId": f"{one.handle.__module__.rpartition('.')[2]}.{one.handle.__name__}",
         "description": _about(one),
-        "parameters": inside + behind,
+        "parameters": inside + behind + ([_PACE] if one.method == "POST" and one.ask is not None else []),
         "responses": {"2XX": answer, "4XX": _REFUSED, "5XX": _REFUSED},
     }
     if one.is_open:

@@ -37,12 +37,17 @@ async def ready(visit: Visit) -> Response:
 
 async def metrics(visit: Visit) -> Response:
     """GET /metrics: figures of this process, and of the others."""
-    door, now = visit.door, time.monotonic()
+    await refresh(visit.door)
+    return Response(generate_latest(_Figures(visit.door)), media_type=CONTENT_TYPE_LATEST)
+
+
+async def refresh(door: Door) -> None:
+    """Have the figures of other processes, not much older than now."""
+    now = time.monotonic()
     if door.bridge is not None and now - door.meters.asked > STALE_S:
         door.meters.asked = now
         peers = [door.bridge.front.peer, *door.peers()]
         await asyncio.gather(*(_ask(door, peer) for peer in peers))
-    return Response(generate_latest(_Figures(door)), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Figures(Collector):
@@ -68,15 +73,40 @@ class _Figures(Collector):
                     seconds.add_metric(of, count.seconds)
                     waited.add_metric(of, count.waited)
         yield from (calls, seconds, waited, batches)
+        yield from self._due()
+
+    def _due(self) -> Iterable[Metric]:
+        """What emissions came to that were due at some time."""
+        labels = ["model", "kind", "worker"]
+        due = CounterMetricFamily("mstar_due_emissions", "Emissions that were due at some time", labels=labels)
+        late = CounterMetricFamily("mstar_late_emissions", "Those that came later", labels=labels)
+        seconds = CounterMetricFamily("mstar_late_seconds", "How much later", labels=labels)
+        forecasts = CounterMetricFamily("mstar_forecasts", "First emissions that were forecast", labels=labels)
+        errors = CounterMetricFamily(
+            "mstar_forecast_errors", "By which part forecasts were wrong, added", labels=labels
+        )
+        close = CounterMetricFamily("mstar_close_forecasts", "Forecasts wrong by a quarter at most", labels=labels)
+        for worker, kinds in self._door.kinds.items():
+            for one in kinds:
+                of = (one.model, one.kind, worker)
+                due.add_metric(of, one.count)
+                late.add_metric(of, one.late)
+                seconds.add_metric(of, one.late_s)
+                forecasts.add_metric(of, one.forecasts)
+                errors.add_metric(of, one.missed)
+                close.add_metric(of, one.close)
+        yield from (due, late, seconds, forecasts, errors, close)
 
 
 async def _ask(door: Door, peer: m.Peer) -> None:
     assert door.bridge is not None, "it was looked at before"
+    door.meters.held.labels(peer.name, "restarts").set(peer.incarnation)
     asked = asyncio.wrap_future(door.bridge.front.take_figures(peer))
     try:
         stock = await asyncio.wait_for(asyncio.shield(asked), ANSWER_S)  # it may still answer
     except TimeoutError:
         return  # it is being started, or it is dead: its last figures stay
     door.ops[peer.name] = stock.ops
+    door.kinds[peer.name] = stock.kinds
     for what, count in stock.counts.items():
         door.meters.held.labels(peer.name, what).set(count)

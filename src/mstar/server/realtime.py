@@ -2,8 +2,9 @@
 
 Events have the names of the GA API, and no others. Everything that is said is kept as text and sound in a
 conversation of this call, and each answer is a `Chat` built from it: a model needs nothing but to take `Chat`, and
-hears the client if it takes `Sound`. Who speaks when is heard by how loud it is; with `turn_detection: null` the
-client says so. What was not heard of an answer is forgotten when the client truncates it. Nothing outlives the call.
+hears the client if it takes `Sound`. One whose route goes on with its client is told only what is new (see `thread`).
+Who speaks when is heard by how loud it is; with `turn_detection: null` the client says so. What was not heard of an
+answer is forgotten when the client truncates it. Nothing outlives the call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mstar.server.listening import Listening
 from mstar.server.live import Ended
 from mstar.server.refusals import Refusal
 from mstar.server.session import ResponseWish, ServerVad, Session, changed
+from mstar.server.thread import Thread
 from mstar.server.visit import validated
 from mstar.wire import messages as m
 
@@ -51,6 +53,7 @@ class Talk:
     def __init__(self, call: Call, served: Served) -> None:
         self.session = Session(new_id("sess"), served.name)
         self.conversation = Conversation()
+        self.thread = Thread(call, served)
         self._call = call
         self._served = served
         self._answering: Answering | None = None
@@ -63,6 +66,7 @@ class Talk:
         """Want no more of what is under way."""
         if self._answering is not None:
             self._answering.stop("")
+        self.thread.close()
         for task in self._tasks:
             task.cancel()
 

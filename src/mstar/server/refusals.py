@@ -7,13 +7,21 @@ model raised unless it speaks of the client's own wish. Logging is done by other
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from math import ceil
 from typing import Any
+
+import msgspec
 
 from mstar.wire import messages as m
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_WISHES = {"BadSampling": "bad_sampling", "BadGrammar": "bad_grammar", "NeverFits": "too_long"}
+_WISHES = {
+    "BadSampling": "bad_sampling",
+    "BadGrammar": "bad_grammar",
+    "NeverFits": "too_long",
+    "Unsupported": "unsupported",
+}
 """Errors that speak of the client's own wish, by name, with their codes: their text is for the client."""
 _ENDS: Mapping[str, tuple[int, str, str]] = {
     "failed": (500, "model_error", "the model failed at this request"),
@@ -46,6 +54,19 @@ class Refusal(Exception):
         """The body, or the event in a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"type": kind, "code": self.code, "message": self.message, "param": self.param}}
+
+    @property
+    def body(self) -> bytes:
+        """The same as bytes."""
+        return msgspec.json.encode(self.content)
+
+    def raw(self, headers: Mapping[str, str]) -> bytes:
+        """A whole answer in HTTP, with further headers, for who was not heard."""
+        body = self.body
+        sizes = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        lines = [f"{name}: {value}" for name, value in (sizes | self.headers | dict(headers)).items()]
+        phrase = HTTPStatus(self.status).phrase
+        return "\r\n".join([f"HTTP/1.1 {self.status} {phrase}", *lines, "", ""]).encode() + body
 
     @property
     def headers(self) -> dict[str, str]:

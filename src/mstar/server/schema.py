@@ -141,6 +141,7 @@ class ChatBody(Strict):
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioWish | None = None
+    service_tier: Name | None = None
 
 
 # ---------------------------------------------------------------- embeddings

@@ -81,4 +81,4 @@ class Shelf(Generic[T]):
 
 def tenant_of(visit: Visit) -> str:
     """Whose visit it is."""
-    return visit.passage.holder.name if visit.passage.holder else ""
+    return visit.passage.tenant

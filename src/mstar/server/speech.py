@@ -84,7 +84,7 @@ class SpeechBody(Manner):
 
 def voice_of(name: str, served: Served) -> str:
     """The voice that is meant by a name. One of OpenAI's is any, to a model that says which it has, and has it not."""
-    voices = getattr(served.model, "voices", None)
+    voices = served.own("voices")
     return "" if name in _PRESETS and voices is not None and name not in voices() else name
 
 

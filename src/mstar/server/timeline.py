@@ -10,7 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
+
+from mstar.wire.clock import day_offset
+from mstar.wire.pace import Playing, is_due
 
 if TYPE_CHECKING:
     from mstar.server.visit import Passage
@@ -30,6 +34,9 @@ class Delivered:
     first: list[float] = field(default_factory=list[float])
     last: float = 0.0
     count: int = 0
+    due: list[float] = field(default_factory=list[float])
+    """When the first ones should have been there, of a kind whose client plays what it gets."""
+    player: Playing | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +47,7 @@ class Entry:
     traceparent: str
     """What the client says of the trace that this is part of, as W3C has it."""
     begun: float = field(default_factory=time.monotonic)
-    clock: float = field(default_factory=lambda: time.time() - time.monotonic())
+    clock: float = field(default_factory=day_offset)
     """The time of day when this process's clock was 0."""
     ended: float | None = None
     model: str = ""
@@ -48,13 +55,20 @@ class Entry:
     """What the runtime calls what was opened for it."""
     delivered: dict[str, Delivered] = field(default_factory=dict[str, Delivered])
 
-    def note(self, kind: str, now: float) -> None:
-        """An emission was delivered."""
+    def note(self, kind: str, now: float, seconds: float | None = None) -> None:
+        """An emission was delivered, which plays for so many seconds, if it plays."""
         found = self.delivered.get(kind)
         if found is None:
             found = self.delivered[kind] = Delivered()
+            pace = self.passage.pace
+            if is_due(kind, pace):
+                found.player = Playing(self.begun + pace.soon)
         if found.count < FIRST:
             found.first.append(now)
+            if found.player is not None and found.player.due < inf:
+                found.due.append(found.player.due)
+        if found.player is not None:
+            found.player.take(now, seconds)
         found.last = now
         found.count += 1
 
@@ -79,6 +93,7 @@ class Entry:
                     "count": one.count,
                     "first": [when - self.begun for when in one.first],
                     "last": one.last - self.begun,
+                    "due": [when - self.begun for when in one.due],
                 }
                 for kind, one in self.delivered.items()
             ],
@@ -125,6 +140,10 @@ class Timelines:
     def find(self, tenant: str, name: str) -> Entry | None:
         """The request with this id, if it is this tenant's."""
         return self._entries.get((tenant, name))
+
+    def live(self) -> list[tuple[str, Entry]]:
+        """The requests that have not ended, each with whose it is."""
+        return [(whose, entry) for (whose, _), entry in self._entries.items() if entry.ended is None]
 
     def of(self, tenant: str) -> list[Entry]:
         """The requests of a tenant, the newest first."""

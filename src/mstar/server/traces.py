@@ -17,6 +17,7 @@ from mstar.server.shelf import tenant_of
 from mstar.server.timeline import Entry
 from mstar.server.visit import Visit, answered
 from mstar.wire import messages as m
+from mstar.wire.figures import Span
 
 ANSWER_S = 0.5
 """How long another process may take to tell what it knows."""
@@ -60,7 +61,7 @@ def _find(visit: Visit) -> Entry:
 # ---------------------------------------------------------------- from all processes, with one clock
 async def spans(door: Door, entry: Entry) -> list[dict[str, Any]]:
     """All that is known of a request, in the order of time, in seconds since it came."""
-    own = m.Span("request", entry.passage.surface, "", 0, 0, 0.0, entry.seconds)
+    own = Span("request", entry.passage.surface, "", 0, 0, 0.0, entry.seconds)
     found = [_told("front", "", own, 0.0, 0)]
     asked = [(peer, rid) for peer in door.peers() for rid in entry.rids]
     answers = await asyncio.gather(*(_ask(door, peer, rid) for peer, rid in asked))
@@ -89,7 +90,7 @@ async def _ask(door: Door, peer: m.Peer, rid: str) -> m.Timeline | None:
         return None  # it is dead, or busy: the rest is told without it
 
 
-def _told(process: str, rid: str, span: m.Span, shift: float, attempt: int) -> dict[str, Any]:
+def _told(process: str, rid: str, span: Span, shift: float, attempt: int) -> dict[str, Any]:
     return {
         "process": process,
         "rid": rid,

@@ -31,7 +31,7 @@ from mstar.server.live import Deliver
 from mstar.server.refusals import Refusal
 from mstar.server.schema import Name, Seed, Strict
 from mstar.server.shelf import Shelf, tenant_of
-from mstar.server.visit import BROKEN, Poured, Visit, answered
+from mstar.server.visit import BROKEN, Passage, Poured, Visit, answered
 
 log = logging.getLogger("mstar.server")
 
@@ -55,6 +55,9 @@ class FilmingForm(Strict):
     prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
     seconds: Annotated[float, Field(gt=0, le=120)] = 4.0
     size: Annotated[str, Field(pattern=r"^[1-9]\d{1,3}x[1-9]\d{1,3}$")] | None = None
+    negative_prompt: Annotated[str, Field(max_length=32_000)] = ""
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
     seed: Seed | None = None
 
 
@@ -106,9 +109,9 @@ async def create(visit: Visit) -> Response:
     except LoadError:
         raise Refusal(501, "no_encoder", "this server cannot write video files") from None
     ask = _filming(form.body, next(iter(await form.pictures("input_reference")), None))
-    studio, tenant = _studio(visit), tenant_of(visit)
-    job = studio.shelf.put(tenant, lambda name: Job(name, served, ask, _unnamed_file()))
-    job.task = asyncio.create_task(studio.make(visit.door, job, tenant))
+    studio = _studio(visit)
+    job = studio.shelf.put(tenant_of(visit), lambda name: Job(name, served, ask, _unnamed_file()))
+    job.task = asyncio.create_task(studio.make(visit.door, job, visit.passage))
     return _told(job)
 
 
@@ -150,12 +153,12 @@ class Studio:
         self.shelf = Shelf[Job]("video", JOBS, KEPT_S, _drop)
         self._places = asyncio.Semaphore(AT_ONCE)
 
-    async def make(self, door: Door, job: Job, tenant: str) -> None:
+    async def make(self, door: Door, job: Job, passage: Passage) -> None:
         """Have a video made, and say how that went."""
         try:
             async with self._places:
                 job.status = "in_progress"
-                await self._film(door, job, tenant)
+                await self._film(door, job, passage)
             job.status, job.progress, job.completed = "completed", 100, int(time.time())
         except Refusal as refusal:
             _fail(job, refusal)
@@ -165,8 +168,8 @@ class Studio:
         finally:
             job.task = None  # it holds the job, and the job its file
 
-    async def _film(self, door: Door, job: Job, tenant: str) -> None:
-        live = door.open(job.served, job.ask, tenant=tenant)
+    async def _film(self, door: Door, job: Job, passage: Passage) -> None:
+        live = door.open(job.served, job.ask, by=passage)
         film: Film | None = None
         with ThreadPoolExecutor(1) as thread:  # one, so that a film is finished after what is fed when this is given up
             do = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
@@ -217,7 +220,17 @@ def _filming(body: FilmingForm, source: Picture | None) -> Filming:
     if width % 2 or height % 2:
         raise Refusal(422, "invalid_value", f"size: {body.size} is not even both ways", param="size")
     seed = body.seed if body.seed is not None else secrets.randbits(62)
-    return Filming(body.prompt, body.seconds, width, height, seed, source)
+    return Filming(
+        body.prompt,
+        body.seconds,
+        width,
+        height,
+        seed,
+        source,
+        steps=body.num_inference_steps or 0,
+        guidance=body.guidance_scale or 0.0,
+        negative=body.negative_prompt,
+    )
 
 
 def _studio(visit: Visit) -> Studio:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -21,7 +23,9 @@ from starlette.types import Receive, Scope, Send
 from mstar.server.door import Door, Served, Surface
 from mstar.server.keys import Holder
 from mstar.server.live import Live
+from mstar.server.pacing import HEADER, as_batch, paced
 from mstar.server.refusals import Refusal
+from mstar.wire.pace import Pace
 
 log = logging.getLogger("mstar.server")
 
@@ -31,25 +35,44 @@ VALUES = 250_000
 """So many values a body may hold: while more of them were read, all other clients would wait."""
 GONE = 499
 """The status of a visit whose client has left."""
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
 BROKEN = Refusal(500, "internal_error", "something went wrong in the server")
 
 
 class Passage:
     """What is known of a client's request before it is read, and how it ended."""
 
-    __slots__ = ("code", "holder", "id", "status", "surface")
+    __slots__ = ("code", "holder", "id", "pace", "status", "surface")
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
         self.holder: Holder | None = None
+        self.pace = Pace()
+        """What its client is promised."""
         self.surface = "none"
         self.status = GONE
         self.code = ""
         """Of a refusal."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.holder.name if self.holder else ""
+
+    def arrive(self, surface: Surface, wish: str) -> None:
+        """It has come to a surface, with a wish for its pace. Raises Refusal if that cannot be read."""
+        self.surface = surface.path
+        pace = self.holder.pace if self.holder else Pace()
+        self.pace = paced(as_batch(pace) if surface.is_batch else pace, wish)
+
     def refused(self, refusal: Refusal) -> None:
         """It ends with a refusal, whatever was said before."""
         self.status, self.code = refusal.status, refusal.code
+
+
+def named(given: str) -> str:
+    """What a request is called: as its client says, if that is a name."""
+    return given if _ID.fullmatch(given) else uuid.uuid4().hex
 
 
 class Visit:
@@ -103,7 +126,7 @@ class Visit:
     # ---------------------------------------------------------------- what the client gets
     def open(self, served: Served, *asks: Any) -> Live:
         """Have requests served; they end with the visit at the latest."""
-        live = self.door.open(served, *asks, tenant=self.passage.holder.name if self.passage.holder else "")
+        live = self.door.open(served, *asks, by=self.passage)
         self._lives.append(live)
         return live
 
@@ -153,15 +176,26 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         passage: Passage = scope["passage"]
-        passage.surface = self._surface.path
         visit = Visit(self._door, self._surface, passage, Request(scope, receive))
+        passage.arrive(self._surface, visit.request.headers.get(HEADER, ""))
         try:
-            await visit.receive_body()
+            await self._receive(visit)
             await _while_there(receive, self._serve(visit, scope, receive, send))
         except ClientDisconnect:
             passage.status = GONE
         finally:
             visit.close()
+
+    async def _receive(self, visit: Visit) -> None:
+        """Read the body, unless it would be refused. One that may say that it can wait is read before that is known."""
+        patient = self._surface.patient
+        if patient:
+            await visit.receive_body()
+        is_patient = bool(patient) and patient in await visit.body()
+        if not is_patient and (refusal := self._door.early_refusal(self._surface, visit.passage)) is not None:
+            raise refusal
+        if not patient:
+            await visit.receive_body()
 
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._surface.handle(visit)

@@ -12,7 +12,7 @@ async def list_voices(visit: Visit) -> Response:
     """GET /v1/audio/voices, of one model with ?model=, else of all."""
     named = visit.request.query_params.get("model")
     chosen = [visit.find(named)] if named else visit.door.served.values()
-    voices = {one.name: getattr(one.model, "voices", tuple)() for one in chosen if Speech in one.takes}
+    voices = {one.name: (one.own("voices") or tuple)() for one in chosen if Speech in one.takes}
     data = [
         {"id": voice, "object": "audio.voice", "name": voice, "model": model}
         for model, own in voices.items()

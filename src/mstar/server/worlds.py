@@ -1,9 +1,10 @@
 """Worlds: a client imagines step by step what its actions lead to, and can go back, or try two ways from one place.
 
-A world is kept as its lineage: what it began with, and every action since. A request's states end with its route, and a
-route that runs cannot be told anything; so each step asks for all actions again, and shows what the last of them led
-to. That is the same to the last bit, costs more with every step, and lets a fork be a copy of a list. A world ends when
-it is deleted, or when nobody has moved in it for a while; whoever has noted its actions can begin it again with them.
+A world is kept as its lineage: what it began with, and every action since. A model whose route goes on with its client
+(`self.more()`) is told each further action, and keeps its states; any other is asked for all actions again, and shows
+what the last of them led to. Both are the same to the last bit, and so is a fork, a world that goes back, or one whose
+request has ended: it begins again with its lineage. A world ends when it is deleted, or when nobody has moved in it for
+a while; whoever has noted its actions can begin it again with them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from mstar.asks import Imagining
 from mstar.server.actions import read_map, refuse_infinite, written
 from mstar.server.door import Served
-from mstar.server.live import Deliver
+from mstar.server.live import Live
 from mstar.server.reading import request_of
 from mstar.server.refusals import Refusal
 from mstar.server.shelf import Shelf, tenant_of
@@ -44,7 +45,15 @@ class World:
     """How many bytes were sent to it."""
     last: dict[str, Any] | None = None
     """What the last step showed, for a client that did not hear it."""
+    live: Live | None = None
+    """The request that goes on with it, if the model's route does."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def rest(self) -> None:
+        """Let go of what the model keeps for it."""
+        if self.live is not None:
+            self.live.close()
+            self.live = None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -83,7 +92,7 @@ async def step(visit: Visit) -> Response:
         _refuse_too_long(done + 1)
         size = await _size(visit, world.size)
         lineage = _with(world, told.get("action"))
-        shown = await _imagine(visit, world.served, lineage)
+        shown = await _imagine(visit, world, lineage)
         world.last = {"id": world.name, "object": "world.step", "step": done, "emissions": shown}
         world.lineage, world.size = lineage, size
     _shelf(visit).renew(world.name)
@@ -101,6 +110,7 @@ async def reset(visit: Visit) -> Response:
     world = _world(visit)
     async with world.turn:
         world.lineage, world.last = replace(world.lineage, actions=()), None
+        world.rest()
     return written(visit, world.content)
 
 
@@ -115,7 +125,7 @@ async def close(visit: Visit) -> Response:
 def _shelf(visit: Visit) -> Shelf[World]:
     state = visit.request.app.state
     if not hasattr(state, "worlds"):
-        state.worlds = Shelf[World]("world", WORLDS, IDLE_S, lambda _: None)
+        state.worlds = Shelf[World]("world", WORLDS, IDLE_S, World.rest)
     return state.worlds
 
 
@@ -151,13 +161,22 @@ def _with(world: World, action: Any) -> Imagining:
     return replace(world.lineage, actions=(*world.lineage.actions, read.actions[0]))
 
 
-async def _imagine(visit: Visit, served: Served, lineage: Imagining) -> dict[str, Any]:
+async def _imagine(visit: Visit, world: World, lineage: Imagining) -> dict[str, Any]:
     """What the last action leads to, by kind of emission."""
     last = len(lineage.actions) - 1
     shown: dict[str, Any] = {}
-    async for news in visit.open(served, lineage):
-        if isinstance(news, Deliver) and news.index == last:
-            shown[news.kind] = news.value
+    if world.live is None or world.live.is_over:
+        world.live = visit.door.open(world.served, lineage, by=visit.passage, goes_on=True)
+    else:
+        world.live.say(lineage.actions[-1])
+    try:
+        async for news in world.live.turn():
+            if news.index == last:
+                shown[news.kind] = news.value
+    except (Refusal, asyncio.CancelledError):
+        world.rest()  # it may be between two steps
+        raise
     if not shown:
+        world.rest()
         raise Refusal(500, "model_error", f"the model showed nothing for the action of step {last}")
     return shown

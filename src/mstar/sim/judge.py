@@ -2,7 +2,8 @@
 
 Its complaints are numbered: I5 nothing is left, I6 the queue is bounded, I7 what is over is over, and what must not be
 done twice is not, I9 requests end in time and as they should, I10 deaths are noticed in time, I12 nothing grows without
-bound, I13 no request kills worker after worker. I1 to I4 and I8 are those of a history; I11: a seed gives one run.
+bound, I13 no request kills worker after worker. I1 to I4 and I8 are those of a history, I14 is in
+`comings`; I11: a seed gives one run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from mstar.conductor.scaling import Scaling
+from mstar.sim.comings import Comings
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected
 from mstar.sim.processes import CONDUCTOR, AnyLife, ConductorLife, WorkerLife, stock_of
@@ -37,7 +40,10 @@ DEADLY = 3
 UNSEEN = frozenset({"kill", "cut", "pause", "drop", "delay"})
 """Trouble because of which a conductor may not know in time whom a worker died with."""
 KEPT = frozenset(
-    {"served", "plans", "workers", "fronts", "buried", "_expected", "_components", "_ended", "_cost", "_over"}
+    {
+        *("served", "plans", "workers", "fronts", "buried", "crews", "asleep", "recent"),
+        *("_expected", "_first", "_tried", "_components", "_ended", "_cost", "_over"),
+    }
 )
 """What cores may keep when there is nothing to do: it grows with the deployment, or has a bound of its own."""
 
@@ -50,12 +56,13 @@ class Judge:
         self._over: dict[tuple[str, int], float] = {}
         self._deaths: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._crashes: Counter[str] = Counter()
+        self.comings = Comings(world)
         self._clients = {client.rid: client for client in world.scenario.clients}
 
     # ---------------------------------------------------------------- clients
     def opened(self, client: Client) -> None:
         """A client asks."""
-        streams, result = expected(client.model, client.ask.key, client.ask.steps)
+        streams, result, _ = expected(client)
         self.world.history.submit(self.world.now, client.rid, streams, result)
 
     def delivered(self, client: Client, kind: str) -> None:
@@ -89,11 +96,14 @@ class Judge:
             case "poison":
                 return self._is_poison(client.rid)
             case "not_replayed":
-                return client.model == "reach" and bool(kinds & DISTURBING or "trap" in kinds)
+                is_bound = client.model == "reach" or world.edition > 0
+                return is_bound and bool(kinds & DISTURBING or "trap" in kinds)
             case "deadline":
                 return client.patience < PATIENCE
             case "refused":
-                return world.trouble.is_draining if end.status == 503 else end.status == 429 and "burst" in kinds
+                if end.status == 429:
+                    return "burst" in kinds or client.pace.first_s is not None
+                return end.status == 503 and world.trouble.is_draining
             case _:
                 return False
 
@@ -109,7 +119,7 @@ class Judge:
     # ---------------------------------------------------------------- processes
     def delivers(self, client: Client, emit: m.Emit, count: int) -> None:
         """A front end gives a client so much because of this."""
-        if count and emit.attempt < client.attempt:
+        if count and emit.attempt < client.attempt and not client.says:  # who cuts a walk wants all of those before
             raise Violation(f"I7 {client.rid} was given what attempt {emit.attempt} made, after {client.attempt}")
         client.attempt = max(client.attempt, emit.attempt)
 
@@ -121,7 +131,8 @@ class Judge:
         life.late = core.late
         if isinstance(message, m.Submit):
             if message.rid in core.requests:
-                self.world.history.requests[message.rid].is_admitted = True
+                # Who was promised something may still be turned away while it waits.
+                self.world.history.requests[message.rid].is_admitted = message.pace.first_s is None
                 waiting = core.stock()["queue"] - sum(one.submit.after >= 0 for one in core.requests.values())
                 if message.after < 0 and waiting > core.limits.queue:
                     raise Violation(f"I6 {message.rid} is the {waiting}th that waits")
@@ -200,7 +211,8 @@ class Judge:
         if len(history.requests) < len(world.scenario.clients):
             return ["not everybody has asked"]
         left = [f"{rid} is open" for rid in history.open()]
-        left += [f"{name} is not up" for name in world.peers if name not in lives or not lives[name].is_up]
+        names = [name for name in world.peers if name not in world.asleep]
+        left += [f"{name} is not up" for name in names if name not in lives or not lives[name].is_up]
         if left:
             return left
         if world.trouble.is_draining and not world.launcher.is_drained:
@@ -208,7 +220,8 @@ class Judge:
         for life in lives.values():
             stock = stock_of(life)
             if isinstance(life, ConductorLife):
-                workers = [peer for peer in world.peers.values() if peer.name in world.workers]
+                workers = [world.peers[name] for name in names if name in world.workers]
+                left += self.comings.excess(life)
                 left += [f"the conductor does not know {peer}" for peer in workers if not life.core.is_alive(peer)]
                 left += [f"the conductor has a load at {one.peer}" for one in life.core.workers.values() if one.load]
                 del stock["workers"]
@@ -231,7 +244,10 @@ class Judge:
         if twice:
             raise Violation(f"I7 a call that must not be repeated was: {twice}")
         for life in self.world.lives.values():
-            parts = [life.core, *(one for one in vars(life.core).values() if isinstance(one, Early | Waiting))]
+            parts = [
+                life.core,
+                *(one for one in vars(life.core).values() if isinstance(one, Early | Waiting | Scaling)),
+            ]
             for part in parts:
                 for name, held in vars(part).items():
                     if name not in KEPT and isinstance(held, dict | list | deque | set) and held:

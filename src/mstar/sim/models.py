@@ -21,6 +21,7 @@ from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, loop, windows
 from mstar.walk.emissions import Action, Audio, Text
 from mstar.walk.model import Model, walk
+from mstar.walk.said import CUT
 from mstar.walk.states import State
 from mstar.walk.types import View
 
@@ -288,7 +289,44 @@ class Reach(Model):
         return aim
 
 
-MODELS: dict[str, type[Model]] = {model.__name__.lower(): model for model in (Talk, Sing, Story, Guide, Reach)}
+class Chat(Model):
+    """Waits for its client, who may cut it short; what was cut, it forgets but for what its client has heard."""
+
+    def __init__(self) -> None:
+        self.lm = Teller()
+        self.voice = Voice()
+
+    @walk
+    def listen(self, word: int, ask: Ask, memory: Memory) -> int:
+        """Take in what the client said."""
+        return self.lm.tell(word, memory, ask)
+
+    @walk
+    def answer(self, token: int, ask: Ask, memory: Memory) -> Generator[Text | Audio, None, int]:
+        """Tell some numbers, and sound each window of them."""
+        codes, past = Stream("codes"), self.voice.state(Memory)
+        s = loop(steps=ask.steps, token=token)
+        for _ in s:
+            codes.put(s.token)
+            yield Text(s.token)
+            s.token = self.lm.tell(s.token, memory, ask)
+        for window in windows(codes, size=2, flush=True):
+            length, sound = self.voice.sound(window, past, ask)
+            yield Audio(self.lm.join(length, sound, ask.key), rate=8)
+        return s.token
+
+    async def route(self, ask: Ask) -> int:
+        """Answer until no more is said."""
+        memory, turns, word = self.lm.state(Memory), 0, ask.key
+        while word is not None:
+            turns += 1
+            token = await self.listen(word, ask, memory)
+            told = await self.answer(token, ask, memory).until_more()
+            word = await self.more(turns if told is CUT else mix(turns, told))
+        return turns
+
+
+MODELS: dict[str, type[Model]] = {model.__name__.lower(): model for model in (Talk, Sing, Story, Guide, Reach, Chat)}
 
 
 # ---------------------------------------------------------------- made once, shared by all scenarios
@@ -304,8 +342,11 @@ def _graphs(name: str) -> Any:
 
 
 @functools.cache
-def served_of(name: str, workers: int, variant: int) -> Served:
-    """A model with its plans on so many workers, under one of the placements that there are for it."""
+def served_of(name: str, workers: int, variant: int, *, is_elastic: bool = False) -> Served:
+    """A model with its plans on so many workers, under one of the placements that there are for it.
+
+    If it is elastic, most lines of the placement say how many of their workers run at least.
+    """
     graphs = _graphs(name)
     names = [f"w{number}" for number in range(workers)]
     drawn = random.Random(f"{name}/{workers}/{variant}")
@@ -316,7 +357,14 @@ def served_of(name: str, workers: int, variant: int) -> Served:
         for each_op in owner.ops():
             if drawn.random() < 0.3 and _is_called(graphs, component, each_op):
                 place[f"{component}.{each_op}"] = _entry(drawn, names)
+    if is_elastic:
+        place = {key: _elastic(drawn, entry) for key, entry in place.items()}
     return Served.of(model, plan(graphs, Placement(place)))
+
+
+def _elastic(drawn: random.Random, entry: Entry) -> Entry:
+    least = drawn.randint(0, len(entry.workers)) if drawn.random() < 0.5 else drawn.choice((0, 1, None))
+    return Entry(entry.workers, entry.spread, least)
 
 
 def _entry(drawn: random.Random, names: list[str]) -> Entry:

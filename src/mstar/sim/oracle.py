@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mstar.sim.models import Ask, model_of
+from mstar.walk.said import Said
+
+if TYPE_CHECKING:
+    from mstar.sim.scenario import Client
 
 
 def digest(value: Any) -> bytes:
@@ -14,11 +18,19 @@ def digest(value: Any) -> bytes:
     return repr(value).encode()
 
 
-@functools.cache
-def expected(model: str, key: int, steps: int) -> tuple[dict[str, list[bytes]], bytes]:
-    """The digests of all emissions by kind, and of the result."""
-    outcome = model_of(model).run(Ask(key, steps))
+def expected(client: Client) -> tuple[dict[str, list[bytes]], bytes, list[bytes]]:
+    """The digests of all emissions by kind, of the result, and of what the client is told between what it says."""
+    said = tuple((one.value, one.walk, tuple(one.counts.items())) for one in client.said)
+    return _expected(client.model, client.ask.key, client.ask.steps, said)
+
+
+@functools.lru_cache(4096)
+def _expected(
+    model: str, key: int, steps: int, said: tuple[tuple[int, int, tuple[tuple[str, int], ...]], ...]
+) -> tuple[dict[str, list[bytes]], bytes, list[bytes]]:
+    heard = [Said(value, walk, dict(counts)) for value, walk, counts in said]
+    outcome = model_of(model).run(Ask(key, steps), heard)
     streams: defaultdict[str, list[bytes]] = defaultdict(list)
     for emission in outcome.emissions:
         streams[type(emission).__name__].append(digest(emission.value))
-    return dict(streams), digest(outcome.result)
+    return dict(streams), digest(outcome.result), [digest(answer) for answer in outcome.answers]

@@ -38,8 +38,8 @@ class WorkerLife(Life):
 
     def start(self, _: list[m.Peer]) -> None:
         """It is up: say so."""
-        self.say(self.core.conductor, m.Hello())
-        self.say(LAUNCHER, m.Hello())
+        for peer in (self.core.conductor, LAUNCHER):
+            self.say(peer, m.Hello(edition=self.core.edition))
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Take a message."""
@@ -123,6 +123,10 @@ class ConductorLife(Life):
                 self.world.judge.over(action.message)
             elif isinstance(action.message, m.Drained):
                 self.world.judge.drained(self)
+            elif isinstance(action.message, m.Start):
+                self.world.judge.comings.starts(self, action.message)
+            elif isinstance(action.message, m.Retire):
+                self.world.judge.comings.retires(self, action.message.peer)
 
 
 class FrontLife(Life):
@@ -141,6 +145,10 @@ class FrontLife(Life):
         """Take a message."""
         if isinstance(message, m.Forget):
             self.forget(message.peer)
+        if isinstance(message, m.Standing):
+            return
+        if isinstance(message, m.Heard) and (client := self.clients.get(message.rid)):
+            self.world.talks.heard(client, message)
         actions = self.core.step(self.world.now, serving.Received(sender, message))
         if isinstance(message, m.Emit) and (client := self.clients.get(message.rid)):
             self.world.judge.delivers(client, message, sum(isinstance(one, serving.Deliver) for one in actions))
@@ -154,7 +162,8 @@ class FrontLife(Life):
     def open(self, client: Client) -> None:
         """A client asks for something."""
         self.clients[client.rid] = client
-        submit = m.Submit(client.rid, client.model, m.Value(client.ask), patience=client.patience)
+        ask = m.Value(client.ask)
+        submit = m.Submit(client.rid, client.model, ask, client.tenant, client.patience, pace=client.pace)
         self._act(self.core.step(self.world.now, serving.Opened(submit)))
 
     def leave(self, client: Client) -> None:
@@ -162,6 +171,12 @@ class FrontLife(Life):
         if self.clients.pop(client.rid, None) is not None:
             self.world.history.leave(client.rid)
             self._act(self.core.step(self.world.now, serving.Left(client.rid)))
+
+    def tell(self, client: Client, value: int | None) -> None:
+        """A client says more."""
+        if client.rid in self.clients:
+            self.world.talks.says(client, value)
+            self._act(self.core.step(self.world.now, serving.Told(client.rid, value)))
 
     def took(self, client: Client) -> None:
         """A client has taken all that it was given."""
@@ -176,6 +191,8 @@ class FrontLife(Life):
                 self._deliver(action)
             elif isinstance(action, serving.Ended):
                 self._ended(action.rid, action.end)
+            elif isinstance(action, serving.Waits):
+                self.world.talks.waits(self.clients[action.rid], action.number, action.answer)
             else:
                 self.say(action.to, action.message)
 
@@ -191,6 +208,7 @@ class FrontLife(Life):
 
     def _ended(self, rid: str, end: m.Finished | m.Refused) -> None:
         client = self.clients.pop(rid)
+        self.world.talks.ended(client)
         self.world.judge.ended(client, end)
 
 
@@ -198,15 +216,29 @@ class LauncherLife(Life):
     """The launcher as an actor. It never dies; what it does about deaths is in the world."""
 
     is_drained = False
+    renewed = 0
+    """The newest edition that every worker has."""
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Take a message."""
-        if isinstance(message, m.Kill):
-            self.world.kill(message.peer, message.why)
-        elif isinstance(message, m.Drained):
-            self.is_drained = True
-        elif isinstance(message, m.Hello) and sender.name == CONDUCTOR and self.world.trouble.is_draining:
-            self.say(sender, m.Drain())  # the one that was asked is dead
+        match message:
+            case m.Kill():
+                self.world.kill(message.peer, message.why)
+            case m.Wanted():
+                self.world.want(message.worker)
+            case m.Retire():
+                self.world.retire(message.peer)
+            case m.Drained():
+                self.is_drained = True
+            case m.Renewed():
+                self.renewed = max(self.renewed, message.edition)
+            case m.Hello() if sender.name == CONDUCTOR:
+                if self.world.trouble.is_draining:
+                    self.say(sender, m.Drain())  # the one that was asked is dead
+                if self.renewed < self.world.edition:
+                    self.say(sender, m.Renew(self.world.edition))
+            case _:
+                pass
 
     def tick(self) -> None:
         """Nothing to do."""

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from mstar.sim.processes import CONDUCTOR, LAUNCHER, AnyLife
 from mstar.sim.scenario import Strike
-from mstar.wire.messages import Drain
+from mstar.wire.messages import Drain, Renew, Rest, Wake
 
 if TYPE_CHECKING:
     from mstar.sim.world import World
 
 SLOWNESS = 10.0
+AGAIN = 0.05
+"""After so many seconds it is looked again whether the last renewal is over."""
 
 
 class Trouble:
@@ -85,4 +87,23 @@ class Trouble:
         self.is_draining = True
         if (conductor := world.lives.get(CONDUCTOR)) is not None:
             world.launcher.say(conductor.peer, Drain())
+            world.launcher.flush()
+
+    def stand(self, model: str, is_rest: bool) -> None:
+        """The operator wants a model to rest, or to be there again."""
+        world = self._world
+        world.note(model, "is to rest" if is_rest else "is to be there")
+        front = world.lives[world.scenario.fronts[0]]
+        world.later(0.0, front, front.say, world.peers[CONDUCTOR], Rest(0, model) if is_rest else Wake(0, model))
+
+    def renew(self) -> None:
+        """There are new weights."""
+        world = self._world
+        if world.launcher.renewed < world.edition:  # one after the other
+            world.at(world.now + AGAIN, self.renew)
+            return
+        world.edition += 1
+        world.note("edition", world.edition)
+        if (conductor := world.lives.get(CONDUCTOR)) is not None:
+            world.launcher.say(conductor.peer, Renew(world.edition))
             world.launcher.flush()

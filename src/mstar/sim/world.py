@@ -20,6 +20,7 @@ from mstar.sim.models import served_of
 from mstar.sim.net import Net
 from mstar.sim.processes import CONDUCTOR, LAUNCHER, AnyLife, ConductorLife, FrontLife, LauncherLife, WorkerLife
 from mstar.sim.scenario import Client, Scenario
+from mstar.sim.talks import Talks
 from mstar.sim.trouble import Trouble
 from mstar.wire import messages as m
 
@@ -39,9 +40,13 @@ class World:
         self.trace = trace
         self.now = 0.0
         self.drawn = random.Random(scenario.seed * 2 + 1)
-        self.served = {name: served_of(name, scenario.workers, variant) for name, variant in scenario.models.items()}
+        self.served = {
+            name: served_of(name, scenario.workers, variant, is_elastic=scenario.is_elastic)
+            for name, variant in scenario.models.items()
+        }
         self.history = History()
         self.judge = Judge(self)
+        self.talks = Talks(self.history)
         self.net = Net(self)
         self.trouble = Trouble(self)
         self.once: list[tuple[int, ...]] = []
@@ -57,6 +62,17 @@ class World:
         """The newest life of each process, whether it still lasts or not."""
         self.lives: dict[str, AnyLife] = {}
         """The processes that are there."""
+        crews = [crew for served in self.served.values() for crew in served.plans.crews]
+        self.asleep = {*names} - {name for workers, least in crews for name in workers[:least]}
+        """Workers that do not run and are not to."""
+        self.edition = 0
+        """The newest edition of the weights."""
+        self.editions: dict[m.Peer, int] = {}
+        """The one that each worker has loaded."""
+        self._unborn = set(self.asleep)
+        self._first = [name for name in names if name not in self.asleep]
+        self._expected: set[str] = set()
+        """Workers that are dead and whose next life has not begun."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     # ---------------------------------------------------------------- time
@@ -64,7 +80,8 @@ class World:
         """Run until all is quiet. Raises Violation."""
         scenario = self.scenario
         for name in self.peers:
-            self._spawn(name)
+            if name not in self.asleep:
+                self._spawn(name)
         self._tick(self.launcher)
         for client in scenario.clients:
             self.at(client.at, self._open, client)
@@ -72,6 +89,10 @@ class World:
             self.at(strike.at, self.trouble.strike, strike)
         if scenario.drains is not None:
             self.at(scenario.drains, self.trouble.drain)
+        for when in scenario.renewals:
+            self.at(when, self.trouble.renew)
+        for when, model, is_rest in scenario.rests:
+            self.at(when, self.trouble.stand, model, is_rest)
         self.at(scenario.end, self._look)
         heap = self._heap
         while heap:
@@ -125,6 +146,7 @@ class World:
             life = FrontLife(self, peer, conductor)
         else:
             life = WorkerLife(self, peer, conductor)
+            life.core.edition = self.editions[peer] = self.edition
         roster = [LAUNCHER, *(other.peer for other in self.lives.values())]
         self.lives[name] = life
         is_first = not peer.incarnation
@@ -152,6 +174,7 @@ class World:
             return
         self.note(peer, "dies:", why)
         del self.lives[peer.name]
+        self._expected.add(peer.name)
         life.is_over = True
         suspects = life.engine.suspects if isinstance(life, WorkerLife) else []
         self.judge.died(life, suspects)
@@ -169,8 +192,31 @@ class World:
         self.at(self.now + wait, self._again, peer)
 
     def _again(self, peer: m.Peer) -> None:
-        self.peers[peer.name] = m.Peer(peer.name, peer.incarnation + 1)
-        self._spawn(peer.name)
+        self._expected.discard(peer.name)
+        if peer.name not in self.asleep:
+            self.peers[peer.name] = m.Peer(peer.name, peer.incarnation + 1)
+            self._spawn(peer.name)
+        if peer.name == CONDUCTOR:  # it does not know of models that rest
+            for name in self._first:
+                self.want(name)
+
+    def want(self, name: str) -> None:
+        """Start a worker, if it does not run."""
+        if name not in self.asleep:
+            return
+        self.note(name, "is wanted")
+        self.asleep.discard(name)
+        if name in self._unborn:
+            self._unborn.discard(name)
+            self._spawn(name)
+        elif name not in self._expected:
+            self._again(self.peers[name])
+
+    def retire(self, peer: m.Peer) -> None:
+        """End a worker that is not to be started again."""
+        if self.peers[peer.name] == peer:
+            self.asleep.add(peer.name)
+            self.kill(peer, "nobody uses it any more")
 
     # ---------------------------------------------------------------- clients
     def _open(self, client: Client) -> None:
@@ -179,8 +225,14 @@ class World:
             self.at(client.leaves, self._leave, client)
         if client.slow_until:
             self.at(client.slow_until, self._take, client)
+        for when, value in client.says:
+            self.at(when, self._say, client, value)
         self.judge.opened(client)
         self._do(front, front.open, (client,))
+
+    def _say(self, client: Client, value: int | None) -> None:
+        front = self._front(client)
+        self._do(front, front.tell, (client, value))
 
     def _leave(self, client: Client) -> None:
         front = self._front(client)

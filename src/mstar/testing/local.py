@@ -25,6 +25,7 @@ from mstar.plan.tables import Call, Plan, Plans
 from mstar.plan.wires import Message
 from mstar.walk.emissions import KINDS
 from mstar.walk.model import Model, Outcome, RouteRun, WalkCall
+from mstar.walk.said import CUT, Ears, More, Said, kept
 from mstar.walk.states import State
 
 
@@ -85,7 +86,11 @@ class _Served:
 
     route: RouteRun
     outcome: Outcome
+    ears: Ears
+    walks: int = 0
     tour: _Tour | None = None
+    cut: Said | None = None
+    """What its client says while its walk runs, and so cuts it."""
 
 
 class LocalRuntime:
@@ -126,13 +131,13 @@ class LocalRuntime:
         return self.engine.fork(state)
 
     # ---------------------------------------------------------------- requests
-    def run(self, request: Any) -> Outcome:
-        """Serve one request."""
-        return self.run_all([request])[0]
+    def run(self, request: Any, said: Sequence[Said] = ()) -> Outcome:
+        """Serve one request, to which its client says more."""
+        return self.run_all([request], said)[0]
 
-    def run_all(self, requests: Sequence[Any]) -> list[Outcome]:
-        """Serve several requests at the same time."""
-        served = [self._admit(request) for request in requests]
+    def run_all(self, requests: Sequence[Any], said: Sequence[Said] = ()) -> list[Outcome]:
+        """Serve several requests at the same time; the same is said to all of them."""
+        served = [self._admit(request, said) for request in requests]
         while active := [one for one in served if one.tour is not None]:
             self._step(active)
             for one in served:
@@ -140,17 +145,23 @@ class LocalRuntime:
                     self._advance(one, self._collect(one))
         return [one.outcome for one in served]
 
-    def _admit(self, request: Any) -> _Served:
+    def _admit(self, request: Any, said: Sequence[Said]) -> _Served:
         engine = self.engine
         route = RouteRun(self.model, request, lambda owner, kind: StateHandle(engine, engine.new_state(owner, kind)))
-        served = _Served(route, Outcome([]))
+        served = _Served(route, Outcome([]), Ears(said))
         self._advance(served, None)
         return served
 
     def _advance(self, served: _Served, result: Any) -> None:
         """Give a route the result of its walk and start the next ones, until one has something to wait for."""
-        while (call := served.route.advance(result)) is not None:
-            served.tour = self._start(call)
+        while (wanted := served.route.advance(result)) is not None:
+            if isinstance(wanted, More):
+                served.outcome.answers.append(wanted.answer)
+                result = served.ears.hear()
+                continue
+            served.cut = served.ears.cutting(served.walks) if wanted.is_cuttable else None
+            served.walks += 1
+            served.tour = self._start(wanted)
             if not served.tour.is_over:
                 return
             result = self._collect(served)
@@ -176,10 +187,14 @@ class LocalRuntime:
         tour.settle()
         outputs: dict[int, Any] = {}
         handles: dict[int, StateHandle] = {}
+        given = (pair for run in tour.runs for pair in run.emitted)
+        emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in given]
+        if served.cut is not None:  # the route's states are still as they were: runs have copies
+            served.outcome.emissions.extend(kept(emitted, served.outcome.emissions, served.cut))
+            return CUT
+        served.outcome.emissions.extend(emitted)
         for run in tour.runs:
             outputs |= run.outputs
-            emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in run.emitted]
-            served.outcome.emissions.extend(emitted)
             for index, state in run.states.items():
                 handle = tour.call.arguments[tour.plan.input_names[index]]
                 handle.real = state

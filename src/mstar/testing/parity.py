@@ -17,27 +17,31 @@ from mstar.plan.placement import Entry, Placement
 from mstar.testing.local import LocalRuntime
 from mstar.walk.emissions import Emission
 from mstar.walk.model import Model, Outcome
+from mstar.walk.said import Said
 from mstar.walk.values import is_array
 
 
-def parity(model: Model, request: Any, *, schedules: int = 5, seed: int = 0) -> None:
+def parity(model: Model, request: Any, *, said: Sequence[Said] = (), schedules: int = 5, seed: int = 0) -> None:
     """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer.
 
-    A request that fails eagerly must fail in the same way when it is served. What it raised is raised at the end.
+    `said` is what its client says while it runs. A request that fails eagerly must fail in the same way when it is
+    served. What it raised is raised at the end.
     """
-    parity_all(model, [request], schedules=schedules, seed=seed)
+    parity_all(model, [request], said=said, schedules=schedules, seed=seed)
 
 
-def parity_all(model: Model, requests: Sequence[Any], *, schedules: int = 5, seed: int = 0) -> None:
+def parity_all(
+    model: Model, requests: Sequence[Any], *, said: Sequence[Said] = (), schedules: int = 5, seed: int = 0
+) -> None:
     """The same for several requests that are served at the same time and share batches."""
-    eager = [_eager(model, request) for request in requests]
+    eager = [_eager(model, request, said) for request in requests]
     graphs = model.graphs()
     for schedule in range(schedules):
         chosen = random.Random(f"{seed}/{schedule}")
         placement = None if schedule == 0 else random_placement(graphs, chosen)
         how: dict[str, Any] = {"seed": chosen.randrange(1 << 30), "is_tight": chosen.random() < 0.5}
         runtime = LocalRuntime(model, placement, token_budget=chosen.choice((None, 1, 5, 30)), **how)
-        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests), strict=True)):
+        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests, said), strict=True)):
             if (what := difference(want, got)) is not None:
                 raise ParityError(
                     f"request {number} of {type(model).__name__}: {what}\n"
@@ -48,9 +52,9 @@ def parity_all(model: Model, requests: Sequence[Any], *, schedules: int = 5, see
             raise outcome.error
 
 
-def _eager(model: Model, request: Any) -> Outcome:
+def _eager(model: Model, request: Any, said: Sequence[Said]) -> Outcome:
     try:
-        return model.run(request)
+        return model.run(request, said)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the eager answer
         return Outcome([], error=error)
 
@@ -88,6 +92,8 @@ def difference(want: Outcome, got: Outcome) -> str | None:
                 return f"{kind} emission {number} is {b}, eager gave {a}"
     if not same(want.result, got.result):
         return f"the result is {got.result!r}, eager gave {want.result!r}"
+    if not same(want.answers, got.answers):
+        return f"the answers are {got.answers!r}, eager gave {want.answers!r}"
     return None
 
 

@@ -7,16 +7,19 @@ descriptor says which slot, and in which generation; the message that carries it
 A slot is used again only after its reader has marked it as read, or after the peer it was for is forgotten. A reader
 that lives on after that finds another generation in the table, before or after it copied, and its mark names one that
 is over: it can neither get wrong bytes nor free what is not its own.
+
+Peers on other hosts read the same memory through a store (stores.py), by the same rules.
 """
 
 from __future__ import annotations
 
 import bisect
+import ctypes
 import fcntl
 import mmap
 import os
 import secrets
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,11 +33,15 @@ _NAME = "mstar-arena"
 _SLOT = 16 << 10
 """There is one slot for so many bytes of capacity; below that size nothing should come here."""
 _ALIGN = 64
+_WORD = 8
 _ID, _SLOTS, _HEAD = range(3)
 """The words before the table: which arena it is, and how many slots it has."""
 _ENTRY = 4
 """The words of a slot's entry in the table."""
 _GENERATION, _OFFSET, _LENGTH, _READ = range(_ENTRY)
+ENTRY_BYTES = _WORD * _ENTRY
+MARK_AT = _WORD * _READ
+"""Where in its entry a reader leaves the generation that it has read."""
 _FREE = 0
 _FREED = b"\xdb"
 
@@ -64,14 +71,14 @@ class Arena:
 
     def __init__(self, capacity: int = CAPACITY, *, poison: bool = False) -> None:
         count = max(1, capacity // _SLOT)
-        first, capacity = _aligned(8 * _entry(count)), _aligned(capacity)
+        first, capacity = aligned(entry_at(count)), aligned(capacity)
         self._poison = poison
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, first + capacity)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on its size
-        self._memory = _Memory(self._fd)
+        self.memory = Memory(self._fd)
         self._key = (os.getpid(), self._fd, secrets.randbits(64))
-        self._memory.words[_ID], self._memory.words[_SLOTS] = self._key[2], count
+        self.memory.words[_ID], self.memory.words[_SLOTS] = self._key[2], count
         self._used: dict[int, _Used] = {}
         self._slots = list(range(count - 1, -1, -1))
         self._gaps = [(first, capacity)]
@@ -81,9 +88,14 @@ class Arena:
 
     def put(self, data: memoryview, to: Hashable) -> Descriptor | None:
         """Copy bytes for a peer; None if there is no room for them now."""
+        return self.put_together((data,), to)
+
+    def put_together(self, parts: Sequence[memoryview], to: Hashable) -> Descriptor | None:
+        """Copy several pieces into one slot, each where `places` says."""
         if len(self._used) >= self._look_at:
             self.reclaim()
-        size = _aligned(len(data))
+        starts, length = places([len(part) for part in parts])
+        size = aligned(length)
         offset = self._cut(size)
         if offset is None:
             self.reclaim()
@@ -91,17 +103,18 @@ class Arena:
         if offset is None:
             return None
         slot, generation = self._slots.pop(), secrets.randbits(63) + 1
-        descriptor = Descriptor(*self._key, slot, offset, len(data), generation)
-        self._memory.view[offset : offset + len(data)] = data
-        words, entry = self._memory.words, _entry(slot)
-        words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, len(data), _FREE
+        descriptor = Descriptor(*self._key, slot, offset, length, generation)
+        for start, part in zip(starts, parts, strict=True):
+            self.memory.view[offset + start : offset + start + len(part)] = part
+        words, entry = self.memory.words, _entry(slot)
+        words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, length, _FREE
         words[entry + _GENERATION] = generation  # last: from now on it can be read
         self._used[slot] = _Used(descriptor, size, to)
         return descriptor
 
     def reclaim(self) -> None:
         """Free what was read."""
-        words = self._memory.words
+        words = self.memory.words
         used = self._used.items()
         read = [slot for slot, one in used if words[_entry(slot) + _READ] == one.descriptor.generation]
         for slot in read:
@@ -124,7 +137,7 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory up. Who has it open still reads what is there."""
-        self._memory.close()
+        self.memory.close()
         os.close(self._fd)
 
     def _cut(self, size: int) -> int | None:
@@ -140,9 +153,9 @@ class Arena:
     def _release(self, slot: int) -> None:
         used = self._used.pop(slot)
         start, end = used.descriptor.offset, used.descriptor.offset + used.size
-        self._memory.words[_entry(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
+        self.memory.words[_entry(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
         if self._poison:
-            self._memory.view[start:end] = _FREED * used.size
+            self.memory.view[start:end] = _FREED * used.size
         self._slots.append(slot)
         at = bisect.bisect(self._gaps, (start, 0))
         if at < len(self._gaps) and self._gaps[at][0] == end:
@@ -157,21 +170,18 @@ class Reader:
     """The arenas of other processes, each opened when something is first read from it."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, tuple[tuple[int, int, int], _Memory]] = {}
+        self._open: dict[Hashable, tuple[tuple[int, int, int], Memory]] = {}
 
     def take(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
         """A copy of what a sender has put, and its slot is free. Raises ReadFailed unless it is that for certain."""
         memory = self._arena(descriptor, sender)
-        words, entry = memory.words, _entry(descriptor.slot)
-        start, length, generation = descriptor.offset, descriptor.length, descriptor.generation
-        if not 0 <= descriptor.slot < words[_SLOTS]:
-            raise _lost(descriptor, sender, f"there is no slot {descriptor.slot}")
-        if words[entry : entry + _ENTRY].tolist() != [generation, start, length, _FREE]:
-            raise _lost(descriptor, sender, "they were read before, or given up")
+        slot, start, length, generation = descriptor.slot, descriptor.offset, descriptor.length, descriptor.generation
+        if not memory.holds(slot, generation, start, length):
+            raise lost(length, sender, "they were read before, or given up")
         data = bytearray(memory.view[start : start + length])
-        if words[entry + _GENERATION] != generation:
-            raise _lost(descriptor, sender, "they were given up while they were read")
-        words[entry + _READ] = generation
+        if not memory.holds(slot, generation, start, length):
+            raise lost(length, sender, "they were given up while they were read")
+        memory.mark(slot, generation)
         return data
 
     def forget(self, peer: Hashable) -> None:
@@ -184,7 +194,7 @@ class Reader:
         for peer in list(self._open):
             self.forget(peer)
 
-    def _arena(self, descriptor: Descriptor, sender: Hashable) -> _Memory:
+    def _arena(self, descriptor: Descriptor, sender: Hashable) -> Memory:
         key = (descriptor.pid, descriptor.fd, descriptor.arena)
         known = self._open.get(sender)
         if known is not None and known[0] == key:
@@ -196,19 +206,19 @@ class Reader:
                 raise FileNotFoundError("it has no arena there")
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                memory = _Memory(fd)
+                memory = Memory(fd)
             finally:
                 os.close(fd)
         except (OSError, ValueError) as error:
-            raise _lost(descriptor, sender, f"its arena cannot be opened ({type(error).__name__})") from error
+            raise lost(descriptor.length, sender, f"its arena cannot be opened ({type(error).__name__})") from error
         if memory.words[_ID] != descriptor.arena:
             memory.close()
-            raise _lost(descriptor, sender, "its arena is another one now")
+            raise lost(descriptor.length, sender, "its arena is another one now")
         self._open[sender] = key, memory
         return memory
 
 
-class _Memory:
+class Memory:
     """An arena's memory, as bytes and as words."""
 
     def __init__(self, fd: int) -> None:
@@ -216,7 +226,24 @@ class _Memory:
         self.view = memoryview(self._map)
         self.words = self.view.cast("Q")
 
+    @property
+    def address(self) -> int:
+        """Where it begins in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def holds(self, slot: int, generation: int, offset: int, length: int) -> bool:
+        """Whether a slot holds exactly this, unread."""
+        if not 0 <= slot < self.words[_SLOTS]:
+            return False
+        entry = _entry(slot)
+        return is_unread(self.words[entry : entry + _ENTRY], generation, offset, length)
+
+    def mark(self, slot: int, generation: int) -> None:
+        """This generation of a slot was read."""
+        self.words[_entry(slot) + _READ] = generation
+
     def close(self) -> None:
+        """Unmap it."""
         self.words.release()
         self.view.release()
         self._map.close()
@@ -227,10 +254,33 @@ def _entry(slot: int) -> int:
     return _HEAD + _ENTRY * slot
 
 
-def _aligned(size: int) -> int:
+def entry_at(slot: int) -> int:
+    """Where a slot's entry in the table begins, in bytes."""
+    return _WORD * _entry(slot)
+
+
+def is_unread(entry: memoryview, generation: int, offset: int, length: int) -> bool:
+    """Whether these words of the table say so. A mark that names another generation came too late, for what was there
+    before."""
+    return entry[:_READ].tolist() == [generation, offset, length] and entry[_READ] != generation
+
+
+def aligned(size: int) -> int:
+    """How many bytes something takes in an arena."""
     return -(-max(size, 1) // _ALIGN) * _ALIGN
 
 
-def _lost(descriptor: Descriptor, sender: Hashable, why: str) -> ReadFailed:
-    what = f"{descriptor.length} bytes of {sender} cannot be read: {why}"
+def places(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where each of several pieces begins that lie in one slot, and how long they are together."""
+    starts: list[int] = []
+    end = 0
+    for length in lengths:
+        starts.append(aligned(end) if end else 0)
+        end = starts[-1] + length
+    return starts, end
+
+
+def lost(length: int, sender: Hashable, why: str) -> ReadFailed:
+    """What is said when bytes cannot be had."""
+    what = f"{length} bytes of {sender} cannot be read: {why}"
     return ReadFailed(f"{what}\n  fix: none here; whoever needs them must ask for them again")

@@ -105,7 +105,7 @@ def _packed(head: bytes, array: Any, place: Place | None) -> bytes:
 
 
 # ---------------------------------------------------------------- unpacking
-def unpack_array(data: memoryview, placed: Sequence[bytearray], *, is_plain: bool = False) -> Any:
+def unpack_array(data: memoryview, placed: Sequence[bytearray | memoryview], *, is_plain: bool = False) -> Any:
     """The array that was packed; if `is_plain`, of numpy wherever that has its dtype.
 
     Bytes that were not packed here may raise almost anything.

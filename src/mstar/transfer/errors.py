@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mstar.errors import MstarError
+from mstar.errors import MstarError, NotHere
+
+__all__ = ["NotHere", "ReadFailed", "Unpackable"]  # wire, which knows nothing of transfer, catches NotHere
 
 
 class Unpackable(MstarError):

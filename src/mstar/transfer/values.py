@@ -148,7 +148,7 @@ _DAMAGE += (ArithmeticError, RuntimeError, struct.error)
 """What bytes that were not packed here may lead to."""
 
 
-def unpack(data: bytes | memoryview, placed: Sequence[bytearray] = (), *, is_plain: bool = False) -> Any:
+def unpack(data: bytes | memoryview, placed: Sequence[bytearray | memoryview] = (), *, is_plain: bool = False) -> Any:
     """The value that was packed; `placed` are the bytes of its arrays that are not inline. Raises ReadFailed.
 
     If `is_plain`, tensors are arrays of numpy.
@@ -163,7 +163,7 @@ def unpack(data: bytes | memoryview, placed: Sequence[bytearray] = (), *, is_pla
 class _Reader:
     """Turns extension types back into what they stand for."""
 
-    def __init__(self, placed: Sequence[bytearray], *, is_plain: bool) -> None:
+    def __init__(self, placed: Sequence[bytearray | memoryview], *, is_plain: bool) -> None:
         self._placed = placed
         self._is_plain = is_plain
 

@@ -1,6 +1,7 @@
 """Finding a model: a file (`orpheus.py`, or `orpheus.py:Orpheus` where it holds several), or an installed name.
 
-Installed models are entry points of the group `mstar.models`; nobody edits a registry.
+Either may be followed by where its weights are, as `orpheus@/models/orpheus` or `orpheus@hub:name/of-it`, if the model
+takes `weights`. Installed models are entry points of the group `mstar.models`; nobody edits a registry.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ GROUP = "mstar.models"
 
 def load_model(target: str) -> Model:
     """The model that a path or name stands for, built. Raises LoadError with what to do."""
-    path, _, name = target.partition(":")
-    found = _in_file(Path(path), name) if path.endswith(".py") else _installed(target)
+    where, _, weights = target.partition("@")
+    path, _, name = where.partition(":")
+    found = _in_file(Path(path), name) if path.endswith(".py") else _installed(where)
+    parameters, given = inspect.signature(found).parameters, {"weights": weights} if weights else {}
+    if given and "weights" not in parameters:
+        fix = f"{where}, without what is after the @"
+        raise LoadError(f"{target}: {found.__name__} brings its weights, and takes no others\n  fix: {fix}")
     needed = [
         parameter.name
-        for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is parameter.empty
+        for parameter in parameters.values()
+        if parameter.name not in given
+        and parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
@@ -37,7 +44,12 @@ def load_model(target: str) -> Model:
             f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults"
         )
     with _blaming(f"{target}: making {found.__name__}()"):
-        return found()
+        return found(**given)
+
+
+def name_of(target: str) -> str:
+    """What a model is called unless it is told otherwise."""
+    return Path(target.partition("@")[0].partition(":")[0]).stem
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import inspect
 import typing
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
@@ -19,6 +19,7 @@ from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, listed, n
 from mstar.walk import context
 from mstar.walk.component import Component
 from mstar.walk.emissions import Emission
+from mstar.walk.said import CUT, Cut, Ears, More, Said, kept
 from mstar.walk.states import State
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class WalkCall(Generic[E, R]):
         self.arguments = arguments
         self.site = context.author_site()
         self.is_started = False
+        self.is_cuttable = False
+        """Whether it ends when the client says more."""
         self.emissions: list[E] = []
         if (session := context.session.get()) is not None:
             session.called(cast("WalkCall[object, object]", self))
@@ -47,6 +50,11 @@ class WalkCall(Generic[E, R]):
     def __await__(self) -> Generator[WalkCall[E, R], R, R]:
         self.is_started = True
         return (yield self)
+
+    def until_more(self) -> UntilMore[E, R]:
+        """For a route to await: the walk until it ends, or is cut by what the client says meanwhile; then CUT."""
+        self.is_cuttable = True
+        return UntilMore(self)
 
     def __iter__(self) -> Generator[E, None, R]:
         """Run the walk eagerly; its emissions as they come."""
@@ -74,6 +82,16 @@ class WalkCall(Generic[E, R]):
             fix = f"await self.{self.name}(...) in a route; elsewhere iterate it, or .run()"
             text = f"{shown(self.site)}: walk `{self.name}` was called but never run\n  fix: {fix}"
             warnings.warn(text, WalkNotRun, stacklevel=2)
+
+
+class UntilMore(Generic[E, R]):
+    """A walk that what the client says may cut."""
+
+    def __init__(self, call: WalkCall[E, R]) -> None:
+        self._call = call
+
+    def __await__(self) -> Generator[WalkCall[E, R], R, R | Cut]:
+        return (yield from self._call.__await__())
 
 
 @overload
@@ -123,6 +141,8 @@ class Outcome:
     result: Any = None
     error: Exception | None = None
     """What ended it early; its emissions are then those of the walks that had ended."""
+    answers: list[Any] = field(default_factory=list[Any])
+    """What the client was told each time before it said more."""
 
 
 class Model:
@@ -201,15 +221,35 @@ class Model:
         """Requests to be served before clients come, so that no client waits for what only the first one takes."""
         return ()
 
-    def run(self, request: Any) -> Outcome:
-        """Serve one request eagerly, here and now: the oracle of every other way to run it."""
-        outcome = Outcome([])
+    def more(self, answer: Any = None) -> More:
+        """For a route to await: what the client says next, or None if it says no more.
+
+        `answer` is what the client is told of what it has said so far.
+        """
+        return More(answer)
+
+    def run(self, request: Any, said: Sequence[Said] = ()) -> Outcome:
+        """Serve one request eagerly, here and now: the oracle of every other way to run it.
+
+        `said` is what its client says while it runs.
+        """
+        outcome, ears, walks = Outcome([]), Ears(said), 0
         route = RouteRun(self, request, lambda component, kind: component.make_state(kind))
-        call = route.advance(None)
-        while call is not None:
-            result = call.run()
-            outcome.emissions.extend(call.emissions)
-            call = route.advance(result)
+        wanted = route.advance(None)
+        while wanted is not None:
+            if isinstance(wanted, More):
+                outcome.answers.append(wanted.answer)
+                wanted = route.advance(ears.hear())
+                continue
+            cut = ears.cutting(walks) if wanted.is_cuttable else None
+            walks += 1
+            if cut is not None:  # it runs on copies: its states stay as they are
+                given = wanted.arguments.items()
+                wanted.arguments = {name: one.fork() if isinstance(one, State) else one for name, one in given}
+            result = wanted.run()
+            emitted = wanted.emissions
+            outcome.emissions.extend(emitted if cut is None else kept(emitted, outcome.emissions, cut))
+            wanted = route.advance(result if cut is None else CUT)
         outcome.result = route.result
         return outcome
 
@@ -242,8 +282,8 @@ class RouteRun:
         self._calls.clear()
         self._route.close()
 
-    def advance(self, result: Any) -> WalkCall[Any, Any] | None:
-        """Give the result of the last walk; get the next one, or None when the route has ended."""
+    def advance(self, result: Any) -> WalkCall[Any, Any] | More | None:
+        """Give what the route awaited; get the next walk, or that it waits for more; None when it has ended."""
         token = context.session.set(self)
         try:
             wanted: Any = self._route.send(result)
@@ -253,10 +293,9 @@ class RouteRun:
             wanted = None
         finally:
             context.session.reset(token)
-        if wanted is not None and not isinstance(wanted, WalkCall):
-            raise RouteError(
-                f"a route awaited a {type(wanted).__name__}\n  fix: await walks only; they are all that waits"
-            )
+        if wanted is not None and not isinstance(wanted, WalkCall | More):
+            fix = "await walks and self.more() only; they are all that waits"
+            raise RouteError(f"a route awaited a {type(wanted).__name__}\n  fix: {fix}")
         dropped = [call for call in self._calls if not call.is_started]
         if dropped and self.is_done:
             for call in dropped:
@@ -264,4 +303,4 @@ class RouteRun:
             first = dropped[0]
             text = f"{shown(first.site)}: the route called walk `{first.name}` and never awaited it"
             raise RouteError(f"{text}\n  fix: await self.{first.name}(...)")
-        return cast("WalkCall[Any, Any] | None", wanted)
+        return cast("WalkCall[Any, Any] | More | None", wanted)

@@ -9,13 +9,14 @@ a frame is new, in order or from a life that is over is not judged here: see lin
 from __future__ import annotations
 
 import struct
+from functools import partial
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from mstar.errors import MstarError
+from mstar.errors import MstarError, NotHere
 from mstar.wire.messages import AnyMessage, Message, Peer, Value
 
 VERSION = 1
@@ -58,8 +59,12 @@ class Codec(Protocol):
         """A value as bytes that `to` can read."""
         ...
 
-    def unpack(self, data: bytes | memoryview, sender: Peer) -> Any:
-        """The value that `sender` packed."""
+    def unpack(self, data: bytes | memoryview, sender: Peer, *, may_wait: bool = False) -> Any:
+        """The value that `sender` packed.
+
+        Raises NotHere, and has taken nothing, if it would have to wait for another host, unless it may: then it is
+        called in a thread of its own, also while another thread calls anything else.
+        """
         ...
 
     def forget(self, peer: Peer) -> None:
@@ -157,10 +162,15 @@ def _list_of(messages: list[bytes]) -> bytes:
 
 
 class Translator:
-    """Turns messages into bytes and back, with the process's codec for the values in them."""
+    """Turns messages into bytes and back, with the process's codec for the values in them.
 
-    def __init__(self, codec: Codec) -> None:
+    One that `may_wait` waits for values on other hosts; the others raise NotHere when they decode such a payload.
+    """
+
+    def __init__(self, codec: Codec, *, may_wait: bool = False) -> None:
         self._codec = codec
+        self._may_wait = may_wait
+        self._read = partial(codec.unpack, may_wait=True) if may_wait else codec.unpack
         self._other = Peer("", 0)  # whom the message that is in the works is for, or from
         self._is_too_long = False
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._pack)
@@ -204,6 +214,8 @@ class Translator:
         if kind == _UNREADABLE:
             return Value(Unreadable(str(data, "utf-8", "replace")))
         try:
-            return Value(self._codec.unpack(data, self._other))
-        except Exception as error:  # noqa: BLE001 - one value that cannot be read fails one request
+            return Value(self._read(data, self._other))
+        except Exception as error:
+            if isinstance(error, NotHere) and not self._may_wait:
+                raise
             return Value(Unreadable(f"a value from {self._other} could not be read: {error}"))

@@ -9,35 +9,10 @@ always larger. Whatever speaks of an attempt that is over is ignored.
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-
-class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """One life of one process: its name, and how often that name was started before."""
-
-    name: str
-    incarnation: int
-
-    def __str__(self) -> str:
-        return f"{self.name}.{self.incarnation}"
-
-
-class Value:
-    """A value of an author's program on its way."""
-
-    __slots__ = ("it",)
-
-    def __init__(self, it: Any) -> None:
-        self.it = it
-
-    def __repr__(self) -> str:
-        return f"Value({self.it!r})"
-
-
-class Message(msgspec.Struct, tag=True, array_like=True):
-    """Anything one process says to another."""
+from mstar.wire.figures import Load
+from mstar.wire.message import Message, Peer, Value
+from mstar.wire.pace import Pace
+from mstar.wire.questions import News, Standing, Stock, TakeNews, TakeStanding, TakeStock, TakeTimeline, Timeline
 
 
 # ---------------------------------------------------------------- everybody
@@ -46,6 +21,8 @@ class Hello(Message):
 
     components: tuple[str, ...] = ()
     """Of a worker: the components that are loaded, each as "model.component"."""
+    edition: int = 0
+    """Of a worker: which edition of the weights it has loaded."""
 
 
 class Forget(Message):
@@ -54,85 +31,50 @@ class Forget(Message):
     peer: Peer
 
 
-class TakeStock(Message):
-    """What do you hold?"""
+class Meet(Message):
+    """A process of another host is there, and found at this address."""
 
-    ticket: int
-
-
-class WalkCount(msgspec.Struct, array_like=True):
-    """What calls of one op from one walk came to, since the process began."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    """A batch's seconds are shared equally among its calls."""
-    waited: float = 0.0
-    """For how many seconds they were ready and did not run."""
-
-
-class OpCount(msgspec.Struct, array_like=True):
-    """What one op came to, since the process began: how many batches, and the calls of each walk."""
-
-    model: str
-    component: str
-    op: str
-    batches: int = 0
-    walks: dict[str, WalkCount] = {}
-
-
-class Stock(Message):
-    """What I hold, counted."""
-
-    ticket: int
-    counts: dict[str, int]
-    ops: list[OpCount] = []
-    """Of a worker: what its ops came to."""
-
-
-class Span(msgspec.Struct, array_like=True):
-    """Something that went on for a while for one request. Times are of the process's own clock, in seconds.
-
-    What is done many times is one span: from its first start to its last end, with how often it was done.
-    """
-
-    what: str
-    """queued, attempt or walk of a conductor; op or transfer of a worker."""
-    name: str
-    walk: str
-    """Of which walk."""
-    number: int
-    """How many walks of the request came before that one."""
-    attempt: int
-    start: float
-    end: float
-    """Infinite while it goes on."""
-    calls: int = 0
-    busy: float = 0.0
-    """For how many seconds it was computed, with others in its batches."""
-    waited: float = 0.0
-    """For how many seconds its calls were ready and did not run, or it had no worker."""
-    batch: int = 0
-    """The size of its largest batch."""
-    text: str = ""
-    """Who took part, or why it was needed."""
-
-
-class TakeTimeline(Message):
-    """What did this request do, and when?"""
-
-    ticket: int
-    rid: str
-
-
-class Timeline(Message):
-    """What it did here. `clock` is the time of day when this process's clock was 0, so that hosts can be compared."""
-
-    ticket: int
-    clock: float
-    spans: list[Span]
+    peer: Peer
+    address: str
 
 
 # ---------------------------------------------------------------- front end and conductor
+class Say(Message):
+    """The client says more to a request that runs, or, with None, that it says no more."""
+
+    rid: str
+    number: int
+    """How many things it said before."""
+    value: Value
+    counts: dict[str, int]
+    """How many emissions of each kind it had when it said so."""
+    walk: int = -1
+    """When it was heard, if that is known: see `Heard`."""
+
+
+class Heard(Message):
+    """A client was heard. If it cut a walk, that is over, and what it emitted beyond `totals` is not wanted."""
+
+    rid: str
+    number: int
+    """Which of the things that it said."""
+    walk: int
+    """When: while the walk with this number ran, or before it."""
+    attempt: int
+    """The attempt that goes on: those before make nothing that is wanted, but what `totals` counts."""
+    totals: dict[str, int]
+    """How many emissions of each kind walks that are over have made."""
+
+
+class Answered(Message):
+    """The route has done what it was told, so many things, and waits for more. By then there are `totals` emissions."""
+
+    rid: str
+    number: int
+    totals: dict[str, int]
+    answer: Value
+
+
 class Submit(Message):
     """Serve this request. `patience` is how many seconds it may take in all."""
 
@@ -143,6 +85,24 @@ class Submit(Message):
     patience: float = 600.0
     after: int = -1
     """It was admitted before, and this is the last attempt the client has seen: it is not refused now."""
+    said: tuple[Say, ...] = ()
+    """What its client has said since, if a conductor may not know that."""
+    pace: Pace = Pace()
+    """What its client is promised."""
+
+
+class Rest(Message):
+    """Have the workers of a model ended once nobody uses them. It is answered with a Standing."""
+
+    ticket: int
+    model: str
+
+
+class Wake(Message):
+    """Have the workers of a model started again. It is answered with a Standing."""
+
+    ticket: int
+    model: str
 
 
 class Cancel(Message):
@@ -224,6 +184,14 @@ class Start(Message):
     """Whose request it is: what states share by content, they share among those of one tenant."""
     careful: int = 0
     """About the so-manieth call of each op it is run alone: it was in a batch that a worker did not survive."""
+    pace: Pace = Pace()
+    """What its client is promised."""
+    first_in: float = 0.0
+    """In how many seconds the client should have the first emission of each kind that it has nothing of."""
+    due_in: dict[str, float] = {}
+    """In how many seconds it will have nothing left, of each kind that has begun."""
+    forecast: float = 0.0
+    """In how many seconds it was thought that the first emission will come, when it was taken on; 0 if not known."""
 
 
 class End(Message):
@@ -254,6 +222,8 @@ class Done(Message):
     """Input states whose last version is here, by input, under these numbers."""
     counts: dict[str, int]
     """How many emissions of each kind it made."""
+    due_in: dict[str, float] = {}
+    """In how many seconds the client will have nothing left, of each kind."""
 
 
 class Failed(Message):
@@ -302,13 +272,12 @@ class SendState(Message):
 
 
 class Beat(Message):
-    """I am alive, and this is how far I am. A conductor's beat is the lease by which workers may go on."""
+    """I am alive. A conductor's beat is the lease by which workers may go on."""
 
-    batches: int = 0
     busy: float = 0.0
     """For how many seconds the batch that runs has run."""
-    live: int = 0
-    """How many requests have something here."""
+    load: Load | None = None
+    """Of a worker: what it has to do."""
 
 
 # ---------------------------------------------------------------- worker and worker
@@ -355,6 +324,8 @@ class Notes(Message):
     walk: int
     seat: int
     notes: list[Note]
+    due_in: dict[str, float] = {}
+    """In how many seconds the client will have nothing left, of each kind that is made here."""
 
 
 class StateInput(Message):
@@ -418,6 +389,30 @@ class Kill(Message):
     why: str
 
 
+class Wanted(Message):
+    """This worker is needed: start it, if it does not run."""
+
+    worker: str
+
+
+class Retire(Message):
+    """Nobody uses this worker any more: end it, and start it again only when it is wanted."""
+
+    peer: Peer
+
+
+class Renew(Message):
+    """There is a new edition of the weights: workers that are started from now on load it; replace the others."""
+
+    edition: int
+
+
+class Renewed(Message):
+    """Every worker has this edition."""
+
+    edition: int
+
+
 class Ready(Message):
     """Every worker of the placement is there."""
 
@@ -430,36 +425,9 @@ class Drained(Message):
     """Nothing is left to do."""
 
 
-AnyMessage = (
-    Hello
-    | Forget
-    | TakeStock
-    | Stock
-    | TakeTimeline
-    | Timeline
-    | Submit
-    | Cancel
-    | Refused
-    | Finished
-    | Start
-    | End
-    | Released
-    | Done
-    | Failed
-    | Lost
-    | ForkState
-    | FreeStates
-    | SendState
-    | Beat
-    | Notes
-    | StateInput
-    | Emit
-    | Credit
-    | Gone
-    | Busy
-    | Kill
-    | Ready
-    | Drain
-    | Drained
-)
+Told = Say | Heard | Answered | Submit | Rest | Wake | Cancel | Refused | Finished
+Ordered = Start | End | Released | Done | Failed | Lost | ForkState | FreeStates | SendState | Beat
+Watched = Gone | Busy | Kill | Wanted | Retire | Renew | Renewed | Ready | Drain | Drained
+Asked = TakeStock | Stock | TakeTimeline | Timeline | TakeNews | News | TakeStanding | Standing
+AnyMessage = Hello | Forget | Meet | Asked | Told | Ordered | Notes | StateInput | Emit | Credit | Watched
 """What a frame may hold."""

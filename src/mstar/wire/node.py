@@ -12,13 +12,13 @@ import select
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 from threading import Lock
 
 from mstar.wire.frame import Codec, Seal
-from mstar.wire.messages import Message, Peer
+from mstar.wire.messages import Meet, Message, Peer
 from mstar.wire.outside import Actor, Arrival, Outside
-from mstar.wire.sockets import Sockets
+from mstar.wire.ways import Ways
+from mstar.wire.whereabouts import Whereabouts
 
 TICK = 0.05
 """How often actors are ticked, in seconds."""
@@ -29,17 +29,20 @@ log = logging.getLogger("mstar.wire")
 
 
 class Node:
-    """Hosts the actors of one process. Without a directory and a codec it never leaves its process.
+    """Hosts the actors of one process. Without whereabouts and a codec it never leaves its process.
 
     `call` and `stop` may come from any thread; everything else belongs to the thread that runs the loop.
     """
 
-    def __init__(self, directory: Path | None, key: bytes, codec: Codec | None) -> None:
+    def __init__(self, whereabouts: Whereabouts | None, key: bytes, codec: Codec | None) -> None:
         self.counters: Counter[str] = Counter()
         self._epoll = select.epoll()
         self._outside = None
-        if directory and codec:
-            self._outside = Outside(directory, Seal(key), codec, Sockets(self._epoll), self.counters)
+        self._whereabouts = whereabouts
+        if whereabouts and codec:
+            seal = Seal(key)  # first, because it refuses what is no key
+            ways = Ways(whereabouts, self._epoll, key, self.counters)
+            self._outside = Outside(ways, seal, codec, self.counters, self._rouse)
         self._actors: dict[Peer, Actor] = {}
         self._arrived: deque[Arrival] = deque()
         self._calls: deque[Callable[[], None]] = deque()
@@ -80,6 +83,16 @@ class Node:
         if self._outside:
             self._outside.forget(peer)
 
+    def meet(self, peer: Peer, address: str) -> None:
+        """This life is to be found there."""
+        if self._outside:
+            self._outside.meet(peer, address)
+
+    def present(self, actor: Peer, to: Peer) -> None:
+        """Tell somebody where an actor of this node is found, if there are several hosts."""
+        if self._whereabouts and self._whereabouts.ip:
+            self.send(actor, to, Meet(actor, self._whereabouts.mine))
+
     def stock(self) -> dict[str, int]:
         """What is held here, counted."""
         held = {"arrived": len(self._arrived)}
@@ -107,15 +120,16 @@ class Node:
         files = self._wait()
         now = time.monotonic()
         if self._outside:
-            for file in files:
-                self._arrived += self._outside.hear(now, file)
+            self._arrived += self._outside.hear(now, files)
         for _ in range(len(self._calls)):
             self._try("a call", self._calls.popleft())
         budget = TURN_MESSAGES
         while self._arrived and budget:
             budget -= 1
             actor, sender, message = self._arrived.popleft()
-            self._try(actor.peer, actor.receive, now, sender, message)
+            if isinstance(message, Meet):
+                self.meet(message.peer, message.address)
+            self._try(actor.peer, actor.receive, time.monotonic(), sender, message)  # those before took their time
         if now >= self._next_tick:
             self._next_tick = now + TICK
             for actor in list(self._actors.values()):
@@ -126,7 +140,7 @@ class Node:
     def _wait(self) -> list[int]:
         """Wait until there is something to do. Returns the sockets with which it is."""
         wait = 0.0
-        if not self._arrived:
+        if not (self._arrived or (self._outside and self._outside.has_more)):
             due = min(self._next_tick, self._outside.due) if self._outside else self._next_tick
             wait = max(0.0, due - time.monotonic())
         files: list[int] = []

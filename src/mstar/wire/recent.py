@@ -11,7 +11,9 @@ from math import inf
 
 from msgspec.structs import replace
 
-from mstar.wire.messages import Span, TakeTimeline, Timeline
+from mstar.wire.clock import day_offset
+from mstar.wire.figures import Span
+from mstar.wire.messages import TakeTimeline, Timeline
 
 ENDED = 256
 """So many requests that ended are remembered."""
@@ -51,4 +53,4 @@ class Recent:
 def answer(question: TakeTimeline, recent: Recent) -> Timeline:
     """What a process tells who asks it, with its clock."""
     now = time.monotonic()
-    return Timeline(question.ticket, time.time() - now, recent.told(now, question.rid))
+    return Timeline(question.ticket, day_offset(), recent.told(now, question.rid))

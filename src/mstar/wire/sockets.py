@@ -2,7 +2,8 @@
 
 A frame is its length and its bytes on a unix socket; everybody listens at a path of their own and has one connection to
 each path they send to. What a slow reader has not taken is kept up to a limit; beyond it, or while nobody listens
-there, a frame is refused, and the link above sends it again. What frames mean is not known here.
+there, a frame is refused, and the link above sends it again. If there are several hosts, a connection begins with the
+address of who made it. What frames mean is not known here.
 """
 
 from __future__ import annotations
@@ -34,13 +35,25 @@ class _Way:
         self.kept = bytearray()
 
 
-class Sockets:
-    """The sockets of one process, watched by one epoll."""
+class _Comer:
+    """Who has connected, and half a frame of theirs."""
 
-    def __init__(self, epoll: select.epoll) -> None:
+    __slots__ = ("address", "begun", "socket")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.begun = bytearray()
+        self.address = ""
+
+
+class Sockets:
+    """The sockets of one process, watched by one epoll. If there are several hosts, `mine` is its address."""
+
+    def __init__(self, epoll: select.epoll, mine: str = "") -> None:
         self._epoll = epoll
+        self._mine = mine.encode()
         self._doors: dict[int, socket.socket] = {}  # where others connect, by file
-        self._comers: dict[int, tuple[socket.socket, bytearray]] = {}  # who has connected, and half a frame of theirs
+        self._comers: dict[int, _Comer] = {}
         self._ways: dict[Path, _Way] = {}
         self._full: dict[int, Path] = {}  # ways with something kept, by file
 
@@ -51,6 +64,11 @@ class Sockets:
         door.listen(BACKLOG)
         self._doors[door.fileno()] = door
         self._epoll.register(door.fileno(), select.EPOLLIN)
+
+    def is_full(self, path: Path) -> bool:
+        """Whether too much waits for who listens at a path."""
+        way = self._ways.get(path)
+        return way is not None and len(way.kept) > KEPT_BYTES
 
     def send(self, path: Path, frame: bytes) -> bool:
         """Send a frame to who listens at a path; False if that cannot be now."""
@@ -74,8 +92,8 @@ class Sockets:
             self._epoll.register(way.socket.fileno(), select.EPOLLOUT)
         return True
 
-    def ready(self, file: int) -> list[bytes]:
-        """Something can be done with one of the sockets; the frames that have come of it."""
+    def ready(self, file: int) -> list[tuple[str, bytes]]:
+        """Something can be done with one of the sockets; what frames have come of it, with their sender's address."""
         if file in self._comers:
             return self._read(file)
         if file in self._doors:
@@ -95,7 +113,7 @@ class Sockets:
         """Close every socket."""
         for path in list(self._ways):
             self.leave(path)
-        for each in (*self._doors.values(), *(comer for comer, _ in self._comers.values())):
+        for each in (*self._doors.values(), *(comer.socket for comer in self._comers.values())):
             each.close()
         self._doors.clear()
         self._comers.clear()
@@ -104,6 +122,8 @@ class Sockets:
         connection = _unix_socket()
         try:
             connection.connect(str(path))
+            if self._mine:
+                connection.send(_LENGTH.pack(len(self._mine)) + self._mine)  # a new connection has room for it
         except OSError:  # not there, or not yet, or too many wait there
             connection.close()
             return None
@@ -118,13 +138,14 @@ class Sockets:
             comer.close()
             return
         comer.setblocking(False)
-        self._comers[comer.fileno()] = (comer, bytearray())
+        self._comers[comer.fileno()] = _Comer(comer)
         self._epoll.register(comer.fileno(), select.EPOLLIN)
 
-    def _read(self, file: int) -> list[bytes]:
-        comer, begun = self._comers[file]
+    def _read(self, file: int) -> list[tuple[str, bytes]]:
+        comer = self._comers[file]
+        begun = comer.begun
         try:
-            data = comer.recv(READ_BYTES)
+            data = comer.socket.recv(READ_BYTES)
         except BlockingIOError:
             return []
         except OSError:
@@ -134,13 +155,15 @@ class Sockets:
         frames, used = _frames(begun or data)
         if not data or used < 0:  # it has hung up, or what it says is nonsense
             self._epoll.unregister(file)
-            comer.close()
+            comer.socket.close()
             del self._comers[file]
         elif begun:
             del begun[:used]
         else:
             begun += data[used:]
-        return frames
+        if self._mine and frames and not comer.address:
+            comer.address = frames.pop(0).decode(errors="replace")
+        return [(comer.address, frame) for frame in frames]
 
     def _go_on(self, path: Path) -> None:
         """A slow reader has taken something: send what is kept."""

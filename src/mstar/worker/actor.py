@@ -31,18 +31,26 @@ class WorkerActor:
         """Use this engine, and tell the launcher and the conductor that this worker is there."""
         self._room = room
         room.start()
+        hello = m.Hello(edition=self._core.edition)
         for peer in (self._core.conductor, launcher):
-            self._node.call(lambda peer=peer: self._node.send(self.peer, peer, m.Hello()))
+            self._node.call(lambda peer=peer: self._node.send(self.peer, peer, hello))
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """A message has come."""
         if isinstance(message, m.TakeStock):
             room = {} if self._room is None else self._room.stock()
             stock = self._core.stock() | room | self._node.stock() | self._stock()
-            self._node.send(self.peer, sender, m.Stock(message.ticket, stock, self._core.tally.ops()))
+            self._node.send(
+                self.peer, sender, m.Stock(message.ticket, stock, self._core.tally.ops(), self._core.gauge.kinds())
+            )
             return
         if isinstance(message, m.TakeTimeline):
             self._node.send(self.peer, sender, answer(message, self._core.tally))
+            return
+        if isinstance(message, m.TakeNews):
+            news = self._core.tally.watch.news(now, sender, message.ticket, self._core)
+            news.counts |= {} if self._room is None else self._room.stock()
+            self._node.send(self.peer, sender, news)
             return
         if isinstance(message, m.Forget):
             self._node.forget(message.peer)

@@ -1,63 +1,68 @@
-"""Which calls run next, and together.
+"""Calls that are ready, and which of them may run now. Which of those do is the business of an `order`.
 
-Cheap ops go before dear ones, by what they were seen to cost: after a step of a language model each request has its
-small checks to do, and those who are through with them wait for the others and share the next step. A call that has
-waited too long goes first all the same. While a batch runs, only one that costs no more may be queued behind it, and
-never one of the same op: its calls had better wait and be joined by those that the running one leads to.
+A call may not run while its client does not take what it was sent, or while its state had to make room. While a batch
+runs, only one that costs no more may be queued behind it, and never one of the same op: its calls had better wait and
+be joined by those that the running one leads to. While everybody who could run has plenty to play, a batch that would
+cost hardly more with twice as many waits a moment for those that other workers still have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
 from typing import cast
 
-from mstar.engine.jobs import Job
-from mstar.plan.frame import Frame, Ready
-from mstar.plan.tables import Call, Instruction
+from mstar.plan.frame import Ready
+from mstar.plan.tables import Call
+from mstar.worker.costs import Costs, Key
+from mstar.worker.order import BySlack, Chosen, Order, Waiter
+from mstar.worker.shares import Shares
 from mstar.worker.tours import Tour
 
-Key = tuple[str, int]
-"""A model, and the number of a batch key in its plans."""
-PATIENCE = 0.25
-"""After so many seconds a call goes before cheaper ones."""
-WEIGHT = 0.2
-"""How much the newest batch counts in what an op is thought to cost."""
-
-
-@dataclass(eq=False, slots=True)
-class Waiter:
-    """A call that is ready."""
-
-    tour: Tour
-    frame: Frame
-    instruction: Instruction
-    since: float
-    job: Job | None = None
-    """What has been run of it."""
+HELD = 0.03
+"""For so many seconds a call waits for others that may share its batch, if that takes at least half as long."""
+TINY = 0.002
+"""Calls that take fewer seconds are run together whether they gain by it or not: so is what has to be done for each."""
+TRY = 64
+"""Once in so many batches two calls are tried together, of an op that gained nothing by that before."""
+PLENTY, CHEAPER = 10.0, 1.5
+"""A batch waits if everybody in it can wait for so many times what it takes, and one twice as large takes less than so
+many times as long."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """How many calls share a batch at most, and how many emissions a client may be behind."""
+    """How many calls share a batch at most, how many emissions a client may be behind, and the rule that chooses."""
 
     batch: int = 64
     window: int = 64
+    order: Order | None = None
+    """None: by slack."""
+    alone: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    """By model, the batch keys of ops that run each call by itself."""
 
 
 class Waiting:
     """The calls that are ready, by batch key, in the order in which they came."""
 
     def __init__(self, limits: Limits) -> None:
+        self.costs = Costs()
         self._limits = limits
+        self._shares = Shares()
+        self._order = limits.order or BySlack(self._shares)
         self._by_key: dict[Key, list[Waiter]] = {}
-        self._cost: dict[Key, float] = {}
+        self._tries = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._by_key.values()))
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return itertools.chain.from_iterable(self._by_key.values())
 
     def add(self, now: float, ready: Iterable[Ready]) -> None:
         """Calls have become ready."""
@@ -81,17 +86,16 @@ class Waiting:
             else:
                 del self._by_key[key]
 
-    def cost(self, key: Key) -> float | None:
-        """How long a batch of this key has taken lately."""
-        return self._cost.get(key)
-
-    def learn(self, key: Key, seconds: float) -> None:
+    def learn(self, key: Key, waiters: list[Waiter], seconds: float) -> None:
         """A batch has taken so long."""
-        before = self._cost.get(key, seconds)
-        self._cost[key] = before + WEIGHT * (seconds - before)
+        self.costs.learn(key, len(waiters), seconds)
+        self._shares.took(waiters, seconds)
 
-    def choose(self, now: float, running: Key | None) -> tuple[Key, list[Waiter]] | None:
-        """The next batch, to be queued behind the one that is running if there is one; None if it is better to wait."""
+    def choose(self, now: float, running: Key | None, elsewhere: int = 0) -> Chosen | None:
+        """The next batch, to be queued behind the one that is running if there is one; None if it is better to wait.
+
+        `elsewhere` is how many of those that are here are at other workers too.
+        """
         window = self._limits.window
         able: dict[Key, list[Waiter]] = {}
         parked: list[tuple[int, Key, Waiter]] = []
@@ -106,21 +110,67 @@ class Waiting:
             if free:
                 able[key] = free
         if running is not None:
-            most = self._cost.get(running, 0.0)
-            able = {key: found for key, found in able.items() if key != running and self._cost.get(key, 0.0) <= most}
+            most = self._usual(running)
+            able = {key: found for key, found in able.items() if key != running and self._usual(key) <= most}
         elif not able and parked:
             _, key, waiter = min(parked, key=lambda one: one[0])
             waiter.tour.is_parked = False
             able = {key: [waiter]}
         if not able:
             return None
-        oldest = min(able, key=lambda key: able[key][0].since)
-        is_late = now - able[oldest][0].since > PATIENCE
-        key = oldest if is_late else min(able, key=lambda key: self._cost.get(key, 0.0))
-        return key, self._take(key, able[key])
+        self._tries += 1
+        key, chosen = self._order.choose(now, able, self.costs, self._most)
+        if running is None and elsewhere > len(chosen) and self._may_fill(now, key, chosen):
+            return None
+        return key, self._take(key, chosen)
 
-    def _take(self, key: Key, able: list[Waiter]) -> list[Waiter]:
-        chosen = able[: self._limits.batch]
+    def batches(self) -> int:
+        """How many batches it would take to run all that waits for its turn; streams with a clock may be ahead."""
+        window, found = self._limits.window, 0
+        for key, waiters in self._by_key.items():
+            tours = [waiter.tour for waiter in waiters if not waiter.tour.is_clocked and not waiter.tour.is_parked]
+            able = sum(not tour.counts or not tour.is_held_up(window) for tour in tours)
+            found += -(-able // self._most(key))
+        return found
+
+    def _most(self, key: Key) -> int:
+        """How many calls may share a batch: one by one they are done sooner, unless sharing saves time."""
+        if self.costs.each(key) < TINY or not self._is_apart(key):
+            return self._limits.batch
+        return 1 if self._tries % TRY or self._is_alone(key) else 2
+
+    def _is_alone(self, key: Key) -> bool:
+        """Whether an op runs each call by itself."""
+        return key[1] in self._limits.alone.get(key[0], ())
+
+    def _is_apart(self, key: Key) -> bool:
+        """Whether calls gain nothing by sharing a batch."""
+        return self._is_alone(key) or not self.costs.gains(key)
+
+    def seconds(self, key: Key, count: int) -> float:
+        """How long so many calls take that are there at the same time."""
+        most = self._limits.batch
+        if self._is_apart(key):
+            return count * self.costs.each(key)
+        return self.costs.of(key, count) if count <= most else count / most * self.costs.of(key, most)
+
+    def _may_fill(self, now: float, key: Key, chosen: list[Waiter]) -> bool:
+        """Whether it pays to wait for others, and harms nobody."""
+        cost, count = self.costs.of(key, len(chosen)), len(chosen)
+        is_cheaper = 0 < self.costs.of(key, 2 * count) < CHEAPER * cost
+        is_early = now - min(waiter.since for waiter in chosen) < HELD
+        has_plenty = all(not one.is_fresh and PLENTY * cost < one.slack < inf for one in chosen)
+        return cost > HELD / 2 and is_cheaper and is_early and has_plenty
+
+    def least_slack(self) -> float:
+        """How long everybody who waits can wait, as it was when the last batch was chosen."""
+        waiters = (waiter for found in self._by_key.values() for waiter in found if waiter.tour.is_clocked)
+        return max(0.0, min((waiter.slack for waiter in waiters), default=inf))
+
+    def _usual(self, key: Key) -> float:
+        return self.costs.usual(key) or 0.0
+
+    def _take(self, key: Key, chosen: list[Waiter]) -> list[Waiter]:
         for waiter in chosen:
             if waiter.tour.is_suspect(key[1]):  # nobody is to die with it
                 chosen = [waiter]

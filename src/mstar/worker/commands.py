@@ -7,6 +7,7 @@ taken before whatever changes the original later.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from mstar.engine.jobs import Job, Result
@@ -115,6 +116,8 @@ class Batch:
     """Whose they are, for the black box."""
     cost: float | None
     """How many seconds such a batch has taken lately."""
+    allowed: float = inf
+    """How many seconds it may take if it can be run in pieces: then somebody else cannot wait any longer."""
 
 
 Command = Make | Fork | Free | Export | Load | Batch

@@ -6,7 +6,7 @@ does wrong ends that request only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, assert_never, cast
 
 from mstar.engine.jobs import Done as JobDone
@@ -17,7 +17,7 @@ from mstar.plan.frame import Ready
 from mstar.plan.tables import Plans
 from mstar.wire import messages as m
 from mstar.worker import visits
-from mstar.worker.batches import Key, Limits, Waiter, Waiting
+from mstar.worker.batches import Limits, Waiting
 from mstar.worker.commands import (
     Action,
     Batch,
@@ -34,7 +34,10 @@ from mstar.worker.commands import (
     StateRef,
     Tick,
 )
+from mstar.worker.costs import Key
 from mstar.worker.early import Early
+from mstar.worker.load import Gauge
+from mstar.worker.order import Waiter
 from mstar.worker.tally import Tally
 from mstar.worker.tours import Guest, Tour
 
@@ -54,10 +57,13 @@ class WorkerCore:
     ) -> None:
         self.me = me
         self.conductor = conductor
+        self.edition = 0
+        """Which edition of the weights it has loaded."""
         self.plans = plans
         self.guests: dict[str, Guest] = {}
         self.waiting = Waiting(limits)
         self.early = Early()
+        self.gauge = Gauge(self.waiting.seconds)
         self.tally = Tally(plans)
         self.ready: list[Ready] = []
         """Calls that became ready in this step."""
@@ -72,7 +78,6 @@ class WorkerCore:
         self._owners: dict[int, Tour | None] = {}
         self._running: dict[int, tuple[Key, list[Waiter], float]] = {}
         self._numbers = 0
-        self._batches = 0
         self._heard = self._beaten = float("-inf")
 
     def step(self, now: float, event: Event) -> list[Action]:
@@ -104,6 +109,10 @@ class WorkerCore:
             "early": len(self.early),
         }
 
+    def running(self) -> Iterator[Waiter]:
+        """The calls that the engine has."""
+        return (waiter for _, waiters, _ in self._running.values() for waiter in waiters)
+
     # ---------------------------------------------------------------- messages
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         if sender.name == self.conductor.name:
@@ -123,7 +132,7 @@ class WorkerCore:
             case m.ForkState() | m.FreeStates() | m.SendState():
                 self._keep(message)
             case m.Hello():
-                self.out.append(Send(sender, m.Hello(self._components)))
+                self.out.append(Send(sender, m.Hello(self._components, self.edition)))
             case _:
                 pass  # beats and news of others: that they came is all there is to them
 
@@ -164,8 +173,9 @@ class WorkerCore:
             self.say(m.Lost(rid, attempt, "something came for a walk that was never begun here"))
         if now - self._beaten >= BEAT:
             self._beaten = now
+            self.tally.watch.expire(now)
             since = min((since for _, _, since in self._running.values()), default=now)
-            self.say(m.Beat(self._batches, now - since, len(self.guests)))
+            self.say(m.Beat(now - since, self.gauge.load(self.guests.values(), self.waiting.batches())))
 
     def say(self, message: m.Message) -> None:
         """Tell the conductor."""
@@ -180,7 +190,7 @@ class WorkerCore:
             self.ready.clear()
         while self.waiting and len(self._running) < QUEUED and now - self._heard <= LEASE:
             running = next((key for key, _, _ in self._running.values()), None)
-            chosen = self.waiting.choose(now, running)
+            chosen = self.waiting.choose(now, running, self._elsewhere)
             if chosen is None:
                 break
             self._queue(now, *chosen)
@@ -190,6 +200,14 @@ class WorkerCore:
             for number in freed:
                 self._owners.pop(number, None)
             self.out.append(Free(freed))
+
+    @property
+    def _elsewhere(self) -> int:
+        """How many of those that are here are at other workers too."""
+        if all(len(plans.workers) == 1 for plans in self.plans.values()):
+            return 0
+        tours = (guest.tour for guest in self.guests.values() if guest.tour is not None)
+        return sum(any(peer != self.me for peer in tour.start.seats) for tour in tours)
 
     def _queue(self, now: float, key: Key, chosen: list[Waiter]) -> None:
         hit("worker.queue")
@@ -202,16 +220,15 @@ class WorkerCore:
         suspects = [m.Suspect(tour.guest.rid, tour.guest.attempt, tour.calls[key[1]]) for tour in tours]
         number = self.next()
         self._running[number] = (key, chosen, now)
-        name, cost = self.plans[key[0]].keys[key[1]], self.waiting.cost(key)
-        self.out.append(Batch(number, key[0], name, jobs, suspects, cost))
+        name, cost = self.plans[key[0]].keys[key[1]], self.waiting.costs.usual(key)
+        self.out.append(Batch(number, key[0], name, jobs, suspects, cost, self.waiting.least_slack()))
 
     def _ran(self, event: Ran) -> None:
         """A batch is back: each of its requests goes on by itself."""
         hit("worker.ran")
         key, waiters, _ = self._running.pop(event.number)
-        self._batches += 1
         self.tally.ran(key, waiters, event.results, event.seconds)
-        self.waiting.learn(key, event.seconds)
+        self.waiting.learn(key, waiters, event.seconds)
         for number in event.evicted:
             if (owner := self._owners.get(number)) is not None:
                 owner.is_parked = True
@@ -223,6 +240,7 @@ class WorkerCore:
             elif isinstance(result, JobDone):
                 waiter.job = None
                 tour.calls[key[1]] += 1
+                self.gauge.called(tour, key[1])
                 visits.complete(self, waiter, result.values)
             elif isinstance(result, JobFailed):
                 visits.fail(self, tour, result.error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mstar.engine.engine import Engine
-from mstar.engine.jobs import Failed, Job, Result
+from mstar.engine.jobs import Failed, Result
 from mstar.failpoints import hit
 from mstar.walk.component import Component, Op
 from mstar.walk.model import Model
@@ -181,18 +181,19 @@ class EngineRoom:
         if self._black_box is not None:
             self._black_box.write(batch.suspects)
         start = time.perf_counter()
-        results = self._run_jobs(component, op, batch.jobs)
+        results = self._run_jobs(component, op, batch)
         seconds = time.perf_counter() - start
         if self._black_box is not None:
             self._black_box.clear()
         evicted = [self._numbers.get(id(state), 0) for state in self._engine.take_evicted()]
         return Ran(batch.number, results, seconds, tuple(evicted))
 
-    def _run_jobs(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
+    def _run_jobs(self, component: Component, op: Op, batch: Batch) -> list[Result]:
         """Run jobs with the real states in their arguments. Only this thread may hold on to those."""
         hit("engine.jobs")
+        jobs = batch.jobs
         if not op.states:
-            return self._engine.run(component, op, jobs)
+            return self._engine.run(component, op, jobs, seconds=batch.allowed)
         results: list[Result | None] = [None] * len(jobs)
         given = [job.arguments for job in jobs]
         for row, job in enumerate(jobs):
@@ -205,7 +206,7 @@ class EngineRoom:
                         results[row] = Failed(state)
             job.arguments = job.arguments | real
         sound = [row for row, result in enumerate(results) if result is None]
-        ran = self._engine.run(component, op, [jobs[row] for row in sound])
+        ran = self._engine.run(component, op, [jobs[row] for row in sound], seconds=batch.allowed)
         for row, result in zip(sound, ran, strict=True):
             results[row] = result
         for job, arguments in zip(jobs, given, strict=True):

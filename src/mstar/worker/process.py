@@ -11,9 +11,11 @@ from mstar import failpoints, interpreter
 from mstar.config import WorkerSettings
 from mstar.engine.engine import Engine
 from mstar.plan.deployment import Deployed, deploy
+from mstar.transfer.afar import Reach
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire.messages import Peer
 from mstar.wire.node import Node
+from mstar.wire.whereabouts import Whereabouts
 from mstar.worker.actor import WorkerActor
 from mstar.worker.batches import Limits
 from mstar.worker.blackbox import BlackBox
@@ -29,11 +31,14 @@ def main(settings: WorkerSettings) -> None:
     me = Peer(settings.name, settings.incarnation)
     here = _prepare(deployed, settings, loading_file(Path(settings.directory), me))
     interpreter.settle()
-    codec = ArenaCodec()
-    node = Node(Path(settings.directory), settings.key, codec)
+    whereabouts = Whereabouts.of(settings)
+    codec = ArenaCodec(reach=Reach(settings.ip, settings.key, whereabouts.is_here))
+    node = Node(whereabouts, settings.key, codec)
     conductor = Peer("conductor", settings.peers["conductor"])
-    limits = Limits(settings.options.max_batch, settings.options.window)
+    single = {name: one.alone() for name, one in deployed.items()}
+    limits = Limits(settings.options.max_batch, settings.options.window, alone=single)
     core = WorkerCore(me, conductor, {name: one.plans for name, one in deployed.items()}, tuple(here), limits)
+    core.edition = settings.edition
 
     def stock() -> dict[str, int]:
         return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stock()
@@ -44,7 +49,9 @@ def main(settings: WorkerSettings) -> None:
     engine = Engine(token_budget=settings.options.token_budget)
     black_box = BlackBox.create(Path(settings.black_box))
     room = EngineRoom(models, engine, actor.report, threading.Lock(), black_box)
-    actor.drive(room, Peer("launcher", settings.peers["launcher"]))
+    launcher = Peer("launcher", settings.peers["launcher"])
+    node.call(lambda: node.present(me, launcher))
+    actor.drive(room, launcher)
     node.run()
 
 

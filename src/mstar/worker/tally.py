@@ -13,11 +13,14 @@ from msgspec.structs import replace
 
 from mstar.engine.jobs import UNFINISHED, Result
 from mstar.plan.tables import Plans
-from mstar.wire.messages import OpCount, Peer, Span, WalkCount
+from mstar.wire.figures import OpCount, Span, WalkCount
+from mstar.wire.messages import Peer
 from mstar.wire.recent import Recent
+from mstar.worker.watch import Watch
 
 if TYPE_CHECKING:
-    from mstar.worker.batches import Key, Waiter
+    from mstar.worker.costs import Key
+    from mstar.worker.order import Waiter
     from mstar.worker.tours import Tour
 
 
@@ -27,6 +30,7 @@ class Tally(Recent):
     def __init__(self, plans: Mapping[str, Plans]) -> None:
         super().__init__()
         self._plans = plans
+        self.watch = Watch()
         self._ops: dict[tuple[str, str, str], OpCount] = {}
 
     def ops(self) -> list[OpCount]:
@@ -40,7 +44,11 @@ class Tally(Recent):
         """A batch has just been run."""
         now, number, size = self.now, key[1], len(waiters)
         start, share = now - seconds, seconds / size
-        self._count(key).batches += 1
+        whole = self._count(key)
+        whole.batches += 1
+        whole.members += size
+        if self.watch:
+            self.watch.ran(waiters, seconds)
         for waiter, result in zip(waiters, results, strict=True):
             tour = waiter.tour
             opened = tour.spans.get(number)
@@ -69,6 +77,8 @@ class Tally(Recent):
         span.end = self.now
         span.calls += 1
         span.busy += self.now - since
+        if self.watch:
+            self.watch.passed(to, self.now - since)
 
     def _count(self, key: Key) -> OpCount:
         model, number = key

@@ -6,10 +6,13 @@ Nothing here knows of other requests, of batches or of messages; see `core`.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mstar.plan.run import Run
-from mstar.wire.messages import Coming, Given, Held, Notes, Peer, Span, Start, WalkCount
+from mstar.wire.figures import Span, WalkCount
+from mstar.wire.messages import Coming, Given, Held, Notes, Peer, Start
+from mstar.wire.pace import Playing, is_due
 
 if TYPE_CHECKING:
     from mstar.plan.tables import Plan
@@ -46,14 +49,17 @@ class Tour:
         "careful",
         "counts",
         "early",
+        "first_due",
         "guest",
         "in_flight",
         "inputs",
+        "is_clocked",
         "is_over",
         "is_parked",
         "is_started",
         "number",
         "plan",
+        "players",
         "releases",
         "runs",
         "spans",
@@ -85,6 +91,12 @@ class Tour:
         self.releases: list[int] = []
         """Attempts whose release the conductor waits for, until nothing of this is being run."""
         self.careful = start.careful
+        self.players: dict[str, Playing] = {}
+        """What the client plays, by kind."""
+        self.first_due = inf
+        """When it should have the first of each kind that it has nothing of."""
+        self.is_clocked = not start.pace.is_batch
+        """Whether anything of it can be due."""
         self.is_started = False
         self.is_over = False
         self.is_parked = False
@@ -93,6 +105,37 @@ class Tour:
     def is_suspect(self, key: int) -> bool:
         """Whether its next call with this batch key may be the one that killed a worker: about there it did."""
         return self.careful - ALONE <= self.calls[key] < self.careful
+
+    def begin_clock(self, now: float) -> None:
+        """From now on it is known when things are due."""
+        start = self.start
+        self.first_due = now + start.first_in
+        self.players = {kind: Playing(now + due, is_begun=True) for kind, due in start.due_in.items()}
+
+    def due(self, kind: str) -> tuple[float, bool]:
+        """When the next emission of a kind is due (of no kind: of any), and whether that has begun."""
+        player = self.players.get(kind)
+        if player is not None:
+            return player.due, player.is_begun
+        if not kind:
+            begun = [player.due for player in self.players.values()]
+            if begun:
+                return min(begun), True
+        return (self.first_due if is_due(kind, self.start.pace) else inf), False
+
+    def play(self, now: float, kind: str, seconds: float | None) -> float | None:
+        """An emission that plays for so long goes to the client; by how much it is late, unless it had it before."""
+        index = self.start.first.get(kind, 0) + self.counts[kind]
+        if index < self.guest.taken.get(kind, 0):
+            return None  # from a worker that was lost
+        player = self.players.get(kind)
+        if player is None:
+            player = self.players[kind] = Playing(self.first_due)
+        return player.take(now, seconds)
+
+    def due_in(self, now: float) -> dict[str, float]:
+        """In how many seconds the client will have nothing left, by kind that is made here."""
+        return {kind: player.due - now for kind, player in self.players.items() if kind in self.counts}
 
     @property
     def is_complete(self) -> bool:

@@ -16,12 +16,13 @@ from mstar.plan.run import Run
 from mstar.plan.run import complete as complete_calls
 from mstar.wire import messages as m
 from mstar.wire.frame import Unreadable
+from mstar.wire.pace import Playing
 from mstar.worker.commands import Cargo, Export, Exported, Send, StateRef
 from mstar.worker.tours import Guest, Tour
 
 if TYPE_CHECKING:
-    from mstar.worker.batches import Waiter
     from mstar.worker.core import WorkerCore
+    from mstar.worker.order import Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def begin(core: WorkerCore, start: m.Start) -> None:
         drop_tour(core, guest)
     guest.attempt = start.attempt
     tour = guest.tour = Tour(core, guest, start, core.plans[start.model].walks[start.name], core.next())
+    tour.begin_clock(core.tally.now)
     unreadable = [given.value.it for given in start.inputs.values() if isinstance(given, m.Given)]
     for value in unreadable:
         if isinstance(value, Unreadable):
@@ -85,6 +87,9 @@ def hear(core: WorkerCore, tour: Tour, message: m.Notes | m.StateInput) -> None:
     hit("worker.hear")
     if tour.is_over:
         return
+    if isinstance(message, m.Notes):
+        for kind, due in message.due_in.items():
+            tour.players[kind] = Playing(core.tally.now + due, is_begun=True)
     payloads = [message.payload] if isinstance(message, m.StateInput) else _payloads(message)
     for payload in payloads:
         if isinstance(payload.it, Unreadable):
@@ -173,6 +178,7 @@ def follow(core: WorkerCore, tour: Tour) -> None:
         fail(core, tour, error)
         return
     for seat, found in notes.items():
+        found.due_in = tour.due_in(core.tally.now)
         core.out.append(Send(tour.start.seats[seat], found))
         core.tally.passed(tour, tour.start.seats[seat], core.tally.now)
     for seat, run in tuple(runs.items()):
@@ -205,6 +211,7 @@ def emit(core: WorkerCore, tour: Tour, run: Run) -> None:
     hit("worker.emit")
     start = tour.start
     for table, value in run.emitted:
+        core.gauge.emitted(core.tally.now, tour, table, value)
         index = start.first.get(table.kind, 0) + tour.counts[table.kind]
         tour.counts[table.kind] += 1
         emission = m.Emit(start.rid, start.attempt, table.kind, index, m.Value(value), table.clock)
@@ -227,7 +234,8 @@ def arrive(core: WorkerCore, tour: Tour, seat: int, run: Run) -> None:
     for index, state in run.states.items():
         guest.kept[state.number] = state
         states[index] = state.number
-    core.say(m.Done(start.rid, start.attempt, start.walk, seat, outputs, states, dict(tour.counts)))
+    due_in = tour.due_in(core.tally.now)
+    core.say(m.Done(start.rid, start.attempt, start.walk, seat, outputs, states, dict(tour.counts), due_in))
     run.drop()
     del tour.runs[seat]
     if not tour.runs:

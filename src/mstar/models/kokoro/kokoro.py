@@ -14,7 +14,7 @@ from typing import Any
 
 from mstar import Audio, Model, Stream, loop, walk, windows
 from mstar.asks import Ending, Speech
-from mstar.errors import listed
+from mstar.errors import Unsupported, listed
 from mstar.models.kokoro.checkpoint import FETCHED, Checkpoint
 from mstar.models.kokoro.stages import Prosody, Reader, Vocoder
 
@@ -51,7 +51,7 @@ class Kokoro(Model):
         is_english = request.language.partition("-")[0] in ("", "en")
         if speech.voice not in self.voices() or request.instructions or not is_english:
             what = f"it says English in the voices {listed(self.voices())}, without instructions"
-            raise NotImplementedError(f"{what}\n  fix: ask for nothing else")
+            raise Unsupported(f"{what}\n  fix: ask for nothing else")
         await self.speak(speech)
         return Ending(read={"text": len(request.text)})
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mstar import Audio, Model, Stream, loop, walk, windows
 from mstar.asks import Ending, Speech
-from mstar.errors import listed
+from mstar.errors import Unsupported, listed
 from mstar.models.orpheus.snac import PLACES, Snac
 from mstar.models.orpheus.writer import Writer
 from mstar.nn.codec import CodecPast
@@ -69,7 +69,7 @@ class Orpheus(Model):
         voice = request.voice or VOICES[0]
         if voice not in VOICES or request.speed != 1 or request.instructions or request.language not in ("", "en"):
             what = f"it says English in the voices {listed(VOICES)}, at its own speed and without instructions"
-            raise NotImplementedError(f"{what}\n  fix: ask for nothing else")
+            raise Unsupported(f"{what}\n  fix: ask for nothing else")
         await self.speak(request.text, voice, replace(self.sampling, seed=request.seed))
         return Ending(read={"text": len(request.text)})
 

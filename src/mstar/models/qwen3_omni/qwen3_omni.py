@@ -13,7 +13,7 @@ from typing import Any
 
 from mstar import Audio, Model, Stream, Text, choose, each, loop, walk, windows
 from mstar.asks import Chat, Clip, Ending, Picture, Sound
-from mstar.errors import listed
+from mstar.errors import Unsupported, listed
 from mstar.models.qwen3_omni.checkpoint import PUBLISHED, Checkpoint
 from mstar.models.qwen3_omni.predictor import Predictor
 from mstar.models.qwen3_omni.reader import Reader
@@ -64,7 +64,7 @@ class Qwen3Thinker(Model):
     async def route(self, request: Chat) -> Ending:
         """Answer."""
         if request.speaks:
-            raise NotImplementedError("it does not speak\n  fix: ask for text, or serve qwen3_omni")
+            raise Unsupported("it does not speak\n  fix: ask for text, or serve qwen3_omni")
         return await self.write(request)
 
     def reads(self) -> tuple[type, ...]:
@@ -102,7 +102,7 @@ class Qwen3Omni(Qwen3Thinker):
             s.stop_when(self.talker.is_over(s.code))
 
         past = self.vocoder.state(CodecPast)
-        for frames in windows(codes, size=4, flush=True):
+        for frames in windows(codes, size=4, first=3, flush=True):
             yield Audio(self.vocoder.decode(frames, past), rate=24_000)
         return ending
 
@@ -112,7 +112,7 @@ class Qwen3Omni(Qwen3Thinker):
             return await super().route(request)
         voice, voices = request.voice.lower() or "ethan", self.voices()
         if voice not in voices:
-            raise NotImplementedError(f"it has the voices {listed(voices)}\n  fix: ask for one of them")
+            raise Unsupported(f"it has the voices {listed(voices)}\n  fix: ask for one of them")
         return await self.talk(request, voice, replace(self.codes, seed=request.sampling.seed))
 
     def voices(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mstar import Component, Float, Int64, Tensor, op
 from mstar.asks import Chat, Clip, Part, Picture, Sound, Turn
+from mstar.errors import Unsupported
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Reader(Component):
 
     def _write(self, turn: Turn, sheet: _Sheet) -> None:
         if turn.role != "user" and not all(isinstance(part, str) for part in turn.parts):
-            raise NotImplementedError(f"the {turn.role} shows it something\n  fix: show it as the user")
+            raise Unsupported(f"the {turn.role} shows it something\n  fix: show it as the user")
         config = self._checkpoint.config
         sheet.tokens += [config.im_start_token_id, *self._encode(f"{turn.role}\n")]
         for text in _texts(turn.parts):

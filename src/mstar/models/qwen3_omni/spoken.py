@@ -20,7 +20,7 @@ class SpokenKV(PagedKV):
 
     def lineage(self) -> Iterator[Tensor]:
         """Everything that was read, in order."""
-        for _, embeddings in self.embeddings:
+        for _, embeddings, _ in self.embeddings:
             yield embeddings
 
 

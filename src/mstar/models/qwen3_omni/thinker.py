@@ -10,23 +10,22 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from mstar import KV, ONE_ROW, Bool, Float, Int64, Layout, Tensor, View, op, ragged, rows, stacked
+from mstar import KV, ONE_ROW, Float, Int64, Layout, Tensor, View, op, ragged, rows, stacked
 from mstar.asks import Ending
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.grammar import Vocabulary
 from mstar.nn.sampling import Sampling
+from mstar.nn.text_lm import TextLM
 
 if TYPE_CHECKING:
     from mstar.nn.axes import Axes, AxesDecoder
     from mstar.nn.store import PagedKV
 
 
-class Thinker(CausalLM):
+class Thinker(TextLM):
     """The language model and its words."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(self._network, end=0, vocabulary=self._words)  # which token that is, the checkpoint says
+        super().__init__(self._network, tokenizer=lambda: checkpoint.tokenizer, end="<|im_end|>")
         self._checkpoint = checkpoint
 
     def _network(self) -> Axes:
@@ -41,14 +40,6 @@ class Thinker(CausalLM):
         from mstar.nn.axes import AxesDecoder
 
         return AxesDecoder
-
-    def _words(self) -> Vocabulary:
-        return Vocabulary(lambda: self._checkpoint.tokenizer, [self.end])
-
-    @functools.cached_property
-    def end(self) -> int:
-        """The token that ends a turn."""
-        return self._checkpoint.config.im_end_token_id
 
     @functools.cached_property
     def _size(self) -> int:
@@ -124,9 +115,11 @@ class Thinker(CausalLM):
     def thought(self, following: Int64[Tensor, "1"], step: int, kv: View[KV], sampling: Sampling) -> Float[Tensor, "D"]:
         """What it is told after the token numbered `step`: the next one, or that the text ends."""
         last = [number == wish.max_tokens - 1 for number, wish in zip(rows(step), rows(sampling), strict=True)]
-        ends, over = self._checkpoint.config.tts_eos_token_id, self._are_over(following, kv, sampling)
-        columns = zip(following[:, 0].tolist(), over, last, strict=True)
-        return self._thoughts([ends if any(reasons) else token for token, *reasons in columns])
+        columns = zip(following[:, 0].tolist(), rows(kv), rows(sampling), last, strict=True)
+        ends = self._checkpoint.config.tts_eos_token_id
+        return self._thoughts(
+            [ends if is_last or self.ends(token, own, wish) else token for token, own, wish, is_last in columns]
+        )
 
     def _thoughts(self, tokens: Sequence[int]) -> Tensor:
         import torch
@@ -134,34 +127,12 @@ class Thinker(CausalLM):
         return self.decoder.embed(torch.tensor(tokens))[:, : self._size]
 
     # ---------------------------------------------------------------- how it ends
-    @op(batch=stacked)
-    def is_over(self, following: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
-        """Whether the text ends before this token: it says so, or what was written ends with a stop text."""
-        import torch
-
-        return torch.tensor(self._are_over(following, kv, sampling))
-
-    def _are_over(self, following: Tensor, kv: KV, sampling: Sampling) -> list[bool]:
-        columns = zip(following[:, 0].tolist(), cast("Sequence[PagedKV]", rows(kv)), rows(sampling), strict=True)
-        return [self._ends(token, own, wish) for token, own, wish in columns]
-
-    def _ends(self, token: int, kv: PagedKV, wish: Sampling) -> bool:
-        if token in (self.end, *wish.stop):
-            return True
-        longest = max((len(text.encode()) for text in wish.stop_texts), default=0)
-        text = self.spell(kv.chooser.written()[-longest:]) if longest else ""
-        return any(stop in text for stop in wish.stop_texts)
-
     @op
     def ending(self, tokens: Int64[Tensor, "T"], last: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Ending:
         """How an answer ended that would have gone on with this token."""
         reads = {name: int(self._are(tokens, *kinds).sum()) for name, kinds in _READS.items()}
         reads = {"text": len(tokens) - sum(reads.values())} | {name: count for name, count in reads.items() if count}
-        return Ending("stop" if self._ends(int(last), cast("PagedKV", kv), sampling) else "length", reads)
-
-    def spell(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Those that are no text are left out."""
-        return self._checkpoint.tokenizer.decode(list(tokens))
+        return Ending("stop" if self.ends(int(last), kv, sampling) else "length", reads)
 
 
 _READS = {"audio": ("audio",), "image": ("image", "video")}

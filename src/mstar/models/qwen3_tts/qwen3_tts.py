@@ -13,6 +13,7 @@ from typing import Any
 
 from mstar import Audio, Model, Stream, Tensor, loop, walk, windows
 from mstar.asks import Ending, Speech
+from mstar.errors import Unsupported
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.models.qwen3_tts.predictor import Predictor
 from mstar.models.qwen3_tts.talker import Talker
@@ -69,7 +70,7 @@ class Qwen3Tts(Model):
     async def route(self, request: Speech) -> Ending:
         """Speak. What it reads are characters."""
         if request.speed != 1 or request.instructions:
-            raise NotImplementedError("it speaks at its own speed and without instructions\n  fix: ask for neither")
+            raise Unsupported("it speaks at its own speed and without instructions\n  fix: ask for neither")
         await self.speak(request, replace(self.sampling, seed=request.seed))
         return Ending(read={"text": len(request.text)})
 

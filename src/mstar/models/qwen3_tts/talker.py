@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Bool, Float, Int32, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.asks import Speech
-from mstar.errors import listed
+from mstar.errors import Unsupported, listed
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.nn.causal_lm import CausalLM
 from mstar.nn.sampling import Sampling
@@ -108,7 +108,7 @@ class Talker(CausalLM):
         languages, voices = talker["codec_language_id"], talker["spk_id"]
         if (voice and voice not in voices) or (language and language not in languages):
             what = f"it has the voices {listed(voices)} and the languages {listed(languages)}"
-            raise NotImplementedError(f"{what}\n  fix: ask for one of each, or leave them out")
+            raise Unsupported(f"{what}\n  fix: ask for one of each, or leave them out")
         if language in ("", "chinese") and talker["spk_is_dialect"].get(voice):
             language = talker["spk_is_dialect"][voice]
         thought = ("think", "think_bos", "think_eos") if language else ("nothink", "think_bos", "think_eos")

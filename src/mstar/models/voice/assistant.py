@@ -1,20 +1,22 @@
 """An assistant that is spoken to and speaks: Silero, Whisper, SmolLM2 and Hibari as one model.
 
-What is said is cut out of its silence, written down, answered, and the answer is said sentence by sentence, each while
-the next is being written. It sees no pictures, and does not listen while it speaks.
+What is said is cut out of its silence, written down, and answered in speech; the answer ends where its hearer begins to
+speak, and the conversation goes on from what was heard. It sees no pictures. Who speaks is not heard here while it
+answers: whoever takes the sound tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mstar import Audio, Stream, Text, choose, loop, walk, windows
-from mstar.asks import Chat, Ending, Part, Segment, Sound, Speech, Transcript, Transcription, Turn
+from mstar import walk
+from mstar.asks import Chat, Part, Segment, Sound, Speech, Transcript, Transcription, Turn
 from mstar.models.voice.smollm2 import SmolLm2
 from mstar.models.voice.sounds import pieces, silence
-from mstar.models.voice.speaker import RATE, Hibari, check_wish
+from mstar.models.voice.speaker import Hibari, check_wish
+from mstar.models.voice.talker import Talker
 from mstar.models.voice.tiny_en import EnglishScribe
 from mstar.models.voice.vad import Ear
 from mstar.models.voice.whisper import silently, writing
@@ -25,7 +27,7 @@ _HEARD = 1500
 """So many positions are read of a piece, however short that is."""
 
 
-class Assistant(SmolLm2, Hibari):
+class Assistant(Talker, SmolLm2, Hibari):
     """Hears, answers and speaks; each by itself, too."""
 
     def __init__(self) -> None:
@@ -41,33 +43,8 @@ class Assistant(SmolLm2, Hibari):
     @walk
     def write(self, sound: Sound, start: float, wish: Wish) -> list[Segment]:
         """Write down a piece, for nobody but itself."""
-        _, tokens = silently(writing(self.scribe, sound, wish))
+        _, tokens = silently(writing(self.scribe, self.scribe.spectrum(sound), wish))
         return self.scribe.segments(tokens, sound, start)
-
-    @walk
-    def talk(self, chat: Chat, manner: Speech) -> Generator[Text | Audio, None, Ending]:
-        """Answer, and say each sentence while the next is being written."""
-        prompt, most = self.lm.prompt(chat)
-        kv, sentences = self.lm.kv(), Stream("sentences")
-        first = self.lm.next(prompt, kv, chat.sampling)
-        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, most), token=first, left=most)
-        for _ in s:
-            w = loop(steps=s.left, token=s.token)
-            for _ in w:
-                yield Text(w.token)
-                w.collect(tokens=w.token)
-                following = self.lm.next(w.token, kv, chat.sampling)
-                w.stop_when(self.lm.is_over(following, kv, chat.sampling))
-                w.stop_when(self.lm.is_pause(w.token, following))
-                w.token = following
-            sentence, left, is_full = self.lm.sentence(w.tokens, s.left, chat.sampling)
-            sentences.put(sentence)
-            s.stop_when(is_full)
-            s.stop_when(self.lm.is_over(w.token, kv, chat.sampling))
-            s.token, s.left = w.token, left
-        for window in windows(sentences, size=1):
-            yield Audio(self.speaker.say(window[0], manner, 0), rate=RATE)
-        return self.lm.ending(prompt, s.token, kv, chat.sampling)
 
     def warm_ups(self) -> Sequence[Any]:
         """Silence to be written down, and a turn to be answered in speech."""
@@ -82,25 +59,26 @@ class Assistant(SmolLm2, Hibari):
             case Transcription():
                 return await self._written(request)
             case Chat():
-                manner = Speech("", request.voice, seed=request.sampling.seed)
-                check_wish(manner)
+                check_wish(Speech("", request.voice))
                 heard = list[Sound]()
-                chat = replace(request, turns=tuple([await self._read(turn, heard) for turn in request.turns]))
-                ending = await (self.talk(chat, manner) if request.speaks else self.writing(chat))
+
+                async def hear(turn: Turn) -> Turn:
+                    """A turn with what was said in it written down."""
+                    return replace(turn, parts=tuple([await self._read(part, heard) for part in turn.parts]))
+
+                if request.speaks:
+                    ending = await self.converse(request, hear)
+                else:
+                    ending = await self.writing(replace(request, turns=tuple([await hear(t) for t in request.turns])))
                 audio = sum(map(positions, heard))
                 return replace(ending, read={**ending.read, "audio": audio}) if audio else ending
 
-    async def _read(self, turn: Turn, heard: list[Sound]) -> Turn:
-        """A turn with what was said in it written down; the sounds that were heard for it are added to `heard`."""
-        parts = list[Part]()
-        for part in turn.parts:
-            if isinstance(part, Sound):
-                heard.append(await self._spoken(part))
-                told = await self._written(Transcription(heard[-1])) if positions(heard[-1]) else None
-                parts.append(told.text if told else "")
-            else:
-                parts.append(part)
-        return replace(turn, parts=tuple(parts))
+    async def _read(self, part: Part, heard: list[Sound]) -> Part:
+        """A part as text; if it is a sound, what was heard of it is added to `heard`."""
+        if not isinstance(part, Sound):
+            return part
+        heard.append(await self._spoken(part))
+        return (await self._written(Transcription(heard[-1]))).text if positions(heard[-1]) else ""
 
     async def _written(self, request: Transcription) -> Transcript:
         """All that is said in a sound of any length, piece after piece."""

@@ -19,11 +19,14 @@ from mstar.nn.seq2seq import Seq2SeqLM
 from mstar.nn.weights import Weights
 
 if TYPE_CHECKING:
+    from mstar.nn.heard import HeardKV
     from mstar.nn.store import PagedKV
 
 RATE = 16_000
 MOMENTS = 50
 """So many moments a second has."""
+_SILENT = 2 * MOMENTS
+"""So many follow a sound that is heard without the rest of the window. With fewer, words are written again."""
 
 
 class Scribe(Seq2SeqLM):
@@ -58,7 +61,17 @@ class Scribe(Seq2SeqLM):
     @op
     def spectrum(self, sound: Sound) -> Float32[Tensor, "M F"]:
         """The spectrum of as much as is heard at once; silence follows what is shorter."""
-        return self._extract(resampled(sound, RATE), sampling_rate=RATE, return_tensors="pt").input_features[0]
+        return self._spectrum(sound, self._extract.n_samples)
+
+    @op
+    def brief_spectrum(self, sound: Sound) -> Float32[Tensor, "M F"]:
+        """The same with no more silence than tells that the sound is over, so that there is less to hear."""
+        moments = len(sound.samples) * MOMENTS // sound.rate + _SILENT
+        return self._spectrum(sound, min(moments * RATE // MOMENTS, self._extract.n_samples))
+
+    def _spectrum(self, sound: Sound, length: int) -> Tensor:
+        how = {"sampling_rate": RATE, "max_length": length, "return_tensors": "pt"}
+        return self._extract(resampled(sound, RATE), **how).input_features[0]
 
     @op(batch=stacked)
     def language(self, code: str, kv: KV) -> Int64[Tensor, "1"]:
@@ -94,16 +107,23 @@ class Scribe(Seq2SeqLM):
         caches, marks = list(cast("Sequence[PagedKV]", rows(kv))), self.words.marks
         parts = tokens.split(list(layout.lengths))
         said = [[*one.chooser.history, *part.tolist()][marks.asked :] for one, part in zip(caches, parts, strict=True)]
+        ends = [self._moments(one) for one in caches]
         ready = [row for row in range(len(caches)) if row not in layout.unfinished]
         wishes = rows(sampling)
         plain = [Sampling(wish.max_tokens) for wish in wishes]
         with torch.inference_mode():
             chosen, logits = self.decoder.next(tokens, caches, plain, layout)
             if ready:
-                scores = ruled(logits[ready], [said[row] for row in ready], marks)
+                open_rows = logits[ready] if layout.unfinished else logits  # choosing them would copy all
+                scores = ruled(open_rows, [said[row] for row in ready], [ends[row] for row in ready], marks)
                 own, choosers = [wishes[row] for row in ready], [caches[row].chooser for row in ready]
                 chosen[ready] = choose_tokens(scores, own, choosers)
         return chosen
+
+    def _moments(self, cache: PagedKV) -> int | None:
+        """How many moments the sound has that it heard, if not a whole window."""
+        heard = cast("HeardKV", cache).heard.table.length
+        return heard - _SILENT if heard < self._listener.positions else None
 
     @op(batch=stacked)
     def is_over(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:

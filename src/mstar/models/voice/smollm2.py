@@ -11,19 +11,17 @@ import functools
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from mstar import KV, Bool, Int64, Model, Tensor, Text, View, WalkCall, choose, loop, op, rows, stacked, walk
+from mstar import KV, Int64, Model, Tensor, Text, View, WalkCall, choose, loop, op, walk
 from mstar.asks import Chat, Ending, Turn
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.grammar import Vocabulary
+from mstar.errors import Unsupported
 from mstar.nn.pages import NeverFits
 from mstar.nn.sampling import Logprobs, Sampling, Scored
+from mstar.nn.text_lm import TextLM
 from mstar.nn.weights import SMOLLM2_135M
 
 if TYPE_CHECKING:
     from mstar.nn.gguf import GgufFile
-    from mstar.nn.store import PagedKV
 
-END = 2
 LONGEST = 8192
 """So many tokens it can see."""
 SYSTEM = Turn("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
@@ -43,25 +41,19 @@ def _weights() -> GgufFile:
     return GgufFile(SMOLLM2_135M.path())
 
 
-class Writer(CausalLM):
+def _tokenizer() -> Any:
+    made: Any = _weights().tokenizer()
+    made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
+    return made
+
+
+class Writer(TextLM):
     """The language model and its tokenizer."""
 
     weights = (SMOLLM2_135M,)
 
     def __init__(self) -> None:
-        words = Vocabulary(lambda: _weights().tokenizer(), [END])
-        super().__init__(lambda: _weights().network(), end=END, vocabulary=lambda: words)
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        made = _weights().tokenizer()
-        made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
-        return made
-
-    def prepare(self) -> None:
-        """Load the network and the tokenizer."""
-        super().prepare()
-        _ = self._tokenizer
+        super().__init__(lambda: _weights().network(), tokenizer=_tokenizer, end="<|im_end|>")
 
     @op
     def prompt(self, chat: Chat) -> tuple[Int64[Tensor, "T"], int]:
@@ -69,42 +61,26 @@ class Writer(CausalLM):
         import torch
 
         is_told = [turn.role for turn in chat.turns[:1]] == ["system"]
-        begin, tokens = self._tokenizer.token_to_id("<|im_start|>"), list[int]()
+        begin, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
         for turn in chat.turns if is_told else (SYSTEM, *chat.turns):
-            tokens += [begin, *self._encode(f"{turn.role}\n{_text(turn)}"), END, *self._encode("\n")]
+            tokens += [begin, *self._encode(f"{turn.role}\n{_text(turn)}"), self.end, *self._encode("\n")]
         tokens += [begin, *self._encode("assistant\n")]
         if len(tokens) >= LONGEST:
             raise NeverFits(f"the conversation has {len(tokens)} tokens\n  fix: have fewer than {LONGEST}")
         return torch.tensor(tokens), min(chat.sampling.max_tokens, LONGEST - len(tokens))
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text).ids
+        return self.tokenizer.encode(text).ids
 
     @op
     def ending(self, prompt: Int64[Tensor, "T"], last: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Ending:
         """How an answer ended that would have gone on with this token."""
-        is_over = int(last) in (END, *sampling.stop) or self._is_stopped(cast("PagedKV", kv), sampling)
-        return Ending("stop" if is_over else "length", {"text": len(prompt)})
+        return Ending("stop" if self.ends(int(last), kv, sampling) else "length", {"text": len(prompt)})
 
     @op
     def told(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> Scored:
         """A token, and how likely it was."""
         return Scored(int(token), cast("Logprobs", logprobs))
-
-    @op(batch=stacked)
-    def is_over(self, following: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
-        """Whether the text ends before this token: it says so, or what was written ends with a stop text."""
-        import torch
-
-        columns = zip(following[:, 0].tolist(), cast("Sequence[PagedKV]", rows(kv)), rows(sampling), strict=True)
-        return torch.tensor([token in (END, *wish.stop) or self._is_stopped(own, wish) for token, own, wish in columns])
-
-    def _is_stopped(self, kv: PagedKV, wish: Sampling) -> bool:
-        if not wish.stop_texts:
-            return False
-        longest = max(len(text.encode()) for text in wish.stop_texts)  # of tokens of a byte, and of one that goes on
-        text = self.spell(kv.chooser.written()[-longest:])
-        return any(stop in text for stop in wish.stop_texts)
 
     @op
     def is_pause(self, said: Int64[Tensor, "1"], following: Int64[Tensor, "1"]) -> bool:
@@ -124,19 +100,15 @@ class Writer(CausalLM):
             text = text.partition(stop)[0]
         return text, left - len(tokens), left == len(tokens)
 
-    def spell(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Those that are no text are left out."""
-        return self._tokenizer.decode(list(tokens))
-
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for, which may be a part of a character; of one that is no text, its name."""
-        name: str = self._tokenizer.id_to_token(token)
+        name: str = self.tokenizer.id_to_token(token)
         return bytes(_BYTES[letter] for letter in name) if _BYTES.keys() >= {*name} else name.encode()
 
 
 def _text(turn: Turn) -> str:
     if not all(isinstance(part, str) for part in turn.parts):
-        raise NotImplementedError("SmolLM2 reads text only\n  fix: send text")
+        raise Unsupported("SmolLM2 reads text only\n  fix: send text")
     return "".join(map(str, turn.parts))
 
 

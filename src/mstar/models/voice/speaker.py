@@ -14,7 +14,7 @@ from typing import Any
 
 from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
 from mstar.asks import Ending, Speech
-from mstar.errors import LoadError, listed
+from mstar.errors import LoadError, Unsupported, listed
 from mstar.nn.weights import PackageFile
 
 VOICES = ("heart",)
@@ -66,7 +66,7 @@ def check_wish(speech: Speech) -> None:
     """Refuse what the voice cannot do."""
     if speech.voice not in ("", *VOICES) or speech.instructions or speech.language.partition("-")[0] not in ("", "en"):
         what = f"it says English in the voice {listed(VOICES)}, without instructions"
-        raise NotImplementedError(f"{what}\n  fix: ask for nothing else")
+        raise Unsupported(f"{what}\n  fix: ask for nothing else")
 
 
 class Hibari(Model):

@@ -1,13 +1,15 @@
-"""Stitcher: a long sound in chunks that overlap, and what was written of each as one text.
+"""Stitcher: a long sound in chunks, and what was written of each as one text.
 
-Where two chunks overlap, the same was heard twice. The longest run of tokens that both have joins them, in its middle:
-the ends of a chunk, where a word may be cut, are left out. Nothing is heard here.
+It is cut where nobody speaks, and that silence is in no chunk. If somebody always speaks, chunks overlap, and the same
+is heard twice. The longest run of tokens that both have then joins them, in its middle: the ends of a chunk, where a
+word may be cut, are left out. Nothing is written here.
 """
 
 from __future__ import annotations
 
 import difflib
 from itertools import groupby
+from typing import Any
 
 from mstar import Component, Int64, Tensor, op
 from mstar.asks import Segment, Sound
@@ -20,10 +22,18 @@ _RUN = 2
 """So many tokens both must have; fewer are alike by chance."""
 _RATE = 8
 """So many tokens are said in a second, at most."""
+_MOMENTS = 50
+"""In a second. How loud it is, is known of each."""
+_PAUSE = 15
+"""So many moments a pause has, or more."""
+_QUIET = 0.01
+"""A pause has at most so much of the sound's power."""
+_SOFT = 10
+"""So many moments around a pause are heard: words begin and end softly."""
 
 
 class Stitcher(Component):
-    """Chunks of so many seconds, of which so many are heard again in the next."""
+    """Chunks of at most so many seconds, of which so many are heard again in the next if there is no pause."""
 
     def __init__(self, words: Words, seconds: float, overlap: float) -> None:
         self._words = words
@@ -38,14 +48,34 @@ class Stitcher(Component):
     @op
     def split(self, sound: Sound) -> tuple[list[Sound], list[Segment]]:
         """The chunks of a sound, and when each is heard."""
-        total = len(sound.samples) / sound.rate
-        chunks, spans, at = list[Sound](), list[Segment](), 0.0
-        while not spans or spans[-1].end < total:
-            end = min(at + self._seconds, total)
-            chunks.append(Sound(sound.samples[round(at * sound.rate) : round(end * sound.rate)], sound.rate))
-            spans.append(Segment(at, end, ""))
-            at += self._seconds - self._overlap
-        return chunks, spans
+        rate, step = sound.rate, sound.rate // _MOMENTS
+        moments = sound.samples[: len(sound.samples) // step * step].reshape(-1, step)
+        ends = [(start * step, end * step) for start, end in self._spans((moments**2).mean(axis=1))]
+        chunks = [Sound(sound.samples[start:end], rate) for start, end in ends]
+        return chunks, [Segment(start / rate, end / rate, "") for start, end in ends]
+
+    def _spans(self, power: Any) -> list[tuple[int, int]]:
+        """From which moment to which each chunk is: it ends at the last of the quietest pauses of its second half."""
+        import numpy as np
+
+        longest, overlap = round(self._seconds * _MOMENTS), round(self._overlap * _MOMENTS)
+        pauses, quiet = np.convolve(power, np.full(_PAUSE, 1 / _PAUSE), "same"), _QUIET * power.mean()
+        loud = np.flatnonzero(power > quiet)
+        last = int(loud[-1]) + 1 if len(loud) else 0
+        spans, at = list[tuple[int, int]](), 0
+        while last - at > longest:
+            late = pauses[at + longest // 2 : at + longest]
+            middle = at + longest - 1 - int(late[::-1].argmin())
+            if pauses[middle] > quiet:
+                spans.append((at, at + longest))
+                at += longest - overlap
+                continue
+            before, begun = loud[(loud >= at) & (loud < middle)], int(loud[loud >= middle][0])
+            over = int(before[-1]) + 1 if len(before) else at
+            if over > at:
+                spans.append((at, min(over + _SOFT, (over + begun) // 2)))
+            at = max(begun - _SOFT, (over + begun) // 2)
+        return [*spans, (at, min(last + _SOFT, len(power)))]
 
     @op
     def join(self, texts: list[list[Int64[Tensor, "1"]]], spans: list[Segment]) -> tuple[list[int], int, list[Segment]]:

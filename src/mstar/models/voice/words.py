@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mstar.asks import Transcription
-from mstar.errors import LoadError, listed
+from mstar.errors import LoadError, Unsupported, listed
 from mstar.nn.sampling import Sampling
 from mstar.nn.weights import Weights
 
@@ -94,10 +94,10 @@ class Words:
         return next((code for code, token in self.marks.languages.items() if token == int(language)), "en")
 
     def wish(self, request: Transcription) -> Wish:
-        """What a request wishes. Raises NotImplementedError for what cannot be done."""
+        """What a request wishes. Raises Unsupported for what cannot be done."""
         code, languages = request.language.lower().partition("-")[0], self.marks.languages
         is_known = not code or code in (languages or ("en", "english"))
         if request.prompt or not is_known or (request.translates and not languages):
             what = f"it writes speech in {listed(languages)} down" if languages else "it writes English speech down"
-            raise NotImplementedError(f"{what}, without a prompt\n  fix: ask for nothing else")
+            raise Unsupported(f"{what}, without a prompt\n  fix: ask for nothing else")
         return Wish(code if languages else "en", request.translates, Sampling(MOST, request.temperature))

@@ -1,0 +1,286 @@
+"""Speech, chat, pictures and a robot on one engine: who was promised something gets it, the others get the rest.
+
+One process, one worker, one thread, real weights. Speech and chat come at random times, speech for a quarter of the
+engine and chat for a fifth of it, by what each was seen to cost on this machine. A robot asks five times a second and
+wants each reply within 0.2 s. Three pictures are always wanted, which were promised nothing; a network draws them in
+parts (see `land_in_parts`). Our rule and one that knows no clocks are given the same traffic, in turns.
+
+Work is counted in calls of ops. Each is worth what it takes under the rule without clocks, so that small batches, which
+take longer for the same, are no work done. The clients are in this process; there is no HTTP between.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from pathlib import Path
+
+from bench.claims import Claim, Row, print_table
+from bench.deadlines.orders import Throughput
+from bench.deadlines.traffic import FIRST_S, SENTENCES, WAIT_S, Arrival, Heard, play, share_on_time
+from bench.web.client import percentile
+from mstar.asks import Acting, Chat, Drawing, Speech, Turn
+from mstar.config import Options
+from mstar.launch.together import Together
+from mstar.nn.sampling import Sampling
+from mstar.plan.deployment import deploy
+from mstar.server.front import FrontEnd
+from mstar.server.streams import Deliver, Ended, Waits
+from mstar.wire import messages as m
+from mstar.wire.pace import Pace
+
+SPEECH, CHAT, PICTURES, ROBOT = "hibari", "smollm2", "land", "hopper"
+LAND = f"{Path(__file__).with_name('land_in_parts.py')}:LandInParts"
+SHARES = {SPEECH: 0.25, CHAT: 0.2}
+"""Which part of the engine each is to want."""
+PERIOD_S = 0.2
+"""How often the robot asks, and how soon it wants its reply."""
+PACES = {SPEECH: Pace(first_s=FIRST_S), CHAT: Pace(), PICTURES: Pace(is_batch=True), ROBOT: Pace(first_s=PERIOD_S)}
+AT_ONCE = 3
+"""How many pictures are wanted at any time."""
+SAID, TOKENS = (2, 6), 16
+"""How many sentences a speech has, at least and at most; how long an answer in a chat is at most."""
+SAMPLES = 4
+"""So many requests are served one by one to see what they cost."""
+WARM_UP_S, SECONDS, ROUNDS = 1.0, 10.0, 2
+ON_TIME, LATE, KEPT = 0.99, 0.01, 0.9
+"""The bars: chunks of speech on time, replies to the robot that were late, work that is not lost."""
+QUESTIONS = ("What is rain?", "Name three rivers.", "Why is the sky blue?", "Tell me of the sea.", "What do bees do?")
+
+Op = tuple[str, str]
+"""A model and the name of an op."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What an op came to: calls, and the seconds they took."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the clients of each model got in one run or several, and what each op came to in so many seconds."""
+
+    heard: Mapping[str, Sequence[Heard]]
+    ops: Mapping[Op, Spent]
+    seconds: float
+
+
+# ---------------------------------------------------------------- traffic
+def speech(drawn: random.Random) -> Speech:
+    """Something to say."""
+    return Speech(" ".join(drawn.choices(SENTENCES, k=drawn.randint(*SAID))), seed=drawn.randrange(99))
+
+
+def chat(drawn: random.Random) -> Chat:
+    """A question."""
+    text = f"{drawn.choice(SENTENCES)} {drawn.choice(QUESTIONS)}"
+    return Chat((Turn("user", (text,)),), Sampling(max_tokens=TOKENS))
+
+
+ASKS = {SPEECH: speech, CHAT: chat}
+
+
+def traffic(counts: Mapping[str, int], seconds: float, seed: int) -> list[Arrival]:
+    """All that comes at its own times, in order: so many requests to some models at random, and the robot's."""
+    import numpy as np
+
+    drawn, seen = random.Random(seed), Acting({"state": np.zeros(15, np.float32)})
+    times = {ROBOT: [number * PERIOD_S for number in range(round(seconds / PERIOD_S))]}
+    times |= {model: [drawn.uniform(0, seconds) for _ in range(number)] for model, number in counts.items()}
+    found = [
+        Arrival(at, ASKS[model](drawn) if model in ASKS else seen, model, PACES[model])
+        for model, own in times.items()
+        for at in own
+    ]
+    return sorted(found, key=lambda one: one.at)
+
+
+@contextmanager
+def drawing(front: FrontEnd) -> Generator[None]:
+    """Meanwhile pictures are drawn: as soon as one is done the next is begun."""
+    ends, seeds, is_over = dict[str, threading.Event](), count(), threading.Event()
+
+    def begin() -> None:
+        rid, ask, end = front.new_rid(), Drawing("", seed=next(seeds)), threading.Event()
+        ends[rid] = end
+
+        def told(news: Deliver | Waits | Ended) -> None:
+            if isinstance(news, Ended):
+                if not is_over.is_set():
+                    begin()
+                del ends[rid]
+                end.set()
+
+        front.listen(m.Submit(rid, PICTURES, m.Value(ask), pace=PACES[PICTURES]), told)
+
+    for _ in range(AT_ONCE):
+        begin()
+    try:
+        yield
+    finally:
+        is_over.set()
+        while ends:
+            rid, end = next(iter(ends.items()))
+            front.cancel(rid)
+            end.wait()
+
+
+# ---------------------------------------------------------------- runs
+class Deployment:
+    """A front end, and the one worker behind it."""
+
+    def __init__(self, together: Together) -> None:
+        self.front = FrontEnd(together.node, m.Peer("front", 0), together.conductor)
+        together.add(self.front)
+        _, self._worker = together.peers()
+
+    def ops(self) -> dict[Op, Spent]:
+        """What each op came to until now."""
+        found = defaultdict[Op, Spent](Spent)
+        for one in self.front.take_figures(self._worker).result().ops:
+            for walk in one.walks.values():
+                spent = found[one.model, one.op]
+                spent.calls += walk.calls
+                spent.seconds += walk.seconds
+        return found
+
+    def cost(self, model: str) -> float:
+        """How many seconds of the engine a request to a model takes, on average."""
+        drawn, before = random.Random(0), self.ops()
+        for _ in range(SAMPLES):
+            play(self.front, [Arrival(0.0, ASKS[model](drawn), model)])
+        return sum(spent.seconds for spent in since(before, self.ops()).values()) / SAMPLES
+
+    def run(self, arrivals: Sequence[Arrival], seconds: float) -> Ran:
+        """Have them come while pictures are drawn. Work is counted for so many seconds; all are served to their end."""
+        with drawing(self.front), ThreadPoolExecutor(1) as thread:
+            before, begun = self.ops(), time.monotonic()
+            played = thread.submit(play, self.front, arrivals)
+            time.sleep(seconds)
+            ops, took = since(before, self.ops()), time.monotonic() - begun
+            by_model = defaultdict[str, list[Heard]](list)
+            for arrival, heard in zip(arrivals, played.result(), strict=True):
+                by_model[arrival.model].append(heard)
+        return Ran(by_model, ops, took)
+
+
+def since(before: Mapping[Op, Spent], now: Mapping[Op, Spent]) -> dict[Op, Spent]:
+    """What ops came to since then."""
+    zero = Spent()
+    found = {op: (spent, before.get(op, zero)) for op, spent in now.items()}
+    return {op: Spent(new.calls - old.calls, new.seconds - old.seconds) for op, (new, old) in found.items()}
+
+
+def joined(runs: Sequence[Ran]) -> Ran:
+    """Several runs as one."""
+    heard, ops = defaultdict[str, list[Heard]](list), defaultdict[Op, Spent](Spent)
+    for ran in runs:
+        for model, found in ran.heard.items():
+            heard[model] += found
+        for op, spent in ran.ops.items():
+            ops[op] = Spent(ops[op].calls + spent.calls, ops[op].seconds + spent.seconds)
+    return Ran(heard, ops, sum(ran.seconds for ran in runs))
+
+
+# ---------------------------------------------------------------- figures
+def waited(one: Heard) -> float:
+    """How many seconds somebody waited for the first that came, or in vain."""
+    return one.first_s if one.chunks else WAIT_S
+
+
+def is_late(reply: Heard) -> bool:
+    """Whether the robot had nothing new to do."""
+    return waited(reply) > PERIOD_S
+
+
+def kept(ours: Ran, theirs: Ran) -> float:
+    """How much of their work for those who were promised nothing ours gets done in the same time."""
+    done = [0.0, 0.0]
+    for op, spent in theirs.ops.items():
+        if op[0] in (CHAT, PICTURES) and spent.calls:
+            each = spent.seconds / spent.calls
+            done[0] += ours.ops.get(op, Spent()).calls * each / ours.seconds
+            done[1] += spent.calls * each / theirs.seconds
+    return done[0] / done[1]
+
+
+def figures(ran: Ran) -> list[tuple[str, str, float]]:
+    """Each figure of a run, with its unit."""
+    said, chats, replies = ran.heard[SPEECH], ran.heard[CHAT], ran.heard[ROBOT]
+    first = {model: [1e3 * waited(one) for one in found] for model, found in ran.heard.items()}
+    busy: dict[str, float] = dict.fromkeys((SPEECH, CHAT, PICTURES, ROBOT), 0.0)
+    for (model, _), spent in ran.ops.items():
+        busy[model] += spent.seconds
+    spans = [(len(one.chunks) - 1, one.chunks[-1][0] - one.chunks[0][0]) for one in chats if one.chunks]
+    return [
+        *(
+            (f"speech: chunks on time, {ms} ms allowed", "%", 100 * share_on_time(said, ms / 1e3))
+            for ms in (0, 50, 100)
+        ),
+        *((f"speech: first chunk, p{part}", "ms", percentile(first[SPEECH], part / 100)) for part in (50, 99)),
+        *((f"chat: first token, p{part}", "ms", percentile(first[CHAT], part / 100)) for part in (50, 99)),
+        ("chat: tokens of one answer", "/s", sum(n for n, _ in spans) / (sum(seconds for _, seconds in spans) or inf)),
+        *((f"robot: reply, p{part}", "ms", percentile(first[ROBOT], part / 100)) for part in (50, 99)),
+        (f"robot: later than {PERIOD_S} s", "%", 100 * sum(map(is_late, replies)) / len(replies)),
+        ("pictures", "/s", ran.ops.get((PICTURES, "relief"), Spent()).calls / ran.seconds),
+        *((f"engine: {model}", "%", 100 * seconds / ran.seconds) for model, seconds in busy.items()),
+        ("engine: all", "%", 100 * sum(busy.values()) / ran.seconds),
+        ("not served", "", sum(one.status != "ok" for found in ran.heard.values() for one in found)),
+    ]
+
+
+def rows(rule: str, runs: Sequence[Ran]) -> list[Row]:
+    """The figures of a rule, a value for each run."""
+    found = zip(*map(figures, runs), strict=True)
+    return [Row(f"{rule}, {same[0][0]}", same[0][1], [value for _, _, value in same]) for same in found]
+
+
+def mixed() -> Claim:
+    """What was promised is kept, and little work is lost by it."""
+    deployed = deploy({name: name for name in PACES} | {PICTURES: LAND}, {})
+    orders = {"ours": None, "throughput": Throughput()}
+    runs = {name: list[Ran]() for name in orders}
+    with ExitStack() as stack:
+        rules = dict[str, Deployment]()
+        for name, order in orders.items():
+            served = stack.enter_context(Together(deployed, options=Options(threads=1), order=order))
+            rules[name] = Deployment(served)
+            rules[name].run(traffic(dict.fromkeys(SHARES, 1), WARM_UP_S, ROUNDS), WARM_UP_S)  # what ops cost is learned
+        costs = {model: statistics.mean(rule.cost(model) for rule in rules.values()) for model in SHARES}
+        counts = {model: max(1, round(share * SECONDS / costs[model])) for model, share in SHARES.items()}
+        for seed in range(ROUNDS):
+            for name, rule in rules.items():  # in turns, so that a change of the machine's mood meets both
+                runs[name].append(rule.run(traffic(counts, SECONDS, seed), SECONDS))
+    print_table([row for name, found in runs.items() for row in rows(name, found)])
+    return claim(joined(runs["ours"]), joined(runs["throughput"]))
+
+
+def claim(ours: Ran, theirs: Ran) -> Claim:
+    """The claim, of all runs of each rule."""
+    on_time = share_on_time(ours.heard[SPEECH])
+    late = statistics.mean(map(is_late, ours.heard[ROBOT]))
+    work = kept(ours, theirs)
+    found = {"ours": ours, "throughput": theirs}
+    return Claim(
+        f"speech is on time ({ON_TIME:.0%} of its chunks) and so is a robot (at most {LATE:.0%} of its replies are "
+        "late), and so much other work is done as by throughput alone",
+        round(work, 3),
+        KEPT,
+        holds=on_time >= ON_TIME and late <= LATE and work >= KEPT,
+        more={
+            name: {f"{what} {unit}": round(value, 2) for what, unit, value in figures(ran)}
+            for name, ran in found.items()
+        },
+    )

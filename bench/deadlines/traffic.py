@@ -1,0 +1,130 @@
+"""Requests that come at random times whether those before were served or not, and what their clients got and when.
+
+The clients are here, in the process that serves; there is no HTTP between. A chunk is on time if the client has not yet
+played all that came before it; the first one, if it comes within `FIRST_S`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar.asks import Speech
+from mstar.cli.bench.figures import on_time
+from mstar.server.front import FrontEnd
+from mstar.server.streams import Deliver, Ended, Waits
+from mstar.sim.rehearsal import Receipt
+from mstar.wire import messages as m
+from mstar.wire.pace import Pace, seconds_of
+
+FIRST_S = 0.5
+WAIT_S = 60.0
+"""So long the last ones are waited for."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request that will come."""
+
+    at: float
+    ask: Any
+    model: str = "model"
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(eq=False, slots=True)
+class Heard(Receipt):
+    """What one client got, and whether that was in time."""
+
+    @property
+    def first_s(self) -> float:
+        """Seconds until the first chunk."""
+        return self.chunks[0][0] - self.asked
+
+    def on_time(self, tolerance: float = 0.0, first_s: float = FIRST_S) -> list[bool]:
+        """Of each chunk, whether it was."""
+        if not self.chunks:
+            return [False]
+        return [self.first_s <= first_s, *on_time(self.chunks, tolerance)]
+
+
+def poisson(rate: float, seconds: float, draw: Callable[[random.Random], Any], seed: int) -> list[Arrival]:
+    """So many a second on average, at random times."""
+    return bursty(rate, seconds, draw, seed, spread=1.0)
+
+
+def bursty(
+    rate: float, seconds: float, draw: Callable[[random.Random], Any], seed: int, *, spread: float = 2.0
+) -> list[Arrival]:
+    """The same in bursts: `spread` is how much the times between two differ, as a part of their mean."""
+    drawn, at, found, shape = random.Random(seed), 0.0, list[Arrival](), 1 / spread**2
+    while (at := at + drawn.gammavariate(shape, 1 / (rate * shape))) < seconds:
+        found.append(Arrival(at, draw(drawn)))
+    return found
+
+
+def play(front: FrontEnd, arrivals: Iterable[Arrival]) -> list[Heard]:
+    """Have them come at their times; what each got, when all have ended."""
+    heard, ends = list[Heard](), list[threading.Event]()
+    begun = time.monotonic()
+    for arrival in arrivals:
+        time.sleep(max(0.0, begun + arrival.at - time.monotonic()))
+        one, end = Heard(time.monotonic()), threading.Event()
+        heard.append(one)
+        ends.append(end)
+        submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.ask), pace=arrival.pace)
+        front.listen(submit, _listener(one, end, arrival.pace))
+    for end in ends:
+        end.wait(WAIT_S)
+    return heard
+
+
+def _listener(heard: Heard, end: threading.Event, pace: Pace) -> Callable[[Deliver | Waits | Ended], None]:
+    def listen(news: Deliver | Waits | Ended) -> None:
+        now = time.monotonic()
+        if isinstance(news, Deliver):
+            seconds = seconds_of(news.kind, news.value, dict(news.clock), pace)
+            heard.chunks.append((now, seconds or 0.0))
+        elif isinstance(news, Ended):
+            heard.ended = now
+            heard.status = news.end.status if isinstance(news.end, m.Finished) else str(news.end.status)
+            end.set()
+
+    return listen
+
+
+# ---------------------------------------------------------------- what is said
+SENTENCES = (
+    "Good morning.",
+    "The train to the coast leaves from platform four.",
+    "It was a bright cold day in April, and nobody on the beach had brought a coat.",
+    "She opened the letter, read it twice, and put it back into the drawer without a word.",
+    "Please turn left at the next corner.",
+    "By the time the rain had stopped, the whole garden smelled of earth and mint.",
+    "Nobody knew how the clock had come to stand in the hall.",
+    "Wait here.",
+    "He counted the steps to the tower, as he did every evening, and there was one more than the day before.",
+    "We will call you when your table is ready.",
+)
+SHORT, LONG = (1, 3), (12, 30)
+"""How many sentences an answer has, and a reading."""
+READINGS = 0.25
+"""This part of all that is said is a reading."""
+
+
+def speech(drawn: random.Random) -> Speech:
+    """An answer or a reading."""
+    least, most = LONG if drawn.random() < READINGS else SHORT
+    return Speech(
+        " ".join(drawn.choice(SENTENCES) for _ in range(drawn.randint(least, most))), seed=drawn.randrange(99)
+    )
+
+
+def share_on_time(heard: Sequence[Heard], tolerance: float = 0.0) -> float:
+    """The share of all chunks."""
+    found = [one for each in heard for one in each.on_time(tolerance)]
+    return sum(found) / len(found)

@@ -1,0 +1,55 @@
+"""A model served in this process, on one thread, and how long things take there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mstar.server.front import FrontEnd
+
+NAME = "model"
+"""What it is called there."""
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """All that is computed is computed on one thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def serving(model: Any) -> Generator[FrontEnd]:
+    """A front end of a deployment that serves a model as `NAME`."""
+    from mstar.launch.together import Together
+    from mstar.plan.compile import plan
+    from mstar.plan.deployment import Deployed
+    from mstar.server.front import FrontEnd
+    from mstar.wire.messages import Peer
+
+    with Together({NAME: Deployed(model, plan(model.graphs()))}) as deployment:
+        front_end = FrontEnd(deployment.node, Peer("front", 0), deployment.conductor)
+        deployment.add(front_end)
+        yield front_end
+
+
+def timed(run: Callable[..., Any], *given: Any) -> tuple[float, Any]:
+    """Seconds, and what came of it."""
+    begun = time.perf_counter()
+    came = run(*given)
+    return time.perf_counter() - begun, came
+
+
+def computed(run: Callable[..., Any], *given: Any) -> tuple[float, Any]:
+    """Seconds that this process computed, and what came of it: for what nothing waits in, on a noisy machine."""
+    begun = time.process_time()
+    came = run(*given)
+    return time.process_time() - begun, came

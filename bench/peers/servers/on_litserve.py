@@ -1,0 +1,36 @@
+"""LitServe: the whole model in one process that is given batches."""
+
+import sys
+from typing import Any
+
+import litserve
+
+from bench.peers.servers import MOST, WAIT_S
+from bench.peers.traffic import frames_of, text_of
+
+
+class Voice(litserve.LitAPI):
+    def setup(self, device: str) -> None:  # noqa: ARG002 - as the library calls it
+        from bench.peers.pipeline import Whole
+
+        self.whole = Whole()
+
+    def decode_request(self, request: dict[str, Any]) -> tuple[Any, int]:
+        return frames_of(request["frames"]), request["tokens"]
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        return inputs
+
+    def predict(self, inputs: list[tuple[Any, int]]) -> list[Any]:
+        return self.whole(*zip(*inputs, strict=True))
+
+    def unbatch(self, output: list[Any]) -> list[Any]:
+        return output
+
+    def encode_response(self, output: Any) -> dict[str, str]:
+        return {"sound": text_of(output)}
+
+
+if __name__ == "__main__":
+    server = litserve.LitServer(Voice(max_batch_size=MOST, batch_timeout=WAIT_S), accelerator="cpu", timeout=120)
+    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, num_api_servers=1)

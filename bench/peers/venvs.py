@@ -1,0 +1,61 @@
+"""Venvs that peers live in: they pin other versions than mstar, so that no two share one. Made once, then found again.
+
+Which peers there are, and how they run, is told elsewhere.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+STEP_TIMEOUT_S = 1800
+FOLDER = Path.home() / ".cache" / "mstar-peers"
+"""Where venvs are, unless somebody says otherwise."""
+_DONE = "prepared.txt"
+
+
+def found(venv: Path, wanted: Sequence[str]) -> Path | None:
+    """The Python of a venv that was made for just these packages, or None."""
+    done = venv / _DONE
+    is_there = done.is_file() and done.read_text() == "\n".join(wanted)
+    return venv / "bin" / "python" if is_there else None
+
+
+def made(venv: Path, wanted: Sequence[str]) -> Path:
+    """The Python of a venv with these packages, in which torch and transformers are those of the running one."""
+    if (python := found(venv, wanted)) is not None:
+        return python
+    python = venv / "bin" / "python"
+    step(f"a venv in {venv}", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    step(", ".join(wanted), [str(python), *PIP, *wanted])
+    # Only now, and behind the venv's own: pip must not count on it, and what the peer pins comes first.
+    (own,) = (venv / "lib").glob("python*/site-packages")
+    (own / "running.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    finish(venv, wanted)
+    return python
+
+
+def finish(venv: Path, wanted: Sequence[str]) -> None:
+    """Say that a venv has all that was wanted."""
+    (venv / _DONE).write_text("\n".join(wanted))
+
+
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
+def step(what: str, command: Sequence[str]) -> str:
+    """Run one command to its end; what it printed."""
+    print(f"installing: {what}", flush=True)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        fix = "try again on a faster connection: what was downloaded is kept by pip"
+        raise RuntimeError(f"{what} was not ready after {STEP_TIMEOUT_S} s\n  fix: {fix}") from error
+    if run.returncode:
+        said = "\n    ".join(line[:200] for line in run.stderr.splitlines()[-10:])
+        fix = f"reach a package index, or see what this says by hand: {' '.join(command)[:200]}"
+        raise RuntimeError(f"{what}: exit status {run.returncode}\n    {said}\n  fix: {fix}")
+    return run.stdout

@@ -1,0 +1,133 @@
+"""Do replicas follow the load? Four times as many streams come for a while; workers are started, and end again.
+
+The model hums (bench/served/hum.py): its op takes 20 ms and gives a tenth of a second of sound, so that the cores of
+this machine have next to nothing to do and only the number of workers counts. Streams come at fixed times, whatever
+happens to those before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.claims import Claim, Row, print_table
+from bench.served.hum import RATE
+from mstar.launch.local import Local
+from mstar.server.front import FrontEnd
+from mstar.server.streams import Deliver, Ended
+from mstar.wire.messages import Finished, Peer, Submit, Value
+
+MODEL = Path(__file__).parent / "served" / "hum.py"
+PLACEMENT = '[place]\nthroat = { workers = ["a", "b", "c", "d"], least = 1 }'
+TONES = 5
+"""Of each of two verses: a stream takes a worker 0.2 s, and sounds for a second."""
+PHASES = ((6.0, 2.0), (16.0, 8.0), (16.0, 2.0))
+"""For so many seconds so many streams a second, of which one worker can do five."""
+LINE = 2.0
+"""So many seconds make a line of the table."""
+BAR = 10.0
+"""So many seconds after the load has grown the last chunk may be late."""
+
+
+@dataclass(eq=False)
+class Listener:
+    """One stream: when each chunk came and how late that was, and how it ended."""
+
+    late: list[tuple[float, float]] = field(default_factory=list)
+    status: str = ""
+    until: float = 0.0
+
+    def hear(self, now: float, news: Any) -> None:
+        """Something has come: who has nothing left to play waits for it."""
+        if isinstance(news, Deliver):
+            late = max(0.0, now - self.until) if self.late else 0.0
+            self.until = max(self.until, now) + len(news.value) / RATE
+            self.late.append((now, late))
+        elif isinstance(news, Ended):
+            self.status = news.end.status if isinstance(news.end, Finished) else "refused"
+
+
+def scaling() -> Claim:
+    """Let the load grow and shrink, and look how many workers there are and who was late."""
+    listeners: list[Listener] = []
+    running: list[tuple[float, int]] = []
+    with Local({"hum": str(MODEL)}, {"hum": PLACEMENT}) as local:
+        front_end = FrontEnd(local.node, Peer("front", 0), local.conductor)
+        local.add(front_end)
+        begun = time.monotonic()
+
+        def look() -> None:
+            up = sum(state == "up" for name, state in local.health().items() if name != "conductor")
+            running.append((time.monotonic() - begun, up))
+
+        for number, at in enumerate(arrivals()):
+            _wait(lambda at=at: time.monotonic() >= begun + at, look)
+            listeners.append(_ask(front_end, number))
+        _wait(lambda: all(one.status for one in listeners), look)
+    return _claim(listeners, running, begun)
+
+
+def arrivals() -> list[float]:
+    """When streams are asked for."""
+    found, at = list[float](), 0.0
+    for seconds, rate in PHASES:
+        found += [at + number / rate for number in range(int(seconds * rate))]
+        at += seconds
+    return found
+
+
+def _wait(is_over: Callable[[], bool], look: Callable[[], None], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_over() and time.monotonic() < until:
+        look()
+        time.sleep(0.02)
+
+
+def _ask(front_end: FrontEnd, number: int) -> Listener:
+    one, rid = Listener(), front_end.new_rid()
+
+    def told(news: Any) -> None:
+        one.hear(time.monotonic(), news)
+        if isinstance(news, Deliver):
+            front_end.took(rid, news.kind, len(one.late))
+
+    front_end.listen(Submit(rid, "hum", Value((number, TONES))), told)
+    return one
+
+
+def _claim(listeners: list[Listener], running: list[tuple[float, int]], begun: float) -> Claim:
+    grows = PHASES[0][0]
+    chunks = sorted((at - begun, late) for one in listeners for at, late in one.late)
+    _show(chunks, running)
+    worst = max((at for at, late in chunks if late > 0.0), default=grows)
+    most, left = max(up for _, up in running), running[-1][1]
+    served = sum(one.status == "ok" for one in listeners)
+    more = {"streams": len(listeners), "served": served, "most workers": most, "workers at the end": left}
+    more["late chunks"] = sum(late > 0.0 for _, late in chunks)
+    text = f"{BAR:g} s after four times as many streams come no chunk is late; none is lost when workers end again"
+    value = max(0.0, worst - grows)
+    holds = value <= BAR and most > 1 and left == 1 and served == len(listeners)
+    return Claim(text, round(value, 2), BAR, holds, more)
+
+
+def _show(chunks: list[tuple[float, float]], running: list[tuple[float, int]]) -> None:
+    """A line for every two seconds; and all of it as rows, which are kept."""
+    print(f"{'second':>6} {'streams/s':>9} {'workers':>8} {'chunks':>7} {'late':>5} {'worst, ms':>9}")
+    for line in range(int(running[-1][0] / LINE)):
+        start, end = line * LINE, (line + 1) * LINE
+        up = max(count for at, count in running if start <= at < end)
+        late = [late for at, late in chunks if start <= at < end]
+        asked = sum(start <= at < end for at in arrivals()) / LINE
+        count, worst = sum(one > 0.0 for one in late), 1e3 * max(late, default=0.0)
+        print(f"{start:6.0f} {asked:9.1f} {up:8} {len(late):7} {count:5} {worst:9.0f}")
+    ends = [sum(seconds for seconds, _ in PHASES[: number + 1]) for number in range(len(PHASES))]
+    rows, start = list[Row](), 0.0
+    for (_, rate), end in zip(PHASES, ends, strict=True):
+        counts = [count for at, count in running if start <= at < end]
+        name = f"workers with {rate:g} streams a second, until {end:g} s"
+        rows.append(Row(name, "workers", counts[:: len(counts) // 8]))
+        start = end
+    print_table(rows)

@@ -1,0 +1,34 @@
+"""The speech families as claims: how many times as fast they are as their references.
+
+The headline has what a minute can hold: Orpheus with sixteen streams and Qwen3-Omni with eight. Long recordings have a
+claim of their own (`longform`). Qwen3-TTS and Kokoro have figures without a bar in `rows()` of their files.
+"""
+
+from __future__ import annotations
+
+from bench.claims import Claim
+from bench.figures import Figure, least
+from bench.speech import orpheus, qwen3_omni
+
+_SUNG, _SAID = "served, all at once: ", "sound a second, served: "
+ORPHEUS: dict[str, Figure] = {
+    "Orpheus, 16 streams, times the reference": (lambda row: row(f"{_SUNG}times as fast"), 6.0),
+}
+OMNI: dict[str, Figure] = {
+    "Qwen3-Omni, 8 answers, times one by one": (lambda row: row(f"{_SAID}times one by one"), 5.0),
+    "Qwen3-Omni, times the reference's own batch": (lambda row: row(f"{_SAID}times their batch"), 1.5),
+    "Qwen3-Omni, real-time factor, times lower": (
+        lambda row: row("seconds for a second, eight one by one") / row("seconds for a second, served"),
+        2.9,
+    ),
+    "Qwen3-Omni, first sound, times sooner": (
+        lambda row: row("first sound, one by one") / row("first sound, served"),
+        10.0,
+    ),
+}
+
+
+def speech_omni() -> Claim:
+    """Both."""
+    text = "Orpheus and Qwen3-Omni are as many times as fast as their references as their bars say"
+    return least(text, [*orpheus.rows(), *qwen3_omni.rows()], ORPHEUS | OMNI)

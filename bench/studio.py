@@ -1,0 +1,241 @@
+"""The studio: how large its page is, how soon it is there, how smoothly it shows a crowd, and what a viewer costs.
+
+The page is looked at by a real browser without a window or a graphics card, which shows a real server. What a viewer
+costs is measured beside SmolLM2 with its real weights, which keeps all cores busy: windows of time with somebody who
+reads `/v1/events` and without, in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from bench.claims import Claim, Row, paired, print_table
+from bench.served.stroll import PLACES
+from bench.web.client import model_file, serve
+from bench.web.crowd import Wish, crowd
+from bench.web.share import AT_ONCE, QUESTIONS
+
+STATIC = Path(__file__).parents[1] / "src" / "mstar" / "studio" / "static"
+MOST_KB, MOST_S, LEAST_FRAMES, LEAST_SHARE = 80, 1.0, 30, 0.98
+PAINTS, LIVE, WATCHED_S = 5, 200, 8.0
+PAIRS, WINDOW_S, SETTLE_S = 10, 2.0, 0.3
+"""So many windows with a viewer and as many without; what comes in the first moment of one belongs to none."""
+STEP_S = 0.02
+"""Tokens that come within so short a time are of one step."""
+FRAMES = """seconds => new Promise(done => {
+    let frames = 0, begun = performance.now();
+    const next = now => { frames += 1; now - begun < 1000 * seconds ? requestAnimationFrame(next)
+                                                                   : done(1000 * frames / (now - begun)); };
+    requestAnimationFrame(next);
+})"""
+PAINT = """new Promise(done => new PerformanceObserver(list =>
+    list.getEntriesByName('first-contentful-paint').forEach(one => done(one.startTime)))
+    .observe({type: 'paint', buffered: true}))"""
+LOADED = """performance.getEntriesByType('navigation').concat(performance.getEntriesByType('resource'))
+    .filter(one => !new URL(one.name).pathname.startsWith('/v1/')).map(one => one.encodedBodySize)"""
+
+
+# ---------------------------------------------------------------- the page
+def page_size(url: str) -> float:
+    """How many kB all files of the page are, as they go over the wire."""
+    files = [path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()]
+    return sum(_sent(url + ("/" if name == "index.html" else f"/studio/{name}")) for name in files) / 1000
+
+
+def _sent(address: str) -> int:
+    asked = urllib.request.Request(address, headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(asked) as answer:
+        return len(answer.read())
+
+
+def first_paints(browser: Any, url: str) -> tuple[list[float], list[float]]:
+    """Seconds until something is seen, and kB loaded until then and right after, each time as a stranger."""
+    paints, loaded = [], []
+    for _ in range(PAINTS):
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        page = context.new_page()
+        page.goto(f"{url}/#/graph")
+        paints.append(page.evaluate(PAINT) / 1000)
+        page.get_by_role("navigation").first.wait_for()
+        loaded.append(sum(page.evaluate(LOADED)) / 1000)
+        context.close()
+    return paints, loaded
+
+
+def frames(browser: Any, url: str) -> tuple[float, float]:
+    """Frames a second of the graph with a crowd in it, and how many were live on average."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    port = int(url.rpartition(":")[2])
+    asking = threading.Thread(target=crowd, args=(Wish(port, "60 0.05", WATCHED_S + 6, at_once=LIVE),))
+    asking.start()
+    try:
+        page.goto(f"{url}/#/graph/model")
+        page.locator("canvas").first.wait_for()
+        time.sleep(4)  # until all have come
+        live = [_live(url)]
+        shown = page.evaluate(FRAMES, WATCHED_S)
+        live.append(_live(url))
+    finally:
+        asking.join()
+        context.close()
+    return shown, min(live)
+
+
+def _live(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("mstar_live_answers"))
+
+
+def seen() -> dict[str, list[float]]:
+    """All that a browser has to be there for."""
+    from tests.studio.browser import browsing, serving
+
+    manifest = f'[models.model]\nmodel = "{model_file("stroll")}"\n{PLACES}'
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), manifest, "--max-live", "256") as server:
+        server.ready()
+        with browsing() as browser:
+            paints, loaded = first_paints(browser, server.url)
+            shown, live = frames(browser, server.url)
+        return {"size": [page_size(server.url)], "loaded": loaded, "paints": paints, "frames": [shown], "live": [live]}
+
+
+# ---------------------------------------------------------------- a viewer
+VIEWER = """
+import sys, urllib.request
+answer = urllib.request.urlopen(sys.argv[1] + "/v1/events")
+print(answer.readline(), flush=True)
+while answer.readline():
+    pass
+"""
+
+
+@contextmanager
+def viewer(url: str) -> Iterator[None]:
+    """Somebody in a process of his own who reads what happens, as a page does."""
+    reader = subprocess.Popen([sys.executable, "-S", "-c", VIEWER, url], stdout=subprocess.PIPE)
+    assert reader.stdout is not None
+    try:
+        reader.stdout.readline()  # its own start is not what is measured
+        yield
+    finally:
+        reader.kill()
+        reader.communicate()
+
+
+def spent(front: int) -> float:
+    """Processor seconds of the front end and of all that it started but the worker, which takes whatever is left."""
+    children = [pid for path in Path(f"/proc/{front}/task").glob("*/children") for pid in path.read_text().split()]
+    used = [sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) for pid in children]
+    own = sum(map(int, Path(f"/proc/{front}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return (own + sum(used) - max(used)) / os.sysconf("SC_CLK_TCK")
+
+
+class Stream(asyncio.Protocol):
+    """A client that asks again and again, and notes when tokens come."""
+
+    def __init__(self, question: str, came: list[float]) -> None:
+        body = {"model": "model", "stream": True, "temperature": 0, "max_tokens": 160}
+        content = json.dumps(body | {"messages": [{"role": "user", "content": question}]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: {len(content)}\r\n"
+        self._request = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
+        self._came = came
+
+    def connection_made(self, transport: Any) -> None:
+        """Ask."""
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Note when each token came; at the end ask the same again."""
+        self._came.extend([time.perf_counter()] * data.count(b'"content":'))
+        if b"data: [DONE]" in data:
+            self.transport.write(self._request)
+
+
+def rate(came: list[float]) -> float:
+    """Tokens a second, by whole steps: tokens come in heaps, and where a window cuts between two must not count."""
+    first, last = came[0], came[-1]
+    return sum(one > first + STEP_S for one in came) / (last - first)
+
+
+async def throughput(port: int, front: int) -> dict[str, list[float]]:
+    """Tokens a second, and processors that all but the worker take, window after window."""
+    came, found = list[float](), {name: list[float]() for name in ("alone", "watched", "idle", "busy")}
+    loop = asyncio.get_running_loop()
+    made = [loop.create_connection(lambda one=one: Stream(one, came), "127.0.0.1", port) for one in QUESTIONS]
+    connections = await asyncio.gather(*made)
+    await asyncio.sleep(4)  # the first ones make what is made once
+
+    async def window(speed: str, cost: str) -> None:
+        await asyncio.sleep(SETTLE_S)
+        came.clear()
+        begun, before = time.perf_counter(), spent(front)
+        await asyncio.sleep(WINDOW_S)
+        found[cost].append((spent(front) - before) / (time.perf_counter() - begun))
+        found[speed].append(rate(came))
+
+    for pair in range(PAIRS):
+        for is_watched in (False, True)[:: 1 if pair % 2 else -1]:
+            with viewer(f"http://127.0.0.1:{port}") if is_watched else nullcontext():
+                await window(*(("watched", "busy") if is_watched else ("alone", "idle")))
+    for transport, _ in connections:
+        transport.abort()
+    return found
+
+
+def taken(rates: dict[str, list[float]]) -> float:
+    """The part of all processors' time that a viewer takes. The throughput says the same, and is far noisier."""
+    more = [busy - idle for busy, idle in zip(rates["busy"], rates["idle"], strict=True)]
+    return statistics.median(more) / (os.cpu_count() or 1)
+
+
+# ---------------------------------------------------------------- the claim
+def studio() -> Claim:
+    """The headline."""
+    with serve("smollm2") as (port, front):
+        rates = asyncio.run(throughput(port, front))
+    found = seen()
+    rows = [
+        Row("all files of the page, compressed", "kB", found["size"]),
+        Row("  what is loaded at first", "kB", found["loaded"]),
+        Row("first contentful paint", "s", found["paints"]),
+        Row(f"the graph with {LIVE} live requests", "frames/s", found["frames"]),
+        Row(f"SmolLM2, {AT_ONCE} streams, nobody looks", "tokens/s", rates["alone"]),
+        Row("  with a viewer", "tokens/s", rates["watched"]),
+        Row("  with a viewer", "of it", [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]),
+        Row("processors that all but the worker take, nobody looks", "", rates["idle"]),
+        Row("  with a viewer", "", rates["busy"]),
+    ]
+    print_table(rows)
+    size, paint, shown, share = max(rows[1].values), rows[2].median, rows[3].median, 1 - taken(rates)
+    held = min(MOST_KB / size, MOST_S / paint, shown / LEAST_FRAMES, share / LEAST_SHARE)
+    more = {
+        "page_kb": round(size, 1),
+        "all_files_kb": round(rows[0].median, 1),
+        "first_paint_s": round(paint, 2),
+        "frames_per_s": round(shown, 1),
+        "live_requests": round(found["live"][0]),
+        "processors_left_by_a_viewer": round(share, 3),
+        "throughput_with_a_viewer": round(paired(rates["watched"], rates["alone"]), 3),
+    }
+    claim = (
+        f"a visit to the studio loads {MOST_KB} kB or less, is seen in {MOST_S:g} s, shows {LIVE} live requests with "
+        f"{LEAST_FRAMES} frames a second or more, and a viewer leaves {LEAST_SHARE:g} of the processors' time; "
+        "the least share of a bar"
+    )
+    return Claim(claim, round(held, 2), 1.0, holds=held >= 1 and found["live"][0] >= 0.95 * LIVE, more=more)

@@ -1,0 +1,271 @@
+"""What every launcher does: it makes a node, starts a conductor and workers, tells how they are, and ends them.
+
+Where they run is for `Local` and `Cluster` to say. It speaks to no client and handles no signal: its caller does.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import secrets
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Any, Self, TypeVar
+
+from mstar.config import Options, run_root
+from mstar.errors import listed
+from mstar.launch.directory import RunDirectory
+from mstar.launch.running import Running, Starter
+from mstar.launch.supervisor import CONDUCTOR, LAUNCHER, RESTING, SPARE, Deployment, LaunchError, Supervisor
+from mstar.plan.placement import Placement, parse_placement, read_placement
+from mstar.transfer.afar import Reach
+from mstar.transfer.codec import ArenaCodec
+from mstar.wire.messages import Peer
+from mstar.wire.node import Actor, Node
+from mstar.wire.whereabouts import Whereabouts
+
+READY_S = 1800.0
+"""How long everything may take to be up: large weights take long. Whoever dies meanwhile is noticed at once."""
+GRACE_S = 30.0
+"""How long requests may take to end."""
+TERM_S = 2.0
+"""How long a child may take to end when it is asked to, and to vanish when it is killed."""
+LOOP_S = 5.0
+"""How long the node's loop may take to answer."""
+NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+RESERVED = (LAUNCHER.name, CONDUCTOR, SPARE)
+
+Result = TypeVar("Result")
+
+
+class Launcher:
+    """A conductor, the workers that the placements name, and the node on which the caller's own actors live.
+
+    A placement is a file, or the text of one, or None for a model that needs one worker. It is started once.
+    """
+
+    _has_spare = False
+
+    def __init__(
+        self,
+        models: Mapping[str, str],
+        placements: Mapping[str, Path | str | None] | None = None,
+        *,
+        options: Options | None = None,
+        is_plain: bool = False,
+    ) -> None:
+        self._models = dict(models)
+        self._is_plain = is_plain
+        self._texts: dict[str, str] = {}
+        self._placements: list[Placement] = []
+        for name in models:
+            self._texts[name], placement = _read(name, (placements or {}).get(name))
+            self._placements.append(placement)
+        self._workers = tuple(dict.fromkeys(worker for one in self._placements for worker in one.workers()))
+        self._first = tuple(dict.fromkeys(worker for one in self._placements for worker in one.first_workers()))
+        for worker in self._workers:
+            _check_name(worker)
+        self._options = options or Options()
+        self._opened: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # ---------------------------------------------------------------- where things run
+    def _whereabouts(self, stack: ExitStack) -> Whereabouts:  # noqa: ARG002  others have more to open
+        """Where this process is, in a run directory of its own."""
+        return Whereabouts(self.directory)
+
+    def _starter(self, died: Callable[[Running], None]) -> Starter:
+        """Who starts children."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- from start to stop
+    def start(self, progress: Callable[[str], None] = lambda _: None, ready_s: float = READY_S) -> None:
+        """Start everything; return when the conductor says that every worker is there, or raise LaunchError."""
+        with ExitStack() as stack:
+            self._open(stack)
+            deadline = time.monotonic() + ready_s
+            while (news := _next_news(self, self._supervisor, deadline, ready_s)) is not None:
+                progress(news)
+            self._opened = stack.pop_all()
+
+    def give_up(self) -> None:
+        """From another thread: start no further. `start` ends what it has started, and raises LaunchError."""
+        if "_supervisor" in vars(self):
+            self._supervisor.news.put(LaunchError("it was told to end while it started\n  fix: start it again"))
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Let requests end for so long, then end every process. With 0 everything is killed at once."""
+        if self._opened is None:
+            return
+        stack, self._opened = self._opened, None
+        with stack:
+            if grace_s > 0:
+                self.node.call(self._supervisor.drain)
+                self._supervisor.drained.wait(grace_s)
+                self._end(SIGTERM)
+
+    def _open(self, stack: ExitStack) -> None:
+        """Make everything and start it; how to end it goes on the stack."""
+        run = RunDirectory(run_root())
+        stack.callback(run.remove)
+        self.directory = run.path
+        self.key = secrets.token_bytes(32)
+        whereabouts = self._whereabouts(stack)
+        reach = Reach(whereabouts.ip, self.key, whereabouts.is_here)
+        self.node = Node(whereabouts, self.key, ArenaCodec(is_plain=self._is_plain, reach=reach))
+        self._supervisor = Supervisor(
+            self.node,
+            Deployment(
+                directory=self.directory,
+                key=self.key,
+                models=self._models,
+                placements=self._texts,
+                options=self._options,
+                workers=self._workers,
+                first=self._first,
+                has_spare=self._has_spare,
+            ),
+            whereabouts,
+            self._starter,
+        )
+        stack.callback(self._supervisor.starter.close)
+        self.node.add(self._supervisor)
+        thread = threading.Thread(target=self.node.run, name="mstar-launcher", daemon=True)
+        thread.start()
+        stack.callback(thread.join, LOOP_S)
+        stack.callback(self.node.stop)
+        stack.callback(self._end, SIGKILL)
+
+    def _end(self, number: Signals) -> None:
+        """Send every process a signal, start no more, and wait until they are gone, but not for ever."""
+        processes = _on_loop(self.node, self._supervisor.close)
+        for process in processes:
+            process.send(number)
+        deadline = time.monotonic() + TERM_S
+        for process in processes:
+            process.ended.wait(max(0.0, deadline - time.monotonic()))
+
+    # ---------------------------------------------------------------- while it runs
+    def add(self, front: Actor) -> None:
+        """Host a front end on this node. Every new conductor is told of it; the present one it greets itself."""
+        name = front.peer.name
+        if name in (*RESERVED, *self._workers):
+            raise LaunchError(f"`{name}` is already the name of another process\n  fix: give the front end its own")
+
+        def join() -> None:
+            self.node.add(front)
+            self._supervisor.welcome(front.peer)
+
+        _on_loop(self.node, join)
+
+    def renew(self) -> threading.Event:
+        """Have workers replaced, one by one, by such as load the weights anew. The event is set when all are."""
+
+        def begin() -> threading.Event:
+            self._supervisor.renew()
+            return self._supervisor.renewed
+
+        return _on_loop(self.node, begin)
+
+    @property
+    def conductor(self) -> Peer:
+        """The conductor in its present life."""
+        return self._supervisor.children[CONDUCTOR].peer
+
+    def peers(self) -> tuple[Peer, ...]:
+        """The present lives of conductor and workers, of those that run."""
+        return tuple(child.peer for child in self._supervisor.children.values() if child.process)
+
+    @property
+    def deaths(self) -> list[tuple[float, Peer, str]]:
+        """The latest deaths: when, by the monotonic clock, who, and why."""
+        return list(self._supervisor.deaths)
+
+    def pid(self, name: str) -> int:
+        """The process of a child, or of the spare."""
+        return self._supervisor.processes()[name].pid
+
+    def health(self) -> dict[str, str]:
+        """How each child is; none is there before the start."""
+        children = self._supervisor.children if "_supervisor" in vars(self) else {}
+        return {name: child.state() for name, child in children.items()}
+
+    def loading(self) -> dict[str, tuple[int, str]]:
+        """Which component each worker loads that is not up yet, and how many it has loaded."""
+        processes = self._supervisor.processes() if self.health() else {}
+        return {name: found for name, process in processes.items() if (found := process.loading())}
+
+    def hosts(self) -> dict[str, str]:
+        """The address of the host of each child that runs, if there are several."""
+        return {name: process.host for name, process in self._supervisor.processes().items() if process.host}
+
+    def stock(self) -> dict[str, Any]:
+        """What is held here: the processes that live, by name, open files of this one, and how many were restarted."""
+        return {
+            "processes": {name: process.pid for name, process in self._supervisor.processes().items()},
+            "fds": len(os.listdir("/proc/self/fd")),
+            "restarts": self._supervisor.restarted,
+        }
+
+
+def _next_news(launcher: Launcher, supervisor: Supervisor, deadline: float, ready_s: float) -> str | None:
+    """What happens next while everything starts; None when all is there."""
+    try:
+        news = supervisor.news.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        late = [
+            name if state == "starting" else f"{name} ({state})"
+            for name, state in launcher.health().items()
+            if state not in ("up", RESTING)
+        ]
+        what = f"not ready after {ready_s:g} s; not up: {listed(late)}"
+        raise LaunchError(f"{what}\n  fix: see what they wrote, or give them more time with ready_s") from None
+    if isinstance(news, LaunchError):
+        raise news
+    return news
+
+
+def _on_loop(node: Node, function: Callable[[], Result]) -> Result:
+    """What a function returns that belongs to the thread of a node's loop."""
+    result: Future[Result] = Future()
+
+    def settle() -> None:
+        try:
+            result.set_result(function())
+        except Exception as error:  # noqa: BLE001  raised again where it was asked for
+            result.set_exception(error)
+
+    node.call(settle)
+    return result.result(LOOP_S)
+
+
+def _read(model: str, given: Path | str | None) -> tuple[str, Placement]:
+    """A placement, with its text."""
+    if isinstance(given, Path):
+        placement = read_placement(given)  # first, because it says best what is wrong with a file
+        return given.read_text(), placement
+    try:
+        return given or "", parse_placement(tomllib.loads(given or ""))
+    except tomllib.TOMLDecodeError as error:
+        what = f"the placement of `{model}` is not TOML: {error}"
+        raise LaunchError(f"{what}\n  fix: correct the text, or pass a file as Path(...)") from error
+
+
+def _check_name(worker: str) -> None:
+    if worker in RESERVED or not NAME.fullmatch(worker):
+        why = "reserved" if worker in RESERVED else "no name of a file"
+        fix = f"use up to 32 letters, digits, _ and -, and none of {listed(RESERVED)}"
+        raise LaunchError(f"a placement names the worker `{worker}`, which is {why}\n  fix: {fix}")

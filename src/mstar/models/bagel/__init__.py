@@ -1,0 +1,1 @@
+"""BAGEL: one model that reads text and pictures, writes text, and draws."""

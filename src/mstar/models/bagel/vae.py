@@ -1,0 +1,79 @@
+"""The VAE of BAGEL, which is FLUX's: pictures to the tokens that are drawn, and back.
+
+The network is diffusers' AutoencoderKL; names of tensors are those that FLUX publishes. Requests are not joined: on
+CPUs convolutions gain nothing from that.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mstar import Component, Float32, Tensor, UInt8, op
+from mstar.models.bagel.checkpoint import VAE, Checkpoint, filled
+from mstar.models.bagel.noise import noise
+
+_SCALE, _SHIFT, _GROUPS = 0.3611, 0.1159, 32
+
+
+class Vae(Component):
+    """Encodes and decodes pictures."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def prepare(self) -> None:
+        """Load the network."""
+        _ = self.network
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """diffusers' network."""
+        import torch
+        from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+
+        found = self._checkpoint.tensors(VAE)
+        widths = []
+        while (name := f"encoder.down.{len(widths)}.block.0.conv2.weight") in found:
+            widths.append(found[name].shape[0])
+        config = {
+            "down_block_types": ["DownEncoderBlock2D"] * len(widths),
+            "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+            "block_out_channels": widths,
+            "layers_per_block": sum(one.startswith("encoder.down.0.block.") for one in found) // 8,
+            "latent_channels": self._checkpoint.sizes.channels,
+            "norm_num_groups": _GROUPS,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+        }
+        with torch.device("meta"):
+            made = AutoencoderKL(**config)
+        return filled(made, convert_ldm_vae_checkpoint(found, config))
+
+    @op
+    def encode(self, pixels: Float32[Tensor, "3 H W"], seed: int, number: int) -> tuple[Float32[Tensor, "N C"], int]:
+        """A picture as tokens, and how many are in a row.
+
+        Many latents stand for a picture. Which are taken, a seed says, and the number of the picture in its request.
+        """
+        import torch
+
+        block = self._checkpoint.sizes.block
+        with torch.inference_mode():
+            mean, spread = self.network.encoder(pixels[None].to(self.network.dtype))[0].float().chunk(2)
+        latents = _SCALE * (mean + (spread / 2).exp() * noise(mean.shape, seed, number) - _SHIFT)
+        cells = latents.unflatten(2, (-1, block)).unflatten(1, (-1, block))  # channel, row, in it, column, in it
+        return cells.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1), cells.shape[3]
+
+    @op
+    def decode(self, x: Float32[Tensor, "N C"], columns: int) -> UInt8[Tensor, "H W 3"]:
+        """The picture that tokens stand for."""
+        import torch
+
+        sizes = self._checkpoint.sizes
+        cells = x.unflatten(0, (-1, columns)).unflatten(2, (sizes.block, sizes.block, -1))
+        latents = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2) / _SCALE + _SHIFT
+        with torch.inference_mode():
+            drawn = self.network.decoder(latents[None].to(self.network.dtype))[0].float()
+        return ((drawn / 2 + 0.5).clamp(0, 1).permute(1, 2, 0) * 255).to(torch.uint8)

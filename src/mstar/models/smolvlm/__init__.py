@@ -1,0 +1,1 @@
+"""SmolVLM: a small language model that sees pictures."""

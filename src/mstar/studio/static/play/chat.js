@@ -1,0 +1,251 @@
+// Chat: a conversation in words, with pictures, sounds and texts attached, and answers that may be spoken.
+// The conversation is kept here, not by the server: each question is sent with all that was said before.
+
+import { api } from "../api.js";
+import { Trouble, seconds, since } from "../parts.js";
+import { html, useState } from "../vendor/preact.js";
+import { base64, bytesOf } from "./base64.js";
+import { Log, Pick, Said, Store, Voice, Wish, check, isAbort, newId, numbers, useStore } from "./call.js";
+import { Code } from "./code.js";
+import { Figures } from "./meter.js";
+import { Player, canPlay } from "./player.js";
+import { RATE, joined, pcmOf, samplesOf, wav } from "./sound.js";
+
+const PATH = "/v1/chat/completions";
+
+// ---------------------------------------------------------------- what is sent
+/** A file as a part of a message. */
+export async function partOf(file) {
+  const [kind, form] = file.type.split("/");
+  if (kind === "image" || kind === "audio") {
+    const data = base64(new Uint8Array(await file.arrayBuffer()));
+    const url = `data:${file.type};base64,${data}`;
+    if (kind === "image") return { type: "image_url", image_url: { url } };
+    const format = /wav/.test(form) ? "wav" : /^(mpeg|mp3)$/.test(form) ? "mp3" : null;
+    return format ? { type: "input_audio", input_audio: { data, format } } : { type: "audio_url", audio_url: { url } };
+  }
+  const text = await file.text();
+  if (text.includes("\0")) throw new Error(`${file.name} is no picture, sound or text. Choose another file.`);
+  return { type: "text", text: `${file.name}:\n${text}\n` };
+}
+
+function question({ text, files }) {
+  if (!files.length) return { role: "user", content: text };
+  return { role: "user", content: [...files.map((one) => one.part), ...(text ? [{ type: "text", text }] : [])] };
+}
+
+export function bodyOf(model, { system, temperature, most, seed, speaks, voice }, exchanges, asked) {
+  const said = exchanges
+    .filter((one) => one.answer)
+    .flatMap((one) => [question(one), { role: "assistant", content: one.answer }]);
+  const first = system.trim() ? [{ role: "system", content: system }] : [];
+  return {
+    model,
+    messages: [...first, ...said, question(asked)],
+    stream: true,
+    stream_options: { include_usage: true },
+    ...numbers({ temperature, max_completion_tokens: most, seed }),
+    ...(speaks && { modalities: ["text", "audio"], audio: { format: "pcm16", ...(voice && { voice }) } }),
+  };
+}
+
+// ---------------------------------------------------------------- the conversation
+class Chatting extends Store {
+  constructor(model) {
+    const wishes = { system: "", temperature: "", most: "", seed: "", speaks: false, voice: "" };
+    super(model, { ...wishes, exchanges: [], text: "", files: [] });
+    this.player = new Player((report) => this.change({ report }));
+  }
+
+  async attach(files) {
+    for (const file of files) {
+      try {
+        const one = { name: file.name, type: file.type, part: await partOf(file), url: URL.createObjectURL(file) };
+        this.change({ files: [...this.state.files, one], error: null });
+      } catch (error) {
+        this.change({ error });
+      }
+    }
+  }
+
+  stop() {
+    this.state.cancel?.abort();
+    this.player.stop();
+  }
+
+  /** Asks what was written; or once more what failed. */
+  async ask(again) {
+    const { exchanges, text, files, speaks } = this.state;
+    const before = exchanges.filter((one) => one !== again);
+    const asked = again ?? { text: text.trim(), files };
+    const one = { text: asked.text, files: asked.files, id: newId(), answer: "", pieces: 0 };
+    const cancel = new AbortController();
+    const body = bodyOf(this.model, this.state, before, one);
+    this.change({ exchanges: [...before, one], cancel, error: null, report: null });
+    if (!again) this.change({ text: "", files: [] });
+    this.player.stop();
+    try {
+      if (speaks && canPlay()) await this.player.open();
+      await this.#follow(one, body, cancel.signal);
+    } catch (error) {
+      if (isAbort(error)) one.reason = "stopped";
+      else one.error = error;
+    }
+    this.player.end();
+    if (one.pcm) one.sound = URL.createObjectURL(wav(joined(one.pcm)));
+    one.pcm = null;
+    this.change({ cancel: null });
+  }
+
+  async #follow(one, body, signal) {
+    const begun = performance.now();
+    for await (const told of api.stream(PATH, { body, signal, headers: { "X-Request-Id": one.id } })) {
+      const data = check(told);
+      if (data === "[DONE]") return;
+      one.usage = data.usage ?? one.usage;
+      if (data.choices[0]) this.#take(one, data.choices[0], since(begun));
+      this.change({});
+    }
+  }
+
+  #take(one, { delta, finish_reason: reason }, now) {
+    one.reason = reason ?? one.reason;
+    const text = delta.content || delta.audio?.transcript;
+    if (text) {
+      one.first ??= now;
+      one.last = now;
+      one.pieces += 1;
+      one.answer += text;
+    }
+    if (!delta.audio?.data) return;
+    if (!one.pcm) {
+      one.pcm = [];
+      one.firstSound = now;
+      this.player.begin(RATE);
+    }
+    const pcm = pcmOf(bytesOf(delta.audio.data));
+    one.pcm.push(pcm);
+    this.player.push(samplesOf(pcm));
+  }
+}
+
+// ---------------------------------------------------------------- what is seen
+function Files({ files, remove }) {
+  const shown = ({ type, url, name }) =>
+    type.startsWith("image/")
+      ? html`<img src=${url} alt=${name} />`
+      : type.startsWith("audio/")
+        ? html`<audio controls src=${url} aria-label=${name}></audio>`
+        : html`<span class="tag">${name}</span>`;
+  const one = (file) => html`<li>${shown(file)}${remove && html`<button class="button quiet" type="button"
+    aria-label=${`Remove ${file.name}`} onClick=${() => remove(file)}>Remove</button>`}</li>`;
+  return files.length > 0 && html`<ul class="files">${files.map(one)}</ul>`;
+}
+
+function CopyAnswer({ text }) {
+  const [told, tell] = useState("Copy");
+  const copy = () => navigator.clipboard.writeText(text).then(() => tell("Copied"), () => tell("Not allowed"));
+  // There is no clipboard outside of a secure context.
+  return navigator.clipboard && html`<button class="button quiet" type="button" onClick=${copy}>${told}</button>`;
+}
+
+const ENDS = { length: "at the most tokens", stopped: "stopped", tool_calls: "with a call of a tool" };
+
+function figures({ usage, pieces, first, last, firstSound, reason }, report) {
+  const tokens = usage?.completion_tokens_details?.text_tokens ?? pieces;
+  return [
+    ["first token", first && seconds(first), "from the request to the first words"],
+    ["tokens/s", tokens > 1 && last > first ? ((tokens - 1) / (last - first)).toFixed(1) : null, "after the first"],
+    ["tokens", usage && `${usage.prompt_tokens} in, ${usage.completion_tokens} out`],
+    ["first sound", firstSound && seconds(firstSound)],
+    ["underruns", firstSound && report?.underruns, "gaps: the sound was not made in time"],
+    ["ended", ENDS[reason]],
+  ];
+}
+
+function Exchange({ store, one }) {
+  const { exchanges, cancel, report } = store.state;
+  const isLast = one === exchanges.at(-1);
+  const isLive = isLast && cancel;
+  const retry = one.error && !cancel && (() => store.ask(one));
+  return html`<${Said}><${Files} files=${one.files} />${one.text && html`<p>${one.text}</p>`}<//>
+    <${Said} who=${store.model} isLive=${isLive}>
+      <p>${one.answer}${isLive && html`<i class="caret"></i>`}</p>
+      ${one.sound && html`<audio controls src=${one.sound} aria-label="The answer"></audio>`}
+      <${Trouble} error=${one.error} what="No answer" retry=${retry} />
+      <div class="row" data-samples=${isLast && report?.samples}>
+        <${Figures} items=${figures(one, isLast && report)} id=${one.id} />
+        ${one.answer && !isLive && html`<${CopyAnswer} text=${one.answer} />`}</div>
+    <//>`;
+}
+
+function Composer({ store }) {
+  const { text, files, cancel, error, exchanges } = store.state;
+  const canAsk = !cancel && (text.trim() || files.length);
+  const send = (event) => {
+    event.preventDefault();
+    if (canAsk) store.ask();
+  };
+  const pressed = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
+  const renew = () => {
+    store.stop();
+    store.change({ exchanges: [] });
+  };
+  return html`<form class="composer" onSubmit=${send}>
+    <${Trouble} error=${error} what="That file is not sent" />
+    <${Files} files=${files} remove=${(file) => store.change({ files: files.filter((one) => one !== file) })} />
+    <textarea aria-label="Message" rows="2" placeholder="Ask something. Enter sends, Shift+Enter is a new line."
+      value=${text} onInput=${(event) => store.change({ text: event.target.value })} onKeyDown=${pressed}></textarea>
+    <div class="row">
+      ${cancel
+        ? html`<button class="button main" type="button" onClick=${() => store.stop()}>Stop</button>`
+        : html`<button class="button main" disabled=${!canAsk}>Send</button>`}
+      <${Pick} text="Attach" label="Attach pictures, sounds or texts" accept="image/*,audio/*,text/*,.md,.json,.csv,.py"
+        multiple choose=${(chosen) => store.attach(chosen)} />
+      <button class="button quiet end" type="button" disabled=${!exchanges.length} onClick=${renew}
+        >New conversation</button>
+    </div>
+  </form>`;
+}
+
+function Wishes({ store, entry }) {
+  const { speaks } = store.state;
+  return html`<section class="panel stack" aria-label="How it is answered">
+    <${Wish} store=${store} name="system" label="System prompt" tag="textarea" rows="3" placeholder="none" />
+    <div class="wishes">
+      <${Wish} store=${store} name="temperature" label="Temperature" type="number" min="0" max="2" step="0.1"
+        placeholder="1" />
+      <${Wish} store=${store} name="most" label="Most tokens" type="number" min="1" placeholder="1024" />
+      <${Wish} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
+    </div>
+    <label class="check"><input type="checkbox" checked=${speaks}
+      onChange=${(event) => store.change({ speaks: event.target.checked })} /> Speak the answer</label>
+    ${speaks && html`<${Voice} store=${store} entry=${entry} />`}
+    ${speaks && !canPlay() && html`<p class="note">On a page that is neither on https nor on localhost, the answer can
+      be played when it is whole.</p>`}
+  </section>`;
+}
+
+/** The body as it would be sent now; when nothing is written, as it was sent last. */
+function shownBody({ model, state }) {
+  const { exchanges, text, files } = state;
+  const isWritten = text.trim() || files.length || !exchanges.length;
+  const asked = isWritten ? { text: text.trim() || "Good morning.", files } : exchanges.at(-1);
+  return bodyOf(model, state, isWritten ? exchanges : exchanges.slice(0, -1), asked);
+}
+
+export default function Chat({ model, entry }) {
+  const store = useStore(Chatting, model);
+  return html`<div class="play">
+    <section class="panel chat" aria-label="Chat">
+      <${Log} label="What was said" empty="Ask something: the answer is shown as it is written.">
+        ${store.state.exchanges.map((one) => html`<${Exchange} key=${one.id} store=${store} one=${one} />`)}
+      <//>
+      <${Composer} store=${store} />
+    </section>
+    <aside class="stack">
+      <${Wishes} store=${store} entry=${entry} />
+      <${Code} call=${{ method: "POST", path: PATH, body: shownBody(store), reads: "events" }} />
+    </aside>
+  </div>`;
+}

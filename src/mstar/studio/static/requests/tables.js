@@ -1,0 +1,115 @@
+// A trace as tables: what each op came to, what was emitted, what differs between two, and every span in words for those
+// who cannot see bars.
+
+import { seconds } from "../parts.js";
+import { html, useState } from "../vendor/preact.js";
+import { emissionsOf, totals } from "./say.js";
+
+const some = (x, say = String) => (x ? say(x) : "–");
+
+/** A column whose head begins with # has numbers, one with * names its row. `rows`: `{key, look, cells}`. */
+export function Table({ label, heads, rows }) {
+  const look = (head) => (head[0] === "#" ? "number" : undefined);
+  const head = (one, at) => html`<th scope="col" key=${at} class=${look(one)}>${one.replace(/^[#*]/, "")}</th>`;
+  const cell = (value, at) =>
+    heads[at][0] === "*"
+      ? html`<th scope="row" key=${at}>${value}</th>`
+      : html`<td key=${at} class=${look(heads[at])}>${value}</td>`;
+  const row = (one, at) => html`<tr key=${one.key ?? at} class=${one.look}>${one.cells.map(cell)}</tr>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
+    <thead><tr>${heads.map(head)}</tr></thead><tbody>${rows.map(row)}</tbody>
+  </table></div>`;
+}
+
+function Share({ part }) {
+  const text = part > 0 && part < 0.005 ? "< 1 %" : `${Math.round(part * 100)} %`;
+  return html`<span class="share">
+    <span aria-hidden="true"><i style=${{ width: `${Math.min(1, part) * 100}%` }}></i></span>${text}
+  </span>`;
+}
+
+export function Totals({ trace }) {
+  const heads = ["*What", "#Seconds", "Of all", "#Calls", "#Each", "#Waited", "#Batch", "Where", "Walks"];
+  const rows = totals(trace).map((one) => ({
+    key: one.name,
+    cells: [
+      one.name,
+      seconds(one.busy),
+      html`<${Share} part=${one.busy / trace.seconds} />`,
+      some(one.calls),
+      some(one.calls, (calls) => seconds(one.busy / calls)),
+      some(one.waited, seconds),
+      some(one.batch),
+      [...one.processes].join(", "),
+      [...one.walks].join(", "),
+    ],
+  }));
+  if (rows.length) return html`<${Table} label="Where the time went" heads=${heads} rows=${rows} />`;
+  return html`<p class="note">No process told what it did for this request: it ended too long ago, or the process has died
+    since.</p>`;
+}
+
+export function Emissions({ trace }) {
+  if (!trace.emissions.length) return html`<p class="soft">Nothing was emitted.</p>`;
+  const heads = ["*Emission", "#How many", "#First at", "#Last at", "Against when due"];
+  const against = (one) => {
+    const lates = emissionsOf(one).filter((each) => each.late > 0);
+    if (!lates.length) return one.due?.length ? "all in time" : "has no clock";
+    const by = lates.map((each) => `${each.number}. by ${seconds(each.late)}`).join(", ");
+    return html`<span class="bad">${lates.length} late: ${by}</span>`;
+  };
+  const rows = trace.emissions.map((one) => ({
+    cells: [one.kind, one.count, seconds(one.first[0]), seconds(one.last), against(one)],
+  }));
+  return html`<${Table} label="Emissions" heads=${heads} rows=${rows} />`;
+}
+
+const TIMES = ["#Start", "#Length", "#Busy", "#Waited"];
+const COLUMNS = ["Process", "What", "*Name", "Walk", ...TIMES, "#Calls", "#Batch", "#Attempt", "Text"];
+
+/** Every span; rows are made only when somebody looks. */
+export function Spans({ trace, label = "All spans as a table" }) {
+  const [isOpen, open] = useState(false);
+  const row = (one) => {
+    const times = [seconds(Math.max(0, one.start)), seconds(one.end - one.start), ...[one.busy, one.waited].map(timed)];
+    const counts = [one.calls, one.batch, one.attempt].map((each) => some(each));
+    return { cells: [one.process, one.what, one.name, one.walk, ...times, ...counts, one.text] };
+  };
+  return html`<details class="panel" onToggle=${(event) => open(event.currentTarget.open)}>
+    <summary>${label} (${trace.spans.length})</summary>
+    ${isOpen && html`<${Table} label="All spans" heads=${COLUMNS} rows=${trace.spans.map(row)} />`}
+  </details>`;
+}
+
+const timed = (x) => some(x, seconds);
+
+/** What took how long in A and in B; what differs most comes first, after the whole. */
+export function differences(a, b) {
+  const [inA, inB] = [a, b].map((trace) => new Map(totals(trace).map((one) => [one.name, one])));
+  const both = (name, a, b) => ({ name, a, b, more: (b?.busy ?? 0) - (a?.busy ?? 0) });
+  const rows = [...new Set([...inA.keys(), ...inB.keys()])].map((name) => both(name, inA.get(name), inB.get(name)));
+  rows.sort((x, y) => Math.abs(y.more) - Math.abs(x.more));
+  return [both("in all", { busy: a.seconds }, { busy: b.seconds }), ...rows];
+}
+
+/** More than a tenth and a millisecond is worth a colour. */
+function Difference({ more, before }) {
+  const isSmall = Math.abs(more) < 0.001 || Math.abs(more) < 0.1 * before;
+  const text = more ? (more > 0 ? "+" : "−") + seconds(Math.abs(more)) : "0";
+  return html`<span class=${isSmall ? "soft" : more > 0 ? "bad" : "good"}>${text}</span>`;
+}
+
+export function Differences({ a, b }) {
+  const heads = ["*What", "#Seconds in A", "#in B", "#Difference", "#Calls in A", "#in B", "#Waited in A", "#in B"];
+  const rows = differences(a, b).map((one) => ({
+    key: one.name,
+    cells: [
+      one.name,
+      ...[one.a, one.b].map((each) => seconds(each?.busy)),
+      html`<${Difference} more=${one.more} before=${one.a?.busy ?? 0} />`,
+      ...[one.a, one.b].map((each) => some(each?.calls)),
+      ...[one.a, one.b].map((each) => timed(each?.waited)),
+    ],
+  }));
+  return html`<${Table} label="What each took in both" heads=${heads} rows=${rows} />`;
+}

@@ -1,0 +1,31 @@
+// Light, dark, or as the system says; kept for the next visit.
+
+import { html, useEffect, useState } from "./vendor/preact.js";
+
+const KEPT = "mstar-theme";
+const THEMES = ["auto", "light", "dark"];
+
+function wear(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  // Canvases read their colours from the style sheet and must read them again.
+  dispatchEvent(new Event("mstar-theme"));
+}
+
+const kept = () => {
+  const theme = localStorage.getItem(KEPT);
+  return THEMES.includes(theme) ? theme : "auto";
+};
+
+wear(kept());
+
+export function Theme() {
+  const [theme, choose] = useState(kept);
+  useEffect(() => {
+    localStorage.setItem(KEPT, theme);
+    wear(theme);
+  }, [theme]);
+  const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  return html`<button class="button quiet" type="button" title=${`Theme: ${theme}. Next: ${next}`}
+    aria-label=${`Theme: ${theme}`} onClick=${() => choose(next)}><span class="wide">Theme:</span>${theme}</button>`;
+}

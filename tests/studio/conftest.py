@@ -1,0 +1,82 @@
+import wave
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.chaos.conftest import report
+from tests.studio.browser import HOUSE, KEEP, QUESTION, TOYS, Watch, browsing, serving
+
+__all__ = ["report"]
+
+expect.set_options(timeout=30_000)
+LOCKED = ("--in-process", "--name", "bird", "--api-key", "sesame")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One for all tests. Into its microphone a question is spoken, again and again, with a long silence after it."""
+    spoken = tmp_path_factory.mktemp("microphone") / "spoken.wav"
+    with wave.open(str(QUESTION)) as question, wave.open(str(spoken), "w") as out:
+        out.setparams(question.getparams())
+        silence = bytes(question.getframerate() * question.getsampwidth() * question.getnchannels())
+        out.writeframes(silence + question.readframes(question.getnframes()) + silence * 60)
+    with browsing(f"--use-file-for-fake-audio-capture={spoken}") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def starting(browser, tmp_path_factory):
+    """A server with real weights, and what its page showed from the first moment until it was ready."""
+    with serving(tmp_path_factory.mktemp("house"), HOUSE) as server:
+        context = browser.new_context()
+        watch = Watch(context)
+        watch.allowed.add(503)  # what /ready says meanwhile
+        page = context.new_page()
+        page.goto(f"{server.url}/#/models")
+        shown = []
+        start, models = (
+            page.get_by_role("region", name="The server starts"),
+            page.get_by_role("heading", name="Models", exact=True),
+        )
+        while not models.is_visible():
+            shown += start.all_text_contents()
+            page.wait_for_timeout(100)
+        context.close()
+        yield server.ready(), shown, watch.complaints
+
+
+@pytest.fixture
+def house(starting):
+    """The server."""
+    return starting[0]
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory):
+    """A server that wants the key "sesame", with a toy in its own process."""
+    with serving(tmp_path_factory.mktemp("locked"), f"{TOYS}/models.py:Parrot", *LOCKED) as server:
+        yield server.ready()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages as a person with a new browser would; at the end, none may have complained about anything. The
+    statuses in `allow` are what a test provokes."""
+    opened = []
+
+    def open_(url, *, allow=(), **how):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **how})
+        context.add_init_script(KEEP)
+        watch = Watch(context)
+        watch.allowed.update(allow)
+        opened.append((context, watch))
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.goto(url)
+        return page
+
+    yield open_
+    complaints = [told for context, watch in opened for told in watch.complaints]
+    for context, _ in opened:
+        context.close()
+    assert complaints == []

@@ -1,0 +1,123 @@
+"""The live graph: requests are seen walking, and what happens to a worker is seen too."""
+
+import re
+import threading
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.studio.browser import canvas, said
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SPOKEN = " ".join(f"This is sentence number {number}, and it is said aloud." for number in range(1, 25))
+STORY = "Write a very long story about the sea."
+DOT = """one => {
+    const { width, height } = one, pixels = one.getContext("2d").getImageData(0, 0, width, height).data;
+    for (let at = 3; at < pixels.length; at += 4) {
+        if (pixels[at] > 200) {
+            const place = (at - 3) / 4, scale = one.clientWidth / width;
+            return { x: (place % width) * scale, y: Math.floor(place / width) * scale + 2 };
+        }
+    }
+    return null;
+}"""
+"""Where in a canvas something is drawn, as a pointer knows it."""
+
+
+@contextmanager
+def asking(server, count, **more):
+    """So many clients that read what they asked for, until nobody looks any more."""
+    is_over = threading.Event()
+
+    def read():
+        with server.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            for _ in answer.iter_lines():
+                if is_over.is_set():
+                    break
+
+    body = said(STORY, stream=True, **more)
+    clients = [threading.Thread(target=read) for _ in range(count)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for client in clients:
+            client.join()
+
+
+def card(page, worker):
+    """What is shown of a worker."""
+    return page.get_by_role("region", name="Workers").get_by_role("listitem").filter(has_text=worker)
+
+
+def table(page):
+    """What the dots show, in words."""
+    return page.get_by_role("region", name="Live requests").get_by_role("table")
+
+
+def test_requests_are_seen_walking(house, open_page):
+    page = open_page(f"{house.url}/#/graph/assistant")
+    walk = page.get_by_role("region", name="walk answer", exact=True)
+    expect(walk).to_contain_text("0 requests")
+    expect(walk.get_by_role("img", name="lm.next")).to_be_visible()
+    with asking(house, 6, max_tokens=400):
+        expect(walk).to_contain_text("6 requests")
+        drawn = walk.locator("canvas")
+        seen = set()
+        for _ in range(30):
+            seen.add(canvas(drawn))
+            page.wait_for_timeout(50)
+        assert len(seen) > 10  # the dots move
+        expect(
+            walk.get_by_text(re.compile("^×[2-6]$")).filter(visible=True).first
+        ).to_be_visible()  # they share batches
+        rows = table(page).get_by_role("row")
+        expect(rows).to_have_count(7)
+        expect(rows.nth(1)).to_contain_text("on mind")
+        expect(page.get_by_role("banner")).to_contain_text("6 live")
+        at = drawn.evaluate(DOT)
+        drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
+        expect(page).to_have_title("Requests · mstar studio")
+        expect(page.get_by_role("button", name="Cancel the request")).to_be_visible()
+
+
+def test_nothing_moves_for_who_does_not_want_it(house, open_page):
+    page = open_page(f"{house.url}/#/graph/assistant", reduced_motion="reduce")
+    walk = page.get_by_role("region", name="walk answer", exact=True)
+    with asking(house, 1, max_tokens=200):
+        expect(walk).to_contain_text("1 request")
+        expect(table(page)).to_contain_text("on mind")
+        drawn, seen = walk.locator("canvas"), set()
+        for _ in range(30):
+            seen.add(canvas(drawn))
+            page.wait_for_timeout(50)
+        assert len(seen) <= 5  # a dot is at one op or at another, and never between them
+
+
+def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(house, open_page):
+    body = {"model": "assistant", "input": SPOKEN, "response_format": "pcm", "seed": 7}
+    with house.client() as client:
+        whole = client.post("/v1/audio/speech", json=body).content
+    page = open_page(f"{house.url}/#/graph/assistant")
+    expect(card(page, "mouth")).to_contain_text("up")
+    heard, states = bytearray(), set()
+
+    def listen():
+        with house.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            for part in answer.iter_bytes():
+                heard.extend(part)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    expect(table(page)).to_contain_text("speaker.say on mouth")
+    house.kill("mouth")
+    while listener.is_alive():
+        states.add(card(page, "mouth").locator(".tag").inner_text())
+        page.wait_for_timeout(50)
+    assert states & {"gone", "starting"}
+    assert bytes(heard) == whole  # its client has noticed nothing but a pause
+    expect(card(page, "mouth")).to_contain_text("up")
+    expect(card(page, "mouth")).to_contain_text(re.compile("life [2-9]"))
