@@ -56,16 +56,17 @@ def test_workers_come_and_go_in_them():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_2_000_scenarios_with_workers_that_come_and_go():
-    summary = run_here(range(SCALED + 10_000, SCALED + 12_000))
+def test_1_000_scenarios_with_workers_that_come_and_go():
+    summary = run_here(range(SCALED + 10_000, SCALED + 11_000))
     assert summary.violations == {}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [100_000, 125_000])
-def test_25_000_scenarios(first):
-    summary = run_here(range(first, first + 25_000))
+def test_2_500_scenarios(first):
+    """A twentieth of what `python -m bench simulator` looks at, for every change."""
+    summary = run_here(range(first, first + 2_500))
     assert summary.violations == {}
 
 

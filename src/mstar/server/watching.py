@@ -88,9 +88,8 @@ class Questions:
             for peer in door.peers():
                 if peer.name not in self._asked:
                     self._asked[peer.name] = asked = asyncio.wrap_future(door.bridge.front.take_news(peer))
-                    asked.add_done_callback(
-                        lambda one: one.cancelled() or one.exception()
-                    )  # if all viewers have left, nobody else looks at it
+                    # If all viewers have left, nobody else looks at it.
+                    asked.add_done_callback(lambda one: one.cancelled() or one.exception())
 
     def answers(self) -> dict[str, News]:
         """What was answered since the last time, by process."""
