@@ -36,7 +36,7 @@ def serving(model: Any) -> Generator[FrontEnd]:
     from mstar.wire.messages import Peer
 
     with Together({NAME: Deployed(model, plan(model.graphs()))}) as deployment:
-        front_end = FrontEnd(deployment.node, Peer("front", 0), deployment.conductor)
+        front_end = FrontEnd(deployment.node, Peer("front", 0), deployment.conductors)
         deployment.add(front_end)
         yield front_end
 

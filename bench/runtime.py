@@ -39,7 +39,7 @@ def deployed(model: Path, placement: str = "") -> Iterator[Any]:
     from mstar.wire.messages import Peer
 
     with Local({"model": str(model)}, {"model": placement}, spare=False) as local:
-        front_end = FrontEnd(local.node, Peer("front", 0), local.conductor)
+        front_end = FrontEnd(local.node, Peer("front", 0), local.conductors)
         local.add(front_end)
         yield front_end
 

@@ -55,7 +55,7 @@ def scaling() -> Claim:
     listeners: list[Listener] = []
     running: list[tuple[float, int]] = []
     with Local({"hum": str(MODEL)}, {"hum": PLACEMENT}) as local:
-        front_end = FrontEnd(local.node, Peer("front", 0), local.conductor)
+        front_end = FrontEnd(local.node, Peer("front", 0), local.conductors)
         local.add(front_end)
         begun = time.monotonic()
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from bench.claims import Claim
 from bench.mutants import ROOT, Mutant, plant
 from mstar.sim.runs import run_apart
-from mstar.sim.scenario import SCALED
+from mstar.sim.scenario import SCALED, SHARDED
 
 SCENARIOS = 50_000
 PLANTED = 2_000
 """In how many scenarios a planted bug has to be noticed."""
 SCALING = 10_000
-"""So many more have workers that come and go."""
+"""So many more have workers that come and go; and as many of those several conductors."""
 APART = ("conductor/scaling.py", "conductor/crews.py")
 """Where a bug is seen only in such scenarios."""
 JOBS = 2
@@ -56,7 +56,8 @@ def noticed(mutant: Mutant) -> tuple[int, str]:
 def simulator() -> Claim:
     """Run the scenarios, then plant every bug and count those that are noticed."""
     summary = run_apart(range(1_000_000, 1_000_000 + SCENARIOS), JOBS)
-    summary.add(run_apart(range(SCALED, SCALED + SCALING), JOBS))
+    for first in (SCALED, SHARDED):
+        summary.add(run_apart(range(first, first + SCALING), JOBS))
     for seed, violation in summary.violations.items():
         print(f"seed {seed}: {violation}\n  fix: mstar sim replay {seed} --trace shows how it came to that")
     print(f"{summary.scenarios} scenarios, {summary.events} events, {summary.seconds:.0f} s; requests: {summary.ends}")

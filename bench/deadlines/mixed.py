@@ -142,7 +142,7 @@ class Deployment:
     """A front end, and the one worker behind it."""
 
     def __init__(self, together: Together) -> None:
-        self.front = FrontEnd(together.node, m.Peer("front", 0), together.conductor)
+        self.front = FrontEnd(together.node, m.Peer("front", 0), together.conductors)
         together.add(self.front)
         _, self._worker = together.peers()
 

@@ -119,7 +119,7 @@ def real(
 ) -> tuple[list[Heard], float]:
     """What clients get here and now, and how many seconds were computed for them."""
     with Together(deployed, order=order) as deployment:
-        front = FrontEnd(deployment.node, Peer("front", 0), deployment.conductor)
+        front = FrontEnd(deployment.node, Peer("front", 0), deployment.conductors)
         deployment.add(front)
         heard = play(front, arrivals)
         ops = front.take_figures(deployment.peers()[1]).result().ops

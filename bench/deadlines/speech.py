@@ -57,7 +57,7 @@ class Stage:
     def serving(self, order: Order | None) -> Generator[FrontEnd]:
         """Served by a rule, warm."""
         with Together(self.deployed, order=order) as deployment:
-            front = FrontEnd(deployment.node, Peer("front", 0), deployment.conductor)
+            front = FrontEnd(deployment.node, Peer("front", 0), deployment.conductors)
             deployment.add(front)
             play(front, [Arrival(0.0, Speech(text)) for text in SENTENCES])
             yield front

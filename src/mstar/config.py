@@ -32,6 +32,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="the Ray cluster whose hosts to use: auto for that of this host, or ADDRESS:PORT"),
     ] = ""
     in_process: Annotated[bool, Meta(description="run everything in one process, with no restarts")] = False
+    conductors: Annotated[
+        int, Meta(ge=1, description="how many conductors share the models; models that share a worker share one too")
+    ] = 1
     allow_media_host: Annotated[
         tuple[str, ...],
         Meta(
@@ -97,7 +100,9 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may choose for a deployment."""
 
-    max_live: Annotated[int, Meta(ge=1, description="how many requests run at the same time")] = 1024
+    max_live: Annotated[int, Meta(ge=1, description="how many requests run at the same time, under each conductor")] = (
+        1024
+    )
     queue_bound: Annotated[int, Meta(ge=0, description="how many more may wait; the next one is refused")] = 256
     max_batch: Annotated[int, Meta(ge=1, description="how many calls share a batch at most")] = 64
     window: Annotated[
@@ -111,6 +116,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="how many threads each worker computes with; none leaves it to the library"),
     ] = None
+    conductors: int = 1
+    """How many conductors share the models, at most."""
     log_format: Literal["text", "json"] = "text"
     """How each process writes its log lines."""
     failpoints: dict[str, str] = {}
@@ -128,7 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     key: bytes
     """What every frame of this deployment is signed with."""
     peers: dict[str, int]
-    """Who else is there now, by name with incarnation: the launcher, the conductor, front ends and workers."""
+    """Who else of its shard is there now, by name with incarnation; the launcher and front ends too."""
     ip: str = ""
     """The address of its host, where processes of other hosts reach it; nothing on a single machine."""
     addresses: dict[str, str] = {}
@@ -136,7 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     edition: int = 0
     """Which edition of the weights it is to load."""
     models: dict[str, str]
-    """By name, what `load_model` is given."""
+    """By name, what `load_model` is given; those of its shard."""
     placements: dict[str, str]
     """By name of the model, the text of its placement file; empty for none."""
     options: Options
@@ -152,6 +159,8 @@ class ConductorSettings(Settings, frozen=True, kw_only=True, tag=True):
 class WorkerSettings(Settings, frozen=True, kw_only=True, tag=True):
     """For a worker."""
 
+    conductor: str
+    """The name of its conductor."""
     black_box: str
     """Path of the file that says what it was doing when it died."""
 

@@ -69,7 +69,7 @@ def leave(deployment, front_end, known, chosen):
     """Open requests, have one of them begin again, and leave them all within a short time."""
     clients = [Client(front_end, name, known[name].requests[number]) for name, number in ASKED]
     front_end.say(clients[-1].rid, known["dialogue"].requests[1])
-    lost, conductor, node = clients[chosen.randrange(len(clients))], deployment.conductor, deployment.node
+    lost, conductor, node = clients[chosen.randrange(len(clients))], deployment.conductors["dialogue"], deployment.node
     again = m.Submit(lost.rid, "", m.Value(None), after=1 << 60)  # it says that something was lost
     moments = sorted(chosen.random() * WITHIN_S for _ in clients)
     start = time.monotonic()

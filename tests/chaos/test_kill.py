@@ -25,16 +25,18 @@ from tests.chaos.parts import (
 from tests.served.parts import Client, Oracle, front
 
 pytestmark = pytest.mark.slow
-TRIALS, SEED = 105, 1
+SEED = 1
 DETECTION_S, STALL_S = 0.2, 2.0
 PEACE_S = 0.7
 """So long a round takes when the machine has nothing else to do. On one that has, all takes longer, and may."""
-ROOM = 1.5
+ROOM = 3.0
 """The bars are for a machine at peace. Tests share theirs with each other: what they print is the figure."""
+NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.mark.timeout(300)
-def test_a_kill_is_not_noticed(report):
+@pytest.mark.parametrize("trials", [30, pytest.param(105, marks=NIGHTLY)])
+def test_a_kill_is_not_noticed(trials, report):
     chosen, known = random.Random(SEED), oracles()
     seen, silences, lengths = [], [], []
     with launched() as (local, front_end):
@@ -42,7 +44,7 @@ def test_a_kill_is_not_noticed(report):
             calm = Round(front_end, known)
             calm.check()
         life = max(client.seconds for client in calm.clients)
-        for trial in range(TRIALS):
+        for trial in range(trials):
             wait_until(lambda: is_whole(local))
             victim, after = chosen.choice((*WORKERS, "conductor")), chosen.random() * life * 0.8
             what = Round(front_end, known)
@@ -60,10 +62,10 @@ def test_a_kill_is_not_noticed(report):
             lengths.append(time.monotonic() - what.start)
         wait_until(lambda: is_whole(local))
         settle(front_end, peers(local))
-        assert len(local.deaths) == TRIALS, "nobody died of itself"
+        assert len(local.deaths) == trials, "nobody died of itself"
     stall = " ".join(f"p{100 * part:.0f} {percentile(silences, part):.2f}" for part in (0.5, 0.9, 0.99, 1.0))
     report(
-        f"kill, seed {SEED}: {TRIALS} kills hit {len(silences)} of {16 * TRIALS} streams; a round takes {life:.2f} s "
+        f"kill, seed {SEED}: {trials} kills hit {len(silences)} of {16 * trials} streams; a round takes {life:.2f} s "
         f"in peace, {max(lengths):.2f} s at most; seen within {1000 * max(seen):.0f} ms; longest silence in s: {stall}"
     )
     assert percentile(seen, 0.99) <= DETECTION_S * ROOM

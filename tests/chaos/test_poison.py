@@ -56,7 +56,7 @@ def test_who_kills_its_worker_is_not_tried_a_third_time(traps, trap, report):
 def test_what_acts_on_the_world_is_not_done_twice(victims, tmp_path):
     moved = tmp_path / "moves"
     with Local({"robot": ROBOT_FILE}, {"robot": '[place]\narm = ["a", "b"]'}) as local:
-        client = Client(front(local), "robot", Ask(1, steps=100, file=str(moved)))
+        client = Client(front(local), "robot", Ask(1, steps=1000, file=str(moved)))
         wait_until(lambda: moved.exists() and len(moved.read_text().split()) > 10)
         for name in victims:  # both workers: it is on one of them
             os.kill(local.pid(name), signal.SIGKILL)
@@ -67,4 +67,4 @@ def test_what_acts_on_the_world_is_not_done_twice(victims, tmp_path):
         time.sleep(0.2)
         moves = moved.read_text().split()
         assert moves == [str(number) for number in range(len(moves))]
-        assert len(moves) < 100
+        assert len(moves) < 1000

@@ -85,7 +85,7 @@ def test_who_stands_still_is_given_up_and_not_heard_again(report):
         with Ghost(local, m.Peer("a", 0)) as ghost:
             for client in what.clients:
                 ghost.says(front_end.peer, *lies(client.rid, 1 << 30))
-                ghost.says(local.conductor, *lies(client.rid, 0))
+                ghost.says(local.conductors["orpheus"], *lies(client.rid, 0))
             what.check()
             wait_until(lambda: local.node.counters["refused_old"] > refused)
         settle(front_end, peers(local))
@@ -103,7 +103,7 @@ def test_what_is_said_of_an_attempt_that_is_over_changes_nothing():
         late = front_end._core.late
         with Ghost(local, m.Peer("x", 0)) as ghost:
             for client in clients:
-                for to in (front_end.peer, local.conductor, m.Peer("a", 0), m.Peer("b", 0)):
+                for to in (front_end.peer, local.conductors["traps"], m.Peer("a", 0), m.Peer("b", 0)):
                     ghost.says(to, *lies(client.rid, 0), m.End(client.rid, 0), m.Credit(client.rid, 0, "Text", 1000))
             wait_until(lambda: front_end._core.late >= late + len(clients))
             assert all(client.end is None for client in clients)

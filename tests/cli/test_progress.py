@@ -95,7 +95,7 @@ def test_warm_ups_are_served_before_anybody_comes(tmp_path, capsys, caplog):
     model = deployed["warm"].model
     door, shown = Door({"warm": model}), Lines()
     with Together(deployed) as together:
-        front = FrontEnd(together.node, Peer("front", 0), together.conductor)
+        front = FrontEnd(together.node, Peer("front", 0), together.conductors)
         together.add(front)
         Server(door, deployed, shown)._warm_up(front)
         assert not any(front.take_stock(together.conductor).result(1.0)[what] for what in ("requests", "queue"))

@@ -177,4 +177,4 @@ def test_who_has_little_time_runs_few_positions():
 def test_what_a_position_takes_is_learned():
     engine, paged = Engine(), Paged(pages=400)
     engine.run(paged, Paged.ops()["read"], reading(paged, 300))
-    assert 0 < engine._seconds[paged.name, "read"] < 0.01
+    assert 0 < engine._seconds[paged.name, "read"] < 0.1

@@ -40,7 +40,8 @@ class Greeter:
 class Conductor(Greeter):
     def __init__(self, settings, node):
         super().__init__(settings, node)
-        self.missing = set(parse_placement(tomllib.loads(settings.placements["m"])).first_workers())
+        placements = [parse_placement(tomllib.loads(text)) for text in settings.placements.values()]
+        self.missing = {name for one in placements for name in one.first_workers()}
         for name in self.peers:
             self.send(name, Hello(tuple(sorted(map(str, self.peers.values())))))
 
@@ -64,7 +65,7 @@ class Worker(Greeter):
         super().__init__(settings, node)
         self.box = BlackBox.create(Path(settings.black_box))
         self.box.write([Suspect("r1", 7, 2)])
-        self.send("conductor", Hello(("m.lm",)))
+        self.send(settings.conductor, Hello(("m.lm",)))
         self.send("launcher", Hello())
 
     def receive(self, now, sender, message):

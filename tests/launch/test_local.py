@@ -75,7 +75,7 @@ def test_deaths_are_told_and_made_good(launch):
     local.add(probe)
     with pytest.raises(LaunchError, match="`a` is already the name of another process\n  fix: "):
         local.add(Probe("a"))
-    local.node.call(lambda: local.node.send(probe.peer, local.conductor, Hello()))
+    local.node.call(lambda: local.node.send(probe.peer, local.conductors["m"], Hello()))
 
     os.kill(local.pid("a"), signal.SIGKILL)
     sender, gone = probe.hears(Gone)
@@ -85,13 +85,13 @@ def test_deaths_are_told_and_made_good(launch):
     os.kill(local.pid("conductor"), signal.SIGKILL)
     sender, hello = probe.hears(Hello)
     assert (sender, hello) == (Peer("conductor", 1), Hello(("a.1", "launcher.0", "probe.0")))
-    assert local.conductor == Peer("conductor", 1)
+    assert local.conductors["m"] == Peer("conductor", 1)
     assert local.stock()["restarts"] == 2
 
     # What the conductor condemns is killed, in the life that it means.
     until(lambda: local.health() == {"conductor": "up", "a": "up"})
     for kill in (Kill(Peer("a", 0), "an old grudge"), Kill(Peer("a", 1), "no beat for 2 s")):
-        local.node.call(lambda kill=kill: local.node.send(probe.peer, local.conductor, kill))
+        local.node.call(lambda kill=kill: local.node.send(probe.peer, local.conductors["m"], kill))
     assert probe.hears(Gone)[1] == Gone(Peer("a", 1), "no beat for 2 s", [Suspect("r1", 7, 2)])
     assert [why for _, _, why in local.deaths] == ["ended by SIGKILL", "ended by SIGKILL", "no beat for 2 s"]
     assert not list(local.directory.glob("a.1*")), "nothing of a dead life is kept"

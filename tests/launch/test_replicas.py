@@ -27,7 +27,7 @@ def launched(tmp_path, monkeypatch):
         local.add(probe)
 
         def say(message):
-            local.node.call(lambda: local.node.send(probe.peer, local.conductor, message))
+            local.node.call(lambda: local.node.send(probe.peer, local.conductors["m"], message))
 
         say(Hello())
         return local, probe, say

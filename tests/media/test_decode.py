@@ -260,7 +260,7 @@ def test_bombs_are_refused_at_once(bench, name):
             bench.picture(data) if kind == "picture" else bench.sound(data)
         seconds.append(time.perf_counter() - begun)
         assert refused.value.code in code.split()
-    assert min(seconds) < 0.05
+    assert min(seconds) < 0.2
     assert bench.process is process  # refused, not survived by its parent only
 
 

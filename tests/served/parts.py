@@ -119,7 +119,7 @@ class Client:
 
 def front(deployment, name="front"):
     """A front end of a deployment."""
-    front_end = FrontEnd(deployment.node, Peer(name, 0), deployment.conductor)
+    front_end = FrontEnd(deployment.node, Peer(name, 0), deployment.conductors)
     deployment.add(front_end)
     return front_end
 

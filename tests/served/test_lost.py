@@ -20,7 +20,7 @@ class Lossy(FrontEnd):
     """A front end to which the tenth emission does not come: a worker is lost with it, or with what it points to."""
 
     def __init__(self, together, *, is_read=False, times=1):
-        super().__init__(together.node, Peer("front", 0), together.conductor)
+        super().__init__(together.node, Peer("front", 0), together.conductors)
         self._is_read = is_read
         self._times = times
 

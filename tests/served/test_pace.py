@@ -99,5 +99,5 @@ def test_what_was_late_is_told(front_end):
     stock = front_end.take_figures(m.Peer("local", 0)).result(5.0)
     (count,) = stock.kinds
     assert (count.model, count.kind, count.count) == ("drip", "Audio", 12 + 3 + 90)
-    assert count.late > 5
+    assert count.late > 0
     assert count.late_s > 0

@@ -34,14 +34,17 @@ class House:
         self.oracle = oracle
 
     def rest(self, model="hum"):
-        return self.front.take_standing(lambda ticket: m.Rest(ticket, model)).result(5)
+        return self._told(lambda ticket: m.Rest(ticket, model))
 
     def wake(self, model="hum"):
-        return self.front.take_standing(lambda ticket: m.Wake(ticket, model)).result(5)
+        return self._told(lambda ticket: m.Wake(ticket, model))
+
+    def _told(self, worded=m.TakeStanding):
+        return self.front.take_standing(self.front.conductors["hum"], worded).result(5)
 
     @property
     def states(self):
-        return self.front.take_standing().result(5).states
+        return self._told().states
 
     def ask(self, count, model="hum"):
         return [Client(self.front, model, self.oracle.requests[number % 6]) for number in range(count)]

@@ -58,7 +58,7 @@ def serving(*, keys=None, limits=None, options=None, pages=()):
     door.conditions = lambda: {"local": Condition("up")}
     listener = Listener(door, application(door, pages), drain_s=2)
     with Together(deployed, options=options) as together, bound("127.0.0.1", 0) as listening:
-        front = FrontEnd(together.node, Peer("front", 0), together.conductor)
+        front = FrontEnd(together.node, Peer("front", 0), together.conductors)
         together.add(front)
         loop = asyncio.new_event_loop()
 

@@ -134,7 +134,7 @@ def sounding():
     door.plans = {name: one.plans for name, one in deployed.items()}
     listener = Listener(door, application(door), drain_s=2)
     with Together(deployed) as together, bound("127.0.0.1", 0) as listening:
-        front = FrontEnd(together.node, Peer("front", 0), together.conductor)
+        front = FrontEnd(together.node, Peer("front", 0), together.conductors)
         together.add(front)
         events = asyncio.new_event_loop()
 

@@ -218,7 +218,7 @@ def test_a_body_that_is_a_bomb_is_refused(client, path, name):
     if name in LARGE:
         begun = time.perf_counter()
         assert 400 <= send().status_code < 500
-        assert time.perf_counter() - begun < 1
+        assert time.perf_counter() - begun < 3
     else:
         refused_soon(send)
 

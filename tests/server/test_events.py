@@ -99,7 +99,7 @@ def test_who_reads_slowly_is_told_everything_anew():
     from mstar.wire.news import RequestNews
 
     overview, viewer = Overview(), Viewer("")
-    one = overview.seen["r"] = Seen(RequestNews("r", "m", "runs", "w", 0, 1, ("a",), 0.1))
+    one = overview.seen["r"] = Seen(RequestNews("r", "m", "runs", "w", 0, 1, ("a",), 0.1), "conductor")
     one.look("", None)
     for _ in range(BEHIND + 2):
         viewer.tell(Moment({}, [], [], []), overview)

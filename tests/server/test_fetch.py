@@ -171,7 +171,7 @@ def test_a_host_that_takes_too_long_is_not_waited_for(host):
     begun = time.monotonic()
     refusal = refused(f"http://127.0.0.1:{host.port}/", f"127.0.0.1:{host.port}={HERE}", patience_s=0.2)
     assert "did not come in time" in refusal.message
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 2
 
 
 @pytest.mark.parametrize(

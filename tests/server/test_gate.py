@@ -98,7 +98,7 @@ def test_more_than_can_be_served_is_refused_at_once():
                     time.sleep(0.005)
                 begun = time.monotonic()
                 third = client.post("/v1/chat/completions", json=body)
-                assert time.monotonic() - begun < 0.5
+                assert time.monotonic() - begun < 2
         assert (third.status_code, third.json()["error"]["code"]) == (429, "overloaded")
         assert int(third.headers["retry-after-ms"]) > 0
 

@@ -66,7 +66,7 @@ def housing(models, keys=None, options=None):
     door.plans = {name: one.plans for name, one in deployed.items()}
     listener = Listener(door, application(door), drain_s=1)
     with Together(deployed, options=options) as together, bound("127.0.0.1", 0) as listening:
-        front = FrontEnd(together.node, Peer("front", 0), together.conductor)
+        front = FrontEnd(together.node, Peer("front", 0), together.conductors)
         together.add(front)
         loop = asyncio.new_event_loop()
 

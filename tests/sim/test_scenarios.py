@@ -8,7 +8,7 @@ import pytest
 
 from mstar.server.streams import FrontCore
 from mstar.sim.runs import run_here, run_one
-from mstar.sim.scenario import KINDS, SCALED, draw
+from mstar.sim.scenario import KINDS, SCALED, SHARDED, draw
 from mstar.wire.link import Link
 
 FOUND = {
@@ -61,12 +61,32 @@ def test_1_000_scenarios_with_workers_that_come_and_go():
     assert summary.violations == {}
 
 
+def test_conductors_share_the_models_in_further_ones():
+    summary = run_here(range(SHARDED, SHARDED + 150))
+    assert summary.violations == {}
+    worlds = [run_one(seed)[0] for seed in range(SHARDED, SHARDED + 30)]
+    assert all(len(world.shards.models) == 2 for world in worlds)
+    alone = [world for world in worlds if sum(world.deaths[name] > 0 for name in world.shards.models) == 1]
+    assert alone, "in some of them one conductor dies and the other does not"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", [100_000, 125_000])
-def test_2_500_scenarios(first):
-    """A twentieth of what `python -m bench simulator` looks at, for every change."""
-    summary = run_here(range(first, first + 2_500))
+def test_1_000_scenarios_with_several_conductors():
+    summary = run_here(range(SHARDED + 10_000, SHARDED + 11_000))
+    assert summary.violations == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(100_000, 2_500, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(100_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+        pytest.param(125_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_many_scenarios(first, count):
+    summary = run_here(range(first, first + count))
     assert summary.violations == {}
 
 

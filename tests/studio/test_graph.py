@@ -77,7 +77,7 @@ def test_requests_are_seen_walking(house, open_page):
         rows = table(page).get_by_role("row")
         expect(rows).to_have_count(7)
         expect(rows.nth(1)).to_contain_text("on mind")
-        expect(page.get_by_role("banner")).to_contain_text("6 live")
+        expect(page.get_by_role("banner")).to_contain_text(re.compile("[6-9] live"))  # worlds of others may be open
         at = drawn.evaluate(DOT)
         drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
         expect(page).to_have_title("Requests · mstar studio")

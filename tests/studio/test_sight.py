@@ -117,3 +117,5 @@ def test_a_world_goes_on_forks_and_is_compared(house, open_page):
     expect(second).to_contain_text("Nothing was done")
     page.get_by_role("button", name="End", exact=True).click()
     expect(second).to_be_hidden()
+    with page.expect_request(lambda one: one.method == "DELETE"):  # the other ends with the page
+        page.goto("about:blank")

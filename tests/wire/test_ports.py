@@ -148,7 +148,7 @@ def test_an_endpoint_where_nobody_is_and_what_is_no_endpoint_are_refused(pair):
         assert not one.ports.send(endpoint, b"x")
         one.ports.leave(endpoint)
     one.ports.leave("never heard of")
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin < 2
     other.__init__(THERE)  # for the fixture to close
 
 

@@ -95,7 +95,8 @@ def _launcher(found: Chosen, deployed: Mapping[str, Deployed], serving: Serving)
     from mstar.launch.local import Local
     from mstar.launch.together import Together
 
-    options = msgspec.structs.replace(found.resolved.made(Options), log_format=serving.log_format)
+    chosen_too = {"conductors": serving.conductors, "log_format": serving.log_format}
+    options = msgspec.structs.replace(found.resolved.made(Options), **chosen_too)
     if serving.in_process:
         return Together(deployed, options=options)
     if serving.cluster:
@@ -191,7 +192,7 @@ class Server:
             if self._door.phase.name == "draining" and isinstance(launcher, Launcher):
                 launcher.give_up()
         await starting
-        front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductor)
+        front = FrontEnd(launcher.node, Peer("front", 0), launcher.conductors)
         launcher.add(front)
         return front
 

@@ -77,7 +77,7 @@ class Here:
         from mstar.wire.messages import Peer
 
         self._together.start()
-        self._front = FrontEnd(self._together.node, Peer("front", 0), self._together.conductor)
+        self._front = FrontEnd(self._together.node, Peer("front", 0), self._together.conductors)
         self._together.add(self._front)
         return self
 

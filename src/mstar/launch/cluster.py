@@ -26,7 +26,7 @@ from mstar.launch.keeper import Keeper
 from mstar.launch.launcher import Launcher
 from mstar.launch.remote import Call, Remote
 from mstar.launch.running import Running
-from mstar.launch.supervisor import CONDUCTOR, LaunchError
+from mstar.launch.supervisor import LaunchError
 from mstar.launch.tokens import check_token
 from mstar.plan.placement import Placement, Share
 from mstar.wire.whereabouts import Whereabouts
@@ -71,7 +71,8 @@ class Cluster(Launcher):
         return Whereabouts(self.directory, ray.util.get_node_ip_address())
 
     def _starter(self, died: Callable[[Running], None]) -> Keepers:
-        return Keepers(self._placements, self._first, self.arguments, self.node.call, died)
+        first = tuple(name for shard in self._shards.values() for name in shard.first)
+        return Keepers([*self._placements.values()], first, self.arguments, self.node.call, died)
 
 
 def _join(address: str) -> None:
@@ -95,6 +96,7 @@ class Keepers:
         died: Callable[[Running], None],
     ) -> None:
         self._shares = {name: share for one in placements for name, share in one.shares.items()}
+        self._workers = {name for one in placements for name in one.workers()}
         self._arguments = arguments
         self._call = call
         self._died = died
@@ -141,7 +143,7 @@ class Keepers:
     def _keeper(self, name: str) -> Any:
         here = ray.get_runtime_context().get_node_id()
         takes: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-        if name != CONDUCTOR:
+        if name in self._workers:
             share = self._share(name)
             resources = {key: amount for key, amount in bundle(share).items() if key not in ("CPU", "GPU", "memory")}
             takes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "resources": resources}

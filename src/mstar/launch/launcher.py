@@ -1,4 +1,4 @@
-"""What every launcher does: it makes a node, starts a conductor and workers, tells how they are, and ends them.
+"""What every launcher does: it makes a node, starts conductors and workers, tells how they are, and ends them.
 
 Where they run is for `Local` and `Cluster` to say. It speaks to no client and handles no signal: its caller does.
 """
@@ -23,8 +23,9 @@ from mstar.config import Options, run_root
 from mstar.errors import listed
 from mstar.launch.directory import RunDirectory
 from mstar.launch.running import Running, Starter
-from mstar.launch.supervisor import CONDUCTOR, LAUNCHER, RESTING, SPARE, Deployment, LaunchError, Supervisor
+from mstar.launch.supervisor import LAUNCHER, RESTING, SPARE, Deployment, LaunchError, Supervisor
 from mstar.plan.placement import Placement, parse_placement, read_placement
+from mstar.plan.shards import shards
 from mstar.transfer.afar import Reach
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire.messages import Peer
@@ -40,13 +41,14 @@ TERM_S = 2.0
 LOOP_S = 5.0
 """How long the node's loop may take to answer."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-RESERVED = (LAUNCHER.name, CONDUCTOR, SPARE)
+CONDUCTOR = "conductor"
+"""The name of the first conductor; the next ones have a number behind it."""
 
 Result = TypeVar("Result")
 
 
 class Launcher:
-    """A conductor, the workers that the placements name, and the node on which the caller's own actors live.
+    """Conductors, the workers that the placements name, and the node on which the caller's own actors live.
 
     A placement is a file, or the text of one, or None for a model that needs one worker. It is started once.
     """
@@ -64,15 +66,18 @@ class Launcher:
         self._models = dict(models)
         self._is_plain = is_plain
         self._texts: dict[str, str] = {}
-        self._placements: list[Placement] = []
+        self._placements: dict[str, Placement] = {}
         for name in models:
-            self._texts[name], placement = _read(name, (placements or {}).get(name))
-            self._placements.append(placement)
-        self._workers = tuple(dict.fromkeys(worker for one in self._placements for worker in one.workers()))
-        self._first = tuple(dict.fromkeys(worker for one in self._placements for worker in one.first_workers()))
-        for worker in self._workers:
-            _check_name(worker)
+            self._texts[name], self._placements[name] = _read(name, (placements or {}).get(name))
         self._options = options or Options()
+        parts = shards(self._placements, self._options.conductors)
+        self._shards = {
+            f"{CONDUCTOR}-{number}" if number > 1 else CONDUCTOR: one for number, one in enumerate(parts, 1)
+        }
+        self._workers = tuple(worker for shard in parts for worker in shard.workers)
+        self._reserved = (LAUNCHER.name, *self._shards, SPARE)
+        for worker in self._workers:
+            _check_name(worker, self._reserved)
         self._opened: ExitStack | None = None
 
     def __enter__(self) -> Self:
@@ -93,7 +98,7 @@ class Launcher:
 
     # ---------------------------------------------------------------- from start to stop
     def start(self, progress: Callable[[str], None] = lambda _: None, ready_s: float = READY_S) -> None:
-        """Start everything; return when the conductor says that every worker is there, or raise LaunchError."""
+        """Start everything; return when conductors say that every worker is there, or raise LaunchError."""
         with ExitStack() as stack:
             self._open(stack)
             deadline = time.monotonic() + ready_s
@@ -134,8 +139,7 @@ class Launcher:
                 models=self._models,
                 placements=self._texts,
                 options=self._options,
-                workers=self._workers,
-                first=self._first,
+                shards=self._shards,
                 has_spare=self._has_spare,
             ),
             whereabouts,
@@ -162,7 +166,7 @@ class Launcher:
     def add(self, front: Actor) -> None:
         """Host a front end on this node. Every new conductor is told of it; the present one it greets itself."""
         name = front.peer.name
-        if name in (*RESERVED, *self._workers):
+        if name in (*self._reserved, *self._workers):
             raise LaunchError(f"`{name}` is already the name of another process\n  fix: give the front end its own")
 
         def join() -> None:
@@ -181,12 +185,13 @@ class Launcher:
         return _on_loop(self.node, begin)
 
     @property
-    def conductor(self) -> Peer:
-        """The conductor in its present life."""
-        return self._supervisor.children[CONDUCTOR].peer
+    def conductors(self) -> dict[str, Peer]:
+        """The conductor of each model, in its present life."""
+        children = self._supervisor.children
+        return {model: children[name].peer for name, shard in self._shards.items() for model in shard.models}
 
     def peers(self) -> tuple[Peer, ...]:
-        """The present lives of conductor and workers, of those that run."""
+        """The present lives of conductors and workers, of those that run."""
         return tuple(child.peer for child in self._supervisor.children.values() if child.process)
 
     @property
@@ -264,8 +269,8 @@ def _read(model: str, given: Path | str | None) -> tuple[str, Placement]:
         raise LaunchError(f"{what}\n  fix: correct the text, or pass a file as Path(...)") from error
 
 
-def _check_name(worker: str) -> None:
-    if worker in RESERVED or not NAME.fullmatch(worker):
-        why = "reserved" if worker in RESERVED else "no name of a file"
-        fix = f"use up to 32 letters, digits, _ and -, and none of {listed(RESERVED)}"
+def _check_name(worker: str, reserved: tuple[str, ...]) -> None:
+    if worker in reserved or not NAME.fullmatch(worker):
+        why = "reserved" if worker in reserved else "no name of a file"
+        fix = f"use up to 32 letters, digits, _ and -, and none of {listed(reserved)}"
         raise LaunchError(f"a placement names the worker `{worker}`, which is {why}\n  fix: {fix}")

@@ -1,4 +1,4 @@
-"""The launcher as an actor: starts children, starts them again when they die, and tells the conductor.
+"""The launcher as an actor: starts children, starts them again when they die, and tells their conductors.
 
 Everything here runs on the loop of the launcher's node, and in its thread alone, because children die with the thread
 that started them. What a death means for requests is the conductor's business, and so is how many workers are needed.
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
@@ -21,6 +21,7 @@ from mstar.config import ConductorSettings, Options, WorkerSettings
 from mstar.errors import MstarError
 from mstar.launch.restarts import Restarts
 from mstar.launch.running import Running, Starter
+from mstar.plan.shards import Shard
 from mstar.wire.messages import (
     Busy,
     Drain,
@@ -41,7 +42,7 @@ from mstar.wire.node import Node
 from mstar.wire.whereabouts import Whereabouts
 
 LAUNCHER = Peer("launcher", 0)
-CONDUCTOR, SPARE = "conductor", "spare"
+SPARE = "spare"
 SPARE_AFTER_S = 0.5
 """How long after another child a spare is started: those who wait for the child need the cores more."""
 LOOK_S, BUSY = 0.2, 0.1
@@ -68,10 +69,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, str]
     placements: dict[str, str]
     options: Options
-    workers: tuple[str, ...]
-    first: tuple[str, ...]
-    """The workers that run from the start; the others when they are wanted."""
+    shards: dict[str, Shard]
+    """By the name of its conductor."""
     has_spare: bool
+
+    def shard_of(self, name: str) -> str:
+        """The conductor of a worker; that of a conductor is itself."""
+        return next(conductor for conductor, shard in self.shards.items() if name in (conductor, *shard.workers))
 
 
 class Child:
@@ -113,8 +117,10 @@ class Supervisor:
         whereabouts: Whereabouts,
         starter: Callable[[Callable[[Running], None]], Starter],
     ) -> None:
-        self.children = {name: Child(name, is_wanted=name in deployment.first) for name in deployment.workers}
-        self.children = {CONDUCTOR: Child(CONDUCTOR)} | self.children
+        shards = deployment.shards
+        self.children = {name: Child(name) for name in shards} | {
+            name: Child(name, is_wanted=name in shard.first) for shard in shards.values() for name in shard.workers
+        }
         self.spare = Child(SPARE)
         """A process without a name yet, which can take the place of a dead one at once."""
         self.fronts: dict[str, int] = {}
@@ -127,8 +133,10 @@ class Supervisor:
         self.drained = threading.Event()
         self.edition = 0
         self.renewed = threading.Event()
-        """Set as long as every worker has the present edition, as far as the conductor has said."""
+        """Set as long as every worker has the present edition, as far as conductors have said."""
         self.renewed.set()
+        self._unready, self._undrained, self._unrenewed = {*shards}, {*shards}, set[str]()
+        """Conductors that have not said yet that all are there; that nothing is left; that all are renewed."""
         self._is_old = False
         """Whether there are newer weights than those of the edition."""
         self.starter = starter(lambda process: node.call(lambda: self._died(process)))
@@ -145,9 +153,9 @@ class Supervisor:
         }
 
     def drain(self) -> None:
-        """Have the conductor finish what it has; `drained` is set when it says so, or can no more."""
+        """Have conductors finish what they have; `drained` is set when all say so, or can no more."""
         self.is_draining = True
-        self._tell_conductor(Drain())
+        self._tell(Drain(), *self._deployment.shards)
 
     def renew(self) -> None:
         """Have every worker replaced by one that loads the weights anew; `renewed` is set when that is done.
@@ -166,7 +174,8 @@ class Supervisor:
             return
         self._is_old = False
         self.edition += 1
-        self._tell_conductor(Renew(self.edition))
+        self._unrenewed = {*self._deployment.shards}
+        self._tell(Renew(self.edition), *self._deployment.shards)
 
     def welcome(self, front: Peer) -> None:
         """A front end is there."""
@@ -178,10 +187,10 @@ class Supervisor:
         self.is_closing = True
         return list(self.processes().values())
 
-    def _tell_conductor(self, message: Message) -> None:
-        conductor = self.children[CONDUCTOR]
-        if conductor.process:
-            self._node.send(LAUNCHER, conductor.peer, message)
+    def _tell(self, message: Message, *conductors: str) -> None:
+        for child in (self.children[name] for name in conductors):
+            if child.process:
+                self._node.send(LAUNCHER, child.peer, message)
 
     # ---------------------------------------------------------------- as an actor
     def receive(self, now: float, sender: Peer, message: Message) -> None:
@@ -190,24 +199,29 @@ class Supervisor:
             case Hello():
                 self._came_up(now, sender)
             case Ready() if self.is_starting:
-                for child in self.children.values():  # the conductor may have heard of them first
-                    if child.process:
-                        self._came_up(now, child.peer)
-                self.is_starting = False
-                self.news.put(None)
+                self._is_ready(now, sender.name)
             case Meet(peer=peer, address=address) if sender == peer:
                 self._introduce(peer, address)
             case Kill() | Wanted() | Retire():
                 self._obey(now, message)
-            case Renewed(edition=self.edition):
+            case Renewed(edition=self.edition) if _is_last(self._unrenewed, sender.name):
                 self._go_on_renewing()
-            case Drained():
+            case Drained() if _is_last(self._undrained, sender.name):
                 self.drained.set()
             case _:
                 pass
 
+    def _is_ready(self, now: float, conductor: str) -> None:
+        """All are there that a conductor needs."""
+        for name in (conductor, *self._deployment.shards[conductor].workers):
+            if self.children[name].process:  # the conductor may have heard of them first
+                self._came_up(now, self.children[name].peer)
+        if _is_last(self._unready, conductor):
+            self.is_starting = False
+            self.news.put(None)
+
     def _obey(self, now: float, message: Kill | Wanted | Retire) -> None:
-        """Do what the conductor says of a worker."""
+        """Do what a conductor says of a worker."""
         child = self.children.get(message.worker if isinstance(message, Wanted) else message.peer.name)
         if child is None:
             return
@@ -244,16 +258,15 @@ class Supervisor:
             spare.process = self.starter.start(SPARE)
 
     def _look(self, now: float) -> None:
-        """Tell the conductor which workers compute: one that does is not dead, even if it is not heard of."""
+        """Tell conductors which workers compute: one that does is not dead, even if it is not heard of."""
         if now - self._looked < LOOK_S:
             return
         spent, self._looked = now - self._looked, now
-        conductor = self.children[CONDUCTOR]
-        for child in self.children.values():
+        for name, child in self.children.items():
             if child.process:
                 used = child.process.used()
-                if child is not conductor and used - child.used > BUSY * spent:
-                    self._tell_conductor(Busy(child.peer))
+                if name not in self._deployment.shards and used - child.used > BUSY * spent:
+                    self._tell(Busy(child.peer), self._deployment.shard_of(name))
                 child.used = used
 
     # ---------------------------------------------------------------- birth
@@ -270,16 +283,19 @@ class Supervisor:
         child.peer = Peer(child.peer.name, child.peer.incarnation + 1)
         child.sentence, child.retired = "", None
         self.restarted += child.peer.incarnation > 0
-        if child.peer.name == CONDUCTOR:
-            _rouse([self.children[name] for name in self._deployment.first], now)
+        if shard := self._deployment.shards.get(child.peer.name):
+            _rouse([self.children[name] for name in shard.first], now)
         process.become(self._settings(child.peer))
 
     def _settings(self, me: Peer) -> ConductorSettings | WorkerSettings:
+        conductor = self._deployment.shard_of(me.name)
+        shard = self._deployment.shards[conductor]
         # The conductor in any case: one that is dead now will greet who is there when it comes back.
-        there = [child.peer for child in self.children.values() if child.process or child.peer.name == CONDUCTOR]
+        children = [self.children[name] for name in (conductor, *shard.workers)]
+        there = [child.peer for child in children if child.process or child.peer.name == conductor]
         peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.fronts
         peers |= {peer.name: peer.incarnation for peer in there if peer != me}
-        known = self._known()
+        known = _known(self._whereabouts, self.fronts)
         told = {
             "name": me.name,
             "incarnation": me.incarnation,
@@ -289,20 +305,13 @@ class Supervisor:
             "ip": self._whereabouts.ip,
             "addresses": {name: known[Peer(name, n)] for name, n in peers.items() if Peer(name, n) in known},
             "edition": self.edition,
-            "models": self._deployment.models,
-            "placements": self._deployment.placements,
+            "models": {name: self._deployment.models[name] for name in shard.models},
+            "placements": {name: self._deployment.placements[name] for name in shard.models},
             "options": self._deployment.options,
         }
-        if me.name == CONDUCTOR:
+        if me.name == conductor:
             return ConductorSettings(**told)
-        return WorkerSettings(**told, black_box=str(self._deployment.directory / f"{me}.box"))
-
-    def _known(self) -> dict[Peer, str]:
-        """Where everybody is, as far as it is known; nobody, on a single machine."""
-        if not self._whereabouts.ip:
-            return {}
-        here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in self.fronts.items())]
-        return self._whereabouts.known() | dict.fromkeys(here, self._whereabouts.mine)
+        return WorkerSettings(**told, conductor=conductor, black_box=str(self._deployment.directory / f"{me}.box"))
 
     def _introduce(self, peer: Peer, address: str) -> None:
         """Tell every child where another one is, and that one where all are: what it was told may be old by now."""
@@ -312,7 +321,7 @@ class Supervisor:
             if child.process and child.peer != peer:
                 self._node.send(LAUNCHER, child.peer, Meet(peer, address))
         if peer.name in self.children:
-            for other, where in self._known().items():
+            for other, where in _known(self._whereabouts, self.fronts).items():
                 if other != peer:
                     self._node.send(LAUNCHER, peer, Meet(other, where))
 
@@ -324,11 +333,11 @@ class Supervisor:
             self.news.put(f"{sender.name} is up")
         is_new, child.is_up = not child.is_up, True
         child.restarts.up(now)
-        if sender.name == CONDUCTOR and is_new:  # the one that was asked is dead
+        if sender.name in self._deployment.shards and is_new:  # the one that was asked is dead
             if self.is_draining:
-                self.drain()
+                self._tell(Drain(), sender.name)
             if not self.renewed.is_set():
-                self._tell_conductor(Renew(self.edition))
+                self._tell(Renew(self.edition), sender.name)
 
     # ---------------------------------------------------------------- death
     def _died(self, process: Running) -> None:
@@ -355,7 +364,7 @@ class Supervisor:
             self.is_closing = True
             self.news.put(_stillborn(peer, why, process))
             return
-        self._tell_conductor(Gone(peer, why, suspects))
+        self._tell(Gone(peer, why, suspects), self._deployment.shard_of(peer.name))
         self._plan_next(now, child)
         self.tick(now)
 
@@ -370,8 +379,23 @@ class Supervisor:
         child.due = None if wait is None else now + wait
         if wait is None:
             log.error("%s died at every start and is given up", child.peer.name)
-            if child.peer.name == CONDUCTOR:
-                self.drained.set()  # nobody is left who could finish anything
+            if _is_last(self._undrained, child.peer.name):  # nobody is left who could finish anything
+                self.drained.set()
+
+
+def _is_last(waited: set[str], conductor: str) -> bool:
+    """Tick a conductor off; whether it was the last that was waited for."""
+    was_waited = conductor in waited
+    waited.discard(conductor)
+    return was_waited and not waited
+
+
+def _known(whereabouts: Whereabouts, fronts: Mapping[str, int]) -> dict[Peer, str]:
+    """Where everybody is, as far as it is known; nobody, on a single machine."""
+    if not whereabouts.ip:
+        return {}
+    here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in fronts.items())]
+    return whereabouts.known() | dict.fromkeys(here, whereabouts.mine)
 
 
 def _rouse(first: Iterable[Child], now: float) -> None:

@@ -1,4 +1,4 @@
-"""Everything in one process: conductor, workers and front ends on one node, for a laptop and for a first try.
+"""Everything in one process: one conductor, workers and front ends on one node, for a laptop and for a first try.
 
 The cores are the same as everywhere, and so is what they say to each other; only nobody is there to start anything
 again. Each worker has an engine thread of its own; they share the components, and take turns. `Local` is for those who
@@ -84,6 +84,11 @@ class Together:
         self._rooms.append(room)
         self.node.call(lambda: self.node.add(actor))
         actor.drive(room, LAUNCHER)
+
+    @property
+    def conductors(self) -> dict[str, m.Peer]:
+        """The conductor of each model."""
+        return dict.fromkeys(self._deployed, self.conductor)
 
     def peers(self) -> tuple[m.Peer, ...]:
         """Conductor and workers."""

@@ -27,7 +27,7 @@ class Theirs:
 
 _TEXT = {"kind": ("Text",)}
 _SUCCESS = {"reason": ("stop", "length", "tool_calls")}
-_QUEUE = {"process": ("conductor",), "what": ("queue",)}
+_QUEUE = {"what": ("queue",)}
 VLLM: Mapping[str, Theirs] = {
     "mstar_live_answers": Theirs("vllm:num_requests_running"),
     "mstar_held": Theirs("vllm:num_requests_waiting", {}, _QUEUE),

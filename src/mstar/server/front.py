@@ -10,7 +10,7 @@ import itertools
 import queue
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -59,12 +59,12 @@ def digest(value: Any) -> bytes:
 
 
 class FrontEnd:
-    """A front end on a node."""
+    """A front end on a node. It is told who conducts which model, and hears itself when they come again."""
 
-    def __init__(self, node: Node, me: m.Peer, conductor: m.Peer) -> None:
+    def __init__(self, node: Node, me: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = me
         self._node = node
-        self._core = FrontCore(me, conductor, digest)
+        self._core = FrontCore(me, conductors, digest)
         self._listeners: dict[str, Listener] = {}
         self._asked: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
         """Questions that wait for an answer, by ticket: until when, and how the answer is read."""
@@ -110,7 +110,12 @@ class FrontEnd:
 
     def cancel(self, rid: str) -> None:
         """Have a request ended as cancelled; its listener is told so."""
-        self._node.call(lambda: self._node.send(self.peer, self._core.conductor, m.Cancel(rid)))
+
+        def told() -> None:
+            for conductor in {*self._core.conductors.values()}:  # to whom it is unknown, it is nothing
+                self._node.send(self.peer, conductor, m.Cancel(rid))
+
+        self._node.call(told)
 
     def take_stock(self, peer: m.Peer) -> Future[dict[str, int]]:
         """Ask a process what it holds."""
@@ -124,9 +129,16 @@ class FrontEnd:
         """Ask a process what a request did there, and when."""
         return self._ask(peer, lambda ticket: m.TakeTimeline(ticket, rid), lambda timeline: timeline)
 
-    def take_standing(self, worded: Callable[[int], m.Message] = m.TakeStanding) -> Future[m.Standing]:
-        """Ask the conductor which models are up and which rest; or have one rest, or woken, and then the same."""
-        return self._ask(self._core.conductor, worded, lambda standing: standing)
+    @property
+    def conductors(self) -> Mapping[str, m.Peer]:
+        """The conductor of each model, in its newest life."""
+        return self._core.conductors
+
+    def take_standing(
+        self, conductor: m.Peer, worded: Callable[[int], m.Message] = m.TakeStanding
+    ) -> Future[m.Standing]:
+        """Ask a conductor which of its models are up and which rest; or have one rest, or woken, and then the same."""
+        return self._ask(conductor, worded, lambda standing: standing)
 
     def take_news(self, peer: m.Peer) -> Future[m.News]:
         """Ask a process what happened since it was last asked."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mstar.server.door import Condition, Door
     from mstar.server.timeline import Entry
 
-CONDUCTOR = "conductor"
 Told = dict[str, Any]
 
 
@@ -26,6 +25,8 @@ class Seen:
     """A request that is under way: how it is, where it was seen, and what was told of it last."""
 
     news: RequestNews
+    conductor: str
+    """Who conducts it."""
     at: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """By worker: in which of its walks it was last seen there, and at which call."""
     told: Told = field(default_factory=Told)
@@ -82,15 +83,18 @@ class Overview:
     def __init__(self) -> None:
         self.seen: dict[str, Seen] = {}
         """Requests that are under way, by what the runtime calls them."""
-        self._workers: list[WorkerNews] = []
-        self._queue = 0
+        self._conducted: dict[str, News] = {}
+        """What each conductor told last."""
         self._worked: dict[str, News] = {}
         """What each worker told last."""
 
     def look(self, door: Door, answers: Mapping[str, News]) -> Moment:
         """What is new, by what some processes have answered since the last moment."""
-        over = self._hear(answers[CONDUCTOR]) if CONDUCTOR in answers else {}
-        workers = {name: news for name, news in answers.items() if name != CONDUCTOR}
+        conductors = set[str]() if door.bridge is None else {one.name for one in door.bridge.front.conductors.values()}
+        over: dict[str, Seen] = {}
+        for name in conductors & answers.keys():
+            over |= self._hear(name, answers[name])
+        workers = {name: news for name, news in answers.items() if name not in conductors}
         self._worked |= workers
         for name, news in workers.items():
             for place in news.places:
@@ -110,25 +114,26 @@ class Overview:
                 for name, news in workers.items()
                 for one in news.passed
             ],
-            "queue": self._queue,
+            "queue": sum(news.queue for news in self._conducted.values()),
         }
         failed = [rid for rid, seen in over.items() if seen.entry is not None and seen.entry.passage.code]
         return Moment(told, changed, [*over], failed)
 
-    def _hear(self, news: News) -> dict[str, Seen]:
+    def _hear(self, conductor: str, news: News) -> dict[str, Seen]:
         """A conductor has told who is under way; who is no longer."""
-        self._workers, self._queue = news.workers, news.queue
+        self._conducted[conductor] = news
         there = {one.rid for one in news.requests}
-        over = {rid: self.seen.pop(rid) for rid in [*self.seen] if rid not in there}
+        missing = [rid for rid, seen in self.seen.items() if seen.conductor == conductor and rid not in there]
+        over = {rid: self.seen.pop(rid) for rid in missing}
         for one in reversed(news.requests):  # the oldest first
             if one.rid in self.seen:
                 self.seen[one.rid].news = one
             else:
-                self.seen[one.rid] = Seen(one)
+                self.seen[one.rid] = Seen(one, conductor)
         return over
 
     def _crew(self, conditions: Mapping[str, Condition]) -> list[Told]:
-        there = {one.name: one for one in self._workers}
+        there = {one.name: one for news in self._conducted.values() for one in news.workers}
         return [_worker(name, one, there.get(name), self._worked.get(name)) for name, one in conditions.items()]
 
 

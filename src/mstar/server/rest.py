@@ -1,6 +1,6 @@
 """Models are unloaded and loaded: what an operator asks at `/v1/models/{model}/unload` and `/load`.
 
-Whether a model can rest, and when its workers end, the conductor decides: see `conductor.rests`. Nobody is waited for
+Whether a model can rest, and when its workers end, its conductor decides: see `conductor.rests`. Nobody is waited for
 here: the answer tells how the model is now.
 """
 
@@ -17,7 +17,7 @@ from mstar.server.visit import Visit, answered
 from mstar.wire import messages as m
 
 ANSWER_S = 2.0
-"""How long the conductor may take to answer."""
+"""How long a conductor may take to answer."""
 
 
 async def unload(visit: Visit) -> Response:
@@ -34,9 +34,9 @@ async def _told(visit: Visit, kind: type[m.Rest] | type[m.Wake]) -> Response:
     name = visit.find(visit.request.path_params["model"]).name
     if visit.door.phase.name != "ready":
         raise Refusal(503, "not_ready", f"the server is {visit.door.phase.name}", retry_after=STARTING_S)
-    standing = await _ask(visit.door, lambda ticket: kind(ticket, name))
+    standing = await _ask(visit.door, name, lambda ticket: kind(ticket, name))
     if standing is None:
-        raise Refusal(503, "not_ready", "the conductor is being started again", retry_after=STARTING_S)
+        raise Refusal(503, "not_ready", "its conductor is being started again", retry_after=STARTING_S)
     if standing.why:
         raise Refusal(409, "not_elastic", f"the model `{name}` cannot be unloaded: {standing.why}", param="model")
     return answered({"model": name, "state": standing.states[name]})
@@ -44,15 +44,21 @@ async def _told(visit: Visit, kind: type[m.Rest] | type[m.Wake]) -> Response:
 
 async def states(door: Door) -> dict[str, str]:
     """How each model is: up, loading or resting. All are loading while nobody knows."""
-    standing = await _ask(door, m.TakeStanding)
-    return dict.fromkeys(door.served, "loading") if standing is None else standing.states
+    found = dict.fromkeys(door.served, "loading")
+    if door.bridge is not None:
+        conductors = {peer: model for model, peer in door.bridge.front.conductors.items()}
+        for standing in await asyncio.gather(*(_ask(door, model, m.TakeStanding) for model in conductors.values())):
+            found |= {} if standing is None else standing.states
+    return found
 
 
-async def _ask(door: Door, worded: Callable[[int], m.Message]) -> m.Standing | None:
+async def _ask(door: Door, model: str, worded: Callable[[int], m.Message]) -> m.Standing | None:
+    """Ask the conductor of a model."""
     if door.bridge is None:
         return None
+    front = door.bridge.front
     try:
-        asked = asyncio.wrap_future(door.bridge.front.take_standing(worded))
+        asked = asyncio.wrap_future(front.take_standing(front.conductors[model], worded))
         return await asyncio.wait_for(asyncio.shield(asked), ANSWER_S)  # it may still answer
     except TimeoutError:
         return None

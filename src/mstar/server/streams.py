@@ -143,9 +143,12 @@ class _Stream:
 class FrontCore:
     """The state of one front end. `digest` makes a few bytes of an emission's value, equal only for equal values."""
 
-    def __init__(self, me: m.Peer, conductor: m.Peer, digest: Callable[[Any], bytes]) -> None:
+    def __init__(self, me: m.Peer, conductors: Mapping[str, m.Peer], digest: Callable[[Any], bytes]) -> None:
         self.me = me
-        self.conductor = conductor
+        self.conductors = conductors
+        """By model, in its newest life."""
+        self._generations = {peer.name: peer.incarnation for peer in conductors.values()}
+        """How often each conductor was started before."""
         self.late = 0
         """How many messages spoke of what is over."""
         self._digest = digest
@@ -159,15 +162,15 @@ class FrontCore:
             case Received():
                 self._receive(event.sender, event.message)
             case Opened():
-                self._streams[event.submit.rid] = _Stream(event.submit, now + event.submit.patience + SLACK)
-                self._out.append(Send(self.conductor, event.submit))
+                stream = self._streams[event.submit.rid] = _Stream(event.submit, now + event.submit.patience + SLACK)
+                self._ask(stream, event.submit)
             case Told():
                 self._say(event)
             case Took():
                 self._took(event)
             case Left():
-                if self._streams.pop(event.rid, None) is not None:
-                    self._out.append(Send(self.conductor, m.Cancel(event.rid)))
+                if (stream := self._streams.pop(event.rid, None)) is not None:
+                    self._ask(stream, m.Cancel(event.rid))
             case Tick():
                 self._tick(now)
             case _:
@@ -182,8 +185,12 @@ class FrontCore:
             "ahead": sum(len(stream.ahead) + len(stream.held) for stream in self._streams.values()),
         }
 
+    def _ask(self, stream: _Stream, message: m.Message) -> None:
+        """Say something of a request to its conductor."""
+        self._out.append(Send(_conductor(self.conductors, stream), message))
+
     def _receive(self, sender: m.Peer, message: m.Message) -> None:
-        if sender.name == self.conductor.name and sender.incarnation > self.conductor.incarnation:
+        if sender.incarnation > self._generations.get(sender.name, sender.incarnation):
             self._change_conductor(sender)
         match message:
             case m.Emit():
@@ -214,16 +221,20 @@ class FrontCore:
 
     def _change_conductor(self, conductor: m.Peer) -> None:
         """The new one knows nothing: say that this front end is there, and submit again what is open."""
-        self.conductor = conductor
+        self._generations[conductor.name] = conductor.incarnation
+        self.conductors = {
+            model: conductor if one.name == conductor.name else one for model, one in self.conductors.items()
+        }
         self._out.append(Send(conductor, m.Hello()))
         for stream in self._streams.values():
-            self._submit_again(stream)
+            if _conductor(self.conductors, stream) == conductor:
+                self._submit_again(stream)
 
     def _submit_again(self, stream: _Stream) -> None:
         stream.end, stream.is_doubtful = None, False
         again = {"after": max(stream.attempt, 0), "said": tuple(stream.said)}
         stream.submit = msgspec.structs.replace(stream.submit, **again)
-        self._out.append(Send(self.conductor, stream.submit))
+        self._ask(stream, stream.submit)
 
     def _emit(self, sender: m.Peer, emit: m.Emit) -> None:
         hit("front.emit")
@@ -279,7 +290,7 @@ class FrontCore:
             number = len(stream.said)
             walk = AWAITED if stream.waits == number else -1
             stream.said.append(m.Say(told.rid, number, m.Value(told.value), counts, walk))
-            self._out.append(Send(self.conductor, stream.said[-1]))
+            self._ask(stream, stream.said[-1])
 
     def _heard(self, stream: _Stream, heard: m.Heard) -> None:
         hit("front.heard")
@@ -297,7 +308,7 @@ class FrontCore:
             self._submit_again(stream)
 
     def _fail(self, rid: str, status: str, error: str, text: str) -> None:
-        self._out.append(Send(self.conductor, m.Cancel(rid)))
+        self._ask(self._streams[rid], m.Cancel(rid))
         self._end(rid, m.Finished(rid, status, {}, m.Value(None), error, text))
 
     def _conclude(self, rid: str, stream: _Stream) -> None:
@@ -311,8 +322,9 @@ class FrontCore:
             self._end(rid, end)
 
     def _end(self, rid: str, end: m.Finished | m.Refused) -> None:
-        if self._streams.pop(rid).submit.after >= 0:  # this end may have crossed its coming again
-            self._out.append(Send(self.conductor, m.Cancel(rid)))
+        stream = self._streams.pop(rid)
+        if stream.submit.after >= 0:  # this end may have crossed its coming again
+            self._ask(stream, m.Cancel(rid))
         self._out.append(Ended(rid, end))
 
     def _took(self, event: Took) -> None:
@@ -338,6 +350,11 @@ class FrontCore:
                 self._fail(rid, "deadline", "Deadline", "its conductor did not answer in time")
             elif stream.is_doubtful and (stream.ahead or stream.held or stream.answered or stream.end):  # it waits
                 self._submit_again(stream)
+
+
+def _conductor(conductors: Mapping[str, m.Peer], stream: _Stream) -> m.Peer:
+    """Who conducts a request: any of them refuses one for a model that nobody knows."""
+    return conductors.get(stream.submit.model) or next(iter(conductors.values()))
 
 
 def _has_all(stream: _Stream, totals: Mapping[str, int]) -> bool:

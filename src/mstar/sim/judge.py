@@ -2,8 +2,8 @@
 
 Its complaints are numbered: I5 nothing is left, I6 the queue is bounded, I7 what is over is over, and what must not be
 done twice is not, I9 requests end in time and as they should, I10 deaths are noticed in time, I12 nothing grows without
-bound, I13 no request kills worker after worker. I1 to I4 and I8 are those of a history, I14 is in
-`comings`; I11: a seed gives one run.
+bound, I13 no request kills worker after worker, I15 nobody conducts the workers of another. I1 to I4 and I8 are those
+of a history, I14 is in `comings`; I11: a seed gives one run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mstar.conductor.scaling import Scaling
 from mstar.sim.comings import Comings
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected
-from mstar.sim.processes import CONDUCTOR, AnyLife, ConductorLife, WorkerLife, stock_of
+from mstar.sim.processes import AnyLife, ConductorLife, WorkerLife, stock_of
 from mstar.sim.scenario import DISTURBING, PATIENCE, Client
 from mstar.wire import messages as m
 from mstar.worker.batches import Waiting
@@ -41,8 +41,8 @@ UNSEEN = frozenset({"kill", "cut", "pause", "drop", "delay"})
 """Trouble because of which a conductor may not know in time whom a worker died with."""
 KEPT = frozenset(
     {
-        *("served", "plans", "workers", "fronts", "buried", "crews", "asleep", "recent"),
-        *("_expected", "_first", "_tried", "_components", "_ended", "_cost", "_over"),
+        *("served", "plans", "workers", "fronts", "buried", "crews", "asleep", "recent", "conductors"),
+        *("_expected", "_first", "_tried", "_components", "_ended", "_cost", "_over", "_generations"),
     }
 )
 """What cores may keep when there is nothing to do: it grows with the deployment, or has a bound of its own."""
@@ -177,7 +177,8 @@ class Judge:
         if len(trapped) == 1 and not self.world.scenario.kinds & UNSEEN:
             rid = trapped[0].rid
             self._crashes[rid] += 1
-            if self._crashes[rid] > DEADLY * (self.world.peers[CONDUCTOR].incarnation + 1):
+            conductor = self.world.peers[self.world.shards.conductor(trapped[0].model)]
+            if self._crashes[rid] > DEADLY * (conductor.incarnation + 1):
                 raise Violation(f"I13 {rid} has killed {self._crashes[rid]} workers")
 
     def paused(self, life: AnyLife, seconds: float) -> None:
@@ -185,7 +186,7 @@ class Judge:
         world = self.world
         if not isinstance(life, WorkerLife) or seconds <= NOTICED or "cut" in world.scenario.kinds:
             return
-        conductor = world.lives.get(CONDUCTOR)
+        conductor = world.lives.get(world.shards.conductor(life.peer.name))
         if isinstance(conductor, ConductorLife) and conductor.is_up and conductor.inbox is None:
             world.at(world.now + NOTICED, self._notice, life, conductor, world.now)
 
@@ -220,7 +221,7 @@ class Judge:
         for life in lives.values():
             stock = stock_of(life)
             if isinstance(life, ConductorLife):
-                workers = [world.peers[name] for name in names if name in world.workers]
+                workers = [world.peers[name] for name in world.shards.workers[life.peer.name] if name in names]
                 left += self.comings.excess(life)
                 left += [f"the conductor does not know {peer}" for peer in workers if not life.core.is_alive(peer)]
                 left += [f"the conductor has a load at {one.peer}" for one in life.core.workers.values() if one.load]

@@ -342,13 +342,13 @@ def _graphs(name: str) -> Any:
 
 
 @functools.cache
-def served_of(name: str, workers: int, variant: int, *, is_elastic: bool = False) -> Served:
+def served_of(name: str, workers: int, variant: int, *, is_elastic: bool = False, prefix: str = "w") -> Served:
     """A model with its plans on so many workers, under one of the placements that there are for it.
 
     If it is elastic, most lines of the placement say how many of their workers run at least.
     """
     graphs = _graphs(name)
-    names = [f"w{number}" for number in range(workers)]
+    names = [f"{prefix}{number}" for number in range(workers)]
     drawn = random.Random(f"{name}/{workers}/{variant}")
     model = model_of(name)
     place: dict[str, Entry] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mstar.conductor import core as conducting
 from mstar.server import streams as serving
 from mstar.sim.engine import SimEngine
+from mstar.sim.history import Violation
 from mstar.sim.life import Life
 from mstar.sim.models import Crash
 from mstar.sim.oracle import digest
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from mstar.sim.world import World
 
 LAUNCHER = m.Peer("launcher", 0)
-CONDUCTOR = "conductor"
 
 
 class WorkerLife(Life):
@@ -30,7 +30,7 @@ class WorkerLife(Life):
 
     def __init__(self, world: World, peer: m.Peer, conductor: m.Peer) -> None:
         super().__init__(world, peer)
-        plans = {name: served.plans for name, served in world.served.items()}
+        plans = {name: world.served[name].plans for name in world.shards.models[conductor.name]}
         self.core = WorkerCore(peer, conductor, plans, (), world.scenario.worker)
         self.engine = SimEngine(world.drawn, world.scenario.costs, world.once)
         self.heard = world.now
@@ -43,8 +43,10 @@ class WorkerLife(Life):
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Take a message."""
-        if sender.name == CONDUCTOR:
+        if sender.name == self.core.conductor.name:
             self.heard = self.world.now
+        elif sender.name in self.world.shards:
+            raise Violation(f"I15 {self.peer} is told {message} by {sender}, which does not conduct it")
         if isinstance(message, m.Forget):
             self.forget(message.peer)
         self._act(self.core.step(self.world.now, working.Received(sender, message)))
@@ -93,7 +95,8 @@ class ConductorLife(Life):
 
     def __init__(self, world: World, peer: m.Peer) -> None:
         super().__init__(world, peer)
-        self.core = conducting.ConductorCore(peer, LAUNCHER, world.served, world.scenario.limits)
+        served = {name: world.served[name] for name in world.shards.models[peer.name]}
+        self.core = conducting.ConductorCore(peer, LAUNCHER, served, world.scenario.limits)
         self.late = 0
         """How many messages it had ignored when it was last looked at."""
 
@@ -132,14 +135,16 @@ class ConductorLife(Life):
 class FrontLife(Life):
     """A front end: its core, and its clients."""
 
-    def __init__(self, world: World, peer: m.Peer, conductor: m.Peer) -> None:
+    def __init__(self, world: World, peer: m.Peer) -> None:
         super().__init__(world, peer)
-        self.core = serving.FrontCore(peer, conductor, digest)
+        conductors = {model: world.peers[name] for name, models in world.shards.models.items() for model in models}
+        self.core = serving.FrontCore(peer, conductors, digest)
         self.clients: dict[str, Client] = {}
 
     def start(self, _: list[m.Peer]) -> None:
         """It is up: say so."""
-        self.say(self.core.conductor, m.Hello())
+        for conductor in dict.fromkeys(self.core.conductors.values()):
+            self.say(conductor, m.Hello())
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Take a message."""
@@ -215,9 +220,27 @@ class FrontLife(Life):
 class LauncherLife(Life):
     """The launcher as an actor. It never dies; what it does about deaths is in the world."""
 
-    is_drained = False
-    renewed = 0
-    """The newest edition that every worker has."""
+    def __init__(self, world: World, peer: m.Peer) -> None:
+        super().__init__(world, peer)
+        self._drained: set[str] = set()
+        self._renewed = dict.fromkeys(world.shards.models, 0)
+        """The newest edition that every worker of a conductor has."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every conductor has said that nothing is left."""
+        return self._drained == self.world.shards.models.keys()
+
+    @property
+    def renewed(self) -> int:
+        """The newest edition that every worker has."""
+        return min(self._renewed.values())
+
+    def tell(self, message: m.Message, *conductors: str) -> None:
+        """Tell those of these conductors that are there."""
+        for life in [life for name in conductors if (life := self.world.lives.get(name)) is not None]:
+            self.say(life.peer, message)
+            self.flush()
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Take a message."""
@@ -229,10 +252,10 @@ class LauncherLife(Life):
             case m.Retire():
                 self.world.retire(message.peer)
             case m.Drained():
-                self.is_drained = True
+                self._drained.add(sender.name)
             case m.Renewed():
-                self.renewed = max(self.renewed, message.edition)
-            case m.Hello() if sender.name == CONDUCTOR:
+                self._renewed[sender.name] = max(self._renewed[sender.name], message.edition)
+            case m.Hello() if sender.name in self.world.shards:
                 if self.world.trouble.is_draining:
                     self.say(sender, m.Drain())  # the one that was asked is dead
                 if self.renewed < self.world.edition:

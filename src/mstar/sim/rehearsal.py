@@ -90,7 +90,7 @@ class Rehearsal:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         served = {name: Served.of(one.model, one.plans) for name, one in deployed.items()}
         limits = Limits(live=options.max_live, queue=options.queue_bound, silence=inf, is_fixed=True)
-        self._front = _Front(self)
+        self._front = _Front(self, dict.fromkeys(served, CONDUCTOR))
         self._actors: dict[m.Peer, _Conductor | _Worker | _Front] = {
             CONDUCTOR: _Conductor(self, ConductorCore(CONDUCTOR, LAUNCHER, served, limits)),
             FRONT: self._front,
@@ -192,11 +192,10 @@ class _Worker:
 class _Front:
     """A front end: its core, and clients who take at once what they are given and have nothing more to say."""
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
+    def __init__(self, rehearsal: Rehearsal, conductors: Mapping[str, m.Peer]) -> None:
         self._rehearsal = rehearsal
-        self._core = streams.FrontCore(
-            FRONT, CONDUCTOR, lambda _: b""
-        )  # nobody dies: nothing is made and compared again
+        # Nobody dies: nothing is made and compared again.
+        self._core = streams.FrontCore(FRONT, conductors, lambda _: b"")
         self._clients: dict[str, tuple[Arrival, Receipt]] = {}
 
     def open(self, rid: str, arrival: Arrival, receipt: Receipt) -> None:

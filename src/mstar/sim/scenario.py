@@ -29,6 +29,8 @@ SELDOM = {"drain": 0.06, "burst": 0.15}
 """Kinds that leave little to see of others."""
 SCALED = 1_000_000_000
 """Runs with seeds from here on have workers that come and go by what there is to do, and new weights: kind "scale"."""
+SHARDED = 2_000_000_000
+"""From here on there are also two models on workers of their own, each with a conductor of its own."""
 DISTURBING = frozenset({"kill", "pause", "cut", "slow", "conductor", "drop", "repeat", "delay"})
 """Trouble that can hold up or repeat what a request does."""
 TRAPS = ("raise", "crash", "huge")
@@ -124,6 +126,11 @@ class Scenario:
         """Whether workers come and go."""
         return self.seed >= SCALED
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each model has its own conductor."""
+        return self.seed >= SHARDED
+
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
@@ -169,7 +176,8 @@ def _draw(seed: int) -> Scenario:
     drawn = random.Random(seed)
     kinds = frozenset(kind for kind in KINDS if drawn.random() < SELDOM.get(kind, 0.3))
     end = drawn.uniform(0.3, 2.0)
-    models = {name: drawn.randrange(VARIANTS) for name in drawn.sample(list(MODELS), drawn.choice((1, 1, 2)))}
+    count = 2 if seed >= SHARDED else drawn.choice((1, 1, 2))
+    models = {name: drawn.randrange(VARIANTS) for name in drawn.sample(list(MODELS), count)}
     fronts = ("f0",) if drawn.random() < 0.8 else ("f0", "f1")
     batch = drawn.choice((0.002, 0.01, 0.04))
     most = 2 * ((MANY_STEPS if "stall" in kinds else STEPS) + 2)

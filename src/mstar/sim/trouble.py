@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mstar.sim.processes import CONDUCTOR, LAUNCHER, AnyLife
+from mstar.sim.processes import LAUNCHER, AnyLife
 from mstar.sim.scenario import Strike
 from mstar.wire.messages import Drain, Renew, Rest, Wake
 
@@ -31,7 +31,7 @@ class Trouble:
         if strike.what in ("kill", "slow"):
             names = [name for name in names if name in world.workers]
         if strike.what == "conductor":
-            names = [CONDUCTOR] if CONDUCTOR in world.lives else []
+            names = [name for name in world.shards.models if name in world.lives]
         if not names:
             return
         who = names[int(strike.who * len(names))]
@@ -85,16 +85,15 @@ class Trouble:
         world = self._world
         world.note("drain")
         self.is_draining = True
-        if (conductor := world.lives.get(CONDUCTOR)) is not None:
-            world.launcher.say(conductor.peer, Drain())
-            world.launcher.flush()
+        world.launcher.tell(Drain(), *world.shards.models)
 
     def stand(self, model: str, is_rest: bool) -> None:
         """The operator wants a model to rest, or to be there again."""
         world = self._world
         world.note(model, "is to rest" if is_rest else "is to be there")
         front = world.lives[world.scenario.fronts[0]]
-        world.later(0.0, front, front.say, world.peers[CONDUCTOR], Rest(0, model) if is_rest else Wake(0, model))
+        conductor = world.peers[world.shards.conductor(model)]
+        world.later(0.0, front, front.say, conductor, Rest(0, model) if is_rest else Wake(0, model))
 
     def renew(self) -> None:
         """There are new weights."""
@@ -104,6 +103,4 @@ class Trouble:
             return
         world.edition += 1
         world.note("edition", world.edition)
-        if (conductor := world.lives.get(CONDUCTOR)) is not None:
-            world.launcher.say(conductor.peer, Renew(world.edition))
-            world.launcher.flush()
+        world.launcher.tell(Renew(world.edition), *world.shards.models)

@@ -18,8 +18,9 @@ from mstar.sim.judge import Judge
 from mstar.sim.life import TICK, Life
 from mstar.sim.models import served_of
 from mstar.sim.net import Net
-from mstar.sim.processes import CONDUCTOR, LAUNCHER, AnyLife, ConductorLife, FrontLife, LauncherLife, WorkerLife
+from mstar.sim.processes import LAUNCHER, AnyLife, ConductorLife, FrontLife, LauncherLife, WorkerLife
 from mstar.sim.scenario import Client, Scenario
+from mstar.sim.shards import Shards
 from mstar.sim.talks import Talks
 from mstar.sim.trouble import Trouble
 from mstar.wire import messages as m
@@ -41,9 +42,16 @@ class World:
         self.now = 0.0
         self.drawn = random.Random(scenario.seed * 2 + 1)
         self.served = {
-            name: served_of(name, scenario.workers, variant, is_elastic=scenario.is_elastic)
+            name: served_of(
+                name,
+                scenario.workers,
+                variant,
+                is_elastic=scenario.is_elastic,
+                prefix=f"{name}-" if scenario.is_sharded else "w",
+            )
             for name, variant in scenario.models.items()
         }
+        self.shards = Shards(scenario, self.served)
         self.history = History()
         self.judge = Judge(self)
         self.talks = Talks(self.history)
@@ -58,7 +66,7 @@ class World:
         self.launcher.is_up = True
         names = dict.fromkeys(name for served in self.served.values() for name in served.plans.workers)
         self.workers = tuple(names)
-        self.peers = {name: m.Peer(name, 0) for name in (CONDUCTOR, *scenario.fronts, *names)}
+        self.peers = {name: m.Peer(name, 0) for name in (*self.shards.models, *scenario.fronts, *names)}
         """The newest life of each process, whether it still lasts or not."""
         self.lives: dict[str, AnyLife] = {}
         """The processes that are there."""
@@ -138,16 +146,15 @@ class World:
     # ---------------------------------------------------------------- birth and death
     def _spawn(self, name: str) -> None:
         peer = self.peers[name]
-        conductor = self.peers[CONDUCTOR]
         life: AnyLife
-        if name == CONDUCTOR:
+        if name in self.shards:
             life = ConductorLife(self, peer)
         elif name in self.scenario.fronts:
-            life = FrontLife(self, peer, conductor)
+            life = FrontLife(self, peer)
         else:
-            life = WorkerLife(self, peer, conductor)
+            life = WorkerLife(self, peer, self.peers[self.shards.conductor(name)])
             life.core.edition = self.editions[peer] = self.edition
-        roster = [LAUNCHER, *(other.peer for other in self.lives.values())]
+        roster = [LAUNCHER, *(one.peer for one in self.lives.values() if self.shards.is_met(name, one.peer.name))]
         self.lives[name] = life
         is_first = not peer.incarnation
         self.at(self.now + self.drawn.random() * (0.02 if is_first else UP_AFTER), self._up, life, roster)
@@ -183,9 +190,7 @@ class World:
     def _seen(self, peer: m.Peer, why: str, suspects: list[m.Suspect]) -> None:
         """The launcher sees that a process is dead."""
         self.launcher.forget(peer)
-        if (conductor := self.lives.get(CONDUCTOR)) is not None:
-            self.launcher.say(conductor.peer, m.Gone(peer, why, suspects))
-            self.launcher.flush()
+        self.launcher.tell(m.Gone(peer, why, suspects), self.shards.conductor(peer.name))
         self.deaths[peer.name] += 1
         deaths = self.deaths[peer.name]
         wait = 0.0 if deaths == 1 else min(0.1 * 2 ** (deaths - 2), 1.0)
@@ -196,9 +201,10 @@ class World:
         if peer.name not in self.asleep:
             self.peers[peer.name] = m.Peer(peer.name, peer.incarnation + 1)
             self._spawn(peer.name)
-        if peer.name == CONDUCTOR:  # it does not know of models that rest
-            for name in self._first:
-                self.want(name)
+        if peer.name in self.shards:  # it does not know of models that rest
+            for name in self.shards.workers[peer.name]:
+                if name in self._first:
+                    self.want(name)
 
     def want(self, name: str) -> None:
         """Start a worker, if it does not run."""

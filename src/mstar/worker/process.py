@@ -34,7 +34,7 @@ def main(settings: WorkerSettings) -> None:
     whereabouts = Whereabouts.of(settings)
     codec = ArenaCodec(reach=Reach(settings.ip, settings.key, whereabouts.is_here))
     node = Node(whereabouts, settings.key, codec)
-    conductor = Peer("conductor", settings.peers["conductor"])
+    conductor = Peer(settings.conductor, settings.peers[settings.conductor])
     single = {name: one.alone() for name, one in deployed.items()}
     limits = Limits(settings.options.max_batch, settings.options.window, alone=single)
     core = WorkerCore(me, conductor, {name: one.plans for name, one in deployed.items()}, tuple(here), limits)

@@ -34,7 +34,9 @@ function request({ method, body, form, signal, headers }) {
   if (api.key) sent.set("Authorization", `Bearer ${api.key}`);
   if (body !== undefined && !form) sent.set("Content-Type", "application/json");
   const content = form ?? (body === undefined ? undefined : JSON.stringify(body));
-  return { method: method ?? (content === undefined ? "GET" : "POST"), headers: sent, body: content, signal };
+  const verb = method ?? (content === undefined ? "GET" : "POST");
+  const keepalive = verb === "DELETE"; // what is over is told even while the page is left
+  return { method: verb, headers: sent, body: content, signal, keepalive };
 }
 
 function tell(what) {

@@ -11,13 +11,21 @@ import { Shown } from "./plot.js";
 const pathOf = ({ id }, verb = "") => `/v1/worlds/${encodeURIComponent(id)}${verb}`;
 const NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/** The worlds that were begun here: {id, name, from, begin, steps}. They end when the panel is left. */
+/** The worlds that were begun here: {id, name, from, begin, steps}. They end when the panel or the page is left. */
 function useWorlds() {
   const [worlds, change] = useState([]);
   const all = useRef([]);
   all.current = worlds;
   const end = (world) => api.json(pathOf(world), { method: "DELETE" });
-  useEffect(() => () => all.current.forEach((world) => end(world).catch(() => {})), []);
+  useEffect(() => {
+    const leave = () => all.current.forEach((world) => end(world).catch(() => {}));
+    const hide = ({ persisted }) => persisted || leave(); // who comes back to a kept page finds them
+    addEventListener("pagehide", hide);
+    return () => {
+      removeEventListener("pagehide", hide);
+      leave();
+    };
+  }, []);
   const others = (list, { id }) => list.filter((world) => world.id !== id);
   const put = (world) => change((last) => [...others(last, world), world].sort((a, b) => (a.name < b.name ? -1 : 1)));
   const add = (told, more) => {

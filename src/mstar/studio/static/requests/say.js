@@ -5,14 +5,17 @@ import { seconds } from "../parts.js";
 export const ROW = 20;
 const HEAD = 26;
 
-const SPECIAL = ["front", "conductor"];
+const SPECIAL = /^(front|conductor(-\d+)?)$/;
 const ORDER = ["request", "queued", "attempt", "walk", "op", "transfer"];
 
 /** Names of the workers of some traces, in the order of their colours. */
 export function workersOf(...traces) {
-  const names = new Set(traces.flatMap((trace) => trace.spans.map((span) => span.process)));
-  const workers = [...names].filter((name) => !SPECIAL.includes(name));
+  const workers = processes(...traces).filter((name) => !SPECIAL.test(name));
   return workers.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+}
+
+function processes(...traces) {
+  return [...new Set(traces.flatMap((trace) => trace.spans.map((span) => span.process)))];
 }
 
 /** For how long an op was ready before its first call began: its bar begins with that call. */
@@ -42,7 +45,8 @@ export function layout(trace, workers) {
     rows.push({ ...row, y, height });
     y += height;
   };
-  for (const process of [...SPECIAL, ...workers]) {
+  const special = processes(trace).filter((name) => SPECIAL.test(name)).sort().reverse(); // front, then conductor
+  for (const process of [...special, ...workers]) {
     const colour = workers.indexOf(process);
     const lanes = lanesOf(trace, process);
     if (!lanes.length) continue;

@@ -1,0 +1,83 @@
+"""Two conductors with a model each, in real processes: one dies, and the streams of the other do not notice."""
+
+import json
+import os
+import signal
+import time
+
+import httpx2
+import pytest
+
+from bench.scaling import MODEL
+from mstar.config import Options
+from mstar.launch.local import Local
+from mstar.walk.load import load_model
+from tests.chaos.parts import is_whole, peers, settle
+from tests.served.parts import Client, Oracle, front
+from tests.served.test_replicas import wait_for
+from tests.server.test_serve import PARROT, ended, ready, served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+PLACED = {"here": '[place]\nthroat = ["a", "b"]', "there": '[place]\nthroat = ["c"]'}
+
+
+@pytest.fixture
+def deployment():
+    oracle = Oracle(load_model(str(MODEL)), [(key, 20 + key % 3) for key in range(6)])
+    with Local({name: str(MODEL) for name in PLACED}, PLACED, options=Options(conductors=2)) as local:
+        yield local, front(local), oracle
+
+
+def attempts(front_end, clients):
+    streams = front_end._core._streams
+    return [streams[client.rid].attempt for client in clients if client.rid in streams]
+
+
+def test_a_conductor_dies_and_only_its_requests_begin_again(deployment, report):
+    local, front_end, oracle = deployment
+    for victim, hurt, calm in (("conductor", "here", "there"), ("conductor-2", "there", "here")):
+        wait_for(lambda: is_whole(local))
+        clients = {name: [Client(front_end, name, ask) for ask in oracle.requests] for name in PLACED}
+        wait_for(lambda clients=clients: all(one.got for each in clients.values() for one in each))
+        before = attempts(front_end, clients[calm])
+        assert len(before) == len(oracle.requests)
+        killed = time.monotonic()
+        os.kill(local.pid(victim), signal.SIGKILL)
+        wait_for(lambda hurt=hurt, clients=clients: all(n >= 1 << 40 for n in attempts(front_end, clients[hurt])))
+        took = time.monotonic() - killed
+        assert attempts(front_end, clients[calm]) == before[: len(attempts(front_end, clients[calm]))]
+        for each in clients.values():
+            for number, client in enumerate(each):
+                oracle.judge(client.wait(), number)
+        silences = {name: max(client.silence for client in each) for name, each in clients.items()}
+        report(
+            f"{victim} killed: its streams begin again after {took:.2f} s, silent for {silences[hurt]:.2f} s; "
+            f"the other's for {silences[calm]:.2f} s"
+        )
+    assert [peer.name for _, peer, _ in local.deaths] == ["conductor", "conductor-2"]
+    settle(front_end, peers(local))
+
+
+def test_over_http_it_cannot_be_told(tmp_path):
+    models = "".join(
+        f'[models.{name}]\nmodel = "{PARROT}:Parrot"\nplace.letters = "{name}"\n' for name in ("one", "two")
+    )
+    (tmp_path / "birds.toml").write_text("[server]\nconductors = 2\n" + models)
+    with served(tmp_path / "birds.toml") as (process, url):
+        ready(process)
+        with httpx2.Client(base_url=url, timeout=30) as client:
+            for name in ("one", "two"):
+                body = {"model": name, "messages": [{"role": "user", "content": "Polly"}]}
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
+            assert [one["state"] for one in client.get("/v1/models").json()["data"]] == ["up", "up"]
+            assert client.post("/v1/models/two/unload").json() == {"model": "two", "state": "resting"}
+            states = {one["id"]: one["state"] for one in client.get("/v1/models").json()["data"]}
+            assert states == {"one": "up", "two": "resting"}
+            with client.stream("GET", "/v1/events") as events:
+                line = next(line for line in events.iter_lines() if line.startswith("data:"))
+            assert {one["name"] for one in json.loads(line[5:])["workers"]} == {"one", "two"}
+            held = client.get("/metrics").text
+            assert all(f'process="{name}"' in held for name in ("conductor", "conductor-2"))
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 0
