@@ -37,6 +37,7 @@ def settings(incarnation, **failpoints):
         models={"m": "none.py"},
         placements={"m": ""},
         options=Options(failpoints=failpoints),
+        conductor="conductor",
         black_box="/elsewhere/a.box",
     )
     return msgspec.msgpack.encode(told)
