@@ -346,7 +346,7 @@ def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [8, 9])
+@pytest.mark.parametrize("seed", [8, pytest.param(9, marks=pytest.mark.nightly)])
 def test_chunks_side_by_side_say_what_one_pass_says(seed, report, monkeypatch):
     monkeypatch.setattr(words, "MOST", 224)
     sound = recording(90, seed)

@@ -220,7 +220,7 @@ print(json.dumps([size, *((most - first) / size for most, first in zip(peak, bef
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_loading_needs_no_second_copy(tmp_path):
     sizes = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}

@@ -351,7 +351,7 @@ def chosen_budget(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.nightly)])
 def test_500_of_500_requests_get_the_same_bits_alone_and_in_crowds(dtype):
     torch.manual_seed(0)
     sizes = SMALL | {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 3, "vocab_size": 1000}

@@ -202,7 +202,7 @@ def answer(lm, tokenizer, question):
     return tokenizer.decode(written)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_smollm2_in_int8_agrees_with_itself_in_float32():
     weights = Weights("package:smollm2-135m")

@@ -136,7 +136,7 @@ TestMemory = Memory.TestCase
 TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_steps():
     class Long(Memory):

@@ -165,7 +165,7 @@ def run_ranks(tmp_path, *names):
             rank.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_two_ranks_in_a_crowd_write_what_generate_writes(tmp_path):
     first, second = run_ranks(tmp_path, *SHARED)

@@ -14,7 +14,7 @@ from tests.served.parts import Client, Oracle, crowd, front, module_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FILE = Path(__file__).with_name("lm.py")
 APART = '[walks.read]\nlm = "reads"\n[walks.write]\nlm = ["a", "b"]'
-AT_ONCE_S = 0.05
+AT_ONCE_S = 0.5
 
 
 def asked(name, count, longest, tokens):
@@ -59,6 +59,7 @@ def test_twice_as_many_pages_are_wanted_as_there_are(report):
         assert pages(local, front_end) == [0]
 
 
+@pytest.mark.nightly
 def test_the_shape_of_a_real_one():
     oracle = asked("Real", 3, longest=20, tokens=4)
     with Local(

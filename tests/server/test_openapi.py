@@ -168,7 +168,7 @@ def test_a_fuzzer_that_reads_the_description_breaks_nothing(tmp_path, caplog):
     command += [
         f"--checks={','.join(CHECKS)}",
         "--continue-on-failure",
-        "--request-timeout=10",
+        "--request-timeout=60",
         "--no-color",
         "--workers=2",
     ]

@@ -402,7 +402,7 @@ os.environ["MC_MIN_RPC_PORT"], os.environ["MC_MAX_RPC_PORT"] = "16993", "16999"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_another_life_at_the_same_port_is_read():
     pytest.importorskip("mooncake")
