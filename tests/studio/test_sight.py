@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
+from tests.served.test_replicas import wait_for
 from tests.studio.browser import content, figure
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -100,7 +101,8 @@ def test_a_world_goes_on_forks_and_is_compared(house, open_page):
     page.get_by_label("Name").fill("frames")
     page.get_by_role("button", name="Add").click()
     page.get_by_label("pictures of frames").set_input_files([png(), png("gold")])
-    page.get_by_role("button", name="Begin a world").click()
+    with page.expect_response("**/v1/worlds") as begun:
+        page.get_by_role("button", name="Begin a world").click()
     page.get_by_label("Action").fill("1 2 3 4 5 6 7")
     first = page.get_by_role("region", name="World A")
     for at in range(2):
@@ -117,5 +119,8 @@ def test_a_world_goes_on_forks_and_is_compared(house, open_page):
     expect(second).to_contain_text("Nothing was done")
     page.get_by_role("button", name="End", exact=True).click()
     expect(second).to_be_hidden()
-    with page.expect_request(lambda one: one.method == "DELETE"):  # the other ends with the page
+    world = f"/v1/worlds/{begun.value.json()['id']}"
+    with house.client() as client:
+        assert client.get(world).status_code == 200
         page.goto("about:blank")
+        wait_for(lambda: client.get(world).status_code == 404)  # it ends with the page
