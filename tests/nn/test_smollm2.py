@@ -29,7 +29,7 @@ def example():
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_three_answers_alone_together_and_by_the_library(example):
     model = example.SmolLm2()

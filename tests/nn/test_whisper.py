@@ -63,7 +63,7 @@ def by_the_library(features):
     return made[0, len(START) :].tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_three_transcripts_alone_together_and_by_the_library():
     lines = [line.split() for line in WORDS.path().read_text().splitlines()]

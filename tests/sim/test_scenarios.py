@@ -80,7 +80,7 @@ def test_500_scenarios_with_several_conductors():
 @pytest.mark.parametrize(
     ("first", "count"),
     [
-        pytest.param(100_000, 2_500, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(100_000, 1_500, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(100_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param(125_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
     ],
