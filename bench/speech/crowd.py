@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def served(model: Any, requests: Sequence[Any]) -> Generator[Callable[[], tuple[float, float, int]]]:
-    """A function that makes all requests at once: seconds until the last ends, until half have sound, and samples."""
+def served(model: Any) -> Generator[Callable[[Sequence[Any]], tuple[float, float, int]]]:
+    """A function that makes requests, all at once: seconds until the last ends, until half have sound, and samples."""
     with serving(model) as front_end:
-        yield lambda: _run(front_end, requests)
+        yield functools.partial(_run, front_end)
 
 
 def _run(front_end: FrontEnd, requests: Sequence[Any]) -> tuple[float, float, int]:

@@ -32,9 +32,9 @@ def rows() -> Sequence[Row]:
     folder, model = Path(FETCHED).expanduser(), Kokoro()
     with pytest.MonkeyPatch.context() as patched, one_thread(), ExitStack() as stack:
         library = tiny.library(folder, patched)
-        run = stack.enter_context(served(model, [SPEECH]))
-        run()
-        ours, first, samples = run()
+        run = stack.enter_context(served(model))
+        run([SPEECH])
+        ours, first, samples = run([SPEECH])
         begun, spoken = time.perf_counter(), 0
         for phonemes in model.reader.phonemes(SPEECH.text, SPEECH.voice):
             style = model.checkpoint.voice(SPEECH.voice)[len(phonemes) - 1]

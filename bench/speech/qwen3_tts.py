@@ -59,11 +59,11 @@ def rows() -> Sequence[Row]:
     with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
         model = Ragged(tiny.save(Path(folder)), sampling=Sampling(repetition_penalty=1.05))
         requests = [Speech(f"w20 w21 w{30 + length}", "vivian", seed=length) for length in LENGTHS]
-        run = stack.enter_context(served(model, requests))
-        run()
+        run = stack.enter_context(served(model))
+        run(requests)
         theirs, ours = list[float](), list[tuple[float, float, int]]()
         for _ in range(ROUNDS):
-            ours.append(run())
+            ours.append(run(requests))
             theirs.append(one_by_one(model, requests))
     return [
         Row("a plain loop, one by one", "s", theirs),

@@ -75,7 +75,7 @@ def flatten(
     if native.is_native(weight.dtype, weight.device):
         _merge_linears(module)
         fuse(graph)
-        _pack_int8(module) if is_int8 else _pack(module)
+        _pack(module, is_int8=is_int8)
     graph.eliminate_dead_code()
     _keep_only_used(module)
     module.recompile()
@@ -139,33 +139,24 @@ def _constant(module: GraphModule, value: Tensor) -> Node:
     return node
 
 
-def _pack(module: GraphModule) -> None:
-    """Matrices in the order in which oneDNN reads them, so that it need not reorder them at each step."""
-    for node in list(module.graph.nodes):
-        if node.target is not aten.linear.default:
-            continue
-        weight = _parameter(module, node.args[1])
-        if weight is None or (weight.dtype is not torch.bfloat16 and weight.numel() < _LARGE):
-            continue
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
-        with module.graph.inserting_before(node):
-            place = _constant(module, packed)
-        bias = node.args[2] if len(node.args) > 2 else None
-        node.target = torch.ops.mkldnn._linear_pointwise.default
-        node.args = (node.args[0], place, bias, "none", [], "")
-
-
-def _pack_int8(module: GraphModule) -> None:
-    """Matrices as 8-bit integers, which are half as much to read."""
+def _pack(module: GraphModule, *, is_int8: bool) -> None:
+    """Matrices in the order in which they are read, by whatever multiplies such ones fastest."""
     for node in list(module.graph.nodes):
         weight = _parameter(module, node.args[1]) if node.target is aten.linear.default else None
         if weight is None:
             continue
         with module.graph.inserting_before(node):
-            parts = [_constant(module, part) for part in int8.pack(weight)]
-        bias = node.args[2] if len(node.args) > 2 else None
-        node.target = native.linear_int8
-        node.args = (node.args[0], *parts, bias)
+            bias = node.args[2] if len(node.args) > 2 else None
+            if is_int8:  # half as much to read
+                parts = [_constant(module, part) for part in int8.pack(weight)]
+                node.target, node.args = native.linear_int8, (node.args[0], *parts, bias)
+            elif weight.dtype is torch.bfloat16 and not native.multiplies_bf16():
+                place = _constant(module, native.tiles(weight))
+                node.target, node.args = native.linear, (node.args[0], place, len(weight), bias)
+            elif weight.dtype is torch.bfloat16 or weight.numel() >= _LARGE:
+                place = _constant(module, torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR))
+                node.target = torch.ops.mkldnn._linear_pointwise.default
+                node.args = (node.args[0], place, bias, "none", [], "")
 
 
 _LARGE = 1 << 23

@@ -1,7 +1,8 @@
 """The code predictor of Qwen3-TTS and Qwen3-Omni, for a batch of frames: layers of a Qwen3 with a cache of one frame.
 
 transformers has such layers, and spends most of its time around them: a frame is fifteen steps of a small network. Here
-matrices that read the same input are one, and the cache has a fixed size. How codes are chosen is not known here.
+matrices that read the same input are one, the cache has a fixed size, and where there are kernels for it a step is one
+call. How codes are chosen is not known here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from mstar.nn import native
 
 
 class ResidualCodes:
@@ -33,13 +36,16 @@ class ResidualCodes:
         self._narrow = narrow or None  # it has none where both sizes are equal
         self._norm = own["model.norm.weight"]
         numbers = range(shape["num_hidden_layers"])
-        self._layers = [_Layer(own, f"model.layers.{number}.", self._heads, self._kv_heads) for number in numbers]
+        self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
         angles = torch.outer(
             torch.arange(self.groups + 1.0),
             shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size),
         ).repeat(1, 2)
         self._cos, self._sin = angles.cos().to(self._norm), angles.sin().to(self._norm)
-        self._sin[:, : self._size // 2] *= -1  # what is turned has its halves swapped, and the first negated
+        self._native = None
+        if native.is_native(self._norm.dtype, self._norm.device):
+            self._native = (native.Layer * len(self._layers))(*(layer.packed() for layer in self._layers))
+            self._outputs = [native.tiles(output) for output in self._outputs]
 
     @torch.inference_mode()
     def frames(self, first: Tensor, thought: Tensor, choose: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -49,46 +55,73 @@ class ResidualCodes:
         """
         heard = self._first[first[:, 0]]
         given = torch.stack([thought, heard], 1)
-        shape = (len(self._layers), 2, len(first), self._kv_heads, self.groups, self._size)
+        shape = (len(self._layers), 2, len(first), self.groups, self._kv_heads, self._size)
         cache, end, codes = given.new_empty(shape), 0, [first]
         for embedding, output in zip(self._embeddings, self._outputs, strict=True):
             start, end = end, end + given.shape[1]
             hidden = given if self._narrow is None else linear(given, *self._narrow)
-            for layer, kept in zip(self._layers, cache, strict=True):
-                hidden = self._run(layer, hidden, kept, start)
-            last = rms_norm(hidden[:, -1], self._norm.shape, self._norm, self._eps)
-            codes.append(choose(linear(last, output)))
+            hidden = self._run(hidden, cache, start)
+            codes.append(choose(self._scores(hidden[:, -1], output, len(embedding))))
             given = embedding[codes[-1]]
             heard = heard + given[:, 0]
         return torch.cat(codes, 1), heard
 
-    def _run(self, layer: _Layer, hidden: Tensor, kept: Tensor, start: int) -> Tensor:
-        """One layer, for positions from `start` on; what it keeps of those before is in `kept`."""
-        end = start + hidden.shape[1]
-        joined = linear(rms_norm(hidden, layer.before.shape, layer.before, self._eps), layer.attend)
-        heads = joined.unflatten(-1, (-1, self._size)).transpose(1, 2)
-        heads, value = heads.split([self._heads + self._kv_heads, self._kv_heads], 1)
-        heads = rms_norm(heads, heads.shape[-1:], None, self._eps) * layer.even
-        heads = heads * self._cos[start:end] + heads.roll(self._size // 2, -1) * self._sin[start:end]
-        query, key = heads.split([self._heads, self._kv_heads], 1)
-        kept[0, :, :, start:end], kept[1, :, :, start:end] = key, value
-        keys, values = kept[:, :, :, :end]
-        seen = scaled_dot_product_attention(query, keys, values, is_causal=start == 0, enable_gqa=True)
+    def _run(self, hidden: Tensor, cache: Tensor, start: int) -> Tensor:
+        """All layers, for positions from `start` on. What is given may be overwritten."""
+        if self._native is None:
+            for layer, kept in zip(self._layers, cache, strict=True):
+                hidden = self._run_layer(layer, hidden, kept, start)
+            return hidden
+        widths = (hidden.shape[2], self._layers[0].hidden, self._heads, self._kv_heads, self._size, self.groups)
+        sizes = native.Sizes(*hidden.shape[:2], *widths, self._eps)
+        native.run_layers(hidden, self._native, cache, (self._cos, self._sin), sizes, start)
+        return hidden
+
+    def _scores(self, last: Tensor, output: Tensor, count: int) -> Tensor:
+        """Logits of so many codes."""
+        if self._native is None:
+            return linear(rms_norm(last, self._norm.shape, self._norm, self._eps), output)
+        return native.linear(native.rms_norm(last, self._norm, self._eps), output, count, None)
+
+    def _run_layer(self, layer: _Layer, hidden: Tensor, kept: Tensor, start: int) -> Tensor:
+        """One layer; what it keeps of the positions before is in `kept`."""
+        end, heads = start + hidden.shape[1], [self._heads, self._kv_heads, self._kv_heads]
+        joined = linear(rms_norm(hidden, layer.before.shape, layer.before, self._eps), layer.joined)
+        query, key, kept[1, :, start:end] = joined.unflatten(-1, (-1, self._size)).split(heads, 2)
+        query, kept[0, :, start:end] = self._turned(query, layer.query, start), self._turned(key, layer.key, start)
+        keys, values = kept[:, :, :end].transpose(2, 3)
+        seen = scaled_dot_product_attention(
+            query.transpose(1, 2), keys, values, is_causal=start == 0, enable_gqa=True
+        )
         hidden = hidden + linear(seen.transpose(1, 2).flatten(2), layer.output)
         gate, up = linear(rms_norm(hidden, layer.between.shape, layer.between, self._eps), layer.widen).chunk(2, -1)
         return hidden + linear(silu(gate) * up, layer.narrow)
+
+    def _turned(self, heads: Tensor, weight: Tensor, start: int) -> Tensor:
+        """[rows, tokens, heads, size], normed and turned."""
+        heads = rms_norm(heads, weight.shape, weight, self._eps)
+        cos, sin = (one[start : start + heads.shape[1], None] for one in (self._cos, self._sin))
+        low, high = heads.chunk(2, -1)
+        return heads * cos + torch.cat([-high, low], -1) * sin
 
 
 class _Layer:
     """The matrices of one layer, those of one input joined."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], name: str, heads: int, kv_heads: int) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
         def of(*parts: str) -> Tensor:
             return torch.cat([tensors[f"{name}{part}.weight"] for part in parts])
 
         self.before, self.between = of("input_layernorm"), of("post_attention_layernorm")
-        query, key = of("self_attn.q_norm"), of("self_attn.k_norm")
-        self.even = torch.stack([query] * heads + [key] * kv_heads)[:, None]
-        self.attend = of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.query, self.key = of("self_attn.q_norm"), of("self_attn.k_norm")
+        self.joined = of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = of("self_attn.o_proj")
         self.widen, self.narrow = of("mlp.gate_proj", "mlp.up_proj"), of("mlp.down_proj")
+        self.hidden = self.narrow.shape[1]
+
+    def packed(self) -> native.Layer:
+        """The same for the kernels. From now on its matrices are tiles."""
+        self.joined, self.output, self.widen, self.narrow = map(
+            native.tiles, (self.joined, self.output, self.widen, self.narrow)
+        )
+        return native.Layer(**{name: getattr(self, name).data_ptr() for name, _ in native.Layer._fields_})

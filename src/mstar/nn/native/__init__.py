@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_PARTS = ("kernels.cpp", "int8.h")
+_PARTS = ("kernels.cpp", "linear.h", "layers.h", "int8.h")
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-w"),
     # What -ffast-math stands for, without the linker's part in it: that would change how the whole process rounds.
@@ -36,6 +36,8 @@ _ARGUMENTS = {
     "silu_mul": [_POINTER] * 2 + [_LONG] * 2,
     "argmax": [_POINTER] * 2 + [_LONG] * 3,
     "rotate": [_POINTER] * 4 + [_LONG] * 4,
+    "linear": [_POINTER] * 4 + [_LONG] * 3,
+    "run_layers": [_POINTER] * 2 + [_LONG] + [_POINTER] * 4 + [_LONG],
     "linear_int8": [_POINTER] * 5 + [_LONG] * 4,
     "write": [_POINTER] * 5 + [_LONG] * 4,
     "attend": [_POINTER] * 5 + [_LONG] * 4 + [_FLOAT, _LONG],
@@ -95,6 +97,12 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in _SUFFIX and device.type == "cpu" and _library() is not None
 
 
+@functools.cache
+def multiplies_bf16() -> bool:
+    """Whether this processor has instructions for products of bf16. If not, libraries are slow with it."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension."""
     x = x.contiguous()
@@ -144,6 +152,33 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
+_COLUMNS = 32
+"""So many columns a tile of a matrix has."""
+
+
+def tiles(weight: Tensor) -> Tensor:
+    """A matrix, [out, in], in the order in which `linear` reads it: [tiles, in, columns], zeros up to the end.
+
+    In bf16 a column of the first half of a tile and one of the second alternate.
+    """
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % _COLUMNS))
+    whole = padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2)
+    if weight.dtype is torch.bfloat16:
+        whole = whole.unflatten(2, (2, _COLUMNS // 2)).transpose(2, 3).flatten(2)
+    return whole.contiguous()
+
+
+def linear(x: Tensor, tiles: Tensor, columns: int, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias over the last dimension of x. No row's result depends on the others."""
+    x = x.contiguous()
+    size = x.shape[-1]
+    out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype)
+    run = _kernel("linear", x.dtype)
+    pointers = (out.data_ptr(), x.data_ptr(), tiles.data_ptr(), None if bias is None else bias.data_ptr())
+    run(*pointers, x.numel() // size, size, columns)
+    return out
+
+
 def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias over the last dimension of x, whose rows become integers too. See `mstar.nn.int8`.
 
@@ -156,6 +191,36 @@ def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -
     pointers = (out.data_ptr(), x.data_ptr(), tiles.data_ptr(), scales.data_ptr())
     run(*pointers, None if bias is None else bias.data_ptr(), x.numel() // size, size, columns, tiles.shape[1] * 64)
     return out
+
+
+class Layer(ctypes.Structure):
+    """Where the norms and, in tiles, the matrices of a layer are. The tensors must outlive it."""
+
+    _fields_ = tuple(
+        (name, _POINTER) for name in ("before", "joined", "query", "key", "output", "between", "widen", "narrow")
+    )
+
+
+class Sizes(ctypes.Structure):
+    """Of what `run_layers` is given, and of what a row remembers."""
+
+    _fields_ = (
+        *((name, _LONG) for name in ("rows", "tokens", "width", "hidden", "heads", "key_heads", "size", "positions")),
+        ("epsilon", _FLOAT),
+    )
+
+
+def run_layers(
+    hidden: Tensor, layers: ctypes.Array[Layer], kept: Tensor, angles: tuple[Tensor, Tensor], sizes: Sizes, start: int
+) -> None:
+    """[rows, tokens, width] through all layers, in its place; the first token of each row stands at `start`.
+
+    kept is [layers, 2, rows, positions, key heads, size]; the angles are [positions, size].
+    """
+    cosines, sines = angles
+    pointers = (kept.data_ptr(), cosines.data_ptr(), sines.data_ptr(), ctypes.addressof(sizes))
+    run = _kernel("run_layers", hidden.dtype)
+    run(hidden.data_ptr(), ctypes.addressof(layers), len(layers), *pointers, start)
 
 
 def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Tensor) -> None:

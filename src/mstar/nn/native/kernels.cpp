@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -65,11 +66,20 @@ inline float exponential(float x) {
 
 constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it does
 
+// Runs each of so many, by all threads if it is much; if not they are not even asked, which takes a microsecond.
+template <typename Run> void each(long count, bool is_much, const Run &run) {
+    if (!is_much) {
+        for (long i = 0; i < count; ++i) run(i);
+        return;
+    }
+#pragma omp parallel for
+    for (long i = 0; i < count; ++i) run(i);
+}
+
 // x / rms(x), rounded, times weight. With `more`, x + more instead of x, which `sum_out` receives.
 template <typename T>
 void rms_norm(T *out, T *sum_out, const T *x, const T *more, const T *weight, long rows, long size, float epsilon) {
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; ++row) {
+    each(rows, rows * size > SMALL, [=](long row) {
         const T *from = x + row * size;
         if (more != nullptr) {
             T *to = sum_out + row * size;
@@ -81,28 +91,26 @@ void rms_norm(T *out, T *sum_out, const T *x, const T *more, const T *weight, lo
         const float scale = 1.0f / std::sqrt(sum / size + epsilon);
         for (long i = 0; i < size; ++i)
             out[row * size + i] = from_float<T>(rounded<T>(to_float(from[i]) * scale) * to_float(weight[i]));
-    }
+    });
 }
 
 // silu of the first half of each row, times its second half.
 template <typename T> void silu_mul(T *out, const T *x, long rows, long size) {
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; ++row) {
+    each(rows, rows * size > SMALL, [=](long row) {
         const T *gate = x + row * 2 * size, *up = gate + size;
         for (long i = 0; i < size; ++i) {
             const float g = to_float(gate[i]);
             const float activated = rounded<T>(g / (1.0f + exponential(-g)));
             out[row * size + i] = from_float<T>(activated * to_float(up[i]));
         }
-    }
+    });
 }
 
 // Rotates the halves of each head by the angles of its token. x is [tokens, heads, size] with rows of `stride`.
 template <typename T>
 void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads, long size, long stride) {
     const long half = size / 2;
-#pragma omp parallel for if (tokens * heads * size > SMALL)
-    for (long token = 0; token < tokens; ++token)
+    each(tokens, tokens * heads * size > SMALL, [=](long token) {
         for (long head = 0; head < heads; ++head) {
             const T *from = x + token * stride + head * size;
             const T *c = cosines + token * size, *s = sines + token * size;
@@ -114,6 +122,7 @@ void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, l
                     from_float<T>(rounded<T>(high * to_float(c[i + half])) + rounded<T>(low * to_float(s[i + half])));
             }
         }
+    });
 }
 
 inline uint32_t magnitude(float x) {  // by its bits: the compiler is told that there is no NaN and no infinity
@@ -356,6 +365,10 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
     attend(out, query.data(), keys, values, pages, heads, key_heads, size, heads * size, scale, window);
 }
 
+#include "linear.h"
+
+#include "layers.h"
+
 #include "int8.h"
 
 }  // namespace
@@ -372,6 +385,14 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
     extern "C" void rotate_##NAME(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads,       \
                                   long size, long stride) {                                                            \
         rotate(out, x, cosines, sines, tokens, heads, size, stride);                                                   \
+    }                                                                                                                  \
+    extern "C" void linear_##NAME(T *out, const T *x, const T *tiles, const T *bias, long rows, long size,              \
+                                  long columns) {                                                                      \
+        linear(out, x, tiles, bias, rows, size, columns);                                                              \
+    }                                                                                                                  \
+    extern "C" void run_layers_##NAME(T *hidden, const Layer<T> *layers, long count, T *kept, const T *cosines,         \
+                                      const T *sines, const Sizes *sizes, long start) {                                \
+        run_layers(hidden, layers, count, kept, cosines, sines, *sizes, start);                                        \
     }                                                                                                                  \
     extern "C" void linear_int8_##NAME(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias,   \
                                        long rows, long size, long columns, long depth) {                  \
