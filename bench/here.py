@@ -28,7 +28,8 @@ def one_thread() -> Generator[None]:
 
 @contextmanager
 def serving(model: Any) -> Generator[FrontEnd]:
-    """A front end of a deployment that serves a model as `NAME`."""
+    """A front end of a deployment that serves a model as `NAME`, in a process that is as a server's."""
+    from mstar import interpreter
     from mstar.launch.together import Together
     from mstar.plan.compile import plan
     from mstar.plan.deployment import Deployed
@@ -38,6 +39,7 @@ def serving(model: Any) -> Generator[FrontEnd]:
     with Together({NAME: Deployed(model, plan(model.graphs()))}) as deployment:
         front_end = FrontEnd(deployment.node, Peer("front", 0), deployment.conductors)
         deployment.add(front_end)
+        interpreter.settle()
         yield front_end
 
 

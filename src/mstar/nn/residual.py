@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from mstar.nn import native
+from mstar.nn.native import networks
 
 
 class ResidualCodes:
@@ -44,7 +45,7 @@ class ResidualCodes:
         self._cos, self._sin = angles.cos().to(self._norm), angles.sin().to(self._norm)
         self._native = None
         if native.is_native(self._norm.dtype, self._norm.device):
-            self._native = (native.Layer * len(self._layers))(*(layer.packed() for layer in self._layers))
+            self._native = (networks.Layer * len(self._layers))(*(layer.packed() for layer in self._layers))
             self._outputs = [native.tiles(output) for output in self._outputs]
 
     @torch.inference_mode()
@@ -73,8 +74,8 @@ class ResidualCodes:
                 hidden = self._run_layer(layer, hidden, kept, start)
             return hidden
         widths = (hidden.shape[2], self._layers[0].hidden, self._heads, self._kv_heads, self._size, self.groups)
-        sizes = native.Sizes(*hidden.shape[:2], *widths, self._eps)
-        native.run_layers(hidden, self._native, cache, (self._cos, self._sin), sizes, start)
+        sizes = networks.Sizes(*hidden.shape[:2], *widths, self._eps)
+        networks.run_layers(hidden, self._native, cache, (self._cos, self._sin), sizes, start)
         return hidden
 
     def _scores(self, last: Tensor, output: Tensor, count: int) -> Tensor:
@@ -119,9 +120,9 @@ class _Layer:
         self.widen, self.narrow = of("mlp.gate_proj", "mlp.up_proj"), of("mlp.down_proj")
         self.hidden = self.narrow.shape[1]
 
-    def packed(self) -> native.Layer:
+    def packed(self) -> networks.Layer:
         """The same for the kernels. From now on its matrices are tiles."""
         self.joined, self.output, self.widen, self.narrow = map(
             native.tiles, (self.joined, self.output, self.widen, self.narrow)
         )
-        return native.Layer(**{name: getattr(self, name).data_ptr() for name, _ in native.Layer._fields_})
+        return networks.Layer(**{name: getattr(self, name).data_ptr() for name, _ in networks.Layer._fields_})

@@ -8,8 +8,8 @@ is never read again. Needs torch, and is imported where an op runs. Which reques
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from mstar.models.vjepa2.checkpoint import Shape, Sizes
 from mstar.models.vjepa2.world import Part, together
+from mstar.nn import native
+from mstar.nn.native import networks
 
 _HIDDEN_BYTES = 1 << 20
 """So much of a layer's widest product is computed at once: it stays in a core's own cache."""
@@ -32,7 +34,7 @@ class Turns(NamedTuple):
     own: Tensor
     right: Tensor
     left: Tensor
-    """Without the first channel, to the left of which there is none."""
+    """Nothing of what is to the left of the first channel."""
 
 
 def turns(places: Sequence[tuple[int, int, int]], shape: Shape, like: Tensor) -> Turns:
@@ -46,7 +48,7 @@ def turns(places: Sequence[tuple[int, int, int]], shape: Shape, like: Tensor) ->
     angles = torch.tensor(places, dtype=torch.float64)[:, :, None] * steps.repeat(2)
     angles = nn.functional.pad(angles.flatten(1), (0, size - 3 * part)).repeat(1, 2 * shape.heads)
     odd = torch.arange(angles.shape[1]) % 2
-    return Turns(*(one.to(like) for one in (angles.cos(), -angles.sin() * (1 - odd), (angles.sin() * odd)[:, 1:])))
+    return Turns(*(one.to(like) for one in (angles.cos(), -angles.sin() * (1 - odd), angles.sin() * odd)))
 
 
 class Block(nn.Module):
@@ -79,13 +81,46 @@ class Block(nn.Module):
         hidden = linear(layer_norm(x, (width,), *norm2, eps).view(-1, width), *fc1)
         return linear(torch.ops.aten.gelu_(hidden), *fc2).view(x.shape).add_(x)
 
+    def packed(self) -> Iterator[Tensor]:
+        """Weights and biases for the kernels: norms as they are, matrices in tiles."""
+        for norm, parts in ((self.norm1, self.attn), (self.norm2, self.mlp)):
+            yield from (norm.weight, norm.bias)
+            for part in parts.values():
+                yield from (native.tiles(part.weight), part.bias)  # pyright: ignore[reportArgumentType, reportReturnType]
+
     def _turned(self, read: Tensor, by: Turns) -> Tensor:
         """Queries and keys of [rows, tokens, 3 * width], turned. A neighbour is the same memory, one further."""
         count = 2 * self.shape.width
         result = read.narrow(2, 0, count) * by.own
         result.addcmul_(read.narrow(2, 1, count), by.right)
-        result.narrow(2, 1, count - 1).addcmul_(read.narrow(2, 0, count - 1), by.left)
+        result.narrow(2, 1, count - 1).addcmul_(read.narrow(2, 0, count - 1), by.left[..., 1:])
         return result
+
+
+class Fused:
+    """All layers of a network in one call. Only where there are kernels for it."""
+
+    def __init__(self, blocks: Sequence[Block], shape: Shape) -> None:
+        self._shape = shape
+        self._tensors = [part for block in blocks for part in block.packed()]  # which the addresses below are of
+        places, count = iter([one.data_ptr() for one in self._tensors]), len(networks.Block._fields_)
+        self._blocks = (networks.Block * len(blocks))(*(networks.Block(*islice(places, count)) for _ in blocks))
+
+    def __call__(self, x: Tensor, by: Turns, part: Part | None = None) -> None:
+        """[rows, tokens, width], in its place, which see themselves, or with a part all that it remembers."""
+        shape, kept = self._shape, None
+        if part is not None:
+            shared = networks.Kept() if part.shared is None else networks.Kept.of(part.shared.cells, part.shared.length)
+            kept = shared, networks.Kept.of(part.own.cells.narrow(2, part.first, part.count), part.own.length)
+        stage = networks.Stage(*x.shape, shape.hidden, shape.heads, shape.eps)
+        networks.run_blocks(x, self._blocks, networks.Turns(*(one.data_ptr() for one in by)), kept, stage)
+
+
+def fused(blocks: nn.ModuleList, shape: Shape) -> Fused | None:
+    """These layers in one call, if there are kernels for them."""
+    weight = blocks[0].norm1.weight
+    is_native = isinstance(weight, Tensor) and native.is_native(weight.dtype, weight.device)
+    return Fused([*blocks], shape) if is_native else None  # pyright: ignore[reportArgumentType]
 
 
 class Encoder(nn.Module):
@@ -104,9 +139,16 @@ class Encoder(nn.Module):
         x = self.patch_embed["proj"](clips.to(self.norm.weight.dtype))
         by = self._turns(*x.shape[2:])
         x = x.flatten(2).transpose(1, 2).contiguous()
+        if self._fused is not None:
+            self._fused(x, by)
+            return self.norm(x)
         for block in self.blocks:
             x = block(x, by, scaled_dot_product_attention)
         return self.norm(x)
+
+    @functools.cached_property
+    def _fused(self) -> Fused | None:
+        return fused(self.blocks, self.sizes.encoder)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - a network lives as long as its process
     def _turns(self, *grid: int) -> Turns:
@@ -132,6 +174,10 @@ class Predictor(nn.Module):
         self.predictor_norm = nn.LayerNorm(width, shape.eps)
         self.predictor_proj = nn.Linear(width, sizes.encoder.width)
 
+    @functools.cached_property
+    def _fused(self) -> Fused | None:
+        return fused(self.predictor_blocks, self.shape)
+
     @property
     def rows_at_once(self) -> int:
         """How many rows go through the layers together."""
@@ -148,6 +194,10 @@ class Predictor(nn.Module):
         told = [self.action_encoder(actions.to(like)), self.state_encoder(poses.to(like))]
         x = torch.cat([torch.stack(told, 1), self.predictor_embed(seen.to(like))], 1)
         by = [self._turns(part.start // self.tokens) for part in parts]
+        if self._fused is not None:
+            for own, turned, part in zip(x.split([part.count for part in parts]), by, parts, strict=True):
+                self._fused(own, turned, part)
+            return self.predictor_proj(self.predictor_norm(x[:, 2:]))
         if any(one is not by[0] for one in by):
             spread = [[table.expand(part.count, -1, -1) for table in one] for one, part in zip(by, parts, strict=True)]
             by = [Turns(*map(torch.cat, zip(*spread, strict=True)))]

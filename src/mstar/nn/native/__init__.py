@@ -22,26 +22,29 @@ import torch
 from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_PARTS = ("kernels.cpp", "linear.h", "layers.h", "int8.h")
+_PARTS = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-w"),
     # What -ffast-math stands for, without the linker's part in it: that would change how the whole process rounds.
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
 )
+_WIDE = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
+"""Vectors as long as the processor's: of its own accord g++ takes half of it."""
 _SUFFIX = {torch.bfloat16: "bf16", torch.float32: "float"}
-_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 _ARGUMENTS = {
-    "rms_norm": [_POINTER] * 5 + [_LONG] * 2 + [_FLOAT],
-    "silu_mul": [_POINTER] * 2 + [_LONG] * 2,
-    "argmax": [_POINTER] * 2 + [_LONG] * 3,
-    "rotate": [_POINTER] * 4 + [_LONG] * 4,
-    "linear": [_POINTER] * 4 + [_LONG] * 3,
-    "run_layers": [_POINTER] * 2 + [_LONG] + [_POINTER] * 4 + [_LONG],
-    "linear_int8": [_POINTER] * 5 + [_LONG] * 4,
-    "write": [_POINTER] * 5 + [_LONG] * 4,
-    "attend": [_POINTER] * 5 + [_LONG] * 4 + [_FLOAT, _LONG],
-    "attend_joined": [_POINTER] * 7 + [_LONG] * 3 + [_FLOAT, _LONG],
+    "rms_norm": [POINTER] * 5 + [LONG] * 2 + [FLOAT],
+    "silu_mul": [POINTER] * 2 + [LONG] * 2,
+    "argmax": [POINTER] * 2 + [LONG] * 3,
+    "rotate": [POINTER] * 4 + [LONG] * 4,
+    "linear": [POINTER] * 4 + [LONG] * 3,
+    "run_layers": [POINTER] * 2 + [LONG] + [POINTER] * 4 + [LONG],
+    "run_blocks": [POINTER] * 2 + [LONG] + [POINTER] * 4,
+    "linear_int8": [POINTER] * 5 + [LONG] * 4,
+    "write": [POINTER] * 5 + [LONG] * 4,
+    "attend": [POINTER] * 5 + [LONG] * 4 + [FLOAT, LONG],
+    "attend_joined": [POINTER] * 7 + [LONG] * 3 + [FLOAT, LONG],
 }
 
 
@@ -61,7 +64,7 @@ def _library() -> ctypes.CDLL | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            done = subprocess.run([compiler, *_FLAGS, "-o", made, _SOURCE], capture_output=True, text=True, check=False)
+            done = subprocess.run([compiler, *_FLAGS, *_WIDE, "-o", made, _SOURCE], capture_output=True, text=True, check=False)
             if done.returncode:
                 said = f"{compiler} could not build the fused kernels, so steps are slower: {done.stderr[:500]}"
                 warnings.warn(f"{said}\n  fix: install a current g++", NoCompiler, stacklevel=2)
@@ -79,16 +82,17 @@ def _digest(compiler: str) -> str:
     told = Path("/proc/cpuinfo")
     features = [line for line in told.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
     sources = [_SOURCE.with_name(name).read_text() for name in _PARTS]
-    parts = (*sources, *_FLAGS, compiler, platform.machine(), *features[:2])
+    parts = (*sources, *_FLAGS, *_WIDE, compiler, platform.machine(), *features[:2])
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
 @functools.cache
-def _kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """A function of the kernels, for tensors like this."""
     library = _library()
     assert library is not None
     found: Any = getattr(library, f"{name}_{_SUFFIX[dtype]}")
-    found.argtypes, found.restype = _ARGUMENTS[name], _LONG if name == "argmax" else None
+    found.argtypes, found.restype = _ARGUMENTS[name], LONG if name == "argmax" else None
     return found
 
 
@@ -107,7 +111,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension."""
     x = x.contiguous()
     out, size = torch.empty_like(x), x.shape[-1]
-    run = _kernel("rms_norm", x.dtype)
+    run = kernel("rms_norm", x.dtype)
     run(out.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(), x.numel() // size, size, epsilon)
     return out
 
@@ -117,7 +121,7 @@ def add_norm(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[T
     x, more = x.contiguous(), more.contiguous()
     total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     pointers = (out.data_ptr(), total.data_ptr(), x.data_ptr(), more.data_ptr(), weight.data_ptr())
-    _kernel("rms_norm", x.dtype)(*pointers, x.numel() // size, size, epsilon)
+    kernel("rms_norm", x.dtype)(*pointers, x.numel() // size, size, epsilon)
     return total, out
 
 
@@ -126,7 +130,7 @@ def silu_mul(x: Tensor) -> Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
-    _kernel("silu_mul", x.dtype)(out.data_ptr(), x.data_ptr(), out.numel() // size, size)
+    kernel("silu_mul", x.dtype)(out.data_ptr(), x.data_ptr(), out.numel() // size, size)
     return out
 
 
@@ -134,7 +138,7 @@ def argmax(x: Tensor) -> tuple[Tensor, bool]:
     """The first of the largest numbers of each row, or of its NaNs: [rows, size] to [rows, 1]; if all are finite."""
     rows, size = x.shape
     out = torch.empty((rows, 1), dtype=torch.int64)
-    wrong = _kernel("argmax", x.dtype)(out.data_ptr(), x.data_ptr(), rows, size, x.stride(0))
+    wrong = kernel("argmax", x.dtype)(out.data_ptr(), x.data_ptr(), rows, size, x.stride(0))
     return out, not wrong
 
 
@@ -147,7 +151,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     if x.stride(1) != size or x.stride(3) != 1:
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     out = torch.empty((1, tokens, heads, size), dtype=x.dtype)
-    run = _kernel("rotate", x.dtype)
+    run = kernel("rotate", x.dtype)
     run(out.data_ptr(), x.data_ptr(), cosines.data_ptr(), sines.data_ptr(), tokens, heads, size, x.stride(2))
     return out.transpose(1, 2)
 
@@ -173,7 +177,7 @@ def linear(x: Tensor, tiles: Tensor, columns: int, bias: Tensor | None) -> Tenso
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype)
-    run = _kernel("linear", x.dtype)
+    run = kernel("linear", x.dtype)
     pointers = (out.data_ptr(), x.data_ptr(), tiles.data_ptr(), None if bias is None else bias.data_ptr())
     run(*pointers, x.numel() // size, size, columns)
     return out
@@ -187,40 +191,10 @@ def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -
     x = x.contiguous()
     size, columns = x.shape[-1], len(scales)
     out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype)
-    run = _kernel("linear_int8", x.dtype)
+    run = kernel("linear_int8", x.dtype)
     pointers = (out.data_ptr(), x.data_ptr(), tiles.data_ptr(), scales.data_ptr())
     run(*pointers, None if bias is None else bias.data_ptr(), x.numel() // size, size, columns, tiles.shape[1] * 64)
     return out
-
-
-class Layer(ctypes.Structure):
-    """Where the norms and, in tiles, the matrices of a layer are. The tensors must outlive it."""
-
-    _fields_ = tuple(
-        (name, _POINTER) for name in ("before", "joined", "query", "key", "output", "between", "widen", "narrow")
-    )
-
-
-class Sizes(ctypes.Structure):
-    """Of what `run_layers` is given, and of what a row remembers."""
-
-    _fields_ = (
-        *((name, _LONG) for name in ("rows", "tokens", "width", "hidden", "heads", "key_heads", "size", "positions")),
-        ("epsilon", _FLOAT),
-    )
-
-
-def run_layers(
-    hidden: Tensor, layers: ctypes.Array[Layer], kept: Tensor, angles: tuple[Tensor, Tensor], sizes: Sizes, start: int
-) -> None:
-    """[rows, tokens, width] through all layers, in its place; the first token of each row stands at `start`.
-
-    kept is [layers, 2, rows, positions, key heads, size]; the angles are [positions, size].
-    """
-    cosines, sines = angles
-    pointers = (kept.data_ptr(), cosines.data_ptr(), sines.data_ptr(), ctypes.addressof(sizes))
-    run = _kernel("run_layers", hidden.dtype)
-    run(hidden.data_ptr(), ctypes.addressof(layers), len(layers), *pointers, start)
 
 
 def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Tensor) -> None:
@@ -228,7 +202,7 @@ def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Ten
     key, value = _rowwise(key), _rowwise(value)
     keys, values = memory
     row = keys.stride(0)
-    run = _kernel("write", keys.dtype)
+    run = kernel("write", keys.dtype)
     pointers = (keys.data_ptr(), values.data_ptr(), key.data_ptr(), value.data_ptr(), places.data_ptr())
     run(*pointers, len(places), row, key.stride(0), value.stride(0))
 
@@ -237,15 +211,15 @@ class Pages(ctypes.Structure):
     """What `attend` must know of a forward: see the kernels. The tensors must outlive it."""
 
     _fields_ = (
-        ("table", _POINTER),
-        ("width", _LONG),
-        ("page_size", _LONG),
-        ("request", _POINTER),
-        ("seen", _POINTER),
-        ("chosen", _POINTER),
-        ("count", _LONG),
-        ("places", _POINTER),
-        ("tokens", _LONG),
+        ("table", POINTER),
+        ("width", LONG),
+        ("page_size", LONG),
+        ("request", POINTER),
+        ("seen", POINTER),
+        ("chosen", POINTER),
+        ("count", LONG),
+        ("places", POINTER),
+        ("tokens", LONG),
     )
 
 
@@ -255,7 +229,7 @@ def attend(
     """Fill in [tokens, heads, size] for the chosen tokens of a forward. The query is [1, heads, tokens, size]."""
     query = _rowwise(query[0].transpose(0, 1))
     keys, values = memory
-    run = _kernel("attend", query.dtype)
+    run = kernel("attend", query.dtype)
     pointers = (out.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr(), ctypes.addressof(pages))
     run(*pointers, query.shape[1], keys.shape[1], query.shape[2], query.stride(0), scaling, window)
 
@@ -273,7 +247,7 @@ def attend_joined(
     out = torch.empty((1, joined.shape[1], width), dtype=joined.dtype)
     cosines, sines = angles
     pointers = (out.data_ptr(), joined.data_ptr(), cosines.data_ptr(), sines.data_ptr())
-    run = _kernel("attend_joined", joined.dtype)
+    run = kernel("attend_joined", joined.dtype)
     run(*pointers, keys.data_ptr(), values.data_ptr(), ctypes.addressof(pages), width // size, key_heads, size, *rule)
     return out
 

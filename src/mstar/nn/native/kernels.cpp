@@ -210,13 +210,23 @@ inline Lanes load(const bf16 *from) {
     return (Lanes)(whole << 16);
 }
 
-// The last lanes of a head whose size is no multiple of sixteen: what is beyond it counts as zero.
+// The last lanes of what is no multiple of sixteen: beyond it they are zero, and nothing is read.
+#ifdef __AVX512BW__
+inline __mmask16 mask_of(long left) { return left >= WIDE ? 0xffff : left > 0 ? (1u << left) - 1 : 0; }
+
+inline Lanes load(const float *from, long left) { return (Lanes)_mm512_maskz_loadu_ps(mask_of(left), from); }
+
+inline Lanes load(const bf16 *from, long left) {
+    return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask_of(left), from)), 16);
+}
+#else
 template <typename T> inline Lanes load(const T *from, long left) {
     if (left >= WIDE) return load(from);
     T padded[WIDE] = {};
-    std::memcpy(padded, from, left * sizeof(T));
+    if (left > 0) std::memcpy(padded, from, left * sizeof(T));
     return load(padded);
 }
+#endif
 
 // Lane k of the result is the sum of all lanes of x[k].
 inline Lanes sums(Lanes *x) {
@@ -369,6 +379,10 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
 
 #include "layers.h"
 
+#include "dense.h"
+
+#include "blocks.h"
+
 #include "int8.h"
 
 }  // namespace
@@ -388,11 +402,16 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
     }                                                                                                                  \
     extern "C" void linear_##NAME(T *out, const T *x, const T *tiles, const T *bias, long rows, long size,              \
                                   long columns) {                                                                      \
-        linear(out, x, tiles, bias, rows, size, columns);                                                              \
+        const T *none = nullptr;                                                                                       \
+        linear(out, x, tiles, bias, none, rows, size, columns, false);                                                 \
     }                                                                                                                  \
     extern "C" void run_layers_##NAME(T *hidden, const Layer<T> *layers, long count, T *kept, const T *cosines,         \
                                       const T *sines, const Sizes *sizes, long start) {                                \
         run_layers(hidden, layers, count, kept, cosines, sines, *sizes, start);                                        \
+    }                                                                                                                  \
+    extern "C" void run_blocks_##NAME(T *x, const Block<T> *blocks, long count, const Turns<T> *by,                     \
+                                      const Kept<T> *shared, const Kept<T> *kept, const Stage *stage) {                \
+        run_blocks(x, blocks, count, *by, *shared, *kept, *stage);                                                     \
     }                                                                                                                  \
     extern "C" void linear_int8_##NAME(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias,   \
                                        long rows, long size, long columns, long depth) {                  \

@@ -64,17 +64,17 @@ void run_layers(T *hidden, const Layer<T> *layers, long count, T *kept, const T 
         const Layer<T> &layer = layers[number];
         T *normed = scratch.normed.data(), *more = scratch.more.data();
         rms_norm<T>(normed, none, hidden, none, layer.before, all, is.width, is.epsilon);
-        linear<T>(scratch.joined.data(), normed, layer.joined, none, all, is.width, joined);
+        linear<T>(scratch.joined.data(), normed, layer.joined, none, none, all, is.width, joined, false);
         for (long row = 0; row < is.rows; ++row) {
             T *keys = kept + row * (half / is.rows), *values = keys + half;
             attend_row(scratch.seen.data() + row * is.tokens * own, scratch.joined.data() + row * is.tokens * joined,
                        keys, values, layer, cosines, sines, is, start, scratch);
         }
-        linear<T>(more, scratch.seen.data(), layer.output, none, all, own, is.width);
+        linear<T>(more, scratch.seen.data(), layer.output, none, none, all, own, is.width, false);
         rms_norm<T>(normed, hidden, hidden, more, layer.between, all, is.width, is.epsilon);
-        linear<T>(scratch.wide.data(), normed, layer.widen, none, all, is.width, 2 * is.hidden);
+        linear<T>(scratch.wide.data(), normed, layer.widen, none, none, all, is.width, 2 * is.hidden, false);
         silu_mul(scratch.gated.data(), scratch.wide.data(), all, is.hidden);
-        linear<T>(more, scratch.gated.data(), layer.narrow, none, all, is.hidden, is.width);
+        linear<T>(more, scratch.gated.data(), layer.narrow, none, none, all, is.hidden, is.width, false);
         add(hidden, more, all * is.width);
     }
 }

@@ -11,6 +11,7 @@ constexpr int ROWS = 3;
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return a * b + c; }
 #endif
 constexpr long COLUMNS = 2 * WIDE;  // of a tile, which is [depth][COLUMNS]; of bf16, lanes of both halves alternate
+constexpr float NOTHING[COLUMNS] = {};
 
 inline void load_pair(Lanes *pair, const float *from) {
     pair[0] = load(from);
@@ -25,26 +26,31 @@ inline void load_pair(Lanes *pair, const bf16 *from) {
     pair[1] = (Lanes)(both & 0xffff0000);
 }
 
-// sums = x tile for so many rows of x, which is [rows][size].
-template <typename T, int COUNT> void multiply_tile(float *sums, const float *x, const T *tile, long size) {
-    Lanes own[COUNT][2] = {};
-#pragma GCC unroll 2
+// sums = x tile + bias for so many rows of x, which are `stride` apart; if x is turned, its columns are.
+template <typename T, bool IS_TURNED, int COUNT>
+void multiply_tile(float *sums, const float *x, long stride, const T *tile, long size, const float *bias) {
+    Lanes own[COUNT][2], start[2];
+    load_pair(start, bias);
+    for (int row = 0; row < COUNT; ++row)
+        for (int half = 0; half < 2; ++half) own[row][half] = start[half];
     for (long k = 0; k < size; ++k) {
         Lanes pair[2];
         load_pair(pair, tile + k * COLUMNS);
         for (int row = 0; row < COUNT; ++row) {
-            const Lanes value = x[row * size + k] - Lanes{};
+            const Lanes value = (IS_TURNED ? x[k * stride + row] : x[row * stride + k]) - Lanes{};
             own[row][0] = multiply_add(value, pair[0], own[row][0]);
             own[row][1] = multiply_add(value, pair[1], own[row][1]);
         }
     }
-    std::memcpy(sums, own, sizeof own);
+    for (int row = 0; row < COUNT; ++row)
+        for (int half = 0; half < 2; ++half) std::memcpy(sums + row * COLUMNS + half * WIDE, &own[row][half], sizeof(Lanes));
 }
 
-template <typename T> using MultiplyTile = void (*)(float *, const float *, const T *, long);
+template <typename T> using MultiplyTile = void (*)(float *, const float *, long, const T *, long, const float *);
 
-template <typename T, int... COUNT> MultiplyTile<T> tile_of(long rows, std::integer_sequence<int, COUNT...>) {
-    static constexpr MultiplyTile<T> all[] = {multiply_tile<T, COUNT + 1>...};
+template <typename T, bool IS_TURNED, int... COUNT>
+MultiplyTile<T> tile_of(long rows, std::integer_sequence<int, COUNT...>) {
+    static constexpr MultiplyTile<T> all[] = {multiply_tile<T, IS_TURNED, COUNT + 1>...};
     return all[rows - 1];
 }
 
@@ -56,25 +62,61 @@ inline const float *as_floats(const bf16 *x, long count, std::vector<float> &mem
     return memory.data();
 }
 
-// x weight + bias. The weight lies in tiles, with zeros up to the last one's end.
+// x (1 + erf(x / sqrt 2)) / 2, to 1.5e-7 of x (Abramowitz and Stegun, 7.1.26).
+inline float gelu(float x) {
+    const float size = std::fabs(x), z = size * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * z);
+    float sum = 1.061405429f;
+    for (const float next : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) sum = sum * t + next;
+    return 0.5f * (x + size * (1.0f - sum * t * exponential(-z * z)));
+}
+
+// What becomes of so many sums of a row.
+template <typename T> void finish(T *out, const float *sums, const T *more, long count, bool has_gelu) {
+    if (has_gelu)
+        for (long i = 0; i < count; ++i) out[i] = from_float<T>(gelu(sums[i]));
+    else if (more)
+        for (long i = 0; i < count; ++i) out[i] = from_float<T>(sums[i] + to_float(more[i]));
+    else
+        for (long i = 0; i < count; ++i) out[i] = from_float<T>(sums[i]);
+}
+
+// x weight + bias, and gelu of that, or more added to it. The weight lies in tiles, with zeros up to the last one's end.
 template <typename T>
-void linear(T *out, const T *x, const T *tiles, const T *bias, long rows, long size, long columns) {
+void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, long rows, long size, long columns,
+            bool has_gelu) {
     static thread_local std::vector<float> memory;
     const float *wide = as_floats(x, rows * size, memory);
     each((columns + COLUMNS - 1) / COLUMNS, rows * size * columns > SMALL * 64, [=](long number) {
-        const long first = number * COLUMNS;
-        const T *tile = tiles + first * size;
-        const long width = std::min(COLUMNS, columns - first);
-        alignas(64) float sums[ROWS * COLUMNS];
+        const long first = number * COLUMNS, width = std::min(COLUMNS, columns - first);
+        alignas(64) float sums[ROWS * COLUMNS], own_bias[COLUMNS] = {};
+        for (long i = 0; bias && i < width; ++i) own_bias[i] = to_float(bias[first + i]);
         for (long top = 0; top < rows; top += ROWS) {
             const long height = std::min<long>(ROWS, rows - top);
-            tile_of<T>(height, std::make_integer_sequence<int, ROWS>())(sums, wide + top * size, tile, size);
-            for (long row = 0; row < height; ++row)
-                for (long i = 0; i < width; ++i) {
-                    const float sum = sums[row * COLUMNS + i];
-                    out[(top + row) * columns + first + i] =
-                        from_float<T>(bias ? sum + to_float(bias[first + i]) : sum);
-                }
+            const auto multiply = tile_of<T, false>(height, std::make_integer_sequence<int, ROWS>());
+            multiply(sums, wide + top * size, size, tiles + first * size, size, own_bias);
+            for (long row = 0; row < height; ++row) {
+                const long at = (top + row) * columns + first;
+                const T *own_more = more ? more + at : nullptr;
+                if (width == COLUMNS)
+                    finish(out + at, sums + row * COLUMNS, own_more, COLUMNS, has_gelu);
+                else
+                    finish(out + at, sums + row * COLUMNS, own_more, width, has_gelu);
+            }
         }
+    });
+}
+
+// (x - mean) / deviation * weight + bias of each row.
+template <typename T>
+void layer_norm(T *out, const T *x, const T *weight, const T *bias, long rows, long size, float epsilon) {
+    each(rows, rows * size > SMALL, [=](long row) {
+        const T *from = x + row * size;
+        float sum = 0, squares = 0;
+        for (long i = 0; i < size; ++i) sum += to_float(from[i]);
+        const float mean = sum / size;
+        for (long i = 0; i < size; ++i) squares += (to_float(from[i]) - mean) * (to_float(from[i]) - mean);
+        const float scale = 1.0f / std::sqrt(squares / size + epsilon);
+        for (long i = 0; i < size; ++i)
+            out[row * size + i] = from_float<T>((to_float(from[i]) - mean) * scale * to_float(weight[i]) + to_float(bias[i]));
     });
 }

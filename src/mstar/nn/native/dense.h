@@ -1,0 +1,102 @@
+// Attention of whole batches over keys and values that lie in one piece: a part of kernels.cpp, whose functions it uses.
+//
+// For many short rows, where a library's attention is mostly overhead. Queries lie across the lanes, so that the scores
+// of one key are neighbours, and nothing is summed across lanes. Nothing is masked.
+
+// Keys or values: heads of each row, and then tokens, are so far apart. What all rows share is of one row.
+template <typename T> struct Told {
+    const T *first;
+    long row, head, token, count;
+};
+
+// What rows share, and what is their own.
+template <typename T> struct Seen {
+    Told<T> shared_keys, shared_values, keys, values;
+};
+
+struct HeadMemory {
+    std::vector<float> keys, values, queries, scores;  // [seen][size], [size / COLUMNS][seen][COLUMNS], [size][COLUMNS]
+};
+
+// So many neighbours of each token as floats, with zeros up to the width, which is of whole lanes.
+template <typename T> void copy_tokens(float *to, long width, const T *from, const Told<T> &told, long count) {
+    for (long token = 0; token < told.count; ++token, from += told.token, to += width)
+        for (long i = 0; i < width; i += WIDE) {
+            const Lanes some = load(from + i, count - i);
+            std::memcpy(to + i, &some, sizeof some);
+        }
+}
+
+// The power of each score, [seen][COLUMNS], less the largest of its query; `totals` receives what they add up to.
+inline void raise(float *scores, long seen, float *totals) {
+    Lanes most[2], own[2];
+    load_pair(most, scores);
+    for (long key = 1; key < seen; ++key) {
+        load_pair(own, scores + key * COLUMNS);
+        for (int half = 0; half < 2; ++half) most[half] = own[half] > most[half] ? own[half] : most[half];
+    }
+    alignas(64) float less[COLUMNS];
+    std::memcpy(less, most, sizeof less);
+    std::memset(totals, 0, sizeof less);
+    for (long key = 0; key < seen; ++key)
+        for (long i = 0; i < COLUMNS; ++i) {
+            float &score = scores[key * COLUMNS + i];
+            score = exponential(score - less[i]);
+            totals[i] += score;
+        }
+}
+
+// Up to COLUMNS queries of one head of one row, which are `stride` apart: out has rows of out_stride.
+template <typename T>
+void attend_block(T *out, long out_stride, const T *query, long stride, long count, long size, long seen,
+                  HeadMemory &memory) {
+    const long pitch = (size + WIDE - 1) / WIDE * WIDE;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+    float *asked = memory.queries.data(), *scores = memory.scores.data();
+    for (long row = 0; row < count; ++row)  // where there is no query any number will do: nobody reads its scores
+        for (long i = 0; i < size; ++i) asked[i * COLUMNS + row] = to_float(query[row * stride + i]) * scale;
+    for (long first = 0; first < seen; first += ROWS) {
+        const long height = std::min<long>(ROWS, seen - first);
+        const auto multiply = tile_of<float, false>(height, std::make_integer_sequence<int, ROWS>());
+        multiply(scores + first * COLUMNS, memory.keys.data() + first * pitch, pitch, asked, size, NOTHING);
+    }
+    alignas(64) float totals[COLUMNS], sums[ROWS * COLUMNS];
+    raise(scores, seen, totals);
+    for (long top = 0; top < count; top += ROWS) {
+        const long height = std::min<long>(ROWS, count - top);
+        const auto multiply = tile_of<float, true>(height, std::make_integer_sequence<int, ROWS>());
+        for (long first = 0; first < size; first += COLUMNS) {
+            multiply(sums, scores + top, COLUMNS, memory.values.data() + first * seen, seen, NOTHING);
+            for (long row = 0; row < height; ++row) {
+                const float share = 1.0f / totals[top + row];
+                T *to = out + (top + row) * out_stride + first;
+                for (long i = 0; i < std::min(COLUMNS, size - first); ++i)
+                    to[i] = from_float<T>(sums[row * COLUMNS + i] * share);
+            }
+        }
+    }
+}
+
+// One head of one row: queries are `stride` apart, out has rows of out_stride.
+template <typename T>
+void attend_head(T *out, long out_stride, const T *query, long stride, long tokens, long size, const Seen<T> &is,
+                 long row, long head) {
+    static thread_local HeadMemory memory;
+    const long seen = is.shared_keys.count + is.keys.count, pitch = (size + WIDE - 1) / WIDE * WIDE;
+    memory.keys.resize(seen * pitch);
+    memory.values.resize((size + COLUMNS - 1) / COLUMNS * seen * COLUMNS);
+    memory.queries.resize(size * COLUMNS);
+    memory.scores.resize(seen * COLUMNS);
+    long before = 0;
+    for (const auto &[keys, values] : {std::pair{is.shared_keys, is.shared_values}, std::pair{is.keys, is.values}}) {
+        if (!keys.count) continue;
+        copy_tokens(memory.keys.data() + before * pitch, pitch, keys.first + row * keys.row + head * keys.head, keys, size);
+        for (long first = 0; first < size; first += COLUMNS)
+            copy_tokens(memory.values.data() + first * seen + before * COLUMNS, COLUMNS,
+                        values.first + row * values.row + head * values.head + first, values, size - first);
+        before += keys.count;
+    }
+    for (long top = 0; top < tokens; top += COLUMNS)
+        attend_block(out + top * out_stride, out_stride, query + top * stride, stride, std::min(COLUMNS, tokens - top),
+                     size, seen, memory);
+}
