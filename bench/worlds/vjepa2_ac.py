@@ -141,7 +141,7 @@ def rows(*, has_curve: bool = True) -> Sequence[Row]:
         reference, asks = Reference(tensors), {dtype: functools.partial(served, one) for dtype, one in fronts.items()}
         exact, eye = asks["float32"], models["float32"].eye
         for ask in asks.values():
-            ask(imagining(0, PLANS, 2))  # warm
+            ask(imagining(0, PLANS, STEPS))  # warm
         plans = []
         for seed in range(REPEATS):
             observation = {"image": seen(seed), "goal": seen(seed + 50), "pose": np.full(7, 0.1, np.float32)}

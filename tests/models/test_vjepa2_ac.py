@@ -314,6 +314,26 @@ def test_forks_share_what_they_have_in_common_and_go_their_own_ways(golden, pred
     close(world.seen, published_after(golden, predictor, [*past, past[0]]))
 
 
+def test_layers_one_by_one_give_what_one_call_gives(golden, predictor, model, monkeypatch):
+    assert predictor.network._fused is not None, "there are kernels here"
+    draw = torch.Generator().manual_seed(1)
+    past, plans, results = torch.randn(2, 1, 7, generator=draw), torch.randn(3, 40, 7, generator=draw) * 0.1, []
+    for _ in range(2):
+        world = begun(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
+        for action in past * 0.1:
+            predictor.advance(action, world)
+        parted = begun(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
+        for actions in plans:  # some have much in common, others nothing
+            columns = {"actions": [actions, actions[:3]], "world": [world, parted]}
+            predictor.ops()["advance"].run(predictor, columns, 2)
+        picture = prepared(tiny.picture(3)[None], 64, 64)
+        results.append([world.seen, parted.seen, model.eye.network.frames(picture)])
+        monkeypatch.setitem(vars(predictor.network), "_fused", None)
+        monkeypatch.setitem(vars(model.eye.network), "_fused", None)
+    for one, other in zip(*results, strict=True):
+        close(one, other)
+
+
 def published_after(golden, predictor, actions):
     """Where a world that never was forked is after these actions."""
     world = begun(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])

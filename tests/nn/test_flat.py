@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as t
 
+from mstar.nn import native
 from mstar.nn.chooser import Chooser
 from mstar.nn.flat import as_written, flatten
 from mstar.nn.paged import PAGED, extend, running
@@ -48,13 +49,29 @@ def test_in_bf16_its_bits_are_those_of_the_librarys_layers():
         assert torch.equal(one, wanted)
 
 
-def test_nothing_of_a_llama_is_left_unfused():
+@pytest.fixture(params=[True, False], ids=["bf16", "no bf16"])
+def product(request, monkeypatch):
+    """What multiplies bf16 on processors that have instructions for it, and on those that have not."""
+    monkeypatch.setattr(native, "multiplies_bf16", lambda: request.param)
+    return "_linear_pointwise" if request.param else "linear"
+
+
+def test_both_products_of_bf16_give_the_same(monkeypatch):
+    results = []
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(native, "multiplies_bf16", lambda has_bf16=has_bf16: has_bf16)
+        network = made("llama", torch.bfloat16)
+        results.append(forward(flatten(network)[0], network, 3)[0].float())
+    assert (results[0] - results[1]).abs().max() < 0.02 * results[0].abs().max()
+
+
+def test_nothing_of_a_llama_is_left_unfused(product):
     network = made("llama", torch.bfloat16)
     calls = Counter(_name(node) for node in flatten(network)[0].__self__.graph.nodes if node.op == "call_function")
     layers = SMALL["num_hidden_layers"]
-    in_layers = {"add_norm": 2, "_linear_pointwise": 4, "attend_joined_now": 1, "silu_mul": 1}
+    in_layers = {"add_norm": 2, product: 4, "attend_joined_now": 1, "silu_mul": 1}
     assert {name: calls[name] for name in in_layers} == {
-        name: count * layers + (name == "_linear_pointwise") for name, count in in_layers.items()
+        name: count * layers + (name == product) for name, count in in_layers.items()
     }
     angles = {"unsqueeze", "to", "mul", "cat", "cos", "sin"}
     assert calls.keys() - in_layers.keys() <= {"rms_norm", "index", "select", "getitem", *angles}
@@ -65,14 +82,14 @@ def _name(node):
     return getattr(node.target, "__name__", str(node.target)).removesuffix(".default").split(".")[0]
 
 
-def test_weights_that_were_packed_are_let_go():
+def test_weights_that_were_packed_are_let_go(product):
     config = t.LlamaConfig(**SMALL, tie_word_embeddings=False)
     network = t.LlamaForCausalLM(config).to(torch.bfloat16).eval()
     network.config._attn_implementation = PAGED
     packed = flatten(network)[0].__self__
     held = [value for value in vars(packed).values() if isinstance(value, torch.Tensor)]
     plain = {value.data_ptr() for value in held if not value.is_mkldnn}
-    assert sum(value.is_mkldnn for value in held) == 4 * SMALL["num_hidden_layers"] + 1
+    assert sum(value.is_mkldnn or value.ndim == 3 for value in held) == 4 * SMALL["num_hidden_layers"] + 1
     gone = [name for name, weight in network.named_parameters() if weight.ndim == 2 and weight.data_ptr() in plain]
     assert gone == []
     assert list(packed.parameters()) == []

@@ -41,6 +41,29 @@ def test_norms(dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 7, 5), (13, 96, 64), (25, 33, 70), (3, 512, 1000)])
+def test_products(dtype, rows, depth, columns):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, rows, depth, dtype=dtype), torch.randn(columns, depth, dtype=dtype) / depth**0.5
+    bias, tiles = torch.randn(columns, dtype=dtype), native.tiles(weight)
+    for added in (None, bias):
+        out = native.linear(x, tiles, columns, added)
+        torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, added), **CLOSE[dtype])
+        alone = [native.linear(x[:, row], tiles, columns, added) for row in range(rows)]
+        assert torch.equal(torch.stack(alone, 1), out), "what a row gives depends on its company"
+
+
+def test_products_by_several_threads_are_the_same():
+    torch.manual_seed(0)
+    x, weight, results, before = torch.randn(70, 300), torch.randn(500, 300), [], torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(native.linear(x, native.tiles(weight), 500, None))
+    torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 16, 77])
 def test_gates(dtype, size):
     torch.manual_seed(0)

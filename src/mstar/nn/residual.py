@@ -91,9 +91,7 @@ class ResidualCodes:
         query, key, kept[1, :, start:end] = joined.unflatten(-1, (-1, self._size)).split(heads, 2)
         query, kept[0, :, start:end] = self._turned(query, layer.query, start), self._turned(key, layer.key, start)
         keys, values = kept[:, :, :end].transpose(2, 3)
-        seen = scaled_dot_product_attention(
-            query.transpose(1, 2), keys, values, is_causal=start == 0, enable_gqa=True
-        )
+        seen = scaled_dot_product_attention(query.transpose(1, 2), keys, values, is_causal=start == 0, enable_gqa=True)
         hidden = hidden + linear(seen.transpose(1, 2).flatten(2), layer.output)
         gate, up = linear(rms_norm(hidden, layer.between.shape, layer.between, self._eps), layer.widen).chunk(2, -1)
         return hidden + linear(silu(gate) * up, layer.narrow)
@@ -125,4 +123,4 @@ class _Layer:
         self.joined, self.output, self.widen, self.narrow = map(
             native.tiles, (self.joined, self.output, self.widen, self.narrow)
         )
-        return networks.Layer(**{name: getattr(self, name).data_ptr() for name, _ in networks.Layer._fields_})
+        return networks.Layer(**{name: getattr(self, name).data_ptr() for name in networks.LAYER})

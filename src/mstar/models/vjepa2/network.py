@@ -118,8 +118,8 @@ class Fused:
 
 def fused(blocks: nn.ModuleList, shape: Shape) -> Fused | None:
     """These layers in one call, if there are kernels for them."""
-    weight = blocks[0].norm1.weight
-    is_native = isinstance(weight, Tensor) and native.is_native(weight.dtype, weight.device)
+    weight = next(blocks.parameters())
+    is_native = native.is_native(weight.dtype, weight.device)
     return Fused([*blocks], shape) if is_native else None  # pyright: ignore[reportArgumentType]
 
 

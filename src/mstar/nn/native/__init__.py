@@ -64,7 +64,9 @@ def _library() -> ctypes.CDLL | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            done = subprocess.run([compiler, *_FLAGS, *_WIDE, "-o", made, _SOURCE], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [compiler, *_FLAGS, *_WIDE, "-o", made, _SOURCE], capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 said = f"{compiler} could not build the fused kernels, so steps are slower: {done.stderr[:500]}"
                 warnings.warn(f"{said}\n  fix: install a current g++", NoCompiler, stacklevel=2)

@@ -26,15 +26,15 @@ template <typename T> void turn(T *read, const Turns<T> &by, long rows, long tok
     const long count = 2 * width;
     static thread_local std::vector<T> memory;
     memory.resize(count + 2);  // one before the first, which nothing is added of, and one behind the last
-    T *before = memory.data() + 1;
+    const T *__restrict before = memory.data() + 1;
     for (long row = 0; row < rows * tokens; ++row) {
-        T *own = read + row * 3 * width;
+        T *__restrict turned = read + row * 3 * width;
         const long at = row % tokens * count;
-        std::memcpy(before, own, (count + 1) * sizeof(T));
+        const T *__restrict own = by.own + at, *__restrict right = by.right + at, *__restrict left = by.left + at;
+        std::memcpy(memory.data() + 1, turned, (count + 1) * sizeof(T));
         for (long i = 0; i < count; ++i)
-            own[i] = from_float<T>(to_float(before[i]) * to_float(by.own[at + i]) +
-                                   to_float(before[i + 1]) * to_float(by.right[at + i]) +
-                                   to_float(before[i - 1]) * to_float(by.left[at + i]));
+            turned[i] = from_float<T>(to_float(before[i]) * to_float(own[i]) + to_float(before[i + 1]) * to_float(right[i]) +
+                                      to_float(before[i - 1]) * to_float(left[i]));
     }
 }
 
@@ -43,21 +43,27 @@ template <typename T> Told<T> told_of(const Kept<T> &kept, long layer, long half
     return {kept.cells + layer * kept.layer + half * kept.half + first * kept.row, kept.row, kept.head, size, tokens};
 }
 
+// Keeps the keys and values of some rows, [tokens][3 width] each, behind those that were kept before.
+template <typename T> void keep(const Kept<T> &kept, const T *read, long layer, long first, long rows, const Stage &is) {
+    const long size = is.width / is.heads;
+    for (long row = 0; row < rows; ++row)
+        for (long token = 0; token < is.tokens; ++token, read += 3 * is.width) {
+            T *to = kept.cells + layer * kept.layer + (first + row) * kept.row + (kept.tokens - is.tokens + token) * size;
+            for (long head = 0; head < is.heads; ++head, to += kept.head) {
+                std::memcpy(to, read + is.width + head * size, size * sizeof(T));
+                std::memcpy(to + kept.half, read + 2 * is.width + head * size, size * sizeof(T));
+            }
+        }
+}
+
 // What some rows see: of themselves, or, if it is kept, of all that was kept.
 template <typename T>
-void attend_rows(T *seen, T *read, const Kept<T> &shared, const Kept<T> &own, long layer, long first, long rows,
+void attend_rows(T *seen, const T *read, const Kept<T> &shared, const Kept<T> &own, long layer, long first, long rows,
                  const Stage &is) {
     const long size = is.width / is.heads, wide = 3 * is.width, all = is.tokens * wide;
     Seen<T> told{};
     if (own.cells) {
-        for (long row = 0; row < rows * is.heads * is.tokens; ++row) {
-            const long token = row % is.tokens, head = row / is.tokens % is.heads, which = row / is.tokens / is.heads;
-            const T *from = read + which * all + token * wide + is.width + head * size;
-            T *to = own.cells + layer * own.layer + (first + which) * own.row + head * own.head;
-            to += (own.tokens - is.tokens + token) * size;
-            std::memcpy(to, from, size * sizeof(T));
-            std::memcpy(to + own.half, from + is.width, size * sizeof(T));
-        }
+        keep(own, read, layer, first, rows, is);
         told.keys = told_of(own, layer, 0, first, own.tokens, size);
         told.values = told_of(own, layer, 1, first, own.tokens, size);
         told.shared_keys = told_of(shared, layer, 0, 0, shared.tokens, size);
@@ -73,7 +79,7 @@ void attend_rows(T *seen, T *read, const Kept<T> &shared, const Kept<T> &own, lo
                         is.tokens, size, told, row, head);
 }
 
-constexpr long AT_ONCE = 1 << 16;  // so many numbers of a layer's widest product
+constexpr long AT_ONCE = 1 << 17;  // so many numbers of a layer's widest product
 
 // x, [rows][tokens][width], through all layers, in its place.
 template <typename T>

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <omp.h>
 #include <utility>
 #include <vector>
 #ifdef __AVX512F__
@@ -66,13 +67,13 @@ inline float exponential(float x) {
 
 constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it does
 
-// Runs each of so many, by all threads if it is much; if not they are not even asked, which takes a microsecond.
+// Runs each of so many, by all threads if it is much. They are not asked in vain: that alone takes a microsecond.
 template <typename Run> void each(long count, bool is_much, const Run &run) {
-    if (!is_much) {
+    if (!is_much || omp_in_parallel() || omp_get_max_threads() == 1) {
         for (long i = 0; i < count; ++i) run(i);
         return;
     }
-#pragma omp parallel for
+#pragma omp parallel for schedule(dynamic, 1)
     for (long i = 0; i < count; ++i) run(i);
 }
 
@@ -336,28 +337,23 @@ template <typename T>
 void attend(T *out, const T *query, const T *keys, const T *values, const Pages &pages, long heads, long key_heads,
             long size, long query_stride, float scale, long window) {
     const long group = heads / key_heads, row = key_heads * size;
-#pragma omp parallel
-    {
-        std::vector<Lanes> scratch;
-#pragma omp for collapse(2) schedule(dynamic, 1)
-        for (long which = 0; which < pages.count; ++which)
-            for (long head = 0; head < key_heads; ++head) {
-                const long token = pages.chosen[which], last = pages.seen[token];
-                const Span span{pages.table + pages.request[token] * pages.width, pages.page_size,
-                                window ? std::max(0L, last - window) : 0, last};
-                for (long done = 0; done < group;) {
-                    const long left = group - done, at = head * group + done;
-                    const long now = left >= 4 ? 4 : left;
-                    auto run = now == 4   ? attend_heads<T, 4>
-                               : now == 3 ? attend_heads<T, 3>
-                               : now == 2 ? attend_heads<T, 2>
-                                          : attend_heads<T, 1>;
-                    run(out + (token * heads + at) * size, query + token * query_stride + at * size,
-                        keys + head * size, values + head * size, span, size, row, scale, scratch);
-                    done += now;
-                }
-            }
-    }
+    each(pages.count * key_heads, true, [&](long number) {
+        static thread_local std::vector<Lanes> scratch;
+        const long token = pages.chosen[number / key_heads], head = number % key_heads, last = pages.seen[token];
+        const Span span{pages.table + pages.request[token] * pages.width, pages.page_size,
+                        window ? std::max(0L, last - window) : 0, last};
+        for (long done = 0; done < group;) {
+            const long left = group - done, at = head * group + done;
+            const long now = left >= 4 ? 4 : left;
+            auto run = now == 4   ? attend_heads<T, 4>
+                       : now == 3 ? attend_heads<T, 3>
+                       : now == 2 ? attend_heads<T, 2>
+                                  : attend_heads<T, 1>;
+            run(out + (token * heads + at) * size, query + token * query_stride + at * size, keys + head * size,
+                values + head * size, span, size, row, scale, scratch);
+            done += now;
+        }
+    });
 }
 
 // All of it for tokens whose queries, keys and values, not yet rotated, lie in one row: [tokens, heads + 2 key_heads,

@@ -13,12 +13,14 @@ from torch import Tensor
 from mstar.nn.native import FLOAT, LONG, POINTER, kernel
 
 
+LAYER = ("before", "joined", "query", "key", "output", "between", "widen", "narrow")
+"""The norms and matrices of a decoder's layer."""
+
+
 class Layer(ctypes.Structure):
     """A layer of a decoder: its norms and, in tiles, its matrices."""
 
-    _fields_ = tuple(
-        (name, POINTER) for name in ("before", "joined", "query", "key", "output", "between", "widen", "narrow")
-    )
+    _fields_ = tuple((name, POINTER) for name in LAYER)
 
 
 class Sizes(ctypes.Structure):
@@ -77,9 +79,7 @@ class Stage(ctypes.Structure):
     _fields_ = (*((name, LONG) for name in ("rows", "tokens", "width", "hidden", "heads")), ("epsilon", FLOAT))
 
 
-def run_blocks(
-    x: Tensor, blocks: ctypes.Array[Block], by: Turns, kept: tuple[Kept, Kept] | None, stage: Stage
-) -> None:
+def run_blocks(x: Tensor, blocks: ctypes.Array[Block], by: Turns, kept: tuple[Kept, Kept] | None, stage: Stage) -> None:
     """[rows, tokens, width] through all blocks, in its place.
 
     With something kept, what all rows share and what each has: their new tokens become the last of the latter, and they
