@@ -1,7 +1,7 @@
 """Which calls may run: what waits for company, and what does not."""
 
 from mstar.worker.batches import HELD, TRY, Limits, Waiting
-from tests.worker.test_order import CODEC, waiter
+from tests.worker.test_order import CODEC, PAINT, STEP, waiter
 
 
 def waiting(*waiters, slope=0.1, alone=()):
@@ -60,3 +60,14 @@ def test_an_op_that_runs_each_call_by_itself_is_given_one():
 def test_nobody_waits_if_company_saves_nothing():
     one = waiter(CODEC, left=30.0)
     assert waiting(one, slope=1.0).choose(0.0, None, elsewhere=4) == (CODEC, [one])
+
+
+def test_short_ones_do_not_pass_by_a_long_one_whose_turn_it_is():
+    late, calm, some = waiter(CODEC, left=-1.0), waiter(STEP, left=30.0), waiting()
+    for key, seconds in ((STEP, 0.01), (PAINT, 0.02)):
+        some.costs.learn(key, 1, seconds)
+        some.costs._usual[key] = seconds
+    some._by_key |= {CODEC: [late], STEP: [calm]}
+    assert some.choose(0.0, PAINT) is None, "behind what runs, nothing long is queued, nor what would pass it by"
+    assert some.choose(0.0, None) == (CODEC, [late])
+    assert some.choose(0.0, PAINT) == (STEP, [calm])

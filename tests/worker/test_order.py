@@ -77,6 +77,22 @@ def test_what_takes_next_to_no_time_goes_before():
     assert chosen({CODEC: [late], PAINT: [check]}, known=costs(paint=0.05)) == (CODEC, [late])
 
 
+def test_what_takes_next_to_no_time_waits_if_it_brings_nobody():
+    late, check = waiter(CODEC, left=-0.1), waiter(PAINT, left=30.0)
+    check.tour = late.tour
+    assert chosen({CODEC: [late], PAINT: [check]}, known=costs(paint=0.001)) == (CODEC, [late])
+
+
+def test_newcomers_meet_before_they_go_on():
+    ahead, behind = waiter(CODEC, first_in=10.0), waiter(STEP, first_in=10.0)
+    assert chosen({CODEC: [ahead], STEP: [behind]}, known=costs(step=0.01, codec=0.01))[0] == STEP
+    assert chosen({CODEC: [ahead], STEP: [behind]}, known=costs(step=0.06, codec=0.01))[0] == CODEC, "it takes long"
+    apart = costs(step=0.01, codec=0.01, slope=1.0)
+    for size in (1, 2) * 20:
+        apart.learn(STEP, size, 0.01 * size)
+    assert chosen({CODEC: [ahead], STEP: [behind]}, known=apart)[0] == CODEC, "company saves nothing"
+
+
 def test_a_newcomer_goes_before_those_who_have_time():
     newcomer, ahead = waiter(STEP, first_in=10.0), waiter(CODEC, left=20.0)
     assert chosen({CODEC: [ahead], STEP: [newcomer]}) == (STEP, [newcomer])

@@ -96,22 +96,9 @@ class Waiting:
 
         `elsewhere` is how many of those that are here are at other workers too.
         """
-        window = self._limits.window
-        able: dict[Key, list[Waiter]] = {}
-        parked: list[tuple[int, Key, Waiter]] = []
-        for key, waiters in self._by_key.items():
-            free: list[Waiter] = []
-            for waiter in waiters:
-                tour = waiter.tour
-                if tour.is_parked:
-                    parked.append((tour.number, key, waiter))
-                elif not tour.counts or not tour.is_held_up(window):
-                    free.append(waiter)
-            if free:
-                able[key] = free
+        able, parked = self._ready()
         if running is not None:
-            most = self._usual(running)
-            able = {key: found for key, found in able.items() if key != running and self._usual(key) <= most}
+            able = {key: found for key, found in able.items() if key != running}
         elif not able and parked:
             _, key, waiter = min(parked, key=lambda one: one[0])
             waiter.tour.is_parked = False
@@ -120,9 +107,27 @@ class Waiting:
             return None
         self._tries += 1
         key, chosen = self._order.choose(now, able, self.costs, self._most)
+        if running is not None and self._usual(key) > self._usual(running):
+            return None  # it takes long: who comes while the other runs may be in more of a hurry
         if running is None and elsewhere > len(chosen) and self._may_fill(now, key, chosen):
             return None
         return key, self._take(key, chosen)
+
+    def _ready(self) -> tuple[dict[Key, list[Waiter]], list[tuple[int, Key, Waiter]]]:
+        """The calls that may run, and those of tours that had to make room."""
+        able: dict[Key, list[Waiter]] = {}
+        parked: list[tuple[int, Key, Waiter]] = []
+        for key, waiters in self._by_key.items():
+            free: list[Waiter] = []
+            for waiter in waiters:
+                tour = waiter.tour
+                if tour.is_parked:
+                    parked.append((tour.number, key, waiter))
+                elif not tour.counts or not tour.is_held_up(self._limits.window):
+                    free.append(waiter)
+            if free:
+                able[key] = free
+        return able, parked
 
     def batches(self) -> int:
         """How many batches it would take to run all that waits for its turn; streams with a clock may be ahead."""

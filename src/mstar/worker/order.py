@@ -2,8 +2,10 @@
 
 The *slack* of a call is how long it can still wait: until its client's next emission is due, less all that lies between
 the call and that emission. A call is *late* if it has none, *pressing* if it has little, and *fresh* if its client has
-nothing yet. These go first: who is late or fresh by how soon it is done, who is pressing by slack. Others who call the
-same op come along as far as that makes nobody late, and what takes next to no time goes before.
+nothing yet. These go first: who is late or fresh by how soon it is done, who is pressing by slack. But of the fresh,
+those go before who have yet to do what is done once and gains by company, the farthest behind first: so they meet, and
+share all that follows. Others who call the same op come along as far as that makes nobody late, and what takes next to
+no time goes before if it brings somebody else.
 
 While nobody is late, pressing or fresh, cheap ops go before dear ones, by what they were seen to cost: after a step of
 a language model each request has its small checks to do, and those who are through with them wait for the others and
@@ -41,7 +43,7 @@ MARGIN = 0.05
 NEAR = 2.0
 """A call is pressing if its slack is shorter than so many times what all take that wait for one op."""
 TRIFLE = 20.0
-"""What takes less than this part of a batch goes before it, whoever is in it: after that more of them can share."""
+"""What takes less than this part of a batch goes before it, if it is of somebody else: after that more can share."""
 LOST, FEW = 0.25, 2
 """If more than this part of all is late, and more than so few, there is more to do than can be done: then it is better
 that those wait who came last than that everybody is late."""
@@ -112,9 +114,10 @@ class BySlack:
             # Somebody waits for words, which have no clock: what is promised nothing gets what others leave.
             able = {key: found for key, found in able.items() if any(one.tour.is_clocked for one in found)}
         near = NEAR * max(costs.of(key, len(found)) for key, found in able.items())
-        ranks = {id(waiter): rank for _, waiter in clocked if (rank := _rank(waiter, near)) is not None}
+        found = ((id(waiter), _rank(key, waiter, near, costs)) for key, waiter in clocked)
+        ranks = {waiter: rank for waiter, rank in found if rank is not None}
         late = sum(rank[0] == 0 for rank in ranks.values())
-        if starved is not None and all(rank[0] == 2 for rank in ranks.values()):
+        if starved is not None and all(rank[0] >= 2 for rank in ranks.values()):
             return starved, self._shares.ordered(able[starved])[: most(starved)]
         if late > max(FEW, LOST * len(clocked)):
             aged = {key: sorted(found, key=lambda one: one.tour.number) for key, found in able.items()}
@@ -122,8 +125,7 @@ class BySlack:
         if not ranks:
             return self.serve_most(now, _fitting(able, costs, clocked, most), costs, most)
         key = min((item for item in clocked if id(item[1]) in ranks), key=lambda item: ranks[id(item[1])])[0]
-        trifles = [one for one in able if TRIFLE * costs.of(one, len(able[one])) < costs.of(key, 1)]
-        if trifles:
+        if trifles := _trifles(key, able, costs):
             key = min(trifles, key=lambda one: costs.of(one, len(able[one])))
             return key, able[key][: most(key)]
         return key, _company(key, able[key], ranks, costs, most(key))
@@ -143,13 +145,28 @@ class BySlack:
         return key, self._shares.ordered(able[key])[: most(key)]
 
 
-def _rank(waiter: Waiter, near: float) -> tuple[int, float] | None:
+def _rank(key: Key, waiter: Waiter, near: float, costs: Costs) -> tuple[int, float] | None:
     """What goes first: late, pressing, fresh; None for who has time."""
     if waiter.slack <= 0:
         return 0, waiter.work
     if waiter.slack <= near:
         return 1, waiter.slack
-    return (2, waiter.work) if waiter.is_fresh else None
+    if not waiter.is_fresh:
+        return None
+    is_long = _is_repeated(waiter.frame) or (costs.usual(key) or 0.0) > ONCE
+    if is_long or not costs.gains(key):
+        return 3, waiter.work
+    return 2, -waiter.work  # who is farthest behind comes to where the others are, and they go on together
+
+
+def _trifles(key: Key, able: Able, costs: Costs) -> list[Key]:
+    """What takes next to no time, and brings somebody who is not there yet nearer to a batch."""
+    there, longest = {id(waiter.tour) for waiter in able[key]}, costs.of(key, 1) / TRIFLE
+    return [
+        one
+        for one, found in able.items()
+        if costs.of(one, len(found)) < longest and any(id(waiter.tour) not in there for waiter in found)
+    ]
 
 
 def _company(

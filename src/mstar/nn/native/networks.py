@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mstar.nn.native import FLOAT, LONG, POINTER, kernel
 
-
 LAYER = ("before", "joined", "query", "key", "output", "between", "widen", "narrow")
 """The norms and matrices of a decoder's layer."""
 
