@@ -1,7 +1,7 @@
 """Qwen3-Omni: eight spoken answers at once against transformers' generate, one by one and as a batch of its own.
 
 Networks of two layers of 128 with the published sixteen codes a frame and five layers of the code predictor; float32,
-greedy, one thread for all. The gain is from batching, from a code predictor without `generate` around it, from fused
+greedy, one thread for all. The gain is from batching, from a code predictor of which a step is one call, from fused
 kernels, and, for the first sound, from speaking while the answer is written. One request stands for
 all that are run one by one. In its batches the reference may choose another token than alone; ours chooses the latter.
 """
