@@ -6,9 +6,8 @@ all within a quarter of that time. Both have read the texts before. Diffusers' p
 it is used. All guide; a transformer of four layers of 128, 256 places and 93 tokens of text, float32, one thread for
 all. Steps are counted over all requests, from the first that is asked for to the last that is shown.
 
-Against the bare loop there is nothing to gain, and something is lost before the runtime costs anything: who comes first
-and who ends last is alone for a while, and alone a step takes longer for each than in company. A bare loop that lets
-them join as they come shows how much that is. Against diffusers the gain is batching, which pays on a processor while
+Against the bare loop there is nothing to gain. One that lets them join as they come shows what the runtime itself
+costs. Against diffusers the gain is batching, which pays on a processor while
 pictures are so small that a forward's fixed costs count, and a little removed work: texts are read once.
 """
 
