@@ -136,7 +136,7 @@ def rows() -> Sequence[Row]:
             pixels = ((wanted / 2 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 1).numpy()
             if np.abs(np.stack(shown) - pixels).max() > 0.6:
                 raise RuntimeError("what was served is not what the bare loop makes")
-            if (np.concatenate(joined) - wanted.numpy()).max() > 1e-3:
+            if np.abs(np.concatenate(joined) - wanted.numpy()).max() > 1e-3:
                 raise RuntimeError("whom it joins changes what the bare loop makes")
     work = COUNT * STEPS
     return [

@@ -7,9 +7,9 @@ this process, and timed from the request to its end; both sides see their pictur
 
 Most of the gain is removed work. A rollout of H actions reads H frames where H (H + 1) / 2 were read: x4.5 of H = 8,
 x1.5 of H = 2. Some is a mask, for which attention takes the slow way; the head on all frames but the last; layers'
-first product in three parts, with their turns; and poses, turned one by one. The rest, about a third of what was left,
-is that all layers are one call, a few rows at a time, which stay in a core's cache. Batching gives nothing here, since
-both sides take all plans as one batch. Of a clip of eight frames one is encoded.
+first product in three parts, with their turns; and poses, turned one by one. The rest is that all layers are one call,
+a few rows at a time, which stay in a core's cache. Batching gives nothing here, since both sides take all plans as one
+batch. Of a clip of eight frames one is encoded.
 
 The curve has both dtypes of ours against the published code in float32, as in the comparison that the paper's x12.5 is
 from; bfloat16 rows say so. It passes x12.5 between 24 and 32 steps, in both dtypes.

@@ -13,8 +13,8 @@ COLLECTIONS = (20_000, 20, 1000)
 finds little, because what requests leave behind is freed by counting."""
 KEPT = {-3: 32 << 20, -1: 512 << 20}
 """What glibc is told (its M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes): tensors of up to 32 MB, which steps make
-and free again, are not mapped anew each time, and half a gigabyte that was freed is kept for the next. Else a third of
-a small network's time is the kernel's, which clears pages."""
+and free again, are not mapped anew each time, and half a gigabyte that was freed is kept for the next. Else the kernel
+clears their pages at each step."""
 
 
 def settle() -> None:

@@ -14,12 +14,13 @@ from mstar import Said
 from mstar.asks import Acting, Imagining
 from mstar.errors import BadShape, LoadError
 from mstar.models.vjepa2.cem import CrossEntropy, Search
-from mstar.models.vjepa2.checkpoint import Checkpoint, Sizes
+from mstar.models.vjepa2.checkpoint import Checkpoint, Shape, Sizes
 from mstar.models.vjepa2.eyes import prepared
-from mstar.models.vjepa2.network import moved
+from mstar.models.vjepa2.network import Block, fused, moved
 from mstar.models.vjepa2.predictor import Predictor
 from mstar.models.vjepa2.vjepa2_ac import VJepa2AC
 from mstar.models.vjepa2.world import Memory, Part, World
+from mstar.nn import native
 from mstar.testing.local import LocalRuntime
 from mstar.testing.parity import random_placement
 from mstar.walk.component import Op
@@ -332,6 +333,15 @@ def test_layers_one_by_one_give_what_one_call_gives(golden, predictor, model, mo
         monkeypatch.setitem(vars(model.eye.network), "_fused", None)
     for one, other in zip(*results, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_layers_are_one_call_where_that_is_faster(has_bf16, monkeypatch):
+    monkeypatch.setattr(native, "multiplies_bf16", lambda: has_bf16)
+    for hidden, dtype in ((384, torch.float32), (384, torch.bfloat16), (640, torch.float32), (640, torch.bfloat16)):
+        shape = Shape(width=96, depth=1, heads=4, hidden=hidden, eps=1e-6)
+        made = fused(torch.nn.ModuleList([Block(shape)]).to(dtype), shape)
+        assert (made is not None) == (hidden == 384 or (dtype is torch.bfloat16 and not has_bf16))
 
 
 def published_after(golden, predictor, actions):

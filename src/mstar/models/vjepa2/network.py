@@ -23,6 +23,8 @@ from mstar.nn.native import networks
 
 _HIDDEN_BYTES = 1 << 20
 """So much of a layer's widest product is computed at once: it stays in a core's own cache."""
+_DEEPEST = 512
+"""Longer rows do not stay in a core's first cache, and torch's products are faster than the kernels'."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """What queries see of keys and values, [rows, heads, tokens, size] each."""
@@ -117,9 +119,10 @@ class Fused:
 
 
 def fused(blocks: nn.ModuleList, shape: Shape) -> Fused | None:
-    """These layers in one call, if there are kernels for them."""
+    """These layers in one call, if there are kernels for them and they are faster than torch."""
     weight = next(blocks.parameters())
-    is_native = native.is_native(weight.dtype, weight.device)
+    is_faster = shape.hidden <= _DEEPEST or (weight.dtype is torch.bfloat16 and not native.multiplies_bf16())
+    is_native = is_faster and native.is_native(weight.dtype, weight.device)
     return Fused([*blocks], shape) if is_native else None  # pyright: ignore[reportArgumentType]
 
 

@@ -15,7 +15,10 @@ template <typename T> struct Seen {
 };
 
 struct HeadMemory {
-    std::vector<float> keys, values, queries, scores;  // [seen][size], [size / COLUMNS][seen][COLUMNS], [size][COLUMNS]
+    std::vector<float> keys;     // [seen][size, up to whole lanes]
+    std::vector<float> values;   // [size / COLUMNS][seen][COLUMNS]
+    std::vector<float> queries;  // [size][COLUMNS]
+    std::vector<float> scores;   // [seen][COLUMNS]
 };
 
 // So many neighbours of each token as floats, with zeros up to the width, which is of whole lanes.

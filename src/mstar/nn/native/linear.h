@@ -105,18 +105,3 @@ void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, lo
         }
     });
 }
-
-// (x - mean) / deviation * weight + bias of each row.
-template <typename T>
-void layer_norm(T *out, const T *x, const T *weight, const T *bias, long rows, long size, float epsilon) {
-    each(rows, rows * size > SMALL, [=](long row) {
-        const T *from = x + row * size;
-        float sum = 0, squares = 0;
-        for (long i = 0; i < size; ++i) sum += to_float(from[i]);
-        const float mean = sum / size;
-        for (long i = 0; i < size; ++i) squares += (to_float(from[i]) - mean) * (to_float(from[i]) - mean);
-        const float scale = 1.0f / std::sqrt(squares / size + epsilon);
-        for (long i = 0; i < size; ++i)
-            out[row * size + i] = from_float<T>((to_float(from[i]) - mean) * scale * to_float(weight[i]) + to_float(bias[i]));
-    });
-}
