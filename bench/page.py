@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import Bench
-from bench.plots import picture, shown
+from bench.plots import format_number, render_svg
 from bench.records import ROOT, Record, records
 
 PAGE, README = Path("docs/performance.md"), Path("README.md")
 PICTURES = Path("docs/pictures/performance")
 
 
-def made(benches: Mapping[str, Bench]) -> dict[Path, str]:
+def render_files(benches: Mapping[str, Bench]) -> dict[Path, str]:
     """Every file that follows from the benches and their records, by its place in the repository."""
     runs = {name: records(name) for name in benches}
     page, readme = ((ROOT / path).read_text("utf-8") for path in (PAGE, README))
-    page = between(page, "questions", _questions(benches, runs))
+    page = replace_section(page, "questions", _questions(benches, runs))
     return {
-        README: between(readme, "measured", _measured(runs)),
-        PAGE: between(page, "figures", _figures(benches, runs)),
-        **{PICTURES / f"{name}.svg": picture(name, own) for name, own in runs.items() if own},
+        README: replace_section(readme, "measured", _measured(runs)),
+        PAGE: replace_section(page, "figures", _figures(benches, runs)),
+        **{PICTURES / f"{name}.svg": render_svg(name, own) for name, own in runs.items() if own},
     }
 
 
 def write(benches: Mapping[str, Bench]) -> None:
     """Write them, and take away the pictures of benches that are no more."""
-    files = made(benches)
+    files = render_files(benches)
     (ROOT / PICTURES).mkdir(exist_ok=True)
     for old in {path.relative_to(ROOT) for path in (ROOT / PICTURES).iterdir()} - files.keys():
         (ROOT / old).unlink()
@@ -40,7 +40,7 @@ def write(benches: Mapping[str, Bench]) -> None:
         (ROOT / path).write_text(text, "utf-8")
 
 
-def between(text: str, name: str, lines: Sequence[str]) -> str:
+def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
     """A text with these lines in the place of those between the two markers of that name."""
     begin, end = f"<!-- {name}: written by bench/page.py -->\n", f"<!-- end of {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -54,7 +54,7 @@ def between(text: str, name: str, lines: Sequence[str]) -> str:
 # ---------------------------------------------------------------- tables
 def _questions(benches: Mapping[str, Bench], runs: Mapping[str, Sequence[Record]]) -> list[str]:
     rows = [
-        (f"[{bench.question}](#{name})", f"`python -m bench {name}`", bench.prints, _verdict(runs[name]))
+        (f"[{bench.question}](#{name})", f"`python -m bench {name}`", bench.prints, _summary(runs[name]))
         for name, bench in benches.items()
     ]
     return _table(("question", "command", "what it prints", "newest run"), rows)
@@ -62,21 +62,25 @@ def _questions(benches: Mapping[str, Bench], runs: Mapping[str, Sequence[Record]
 
 def _measured(runs: Mapping[str, Sequence[Record]]) -> list[str]:
     rows = [
-        (own[-1].claim.claim, _verdict(own), f"[`python -m bench {name}`]({PAGE}#{name})")
+        (own[-1].claim.claim, _summary(own), f"[`python -m bench {name}`]({PAGE}#{name})")
         for name, own in runs.items()
         if own
     ]
     return _table(("claim", "measured", "command"), rows)
 
 
-def _verdict(runs: Sequence[Record]) -> str:
+def _summary(runs: Sequence[Record]) -> str:
     if not runs:
         return "not run yet"
     claim, found = runs[-1].claim, [run.claim.value for run in runs]
-    spread = f", {shown(min(found))} to {shown(max(found))} in {len(runs)} runs" if min(found) < max(found) else ""
-    unit = f" {claim.more['unit']}" if "unit" in claim.more else ""
-    holds = "holds" if claim.holds else "**does not hold**"
-    return f"{shown(claim.value)}{unit}{spread} (bar {shown(claim.bar)}): {holds}"
+    spread = (
+        f", {format_number(min(found))} to {format_number(max(found))} in {len(runs)} runs"
+        if min(found) < max(found)
+        else ""
+    )
+    unit = f" {claim.details['unit']}" if "unit" in claim.details else ""
+    holds = "holds" if claim.is_met else "**does not hold**"
+    return f"{format_number(claim.value)}{unit}{spread} (bar {format_number(claim.target)}): {holds}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -95,24 +99,24 @@ def _figures(benches: Mapping[str, Bench], runs: Mapping[str, Sequence[Record]])
 
 def _section(name: str, runs: Sequence[Record]) -> Iterator[str]:
     run = runs[-1]
-    yield from (f"{_verdict(runs)}. Claimed: {run.claim.claim}.", "")
+    yield from (f"{_summary(runs)}. Claimed: {run.claim.claim}.", "")
     yield from (f"![{name}: what was measured](pictures/performance/{name}.svg)", "")
     if run.rows:
         rows = [
             (
                 "· " * row.name.startswith(" ") + row.name.strip(),
-                *map(shown, (row.median, min(row.values), max(row.values))),
+                *map(format_number, (row.median, min(row.values), max(row.values))),
                 row.unit,
                 str(len(row.values)),
             )
             for row in run.rows
         ]
         yield from (*_table(("", "median", "least", "most", "unit", "values"), rows), "")
-    more = {key: value for key, value in run.claim.more.items() if key != "unit"}
+    more = {key: value for key, value in run.claim.details.items() if key != "unit"}
     if curve := more.pop("curve", None):
         yield from (*_curve(curve), "")
     if more:
-        yield from (*(f"- {key.replace('_', ' ')}: {_told(value)}" for key, value in more.items()), "")
+        yield from (*(f"- {key.replace('_', ' ')}: {_format_value(value)}" for key, value in more.items()), "")
     here = run.machine
     yield (
         f"{run.date} UTC, {run.took_s:.0f} s; {here.cpu}, {here.cores} cores, load {here.load} when it began; "
@@ -123,15 +127,15 @@ def _section(name: str, runs: Sequence[Record]) -> Iterator[str]:
 
 def _curve(curve: Mapping[str, Any]) -> list[str]:
     series = curve["series"]
-    rows = [[shown(value) for value in row] for row in zip(curve["x"], *series.values(), strict=True)]
+    rows = [[format_number(value) for value in row] for row in zip(curve["x"], *series.values(), strict=True)]
     return _table([curve.get("axes", [""])[0], *series], rows)
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_told(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {_format_value(each)}" for key, each in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_told, value))
+        return ", ".join(map(_format_value, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return shown(value) if isinstance(value, int | float) else str(value)
+    return format_number(value) if isinstance(value, int | float) else str(value)

@@ -14,13 +14,13 @@ from xml.sax.saxutils import escape
 
 from bench.claims import Row
 from bench.records import Record
-from mstar.draw.measure import text_width
 from mstar.draw.svg import DARK, DARK_TINTS, FONT, LIGHT, LIGHT_TINTS
+from mstar.draw.text_size import text_width
 
 WIDTH, EDGE, HIGH = 700, 20, 230
 """The picture, its margin, and the height of a curve."""
 FROM, TO = EDGE, WIDTH - EDGE
-ROOM = 470
+LABEL_WIDTH = 470
 """For a name, beside its figures."""
 CLIPPED = 2.5
 """A spread is shown up to so many times the longest bar: one stalled repeat must not flatten all the others."""
@@ -38,19 +38,19 @@ class Strip:
     value: float
     low: float
     high: float
-    look: str = "row"
+    style: str = "row"
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with as many digits as anyone reads."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def picture(name: str, runs: Sequence[Record]) -> str:
+def render_svg(name: str, runs: Sequence[Record]) -> str:
     """The newest run; what the claim came to in the earlier ones is its spread."""
     newest = runs[-1]
     blocks = [_claim(runs)]
-    if curve := newest.claim.more.get("curve"):
+    if curve := newest.claim.details.get("curve"):
         blocks.append(_curve(curve))
     blocks += [_strips(unit, strips) for unit, strips in _by_unit(newest.rows).items()]
     lines, y = [], EDGE
@@ -93,8 +93,8 @@ def _theme(colour: Mapping[str, str], tints: Sequence[tuple[str, str]]) -> str:
 def _claim(runs: Sequence[Record]) -> Block:
     claim, found = runs[-1].claim, [run.claim.value for run in runs]
     name = "the claim" if len(runs) == 1 else f"the claim; the spread is that of {len(runs)} runs"
-    strip = Strip(name, claim.value, min(found), max(found), "holds" if claim.holds else "fails")
-    return _strips("holds" if claim.holds else "does not hold", [strip], claim.bar)
+    strip = Strip(name, claim.value, min(found), max(found), "holds" if claim.is_met else "fails")
+    return _strips("holds" if claim.is_met else "does not hold", [strip], claim.target)
 
 
 def _by_unit(rows: Sequence[Row]) -> dict[str, list[Strip]]:
@@ -104,7 +104,7 @@ def _by_unit(rows: Sequence[Row]) -> dict[str, list[Strip]]:
     for row in rows:
         own = row.name.strip()
         above = above if row.name.startswith(" ") else own
-        name = own if above == own or text_width(f"{above}: {own}", 12) > ROOM else f"{above}: {own}"
+        name = own if above == own or text_width(f"{above}: {own}", 12) > LABEL_WIDTH else f"{above}: {own}"
         units.setdefault(row.unit, []).append(Strip(name, row.median, min(row.values), max(row.values)))
     return units
 
@@ -119,7 +119,7 @@ def _strips(caption: str, strips: Sequence[Strip], bar: float | None = None) -> 
         y += 32
     if bar is not None:
         x = round(FROM + bar * scale, 1)
-        label = f"bar {shown(bar)}"
+        label = f"bar {format_number(bar)}"
         half = text_width(label, 11) / 2
         lines.append(f'<path class="bar" d="M{x} {y - 16}V{y + 4}"/>')
         lines.append(f'<text class="tick m" x="{min(max(x, FROM + half), TO - half)}" y="{y + 15}">{label}</text>')
@@ -128,14 +128,14 @@ def _strips(caption: str, strips: Sequence[Strip], bar: float | None = None) -> 
 
 
 def _strip(strip: Strip, y: int, scale: float) -> Iterator[str]:
-    value = f'<tspan class="b">{shown(strip.value)}</tspan>'
+    value = f'<tspan class="b">{format_number(strip.value)}</tspan>'
     if strip.low < strip.high:
-        value += f'<tspan class="s" dx="6">{shown(strip.low)} to {shown(strip.high)}</tspan>'
+        value += f'<tspan class="s" dx="6">{format_number(strip.low)} to {format_number(strip.high)}</tspan>'
     yield f'<text x="{FROM}" y="{y + 12}">{escape(strip.name)}</text>'
     yield f'<text class="r" x="{TO}" y="{y + 12}">{value}</text>'
     yield f'<rect class="track" x="{FROM}" y="{y + 18}" width="{TO - FROM}" height="8" rx="2"/>'
     length = max(strip.value, 0) * scale
-    yield f'<rect class="{strip.look}" x="{FROM}" y="{y + 18}" width="{length:.1f}" height="8" rx="2"/>'
+    yield f'<rect class="{strip.style}" x="{FROM}" y="{y + 18}" width="{length:.1f}" height="8" rx="2"/>'
     if strip.low < strip.high:
         low, high = (FROM + min(max(end, 0) * scale, TO - FROM) for end in (strip.low, strip.high))
         # Where the spread goes on beyond the picture, it has no end.
@@ -150,7 +150,7 @@ def _curve(curve: Mapping[str, Any]) -> Block:
     names = curve.get("axes", ["", ""])
     values = [value for line in series.values() for value in line]
     across, up = _ticks(min(xs), max(xs)), _ticks(0 if min(values) < max(values) / 2 else min(values), max(values))
-    left = FROM + 12 + max(text_width(shown(tick), 11) for tick in up)
+    left = FROM + 12 + max(text_width(format_number(tick), 11) for tick in up)
     top = 8 + 18 * len(series)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -163,9 +163,11 @@ def _curve(curve: Mapping[str, Any]) -> Block:
     for tick in up:
         y = place(across[0], tick)[1]
         lines.append(f'<path class="grid" d="M{left} {y}H{TO}"/>')
-        lines.append(f'<text class="tick r" x="{left - 6}" y="{y + 4}">{shown(tick)}</text>')
+        lines.append(f'<text class="tick r" x="{left - 6}" y="{y + 4}">{format_number(tick)}</text>')
     low = top + 20 + HIGH
-    lines += [f'<text class="tick m" x="{place(tick, 0)[0]}" y="{low + 16}">{shown(tick)}</text>' for tick in across]
+    lines += [
+        f'<text class="tick m" x="{place(tick, 0)[0]}" y="{low + 16}">{format_number(tick)}</text>' for tick in across
+    ]
     lines.append(f'<text class="c r" x="{TO}" y="{low + 32}">{escape(names[0])}</text>')
     for at, (name, line) in enumerate(series.items()):
         points = [place(x, y) for x, y in zip(xs, line, strict=True)]

@@ -20,9 +20,9 @@ from bench.claims import Claim, Row
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-KEPT = 10
+MAX_RECORDS = 10
 """So many runs of a bench are kept."""
-MOST_VALUES = 101
+MAX_VALUES = 101
 """Of more repeats than these, the percentiles are kept: median, best and worst stay what they are."""
 
 
@@ -69,28 +69,28 @@ def machine() -> Machine:
 def records(name: str) -> list[Record]:
     """The runs of a bench that were kept, the newest last."""
     path = RESULTS / f"{name}.json"
-    return [_read(kept) for kept in json.loads(path.read_text("utf-8"))] if path.exists() else []
+    return [_parse_record(kept) for kept in json.loads(path.read_text("utf-8"))] if path.exists() else []
 
 
-def keep(name: str, record: Record) -> None:
+def add_record(name: str, record: Record) -> None:
     """Add a run of a bench: a line of its file."""
-    rows = [Row(row.name, row.unit, _kept(row.values)) for row in record.rows]
+    rows = [Row(row.name, row.unit, _thin_values(row.values)) for row in record.rows]
     added = Record(record.date, round(record.took_s, 1), record.machine, record.claim, rows)
-    lines = [json.dumps(asdict(one), ensure_ascii=False) for one in [*records(name), added][-KEPT:]]
+    lines = [json.dumps(asdict(one), ensure_ascii=False) for one in [*records(name), added][-MAX_RECORDS:]]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
 
 
-def _read(kept: dict[str, Any]) -> Record:
+def _parse_record(kept: dict[str, Any]) -> Record:
     rows = [Row(**row) for row in kept["rows"]]
     return Record(kept["date"], kept["took_s"], Machine(**kept["machine"]), Claim(**kept["claim"]), rows)
 
 
-def _kept(values: Sequence[float]) -> list[float]:
+def _thin_values(values: Sequence[float]) -> list[float]:
     found = list(values)
-    if len(found) > MOST_VALUES:
-        ordered, step = sorted(found), (len(found) - 1) / (MOST_VALUES - 1)
-        found = [ordered[round(at * step)] for at in range(MOST_VALUES)]
+    if len(found) > MAX_VALUES:
+        ordered, step = sorted(found), (len(found) - 1) / (MAX_VALUES - 1)
+        found = [ordered[round(at * step)] for at in range(MAX_VALUES)]
     return [float(f"{value:.5g}") for value in found]
 
 

@@ -1,6 +1,6 @@
 """Do replicas follow the load? Four times as many streams come for a while; workers are started, and end again.
 
-The model hums (bench/served/hum.py): its op takes 20 ms and gives a tenth of a second of sound, so that the cores of
+The model hums (bench/models/tone_stream.py): its op takes 20 ms and gives a tenth of a second of sound, so that the cores of
 this machine have next to nothing to do and only the number of workers counts. Streams come at fixed times, whatever
 happens to those before.
 """
@@ -14,49 +14,49 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import Claim, Row, print_table
-from bench.served.hum import RATE
-from mstar.launch.local import Local
-from mstar.server.front import FrontEnd
-from mstar.server.streams import Deliver, Ended
-from mstar.wire.messages import Finished, Peer, Submit, Value
+from bench.models.tone_stream import RATE
+from mstar.frontend.actor import FrontendActor
+from mstar.frontend.core import Deliver, RequestEnded
+from mstar.launch.local_launcher import LocalLauncher
+from mstar.wire.messages import Peer, RequestFinished, Submit, Value
 
-MODEL = Path(__file__).parent / "served" / "hum.py"
-PLACEMENT = '[place]\nthroat = { workers = ["a", "b", "c", "d"], least = 1 }'
+MODEL = Path(__file__).parent / "models" / "tone_stream.py"
+PLACEMENT = '[place]\ngenerator = { workers = ["a", "b", "c", "d"], min_replicas = 1 }'
 TONES = 5
 """Of each of two verses: a stream takes a worker 0.2 s, and sounds for a second."""
 PHASES = ((6.0, 2.0), (16.0, 8.0), (16.0, 2.0))
 """For so many seconds so many streams a second, of which one worker can do five."""
-LINE = 2.0
+TABLE_INTERVAL_S = 2.0
 """So many seconds make a line of the table."""
-BAR = 10.0
+TARGET_S = 10.0
 """So many seconds after the load has grown the last chunk may be late."""
 
 
 @dataclass(eq=False)
-class Listener:
+class StreamListener:
     """One stream: when each chunk came and how late that was, and how it ended."""
 
     late: list[tuple[float, float]] = field(default_factory=list)
     status: str = ""
     until: float = 0.0
 
-    def hear(self, now: float, news: Any) -> None:
+    def on_event(self, now: float, event: Any) -> None:
         """Something has come: who has nothing left to play waits for it."""
-        if isinstance(news, Deliver):
+        if isinstance(event, Deliver):
             late = max(0.0, now - self.until) if self.late else 0.0
-            self.until = max(self.until, now) + len(news.value) / RATE
+            self.until = max(self.until, now) + len(event.value) / RATE
             self.late.append((now, late))
-        elif isinstance(news, Ended):
-            self.status = news.end.status if isinstance(news.end, Finished) else "refused"
+        elif isinstance(event, RequestEnded):
+            self.status = event.end.status if isinstance(event.end, RequestFinished) else "refused"
 
 
 def scaling() -> Claim:
     """Let the load grow and shrink, and look how many workers there are and who was late."""
-    listeners: list[Listener] = []
+    listeners: list[StreamListener] = []
     running: list[tuple[float, int]] = []
-    with Local({"hum": str(MODEL)}, {"hum": PLACEMENT}) as local:
-        front_end = FrontEnd(local.node, Peer("front", 0), local.conductors)
-        local.add(front_end)
+    with LocalLauncher({"hum": str(MODEL)}, {"hum": PLACEMENT}) as local:
+        front_end = FrontendActor(local.actor_loop, Peer("front", 0), local.conductors)
+        local.add_frontend(front_end)
         begun = time.monotonic()
 
         def look() -> None:
@@ -65,7 +65,7 @@ def scaling() -> Claim:
 
         for number, at in enumerate(arrivals()):
             _wait(lambda at=at: time.monotonic() >= begun + at, look)
-            listeners.append(_ask(front_end, number))
+            listeners.append(_open_stream(front_end, number))
         _wait(lambda: all(one.status for one in listeners), look)
     return _claim(listeners, running, begun)
 
@@ -86,19 +86,19 @@ def _wait(is_over: Callable[[], bool], look: Callable[[], None], seconds: float 
         time.sleep(0.02)
 
 
-def _ask(front_end: FrontEnd, number: int) -> Listener:
-    one, rid = Listener(), front_end.new_rid()
+def _open_stream(front_end: FrontendActor, number: int) -> StreamListener:
+    one, rid = StreamListener(), front_end.new_rid()
 
     def told(news: Any) -> None:
-        one.hear(time.monotonic(), news)
+        one.on_event(time.monotonic(), news)
         if isinstance(news, Deliver):
-            front_end.took(rid, news.kind, len(one.late))
+            front_end.report_consumed(rid, news.kind, len(one.late))
 
-    front_end.listen(Submit(rid, "hum", Value((number, TONES))), told)
+    front_end.submit(Submit(rid, "hum", Value((number, TONES))), told)
     return one
 
 
-def _claim(listeners: list[Listener], running: list[tuple[float, int]], begun: float) -> Claim:
+def _claim(listeners: list[StreamListener], running: list[tuple[float, int]], begun: float) -> Claim:
     grows = PHASES[0][0]
     chunks = sorted((at - begun, late) for one in listeners for at, late in one.late)
     _show(chunks, running)
@@ -107,20 +107,20 @@ def _claim(listeners: list[Listener], running: list[tuple[float, int]], begun: f
     served = sum(one.status == "ok" for one in listeners)
     more = {"streams": len(listeners), "served": served, "most workers": most, "workers at the end": left}
     more["late chunks"] = sum(late > 0.0 for _, late in chunks)
-    text = f"{BAR:g} s after four times as many streams come no chunk is late; none is lost when workers end again"
+    text = f"{TARGET_S:g} s after four times as many streams come no chunk is late; none is lost when workers end again"
     value = max(0.0, worst - grows)
-    holds = value <= BAR and most > 1 and left == 1 and served == len(listeners)
-    return Claim(text, round(value, 2), BAR, holds, more)
+    holds = value <= TARGET_S and most > 1 and left == 1 and served == len(listeners)
+    return Claim(text, round(value, 2), TARGET_S, holds, more)
 
 
 def _show(chunks: list[tuple[float, float]], running: list[tuple[float, int]]) -> None:
     """A line for every two seconds; and all of it as rows, which are kept."""
     print(f"{'second':>6} {'streams/s':>9} {'workers':>8} {'chunks':>7} {'late':>5} {'worst, ms':>9}")
-    for line in range(int(running[-1][0] / LINE)):
-        start, end = line * LINE, (line + 1) * LINE
+    for line in range(int(running[-1][0] / TABLE_INTERVAL_S)):
+        start, end = line * TABLE_INTERVAL_S, (line + 1) * TABLE_INTERVAL_S
         up = max(count for at, count in running if start <= at < end)
         late = [late for at, late in chunks if start <= at < end]
-        asked = sum(start <= at < end for at in arrivals()) / LINE
+        asked = sum(start <= at < end for at in arrivals()) / TABLE_INTERVAL_S
         count, worst = sum(one > 0.0 for one in late), 1e3 * max(late, default=0.0)
         print(f"{start:6.0f} {asked:9.1f} {up:8} {len(late):7} {count:5} {worst:9.0f}")
     ends = [sum(seconds for seconds, _ in PHASES[: number + 1]) for number in range(len(PHASES))]

@@ -18,33 +18,33 @@ from pathlib import Path
 
 from bench.claims import Claim
 from bench.mutants import ROOT, Mutant, plant
-from mstar.sim.runs import run_apart
-from mstar.sim.scenario import SCALED, SHARDED
+from mstar.sim.runner import run_in_subprocesses
+from mstar.sim.scenario import FIRST_SCALING_SEED, FIRST_SHARDED_SEED
 
 SCENARIOS = 50_000
-PLANTED = 2_000
+SCENARIOS_PER_MUTANT = 2_000
 """In how many scenarios a planted bug has to be noticed."""
-SCALING = 10_000
+SCALING_SCENARIOS = 10_000
 """So many more have workers that come and go; and as many of those several conductors."""
-APART = ("conductor/scaling.py", "conductor/crews.py")
+SCALING_ONLY_FILES = ("conductor/scaling/autoscaler.py", "conductor/scaling/replica_group.py")
 """Where a bug is seen only in such scenarios."""
 JOBS = 2
-BAR = 0.9
+TARGET = 0.9
 
 
-def planted() -> list[Mutant]:
-    """The bugs of `bench/planted.toml`."""
-    return [Mutant(**entry) for entry in tomllib.loads((ROOT / "bench/planted.toml").read_text())["mutant"]]
+def load_mutants() -> list[Mutant]:
+    """The bugs of `bench/simulator_mutants.toml`."""
+    return [Mutant(**entry) for entry in tomllib.loads((ROOT / "bench/simulator_mutants.toml").read_text())["mutant"]]
 
 
-def noticed(mutant: Mutant) -> tuple[int, str]:
+def find_violation(mutant: Mutant) -> tuple[int, str]:
     """After how many scenarios a planted bug is noticed, and how; with none, the text is empty."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source)
         plant(mutant, source / "mstar" / mutant.file)
-        first = SCALED if mutant.file in APART else 0
-        command = [sys.executable, "-P", "-m", "mstar.sim", str(first), str(first + PLANTED), "inf"]
+        first = FIRST_SCALING_SEED if mutant.file in SCALING_ONLY_FILES else 0
+        command = [sys.executable, "-P", "-m", "mstar.sim", str(first), str(first + SCENARIOS_PER_MUTANT), "inf"]
         environment = {"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -53,19 +53,21 @@ def noticed(mutant: Mutant) -> tuple[int, str]:
     return summary["scenarios"], next(iter(summary["violations"].values()), "")
 
 
-def simulator() -> Claim:
+def fault_simulation() -> Claim:
     """Run the scenarios, then plant every bug and count those that are noticed."""
-    summary = run_apart(range(1_000_000, 1_000_000 + SCENARIOS), JOBS)
-    for first in (SCALED, SHARDED):
-        summary.add(run_apart(range(first, first + SCALING), JOBS))
+    summary = run_in_subprocesses(range(1_000_000, 1_000_000 + SCENARIOS), JOBS)
+    for first in (FIRST_SCALING_SEED, FIRST_SHARDED_SEED):
+        summary.merge(run_in_subprocesses(range(first, first + SCALING_SCENARIOS), JOBS))
     for seed, violation in summary.violations.items():
         print(f"seed {seed}: {violation}\n  fix: mstar sim replay {seed} --trace shows how it came to that")
-    print(f"{summary.scenarios} scenarios, {summary.events} events, {summary.seconds:.0f} s; requests: {summary.ends}")
+    print(
+        f"{summary.scenarios} scenarios, {summary.events} events, {summary.seconds:.0f} s; requests: {summary.statuses}"
+    )
     begun = time.monotonic()
-    mutants = planted()
+    mutants = load_mutants()
     killed = 0
     with ThreadPoolExecutor(JOBS) as pool:
-        for mutant, (scenarios, how) in zip(mutants, pool.map(noticed, mutants), strict=True):
+        for mutant, (scenarios, how) in zip(mutants, pool.map(find_violation, mutants), strict=True):
             killed += bool(how)
             verdict = f"after {scenarios:4}" if how else "SURVIVED  "
             print(f"{verdict}  {mutant.file}: {mutant.what}  [{how[:60]}]", flush=True)
@@ -79,5 +81,5 @@ def simulator() -> Claim:
         "planted_seconds": round(time.monotonic() - begun, 1),
     }
     text = "the simulator notices at least 9 of 10 bugs planted in the cores, and nothing else is wrong with them"
-    holds = value >= BAR and not summary.violations and summary.scenarios == SCENARIOS + SCALING
-    return Claim(text, round(value, 3), BAR, holds, more)
+    holds = value >= TARGET and not summary.violations and summary.scenarios == SCENARIOS + SCALING_SCENARIOS
+    return Claim(text, round(value, 3), TARGET, holds, more)

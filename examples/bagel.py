@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mstar import KV, Float32, Image, Int64, Model, Tensor, Text, loop, walk
+from mstar.testing.toy_language import MixtureLM
 from mstar.testing.toy_worlds import Guidance, ImageEncoder, Vae
-from mstar.testing.toys import MixtureLM
 
 
 @dataclass
 class Prompt:
     parts: list[str | np.ndarray]
-    draws: bool = True
-    thoughts: int = 0  # so many tokens it may think first
+    image_output: bool = True
+    max_thinking_tokens: int = 0  # so many tokens it may think first
     side: int = 2
     seed: int = 0
 
@@ -73,14 +73,18 @@ class Bagel(Model):
             no_text = main.fork()  # all but the last text
             if isinstance(part, str):
                 await self.read(self.lm.tokenize(part), main, no_image)
-        await self.think(request.thoughts, main)
-        await (self.draw(request.side, request.seed, main, no_text, no_image) if request.draws else self.answer(main))
+        await self.think(request.max_thinking_tokens, main)
+        await (
+            self.draw(request.side, request.seed, main, no_text, no_image)
+            if request.image_output
+            else self.answer(main)
+        )
 
 
 def requests() -> list[Prompt]:
     cat, dog = np.random.default_rng(0).integers(0, 255, (2, 3, 16, 16)).astype(np.float32)
     return [
         Prompt(["a bagel on the moon"], seed=7),
-        Prompt([cat, "and", dog, "as one animal"], thoughts=30, side=3),
-        Prompt(["What is this?", cat], draws=False),
+        Prompt([cat, "and", dog, "as one animal"], max_thinking_tokens=30, side=3),
+        Prompt(["What is this?", cat], image_output=False),
     ]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mstar import CUT, KV, Int64, Model, Said, Tensor, Text, loop, walk
-from mstar.testing.toys import MixtureLM
+from mstar import INTERRUPTED, KV, ClientInput, Int64, Model, Tensor, Text, loop, walk
+from mstar.testing.toy_language import MixtureLM
 
 
 @dataclass
-class Words:
+class DialogueTurn:
     text: str
-    heard: tuple[int, ...] = ()  # what was heard of the answer before, if that was cut
+    heard_tokens: tuple[int, ...] = ()  # what was heard of the answer before, if that was cut
 
 
 class Dialogue(Model):
@@ -39,22 +39,25 @@ class Dialogue(Model):
             s.token = self.lm.decode(s.token, kv)
         return s.token
 
-    async def route(self, request: Words) -> int:
+    async def route(self, request: DialogueTurn) -> int:
         kv, said, turns = self.lm.kv(), request, 0
         while said is not None:
             turns += 1
             token = await self.read(self.lm.tokenize(said.text), kv)
-            last = await self.answer(token, kv).until_more()
-            said = await self.more(answer="cut" if last is CUT else "done")
-            if said is not None and said.heard and last is CUT:
+            last = await self.answer(token, kv).interruptible()
+            said = await self.next_input(answer="cut" if last is INTERRUPTED else "done")
+            if said is not None and said.heard and last is INTERRUPTED:
                 await self.read(np.array(said.heard, np.int64), kv)
         return turns
 
 
-def requests() -> list[Words]:
-    return [Words("hello"), Words("a longer beginning")]
+def requests() -> list[DialogueTurn]:
+    return [DialogueTurn("hello"), DialogueTurn("a longer beginning")]
 
 
-def says() -> list[Said]:
+def client_inputs() -> list[ClientInput]:
     """What a client says: the first cuts the answer after nine tokens, of which it heard four."""
-    return [Said(Words("wait", heard=(3, 1, 4, 1)), walk=1, counts={"Text": 9}), Said(Words("and then?"), walk=5)]
+    return [
+        ClientInput(DialogueTurn("wait", heard_tokens=(3, 1, 4, 1)), walk=1, counts={"Text": 9}),
+        ClientInput(DialogueTurn("and then?"), walk=5),
+    ]

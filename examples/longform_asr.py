@@ -11,27 +11,31 @@ from collections.abc import Iterator
 import numpy as np
 
 from mstar import Float32, Model, Tensor, Text, each, loop, walk
-from mstar.testing.toy_speech import Ear, Scribe, Stitcher
+from mstar.testing.toy_speech import AsrDecoder, ChunkedAudioEncoder, TranscriptMerger
 
 
 class LongformAsr(Model):
     """Hears all chunks side by side, then stitches what was written down."""
 
     def __init__(self) -> None:
-        self.ear, self.scribe, self.stitcher = Ear(), Scribe(vocab=19, eos=5), Stitcher()
+        self.audio_encoder, self.decoder, self.merger = (
+            ChunkedAudioEncoder(),
+            AsrDecoder(vocab=19, eos=5),
+            TranscriptMerger(),
+        )
 
     @walk
     def transcribe(self, sound: Float32[Tensor, "S"]) -> Iterator[Text]:
-        chunks = each(self.ear.split(sound))
+        chunks = each(self.audio_encoder.split(sound))
         for chunk in chunks:
-            kv = self.scribe.kv()
-            s = loop(steps=24, token=self.scribe.listen(self.ear.encode(chunk), kv))
+            kv = self.decoder.kv()
+            s = loop(steps=24, token=self.decoder.listen(self.audio_encoder.encode(chunk), kv))
             for _ in s:
                 s.collect(text=s.token)
-                s.token = self.scribe.write(s.token, kv)
-                s.stop_when(self.scribe.is_end(s.token))
+                s.token = self.decoder.write(s.token, kv)
+                s.stop_when(self.decoder.is_end(s.token))
             chunks.collect(text=s.text)
-        yield Text(self.stitcher.join(chunks.text))
+        yield Text(self.merger.join(chunks.text))
 
 
 def requests() -> list[dict[str, np.ndarray]]:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mstar import Audio, Int64, Model, Stream, Tensor, loop, walk, windows
+from mstar.testing.toy_language import SampledLM, Sampling
 from mstar.testing.toy_speech import Snac
-from mstar.testing.toys import SampledLM, Sampling
 
 
 @dataclass

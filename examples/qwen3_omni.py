@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mstar import Audio, Float32, Int64, Model, Stream, Tensor, Text, loop, walk, windows
+from mstar.testing.toy_language import Thinker
 from mstar.testing.toy_speech import AudioEncoder, CodePredictor, Talker, Vocoder
-from mstar.testing.toys import Thinker
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Qwen3Omni(Model):
     """A thinker writes, a talker speaks its thoughts. For who only reads, no talker runs."""
 
     def __init__(self) -> None:
-        self.ear, self.thinker = AudioEncoder(), Thinker(eos=5)
+        self.audio_encoder, self.thinker = AudioEncoder(), Thinker(eos=5)
         self.talker, self.predictor, self.vocoder = Talker(vocab=199, eos=7), CodePredictor(), Vocoder()
 
     @walk
@@ -56,15 +56,15 @@ class Qwen3Omni(Model):
         for frames in w:
             yield Audio(self.vocoder.decode(frames, w.fresh), rate=24_000)
 
-    def think(self, mel: Tensor, prompt: Tensor, limit: int, thoughts: Stream | None) -> Iterator[Text]:
+    def think(self, mel: Tensor, prompt: Tensor, limit: int, talker_inputs: Stream | None) -> Iterator[Text]:
         kv = self.thinker.kv()
-        self.thinker.see(self.ear.encode(mel), kv)
+        self.thinker.see(self.audio_encoder.encode(mel), kv)
         s = loop(steps=limit, token=self.thinker.prefill(prompt, kv))
         for _ in s:
             yield Text(s.token)
             s.token, thought = self.thinker.think(s.token, kv)
-            if thoughts is not None:
-                thoughts.put(thought)
+            if talker_inputs is not None:
+                talker_inputs.put(thought)
             s.stop_when(self.thinker.is_end(s.token))
 
     async def route(self, request: OmniRequest) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
-from mstar.testing.toys import ReadingLM, Retriever
+from mstar.testing.toy_language import RetrievalLM, Retriever
 
 
 class Rag(Model):
     """Writes sentence by sentence; the search for the next one runs beside it."""
 
     def __init__(self) -> None:
-        self.lm, self.retriever = ReadingLM(vocab=83, eos=5, stops=(7, 11, 13, 17, 19)), Retriever()
+        self.lm, self.retriever = RetrievalLM(vocab=83, eos=5, stops=(7, 11, 13, 17, 19)), Retriever()
 
     @walk
     def answer(self, question: Int64[Tensor, "T"], sentences: int) -> Iterator[Text]:

@@ -25,34 +25,34 @@ from math import inf
 from pathlib import Path
 
 from bench.claims import Claim, Row, print_table
-from bench.deadlines.orders import Throughput
-from bench.deadlines.traffic import FIRST_S, SENTENCES, WAIT_S, Arrival, Heard, play, share_on_time
-from bench.web.client import percentile
-from mstar.asks import Acting, Chat, Drawing, Speech, Turn
-from mstar.config import Options
-from mstar.launch.together import Together
-from mstar.nn.sampling import Sampling
-from mstar.plan.deployment import deploy
-from mstar.server.front import FrontEnd
-from mstar.server.streams import Deliver, Ended, Waits
+from bench.deadlines.policies import ThroughputFirst
+from bench.deadlines.traffic import SENTENCES, TIMEOUT_S, TTFT_S, Arrival, StreamResult, play, share_on_time
+from bench.http.client import percentile
+from mstar.config import RuntimeConfig
+from mstar.frontend.actor import FrontendActor
+from mstar.frontend.core import AwaitingInput, Deliver, RequestEnded
+from mstar.launch.in_process import InProcessLauncher
+from mstar.nn.lm.sampling import Sampling
+from mstar.plan.planned_model import load_planned_models
+from mstar.requests import ActionRequest, ChatRequest, ImageRequest, Message, SpeechRequest
 from mstar.wire import messages as m
-from mstar.wire.pace import Pace
+from mstar.wire.slo import Slo
 
 SPEECH, CHAT, PICTURES, ROBOT = "hibari", "smollm2", "land", "hopper"
-LAND = f"{Path(__file__).with_name('land_in_parts.py')}:LandInParts"
+TERRAIN_MODEL = f"{Path(__file__).with_name('split_terrain.py')}:SplitTerrain"
 SHARES = {SPEECH: 0.25, CHAT: 0.2}
 """Which part of the engine each is to want."""
 PERIOD_S = 0.2
 """How often the robot asks, and how soon it wants its reply."""
-PACES = {SPEECH: Pace(first_s=FIRST_S), CHAT: Pace(), PICTURES: Pace(is_batch=True), ROBOT: Pace(first_s=PERIOD_S)}
-AT_ONCE = 3
+SLOS = {SPEECH: Slo(ttft_s=TTFT_S), CHAT: Slo(), PICTURES: Slo(best_effort=True), ROBOT: Slo(ttft_s=PERIOD_S)}
+IMAGES_IN_FLIGHT = 3
 """How many pictures are wanted at any time."""
-SAID, TOKENS = (2, 6), 16
+SENTENCE_RANGE, TOKENS = (2, 6), 16
 """How many sentences a speech has, at least and at most; how long an answer in a chat is at most."""
 SAMPLES = 4
 """So many requests are served one by one to see what they cost."""
 WARM_UP_S, SECONDS, ROUNDS = 1.0, 10.0, 2
-ON_TIME, LATE, KEPT = 0.99, 0.01, 0.9
+ON_TIME_TARGET, LATE_LIMIT, WORK_TARGET = 0.99, 0.01, 0.9
 """The bars: chunks of speech on time, replies to the robot that were late, work that is not lost."""
 QUESTIONS = ("What is rain?", "Name three rivers.", "Why is the sky blue?", "Tell me of the sea.", "What do bees do?")
 
@@ -61,7 +61,7 @@ Op = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Spent:
+class OpUsage:
     """What an op came to: calls, and the seconds they took."""
 
     calls: int = 0
@@ -69,38 +69,38 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """What the clients of each model got in one run or several, and what each op came to in so many seconds."""
 
-    heard: Mapping[str, Sequence[Heard]]
-    ops: Mapping[Op, Spent]
+    results: Mapping[str, Sequence[StreamResult]]
+    ops: Mapping[Op, OpUsage]
     seconds: float
 
 
 # ---------------------------------------------------------------- traffic
-def speech(drawn: random.Random) -> Speech:
+def speech(drawn: random.Random) -> SpeechRequest:
     """Something to say."""
-    return Speech(" ".join(drawn.choices(SENTENCES, k=drawn.randint(*SAID))), seed=drawn.randrange(99))
+    return SpeechRequest(" ".join(drawn.choices(SENTENCES, k=drawn.randint(*SENTENCE_RANGE))), seed=drawn.randrange(99))
 
 
-def chat(drawn: random.Random) -> Chat:
+def chat(drawn: random.Random) -> ChatRequest:
     """A question."""
     text = f"{drawn.choice(SENTENCES)} {drawn.choice(QUESTIONS)}"
-    return Chat((Turn("user", (text,)),), Sampling(max_tokens=TOKENS))
+    return ChatRequest((Message("user", (text,)),), Sampling(max_tokens=TOKENS))
 
 
-ASKS = {SPEECH: speech, CHAT: chat}
+REQUEST_BUILDERS = {SPEECH: speech, CHAT: chat}
 
 
 def traffic(counts: Mapping[str, int], seconds: float, seed: int) -> list[Arrival]:
     """All that comes at its own times, in order: so many requests to some models at random, and the robot's."""
     import numpy as np
 
-    drawn, seen = random.Random(seed), Acting({"state": np.zeros(15, np.float32)})
+    drawn, seen = random.Random(seed), ActionRequest({"state": np.zeros(15, np.float32)})
     times = {ROBOT: [number * PERIOD_S for number in range(round(seconds / PERIOD_S))]}
     times |= {model: [drawn.uniform(0, seconds) for _ in range(number)] for model, number in counts.items()}
     found = [
-        Arrival(at, ASKS[model](drawn) if model in ASKS else seen, model, PACES[model])
+        Arrival(at, REQUEST_BUILDERS[model](drawn) if model in REQUEST_BUILDERS else seen, model, SLOS[model])
         for model, own in times.items()
         for at in own
     ]
@@ -108,24 +108,24 @@ def traffic(counts: Mapping[str, int], seconds: float, seed: int) -> list[Arriva
 
 
 @contextmanager
-def drawing(front: FrontEnd) -> Generator[None]:
+def image_requests(front: FrontendActor) -> Generator[None]:
     """Meanwhile pictures are drawn: as soon as one is done the next is begun."""
     ends, seeds, is_over = dict[str, threading.Event](), count(), threading.Event()
 
     def begin() -> None:
-        rid, ask, end = front.new_rid(), Drawing("", seed=next(seeds)), threading.Event()
+        rid, ask, end = front.new_rid(), ImageRequest("", seed=next(seeds)), threading.Event()
         ends[rid] = end
 
-        def told(news: Deliver | Waits | Ended) -> None:
-            if isinstance(news, Ended):
+        def told(news: Deliver | AwaitingInput | RequestEnded) -> None:
+            if isinstance(news, RequestEnded):
                 if not is_over.is_set():
                     begin()
                 del ends[rid]
                 end.set()
 
-        front.listen(m.Submit(rid, PICTURES, m.Value(ask), pace=PACES[PICTURES]), told)
+        front.submit(m.Submit(rid, PICTURES, m.Value(ask), slo=SLOS[PICTURES]), told)
 
-    for _ in range(AT_ONCE):
+    for _ in range(IMAGES_IN_FLIGHT):
         begin()
     try:
         yield
@@ -141,85 +141,85 @@ def drawing(front: FrontEnd) -> Generator[None]:
 class Deployment:
     """A front end, and the one worker behind it."""
 
-    def __init__(self, together: Together) -> None:
-        self.front = FrontEnd(together.node, m.Peer("front", 0), together.conductors)
-        together.add(self.front)
+    def __init__(self, together: InProcessLauncher) -> None:
+        self.front = FrontendActor(together.actor_loop, m.Peer("front", 0), together.conductors)
+        together.add_frontend(self.front)
         _, self._worker = together.peers()
 
-    def ops(self) -> dict[Op, Spent]:
+    def ops(self) -> dict[Op, OpUsage]:
         """What each op came to until now."""
-        found = defaultdict[Op, Spent](Spent)
-        for one in self.front.take_figures(self._worker).result().ops:
+        found = defaultdict[Op, OpUsage](OpUsage)
+        for one in self.front.query_stats(self._worker).result().ops:
             for walk in one.walks.values():
                 spent = found[one.model, one.op]
                 spent.calls += walk.calls
-                spent.seconds += walk.seconds
+                spent.seconds += walk.busy_s
         return found
 
     def cost(self, model: str) -> float:
         """How many seconds of the engine a request to a model takes, on average."""
         drawn, before = random.Random(0), self.ops()
         for _ in range(SAMPLES):
-            play(self.front, [Arrival(0.0, ASKS[model](drawn), model)])
-        return sum(spent.seconds for spent in since(before, self.ops()).values()) / SAMPLES
+            play(self.front, [Arrival(0.0, REQUEST_BUILDERS[model](drawn), model)])
+        return sum(spent.seconds for spent in usage_delta(before, self.ops()).values()) / SAMPLES
 
-    def run(self, arrivals: Sequence[Arrival], seconds: float) -> Ran:
+    def run(self, arrivals: Sequence[Arrival], seconds: float) -> RunResult:
         """Have them come while pictures are drawn. Work is counted for so many seconds; all are served to their end."""
-        with drawing(self.front), ThreadPoolExecutor(1) as thread:
+        with image_requests(self.front), ThreadPoolExecutor(1) as thread:
             before, begun = self.ops(), time.monotonic()
             played = thread.submit(play, self.front, arrivals)
             time.sleep(seconds)
-            ops, took = since(before, self.ops()), time.monotonic() - begun
-            by_model = defaultdict[str, list[Heard]](list)
+            ops, took = usage_delta(before, self.ops()), time.monotonic() - begun
+            by_model = defaultdict[str, list[StreamResult]](list)
             for arrival, heard in zip(arrivals, played.result(), strict=True):
                 by_model[arrival.model].append(heard)
-        return Ran(by_model, ops, took)
+        return RunResult(by_model, ops, took)
 
 
-def since(before: Mapping[Op, Spent], now: Mapping[Op, Spent]) -> dict[Op, Spent]:
+def usage_delta(before: Mapping[Op, OpUsage], now: Mapping[Op, OpUsage]) -> dict[Op, OpUsage]:
     """What ops came to since then."""
-    zero = Spent()
+    zero = OpUsage()
     found = {op: (spent, before.get(op, zero)) for op, spent in now.items()}
-    return {op: Spent(new.calls - old.calls, new.seconds - old.seconds) for op, (new, old) in found.items()}
+    return {op: OpUsage(new.calls - old.calls, new.seconds - old.seconds) for op, (new, old) in found.items()}
 
 
-def joined(runs: Sequence[Ran]) -> Ran:
+def merge_runs(runs: Sequence[RunResult]) -> RunResult:
     """Several runs as one."""
-    heard, ops = defaultdict[str, list[Heard]](list), defaultdict[Op, Spent](Spent)
+    heard, ops = defaultdict[str, list[StreamResult]](list), defaultdict[Op, OpUsage](OpUsage)
     for ran in runs:
-        for model, found in ran.heard.items():
+        for model, found in ran.results.items():
             heard[model] += found
         for op, spent in ran.ops.items():
-            ops[op] = Spent(ops[op].calls + spent.calls, ops[op].seconds + spent.seconds)
-    return Ran(heard, ops, sum(ran.seconds for ran in runs))
+            ops[op] = OpUsage(ops[op].calls + spent.calls, ops[op].seconds + spent.seconds)
+    return RunResult(heard, ops, sum(ran.seconds for ran in runs))
 
 
 # ---------------------------------------------------------------- figures
-def waited(one: Heard) -> float:
+def response_time(one: StreamResult) -> float:
     """How many seconds somebody waited for the first that came, or in vain."""
-    return one.first_s if one.chunks else WAIT_S
+    return one.first_s if one.chunks else TIMEOUT_S
 
 
-def is_late(reply: Heard) -> bool:
+def is_late(reply: StreamResult) -> bool:
     """Whether the robot had nothing new to do."""
-    return waited(reply) > PERIOD_S
+    return response_time(reply) > PERIOD_S
 
 
-def kept(ours: Ran, theirs: Ran) -> float:
+def work_ratio(ours: RunResult, theirs: RunResult) -> float:
     """How much of their work for those who were promised nothing ours gets done in the same time."""
     done = [0.0, 0.0]
     for op, spent in theirs.ops.items():
         if op[0] in (CHAT, PICTURES) and spent.calls:
             each = spent.seconds / spent.calls
-            done[0] += ours.ops.get(op, Spent()).calls * each / ours.seconds
+            done[0] += ours.ops.get(op, OpUsage()).calls * each / ours.seconds
             done[1] += spent.calls * each / theirs.seconds
     return done[0] / done[1]
 
 
-def figures(ran: Ran) -> list[tuple[str, str, float]]:
+def figures(ran: RunResult) -> list[tuple[str, str, float]]:
     """Each figure of a run, with its unit."""
-    said, chats, replies = ran.heard[SPEECH], ran.heard[CHAT], ran.heard[ROBOT]
-    first = {model: [1e3 * waited(one) for one in found] for model, found in ran.heard.items()}
+    said, chats, replies = ran.results[SPEECH], ran.results[CHAT], ran.results[ROBOT]
+    first = {model: [1e3 * response_time(one) for one in found] for model, found in ran.results.items()}
     busy: dict[str, float] = dict.fromkeys((SPEECH, CHAT, PICTURES, ROBOT), 0.0)
     for (model, _), spent in ran.ops.items():
         busy[model] += spent.seconds
@@ -234,14 +234,14 @@ def figures(ran: Ran) -> list[tuple[str, str, float]]:
         ("chat: tokens of one answer", "/s", sum(n for n, _ in spans) / (sum(seconds for _, seconds in spans) or inf)),
         *((f"robot: reply, p{part}", "ms", percentile(first[ROBOT], part / 100)) for part in (50, 99)),
         (f"robot: later than {PERIOD_S} s", "%", 100 * sum(map(is_late, replies)) / len(replies)),
-        ("pictures", "/s", ran.ops.get((PICTURES, "relief"), Spent()).calls / ran.seconds),
+        ("pictures", "/s", ran.ops.get((PICTURES, "relief"), OpUsage()).calls / ran.seconds),
         *((f"engine: {model}", "%", 100 * seconds / ran.seconds) for model, seconds in busy.items()),
         ("engine: all", "%", 100 * sum(busy.values()) / ran.seconds),
-        ("not served", "", sum(one.status != "ok" for found in ran.heard.values() for one in found)),
+        ("not served", "", sum(one.status != "ok" for found in ran.results.values() for one in found)),
     ]
 
 
-def rows(rule: str, runs: Sequence[Ran]) -> list[Row]:
+def rows(rule: str, runs: Sequence[RunResult]) -> list[Row]:
     """The figures of a rule, a value for each run."""
     found = zip(*map(figures, runs), strict=True)
     return [Row(f"{rule}, {same[0][0]}", same[0][1], [value for _, _, value in same]) for same in found]
@@ -249,13 +249,13 @@ def rows(rule: str, runs: Sequence[Ran]) -> list[Row]:
 
 def mixed() -> Claim:
     """What was promised is kept, and little work is lost by it."""
-    deployed = deploy({name: name for name in PACES} | {PICTURES: LAND}, {})
-    orders = {"ours": None, "throughput": Throughput()}
-    runs = {name: list[Ran]() for name in orders}
+    deployed = load_planned_models({name: name for name in SLOS} | {PICTURES: TERRAIN_MODEL}, {})
+    orders = {"ours": None, "throughput": ThroughputFirst()}
+    runs = {name: list[RunResult]() for name in orders}
     with ExitStack() as stack:
         rules = dict[str, Deployment]()
         for name, order in orders.items():
-            served = stack.enter_context(Together(deployed, options=Options(threads=1), order=order))
+            served = stack.enter_context(InProcessLauncher(deployed, options=RuntimeConfig(threads=1), policy=order))
             rules[name] = Deployment(served)
             rules[name].run(traffic(dict.fromkeys(SHARES, 1), WARM_UP_S, ROUNDS), WARM_UP_S)  # what ops cost is learned
         costs = {model: statistics.mean(rule.cost(model) for rule in rules.values()) for model in SHARES}
@@ -264,22 +264,22 @@ def mixed() -> Claim:
             for name, rule in rules.items():  # in turns, so that a change of the machine's mood meets both
                 runs[name].append(rule.run(traffic(counts, SECONDS, seed), SECONDS))
     print_table([row for name, found in runs.items() for row in rows(name, found)])
-    return claim(joined(runs["ours"]), joined(runs["throughput"]))
+    return claim(merge_runs(runs["ours"]), merge_runs(runs["throughput"]))
 
 
-def claim(ours: Ran, theirs: Ran) -> Claim:
+def claim(ours: RunResult, theirs: RunResult) -> Claim:
     """The claim, of all runs of each rule."""
-    on_time = share_on_time(ours.heard[SPEECH])
-    late = statistics.mean(map(is_late, ours.heard[ROBOT]))
-    work = kept(ours, theirs)
+    on_time = share_on_time(ours.results[SPEECH])
+    late = statistics.mean(map(is_late, ours.results[ROBOT]))
+    work = work_ratio(ours, theirs)
     found = {"ours": ours, "throughput": theirs}
     return Claim(
-        f"speech is on time ({ON_TIME:.0%} of its chunks) and so is a robot (at most {LATE:.0%} of its replies are "
+        f"speech is on time ({ON_TIME_TARGET:.0%} of its chunks) and so is a robot (at most {LATE_LIMIT:.0%} of its replies are "
         "late), and so much other work is done as by throughput alone",
         round(work, 3),
-        KEPT,
-        holds=on_time >= ON_TIME and late <= LATE and work >= KEPT,
-        more={
+        WORK_TARGET,
+        is_met=on_time >= ON_TIME_TARGET and late <= LATE_LIMIT and work >= WORK_TARGET,
+        details={
             name: {f"{what} {unit}": round(value, 2) for what, unit, value in figures(ran)}
             for name, ran in found.items()
         },

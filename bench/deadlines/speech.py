@@ -12,41 +12,45 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from bench.claims import Claim, Row, print_table
-from bench.deadlines.orders import FirstCome, Voxserve
-from bench.deadlines.simulated import NAME, each, matters, rehearsed
-from bench.deadlines.traffic import FIRST_S, SENTENCES, Arrival, Heard, bursty, play, share_on_time, speech
-from mstar.asks import Speech
-from mstar.launch.together import Together
-from mstar.models.voice.speaker import Hibari
+from bench.deadlines.capacity_sim import NAME, cost_key, mean_work_s, run_simulated
+from bench.deadlines.policies import FirstComeFirstServed, VoxServePolicy
+from bench.deadlines.traffic import SENTENCES, Arrival, StreamResult, bursty, play, share_on_time, speech
+from mstar.frontend.actor import FrontendActor
+from mstar.launch.in_process import InProcessLauncher
+from mstar.models.hibari.tts import Hibari
 from mstar.plan.compile import plan
-from mstar.plan.deployment import Deployed
-from mstar.server.front import FrontEnd
-from mstar.sim.book import Book, record
+from mstar.plan.planned_model import PlannedModel
+from mstar.requests import SpeechRequest
+from mstar.sim.call_trace import CallTrace, record_trace
 from mstar.wire.messages import Peer
-from mstar.worker.order import Order
+from mstar.worker.scheduling.policy import SchedulingPolicy
 
-RULES: dict[str, Order | None] = {"ours": None, "first come": FirstCome(), "VoxServe's": Voxserve()}
-LOAD, TURN_S = 0.9, 9.0
+POLICIES: dict[str, SchedulingPolicy | None] = {
+    "ours": None,
+    "first come": FirstComeFirstServed(),
+    "VoxServe's": VoxServePolicy(),
+}
+LOAD, ROUND_S = 0.9, 9.0
 """The share of what one engine can do, and for how many seconds it is asked for."""
-FULL, LONG_S = 0.95, 300.0
+NEAR_CAPACITY, LONG_S = 0.95, 300.0
 """The load that is rehearsed, and for how long."""
-TIMES = 1.5
-HELD = 0.99
+TARGET_LOAD_RATIO = 1.5
+ON_TIME_TARGET = 0.99
 """A load is sustained if this share of all chunks is on time."""
 LOADS, CURVE_S = (0.3, 0.5, 0.7, 0.8, 0.9), 12.0
-CALM = 0.7
+LIGHT_LOAD = 0.7
 """Up to this load the first sound should come nearly as soon as on an idle machine."""
 SEED = 5
 
 
-class Stage:
+class SpeechWorkload:
     """Hibari, and what its sentences cost here."""
 
     def __init__(self) -> None:
         self.model = Hibari()
-        self.deployed = {NAME: Deployed(self.model, plan(self.model.graphs()))}
-        self.book: Book = record(self.model, [Speech(" ".join(SENTENCES))], matters)
-        self.each = each(self.book, speech)
+        self.deployed = {NAME: PlannedModel(self.model, plan(self.model.graphs()))}
+        self.trace: CallTrace = record_trace(self.model, [SpeechRequest(" ".join(SENTENCES))], cost_key)
+        self.each = mean_work_s(self.trace, speech)
         """Seconds of an engine that a request takes."""
 
     def arrivals(self, load: float, seconds: float) -> list[Arrival]:
@@ -54,30 +58,30 @@ class Stage:
         return bursty(load / self.each, seconds, speech, SEED)
 
     @contextmanager
-    def serving(self, order: Order | None) -> Generator[FrontEnd]:
+    def serve(self, order: SchedulingPolicy | None) -> Generator[FrontendActor]:
         """Served by a rule, warm."""
-        with Together(self.deployed, order=order) as deployment:
-            front = FrontEnd(deployment.node, Peer("front", 0), deployment.conductors)
-            deployment.add(front)
-            play(front, [Arrival(0.0, Speech(text)) for text in SENTENCES])
+        with InProcessLauncher(self.deployed, policy=order) as deployment:
+            front = FrontendActor(deployment.actor_loop, Peer("front", 0), deployment.conductors)
+            deployment.add_frontend(front)
+            play(front, [Arrival(0.0, SpeechRequest(text)) for text in SENTENCES])
             yield front
 
-    def rehearsed(self, load: float, order: Order | None) -> float:
+    def simulate(self, load: float, order: SchedulingPolicy | None) -> float:
         """The share on time, in a long rehearsal."""
-        return round(share_on_time(rehearsed(self.deployed, self.book, self.arrivals(load, LONG_S), order)), 4)
+        return round(share_on_time(run_simulated(self.deployed, self.trace, self.arrivals(load, LONG_S), order)), 4)
 
 
 def deadlines() -> Claim:
     """The headline."""
-    stage = Stage()
-    heard: dict[str, list[Heard]] = {}
+    stage = SpeechWorkload()
+    heard: dict[str, list[StreamResult]] = {}
     with ExitStack() as stack:
-        fronts = {name: stack.enter_context(stage.serving(order)) for name, order in RULES.items()}
+        fronts = {name: stack.enter_context(stage.serve(order)) for name, order in POLICIES.items()}
         for name in ("ours", "VoxServe's"):
-            heard[f"{name}, load {LOAD}"] = play(fronts[name], stage.arrivals(LOAD, TURN_S))
-        less = stage.arrivals(LOAD / TIMES, TURN_S)
-        heard[f"first come, load {LOAD / TIMES:.1f}"] = play(fronts["first come"], less)
-    long = {name: stage.rehearsed(FULL, order) for name, order in RULES.items()}
+            heard[f"{name}, load {LOAD}"] = play(fronts[name], stage.arrivals(LOAD, ROUND_S))
+        less = stage.arrivals(LOAD / TARGET_LOAD_RATIO, ROUND_S)
+        heard[f"first come, load {LOAD / TARGET_LOAD_RATIO:.1f}"] = play(fronts["first come"], less)
+    long = {name: stage.simulate(NEAR_CAPACITY, order) for name, order in POLICIES.items()}
     print_table(
         [
             *(Row(f"chunks on time, {name}", "%", [100 * share_on_time(found)]) for name, found in heard.items()),
@@ -86,7 +90,7 @@ def deadlines() -> Claim:
                 for name, found in heard.items()
             ),
             *(
-                Row(f"rehearsed for {LONG_S:.0f} s, {name}, load {FULL}", "%", [100 * one])
+                Row(f"rehearsed for {LONG_S:.0f} s, {name}, load {NEAR_CAPACITY}", "%", [100 * one])
                 for name, one in long.items()
             ),
         ]
@@ -94,45 +98,49 @@ def deadlines() -> Claim:
     shares = {name: round(share_on_time(found), 4) for name, found in heard.items()}
     ours, _, first_come = shares.values()
     text = (
-        f"at {LOAD:.0%} of what one engine can say, {HELD:.0%} or more of all chunks are on time, the first within "
-        f"{FIRST_S} s; first come, first served does not hold that at 1/{TIMES} of the load; in a rehearsal of "
-        f"{LONG_S:.0f} s at {FULL:.0%} both it and VoxServe's rule hold less than ours"
+        f"at {LOAD:.0%} of what one engine can say, {ON_TIME_TARGET:.0%} or more of all chunks are on time, the first within "
+        f"{FIRST_S} s; first come, first served does not hold that at 1/{TARGET_LOAD_RATIO} of the load; in a rehearsal of "
+        f"{LONG_S:.0f} s at {NEAR_CAPACITY:.0%} both it and VoxServe's rule hold less than ours"
     )
-    holds = ours >= HELD and first_come < HELD and long["ours"] > max(long["first come"], long["VoxServe's"])
-    return Claim(text, ours, HELD, holds, {"real": shares, "rehearsed": long})
+    holds = (
+        ours >= ON_TIME_TARGET
+        and first_come < ON_TIME_TARGET
+        and long["ours"] > max(long["first come"], long["VoxServe's"])
+    )
+    return Claim(text, ours, ON_TIME_TARGET, holds, {"real": shares, "rehearsed": long})
 
 
 # ---------------------------------------------------------------- the curve
-def continuity() -> Claim:
+def load_curve() -> Claim:
     """The share of chunks on time by load and rule, what each rule sustains, and how soon the first sound comes."""
-    stage, firsts = Stage(), list[float]()
-    curve: dict[str, list[float]] = {name: [] for name in RULES}
+    stage, firsts = SpeechWorkload(), list[float]()
+    curve: dict[str, list[float]] = {name: [] for name in POLICIES}
     with ExitStack() as stack:
-        fronts = {name: stack.enter_context(stage.serving(order)) for name, order in RULES.items()}
+        fronts = {name: stack.enter_context(stage.serve(order)) for name, order in POLICIES.items()}
         calm = statistics.median(
-            play(fronts["ours"], [Arrival(0.0, arrival.ask)])[0].first_s for arrival in stage.arrivals(0.5, 12.0)
+            play(fronts["ours"], [Arrival(0.0, arrival.request)])[0].first_s for arrival in stage.arrivals(0.5, 12.0)
         )
         for load in LOADS:
             for name, front in fronts.items():
                 heard = play(front, stage.arrivals(load, CURVE_S))
                 curve[name].append(round(share_on_time(heard), 4))
-                if name == "ours" and load <= CALM:
+                if name == "ours" and load <= LIGHT_LOAD:
                     firsts.append(round(statistics.median(one.first_s for one in heard) / calm, 2))
     print_table(
-        [Row(f"{name}, load {load}", "%", [100 * one]) for name in RULES for load, one in _with_loads(curve[name])]
+        [Row(f"{name}, load {load}", "%", [100 * one]) for name in POLICIES for load, one in _with_loads(curve[name])]
     )
     print_table(
         [Row(f"first sound at load {load}: times an idle machine", "x", [one]) for load, one in _with_loads(firsts)]
     )
-    sustained = {name: _sustained(curve[name]) for name in RULES}
+    sustained = {name: _sustained(curve[name]) for name in POLICIES}
     ratio = round(sustained["ours"] / max(sustained["first come"], LOADS[0] / 2), 2)
     more = {
         "sustained": sustained,
         "first_sound": firsts,
         "curve": {"x": list(LOADS), "series": curve, "axes": ["load", "chunks on time"]},
     }
-    text = f"ours sustains {TIMES} times the load that first come, first served does, with {HELD:.0%} of chunks on time"
-    return Claim(text, ratio, TIMES, ratio >= TIMES, more)
+    text = f"ours sustains {TARGET_LOAD_RATIO} times the load that first come, first served does, with {ON_TIME_TARGET:.0%} of chunks on time"
+    return Claim(text, ratio, TARGET_LOAD_RATIO, ratio >= TARGET_LOAD_RATIO, more)
 
 
 def _with_loads(values: Sequence[float]) -> list[tuple[float, float]]:
@@ -143,7 +151,7 @@ def _sustained(shares: Sequence[float]) -> float:
     """The largest load up to which a rule holds; 0 if it holds none."""
     held = 0.0
     for load, share in _with_loads(shares):
-        if share < HELD:
+        if share < ON_TIME_TARGET:
             break
         held = load
     return held

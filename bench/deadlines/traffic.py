@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mstar.asks import Speech
-from mstar.cli.bench.figures import on_time
-from mstar.server.front import FrontEnd
-from mstar.server.streams import Deliver, Ended, Waits
-from mstar.sim.rehearsal import Receipt
+from mstar.cli.bench.metrics import chunks_on_time
+from mstar.frontend.actor import FrontendActor
+from mstar.frontend.core import AwaitingInput, Deliver, RequestEnded
+from mstar.requests import SpeechRequest
+from mstar.sim.capacity_sim import ClientResult
 from mstar.wire import messages as m
-from mstar.wire.pace import Pace, seconds_of
+from mstar.wire.slo import Slo, duration_of
 
-FIRST_S = 0.5
-WAIT_S = 60.0
+TTFT_S = 0.5
+TIMEOUT_S = 60.0
 """So long the last ones are waited for."""
 
 
@@ -31,25 +31,25 @@ class Arrival:
     """A request that will come."""
 
     at: float
-    ask: Any
+    request: Any
     model: str = "model"
-    pace: Pace = field(default_factory=Pace)
+    slo: Slo = field(default_factory=Slo)
 
 
 @dataclass(eq=False, slots=True)
-class Heard(Receipt):
+class StreamResult(ClientResult):
     """What one client got, and whether that was in time."""
 
     @property
     def first_s(self) -> float:
         """Seconds until the first chunk."""
-        return self.chunks[0][0] - self.asked
+        return self.chunks[0][0] - self.submitted_at
 
-    def on_time(self, tolerance: float = 0.0, first_s: float = FIRST_S) -> list[bool]:
+    def on_time(self, tolerance: float = 0.0, first_s: float = TTFT_S) -> list[bool]:
         """Of each chunk, whether it was."""
         if not self.chunks:
             return [False]
-        return [self.first_s <= first_s, *on_time(self.chunks, tolerance)]
+        return [self.first_s <= first_s, *chunks_on_time(self.chunks, tolerance)]
 
 
 def poisson(rate: float, seconds: float, draw: Callable[[random.Random], Any], seed: int) -> list[Arrival]:
@@ -67,31 +67,33 @@ def bursty(
     return found
 
 
-def play(front: FrontEnd, arrivals: Iterable[Arrival]) -> list[Heard]:
+def play(front: FrontendActor, arrivals: Iterable[Arrival]) -> list[StreamResult]:
     """Have them come at their times; what each got, when all have ended."""
-    heard, ends = list[Heard](), list[threading.Event]()
+    heard, ends = list[StreamResult](), list[threading.Event]()
     begun = time.monotonic()
     for arrival in arrivals:
         time.sleep(max(0.0, begun + arrival.at - time.monotonic()))
-        one, end = Heard(time.monotonic()), threading.Event()
+        one, end = StreamResult(time.monotonic()), threading.Event()
         heard.append(one)
         ends.append(end)
-        submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.ask), pace=arrival.pace)
-        front.listen(submit, _listener(one, end, arrival.pace))
+        submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.request), slo=arrival.pace)
+        front.submit(submit, _make_listener(one, end, arrival.pace))
     for end in ends:
-        end.wait(WAIT_S)
+        end.wait(TIMEOUT_S)
     return heard
 
 
-def _listener(heard: Heard, end: threading.Event, pace: Pace) -> Callable[[Deliver | Waits | Ended], None]:
-    def listen(news: Deliver | Waits | Ended) -> None:
+def _make_listener(
+    heard: StreamResult, end: threading.Event, pace: Slo
+) -> Callable[[Deliver | AwaitingInput | RequestEnded], None]:
+    def listen(news: Deliver | AwaitingInput | RequestEnded) -> None:
         now = time.monotonic()
         if isinstance(news, Deliver):
-            seconds = seconds_of(news.kind, news.value, dict(news.clock), pace)
+            seconds = duration_of(news.kind, news.value, dict(news.clock), pace)
             heard.chunks.append((now, seconds or 0.0))
-        elif isinstance(news, Ended):
-            heard.ended = now
-            heard.status = news.end.status if isinstance(news.end, m.Finished) else str(news.end.status)
+        elif isinstance(news, RequestEnded):
+            heard.ended_at = now
+            heard.status = news.end.status if isinstance(news.end, m.RequestFinished) else str(news.end.status)
             end.set()
 
     return listen
@@ -112,19 +114,19 @@ SENTENCES = (
 )
 SHORT, LONG = (1, 3), (12, 30)
 """How many sentences an answer has, and a reading."""
-READINGS = 0.25
+READING_SHARE = 0.25
 """This part of all that is said is a reading."""
 
 
-def speech(drawn: random.Random) -> Speech:
+def speech(drawn: random.Random) -> SpeechRequest:
     """An answer or a reading."""
-    least, most = LONG if drawn.random() < READINGS else SHORT
-    return Speech(
+    least, most = LONG if drawn.random() < READING_SHARE else SHORT
+    return SpeechRequest(
         " ".join(drawn.choice(SENTENCES) for _ in range(drawn.randint(least, most))), seed=drawn.randrange(99)
     )
 
 
-def share_on_time(heard: Sequence[Heard], tolerance: float = 0.0) -> float:
+def share_on_time(heard: Sequence[StreamResult], tolerance: float = 0.0) -> float:
     """The share of all chunks."""
     found = [one for each in heard for one in each.on_time(tolerance)]
     return sum(found) / len(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.claims import Row, print_table
 from bench.peers.hf_peer import continuous_batching, generate_one_by_one
-from bench.peers.model import Turn, load_network, make_prompts, write_model
+from bench.peers.model import RunResult, load_network, make_prompts, write_model
 from bench.peers.vllm_peer import VllmPeer
 from bench.peers.vllm_venv import VENV
 
@@ -23,7 +23,7 @@ SIZES = (1, 8, 16, 32)
 LENGTH = NEW = 64
 REPEATS = 3
 
-Peer = Callable[[list[list[int]], int], Turn]
+Peer = Callable[[list[list[int]], int], RunResult]
 
 
 def measure(peers: dict[str, Peer], size: int) -> list[Row]:

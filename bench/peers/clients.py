@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 ANYTHING = re.compile(b"")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """One answer: when it was asked for, its parts with the times at which they came, and its status."""
 
-    asked: float
+    sent_at: float
     parts: Sequence[tuple[float, bytes]]
     status: int = 200
 
@@ -33,53 +33,53 @@ class Answer:
         return b"".join(part for _, part in self.parts)
 
     @property
-    def wait(self) -> float:
+    def latency(self) -> float:
         """Seconds until it was whole."""
-        return self.parts[-1][0] - self.asked
+        return self.parts[-1][0] - self.sent_at
 
     def first(self, wanted: re.Pattern[bytes] = ANYTHING) -> float:
         """Seconds until a part came in which this is found."""
-        return next(at for at, part in self.parts if wanted.search(part)) - self.asked
+        return next(at for at, part in self.parts if wanted.search(part)) - self.sent_at
 
 
 @dataclass(frozen=True)
-class Turn(Generic[T]):
+class LoadResult(Generic[T]):
     """What one server did with some requests, each with its answer."""
 
-    all: Sequence[tuple[T, Answer]]
+    all: Sequence[tuple[T, Response]]
 
     @property
-    def answers(self) -> list[tuple[T, Answer]]:
+    def responses(self) -> list[tuple[T, Response]]:
         """Those that are no refusals."""
         return [(asked, answer) for asked, answer in self.all if answer.status == 200]
 
     @property
     def seconds(self) -> float:
         """From the first question to the end of the last answer."""
-        return max(one.asked + one.wait for _, one in self.all) - min(one.asked for _, one in self.all)
+        return max(one.sent_at + one.latency for _, one in self.all) - min(one.sent_at for _, one in self.all)
 
     @property
     def rate(self) -> float:
         """Requests answered a second."""
-        return len(self.answers) / self.seconds
+        return len(self.responses) / self.seconds
 
 
-async def post(port: int, path: str, body: bytes) -> Answer:
+async def post(port: int, path: str, body: bytes) -> Response:
     """Ask, and read the answer to its end."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     asked, parts = time.perf_counter(), list[tuple[float, bytes]]()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             told = await reader.readuntil(b"\r\n\r\n")
-            read = _chunk if b"transfer-encoding: chunked" in told.lower() else _rest(told)
+            read = _chunk if b"transfer-encoding: chunked" in told.lower() else _body_reader(told)
             while part := await read(reader):
                 parts.append((time.perf_counter(), part))
         finally:
             writer.close()
             await writer.wait_closed()
-    return Answer(asked, parts, int(told.split()[1]))
+    return Response(asked, parts, int(told.split()[1]))
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
@@ -87,7 +87,7 @@ async def _chunk(reader: asyncio.StreamReader) -> bytes:
     return (await reader.readexactly(size + 2))[:size]
 
 
-def _rest(head: bytes) -> Callable[[asyncio.StreamReader], Awaitable[bytes]]:
+def _body_reader(head: bytes) -> Callable[[asyncio.StreamReader], Awaitable[bytes]]:
     """Reads what is left of a body whose length is told, bit by bit."""
     (length,) = re.findall(rb"(?i)content-length: (\d+)", head)
     left = int(length)
@@ -101,23 +101,25 @@ def _rest(head: bytes) -> Callable[[asyncio.StreamReader], Awaitable[bytes]]:
     return read
 
 
-async def closed_loop(ask: Callable[[T], Awaitable[Answer]], asks: Sequence[T], clients: int) -> Turn[T]:
+async def closed_loop(ask: Callable[[T], Awaitable[Response]], asks: Sequence[T], clients: int) -> LoadResult[T]:
     """So many clients, each of whom asks again when it has its answer, until everything was asked."""
     left: Iterator[T] = iter(asks)
 
-    async def client() -> list[tuple[T, Answer]]:
+    async def client() -> list[tuple[T, Response]]:
         return [(one, await ask(one)) for one in left]
 
     answered = await asyncio.gather(*(client() for _ in range(clients)))
-    return Turn([pair for answers in answered for pair in answers])
+    return LoadResult([pair for answers in answered for pair in answers])
 
 
-async def open_loop(ask: Callable[[T], Awaitable[Answer]], asks: Sequence[T], rate: float, seed: int) -> Turn[T]:
+async def open_loop(
+    ask: Callable[[T], Awaitable[Response]], asks: Sequence[T], rate: float, seed: int
+) -> LoadResult[T]:
     """Ask at random times, so many a second, whoever is still waiting."""
     chosen, begun, at = random.Random(seed), time.perf_counter(), 0.0
-    tasks: list[asyncio.Task[Answer]] = []
+    tasks: list[asyncio.Task[Response]] = []
     for one in asks:
         await asyncio.sleep(begun + at - time.perf_counter())
         tasks.append(asyncio.ensure_future(ask(one)))
         at += chosen.expovariate(rate)
-    return Turn([*zip(asks, await asyncio.gather(*tasks), strict=True)])
+    return LoadResult([*zip(asks, await asyncio.gather(*tasks), strict=True)])

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.peers.model import Turn
+from bench.peers.model import RunResult
 
 PAGE_SIZE = 32
 PAGES = 256
-MOST = 32
+MAX_BATCH_SIZE = 32
 
 
-def generate_one_by_one(network: Any, prompts: list[list[int]], new: int) -> Turn:
+def generate_one_by_one(network: Any, prompts: list[list[int]], new: int) -> RunResult:
     """What a script without a server does."""
     import torch
 
@@ -25,10 +25,10 @@ def generate_one_by_one(network: Any, prompts: list[list[int]], new: int) -> Tur
     for prompt in prompts:
         made = network.generate(torch.tensor([prompt]), generation_config=_greedy(new))
         outputs.append(made[0, len(prompt) :].tolist())
-    return Turn(time.perf_counter() - begun, outputs)
+    return RunResult(time.perf_counter() - begun, outputs)
 
 
-def continuous_batching(network: Any, prompts: list[list[int]], new: int) -> Turn:
+def continuous_batching(network: Any, prompts: list[list[int]], new: int) -> RunResult:
     """All requests at once, over pages, joined in every step. Its memory stays with the network for the next turn."""
     from transformers import ContinuousBatchingConfig
 
@@ -36,7 +36,7 @@ def continuous_batching(network: Any, prompts: list[list[int]], new: int) -> Tur
         page_size=PAGE_SIZE,
         num_blocks=PAGES,
         max_batch_tokens=PAGES * PAGE_SIZE,
-        max_requests_per_batch=MOST,
+        max_requests_per_batch=MAX_BATCH_SIZE,
         allow_block_sharing=False,
     )
     with network.continuous_batching_context_manager(
@@ -51,7 +51,7 @@ def continuous_batching(network: Any, prompts: list[list[int]], new: int) -> Tur
                 raise RuntimeError(f"continuous batching gave {result}")
             outputs[result.request_id] = result.generated_tokens
         seconds = time.perf_counter() - begun
-    return Turn(seconds, [outputs[name] for name in names])
+    return RunResult(seconds, [outputs[name] for name in names])
 
 
 def _greedy(new: int) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.peers.fleet import PEERS
-from bench.peers.venvs import FOLDER, made
+from bench.peers.peer_servers import PEERS
+from bench.peers.venvs import FOLDER, make_venv
 from bench.peers.vllm_venv import VENV, prepared
 
 
 def main(names: list[str], folder: Path) -> None:
     """Make them."""
     for name, needs in {peer.venv: peer.needs for peer in PEERS if peer.venv in names or not names}.items():
-        made(folder / name, needs)
+        make_venv(folder / name, needs)
     if "vllm" in names or not names:
         prepared(VENV)
 

@@ -50,7 +50,7 @@ def make_prompts(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RunResult:
     """What one peer did with one set of prompts, all there at the start."""
 
     seconds: float

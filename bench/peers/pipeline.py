@@ -71,7 +71,7 @@ def llama() -> Any:
         return LlamaForCausalLM(shape).eval()
 
 
-class Back(nn.Module):
+class CausalConv(nn.Module):
     """A convolution that looks back only."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -83,7 +83,7 @@ class Back(nn.Module):
         return self.conv(pad(x, (6, 0)))
 
 
-class Up(nn.Module):
+class Upsample(nn.Module):
     """Four samples for each, which depend on it and on the one before."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -103,8 +103,8 @@ class Decoder(nn.Module):
         with _seeded(2):
             self.embed = nn.Embedding(VOCABULARY, 128)
             sizes = ((128, 64), (64, 32), (32, 16))
-            blocks = [nn.Sequential(Up(few, many), Back(many, many), nn.GELU()) for few, many in sizes]
-            self.layers = nn.Sequential(*blocks, Back(16, 1))
+            blocks = [nn.Sequential(Upsample(few, many), CausalConv(many, many), nn.GELU()) for few, many in sizes]
+            self.layers = nn.Sequential(*blocks, CausalConv(16, 1))
         self.eval()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
 
 # ---------------------------------------------------------------- for servers that batch lists
-class Encoding:
+class EncoderStage:
     """The first part."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Encoding:
         return [row[:length].numpy() for row, length in zip(hidden, lengths, strict=True)]
 
 
-class Writing:
+class GenerateStage:
     """The second part: transformers' own `generate`, greedy, over a batch that is filled up on the left."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Writing:
         return [row[:count].numpy() for row, count in zip(made, counts, strict=True)]
 
 
-class Sounding:
+class VocoderStage:
     """The third part."""
 
     def __init__(self) -> None:
@@ -157,13 +157,13 @@ class Sounding:
         return [row[: len(one) * HOP].numpy() for row, one in zip(sound, tokens, strict=True)]
 
 
-class Whole:
+class FullPipeline:
     """All three in one process, one after the other."""
 
     def __init__(self) -> None:
-        self._parts = Encoding(), Writing(), Sounding()
+        self._stages = EncoderStage(), GenerateStage(), VocoderStage()
 
     def __call__(self, frames: Sequence[Array], counts: Sequence[int]) -> list[Array]:
         """The sound of each request."""
-        encode, write, sound = self._parts
+        encode, write, sound = self._stages
         return [np.ascontiguousarray(one) for one in sound(write(encode(frames), counts))]

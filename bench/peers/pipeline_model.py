@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mstar import ONE_ROW, Audio, Component, Float32, Layout, Model, Stream, Tensor, loop, op, padded, walk, windows
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.codec import Codec, CodecPast
-from mstar.nn.sampling import Sampling
+from mstar.nn.audio.codec import Codec, CodecStreamState
+from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.sampling import Sampling
 
 sys.path.append(str(Path(__file__).parents[2]))  # a worker loads this file by itself
 from bench.peers.traffic import HOP, RATE
@@ -30,7 +30,7 @@ def _decoder() -> Any:
     return Decoder()
 
 
-class Ears(Component):
+class FrameEncoder(Component):
     """The encoder. It keeps nothing of what it has seen."""
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Ears(Component):
 
 
 @dataclass(frozen=True)
-class Wish:
+class SpeechRequest:
     """What a client sends."""
 
     frames: Float32[Tensor, "T 192"]
@@ -60,23 +60,23 @@ class Wish:
 
 class Pipeline(Model):
     def __init__(self) -> None:
-        self.ears = Ears()
-        self.lm = CausalLM(_llama, end=-1, pages=1024)
+        self.encoder = FrameEncoder()
+        self.lm = CausalLM(_llama, eos_token_id=-1, pages=1024)
         self.codec = Codec(_decoder, lambda network, codes: network(codes[..., 0]), hop=HOP)
 
     @walk
     def speak(self, frames: Float32[Tensor, "T 192"], more: int, sampling: Sampling) -> Iterator[Audio]:
         """The sound of one token and so many more, sent as it is made."""
         kv, codes = self.lm.kv(), Stream("codes")
-        s = loop(steps=more, token=self.lm.next_from(self.ears.encode(frames), kv, sampling))
+        s = loop(steps=more, token=self.lm.next_token_from_embeddings(self.encoder.encode(frames), kv, sampling))
         codes.put(s.token)
         for _ in s:
-            s.token = self.lm.next(s.token, kv, sampling)
+            s.token = self.lm.next_token(s.token, kv, sampling)
             codes.put(s.token)
 
-        past = self.codec.state(CodecPast)
+        past = self.codec.state(CodecStreamState)
         for window in windows(codes, size=16, first=4, flush=True):  # runs while the loop above still runs
             yield Audio(self.codec.decode(window, past), rate=RATE)
 
-    async def route(self, request: Wish) -> None:
+    async def route(self, request: SpeechRequest) -> None:
         await self.speak(request.frames, request.tokens - 1, Sampling(max_tokens=request.tokens))

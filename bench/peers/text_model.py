@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mstar.models.voice.smollm2 import SmolLm2, Writer
-from mstar.nn.weights import SMOLLM2_135M, Weights
+from mstar.models.smollm2.smollm2 import LanguageModel, SmolLm2
+from mstar.nn.weights.sources import SMOLLM2_135M, Weights
 
 
-class HalfWriter(Writer):
+class Bf16LanguageModel(LanguageModel):
     def __init__(self) -> None:
         super().__init__()
         self._load = lambda: Weights(str(SMOLLM2_135M.path())).network("bfloat16")
 
 
-class Half(SmolLm2):
+class Bf16SmolLm2(SmolLm2):
     def __init__(self) -> None:
-        self.lm = HalfWriter()
+        self.lm = Bf16LanguageModel()

@@ -23,18 +23,18 @@ FRAMES, TOKENS = (16, 96), (8, 96)
 
 
 @dataclass(frozen=True)
-class Ask:
+class SpeechRequest:
     """Frames to go by, and how many tokens of sound are wanted."""
 
     frames: Array
     tokens: int
 
 
-def asks(count: int, seed: int = 0) -> list[Ask]:
+def make_requests(count: int, seed: int = 0) -> list[SpeechRequest]:
     """So many requests; another seed gives others."""
     chosen, numbers = random.Random(seed), np.random.default_rng(seed)
     return [
-        Ask(
+        SpeechRequest(
             (numbers.standard_normal((chosen.randint(*FRAMES), WIDTH)) / 2).astype(np.float32),
             chosen.randint(*TOKENS),
         )
@@ -42,16 +42,16 @@ def asks(count: int, seed: int = 0) -> list[Ask]:
     ]
 
 
-def text_of(array: Array) -> str:
+def encode_array(array: Array) -> str:
     """An array of float32 as JSON carries it."""
     return b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode()
 
 
-def frames_of(text: str) -> Array:
+def decode_frames(text: str) -> Array:
     """The frames of a request."""
-    return numbers_of(text).reshape(-1, WIDTH)
+    return decode_numbers(text).reshape(-1, WIDTH)
 
 
-def numbers_of(text: str) -> Array:
+def decode_numbers(text: str) -> Array:
     """The array of float32 that a text carries."""
     return np.frombuffer(bytearray(b64decode(text)), "<f4")

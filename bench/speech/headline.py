@@ -7,16 +7,16 @@ claim of their own (`longform`). Qwen3-TTS and Kokoro have figures without a bar
 from __future__ import annotations
 
 from bench.claims import Claim
-from bench.figures import Figure, least
 from bench.speech import orpheus, qwen3_omni
+from bench.targets import TargetedMetric, claim_targets
 
-_SUNG, _SAID = "served, all at once: ", "sound a second, served: "
-ORPHEUS: dict[str, Figure] = {
-    "Orpheus, 16 streams, times the reference": (lambda row: row(f"{_SUNG}times as fast"), 6.0),
+_ORPHEUS_ROW, _OMNI_ROW = "served, all at once: ", "sound a second, served: "
+ORPHEUS: dict[str, TargetedMetric] = {
+    "Orpheus, 16 streams, times the reference": (lambda row: row(f"{_ORPHEUS_ROW}times as fast"), 6.0),
 }
-OMNI: dict[str, Figure] = {
-    "Qwen3-Omni, 8 answers, times one by one": (lambda row: row(f"{_SAID}times one by one"), 5.0),
-    "Qwen3-Omni, times the reference's own batch": (lambda row: row(f"{_SAID}times their batch"), 1.5),
+OMNI: dict[str, TargetedMetric] = {
+    "Qwen3-Omni, 8 answers, times one by one": (lambda row: row(f"{_OMNI_ROW}times one by one"), 5.0),
+    "Qwen3-Omni, times the reference's own batch": (lambda row: row(f"{_OMNI_ROW}times their batch"), 1.5),
     "Qwen3-Omni, real-time factor, times lower": (
         lambda row: row("seconds for a second, eight one by one") / row("seconds for a second, served"),
         2.9,
@@ -31,4 +31,4 @@ OMNI: dict[str, Figure] = {
 def speech_omni() -> Claim:
     """Both."""
     text = "Orpheus and Qwen3-Omni are as many times as fast as their references as their bars say"
-    return least(text, [*orpheus.rows(), *qwen3_omni.rows()], ORPHEUS | OMNI)
+    return claim_targets(text, [*orpheus.rows(), *qwen3_omni.rows()], ORPHEUS | OMNI)

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.claims import Row
-from bench.here import one_thread
-from bench.speech.crowd import served
-from mstar.asks import Speech
-from mstar.models.kokoro.checkpoint import FETCHED
-from mstar.models.kokoro.kokoro import RATE, Kokoro
+from bench.in_process import one_thread
+from bench.speech.concurrent_requests import serve_concurrently
+from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS
+from mstar.models.kokoro.kokoro import SAMPLE_RATE_HZ, Kokoro
+from mstar.requests import SpeechRequest
 
-SPEECH = Speech("Good morning. It is nice to see you here again.", "af_heart")
+SPEECH = SpeechRequest("Good morning. It is nice to see you here again.", "af_heart")
 
 
 def rows() -> Sequence[Row]:
@@ -27,17 +27,17 @@ def rows() -> Sequence[Row]:
     import pytest
     import torch
 
-    from tests.models import kokoro_tiny as tiny
+    from tests.models.kokoro import kokoro_tiny as tiny
 
-    folder, model = Path(FETCHED).expanduser(), Kokoro()
+    folder, model = Path(DEFAULT_WEIGHTS).expanduser(), Kokoro()
     with pytest.MonkeyPatch.context() as patched, one_thread(), ExitStack() as stack:
         library = tiny.library(folder, patched)
-        run = stack.enter_context(served(model))
+        run = stack.enter_context(serve_concurrently(model))
         run([SPEECH])
         ours, first, samples = run([SPEECH])
         begun, spoken = time.perf_counter(), 0
-        for phonemes in model.reader.phonemes(SPEECH.text, SPEECH.voice):
-            style = model.checkpoint.voice(SPEECH.voice)[len(phonemes) - 1]
+        for phonemes in model.processor.phonemes(SPEECH.text, SPEECH.voice):
+            style = model.checkpoint.voice_style(SPEECH.voice)[len(phonemes) - 1]
             torch.manual_seed(0)
             spoken += len(library(phonemes, style[None], SPEECH.speed))
         theirs = time.perf_counter() - begun
@@ -47,5 +47,5 @@ def rows() -> Sequence[Row]:
         Row("the library, phrase after phrase", "s", [theirs]),
         Row("served", "s", [ours]),
         Row("  until it is heard", "s", [first]),
-        Row("  seconds of sound", "s", [samples / RATE]),
+        Row("  seconds of sound", "s", [samples / SAMPLE_RATE_HZ]),
     ]

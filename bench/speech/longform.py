@@ -14,51 +14,51 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bench.claims import Claim, Row, paired, print_table
-from bench.here import one_thread
-from mstar.asks import Sound, Transcription
-from mstar.models.voice.tiny_en import read_network
-from mstar.models.voice.whisper import Whisper
-from mstar.wire.messages import Finished
+from bench.claims import Claim, Row, paired_ratio, print_table
+from bench.in_process import one_thread
+from mstar.models.whisper.tiny_en import load_network
+from mstar.models.whisper.whisper import Whisper
+from mstar.requests import AudioInput, TranscriptionRequest
+from mstar.wire.messages import RequestFinished
 
-BAR = 3.0
-MISHEARD = 0.01
+TARGET = 3.0
+MAX_WORD_ERROR_RATE = 0.01
 """In at most this share of the words both may differ."""
 
 
-def heard(seconds: float, rounds: int) -> tuple[list[float], list[float], float]:
+def compare_transcripts(seconds: float, rounds: int) -> tuple[list[float], list[float], float]:
     """Seconds of the single pass and of ours, each so many times, and the share of words in which they differ."""
-    from tests.models.crowds import together
-    from tests.models.parts import misheard
-    from tests.models.recording import recording, single_pass
-    from tests.served.parts import Client, front
+    from tests.integration.deployment_clients import Client, add_frontend
+    from tests.models.concurrent_clients import in_process
+    from tests.models.transcripts import word_error_rate
+    from tests.models.whisper.recording import recording, transcribe_single_pass
 
     sound, theirs, ours, wanted, text = recording(seconds), list[float](), list[float](), "", ""
     with one_thread():
-        model, network = Whisper(), read_network()
-        with together("whisper", model) as deployment:
-            front_end = front(deployment)
+        model, network = Whisper(), load_network()
+        with in_process("whisper", model) as deployment:
+            front_end = add_frontend(deployment)
 
-            def written(one: Sound) -> str:
-                client = Client(front_end, "whisper", Transcription(one), patience=300)
+            def written(one: AudioInput) -> str:
+                client = Client(front_end, "whisper", TranscriptionRequest(one), timeout_s=300)
                 client.wait(300)
-                assert isinstance(client.end, Finished), client.end
-                return client.end.result.it.text
+                assert isinstance(client.end, RequestFinished), client.end
+                return client.end.result.content.text
 
-            for act in (written, lambda one: single_pass(network, one)):
-                act(Sound(sound.samples[: 21 * sound.rate], sound.rate))  # the first time, everything is loaded
+            for act in (written, lambda one: transcribe_single_pass(network, one)):
+                act(AudioInput(sound.samples[: 21 * sound.rate], sound.rate))  # the first time, everything is loaded
             for _ in range(rounds):
                 begun = time.process_time()
                 text = written(sound)
                 middle = time.process_time()
-                wanted = single_pass(network, sound)
+                wanted = transcribe_single_pass(network, sound)
                 ours.append(middle - begun)
                 theirs.append(time.process_time() - middle)
-    return theirs, ours, misheard(wanted, text)
+    return theirs, ours, word_error_rate(wanted, text)
 
 
 def _rows(seconds: float, rounds: int) -> list[Row]:
-    theirs, ours, differing = heard(seconds, rounds)
+    theirs, ours, differing = compare_transcripts(seconds, rounds)
     return [
         Row("transformers, from beginning to end", "s", theirs),
         Row("chunks side by side", "s", ours),
@@ -77,6 +77,14 @@ def longform() -> Claim:
     found = _rows(600, rounds=2)
     print_table(found)
     theirs, ours, _, differing = found
-    value, share = paired(theirs.values, ours.values), differing.best / 100
-    text = f"ten minutes of speech are written down at least {BAR:g} times as fast as in one pass, with the same words"
-    return Claim(text, round(value, 2), BAR, value >= BAR and share <= MISHEARD, {"words that differ": round(share, 4)})
+    value, share = paired_ratio(theirs.values, ours.values), differing.best / 100
+    text = (
+        f"ten minutes of speech are written down at least {TARGET:g} times as fast as in one pass, with the same words"
+    )
+    return Claim(
+        text,
+        round(value, 2),
+        TARGET,
+        value >= TARGET and share <= MAX_WORD_ERROR_RATE,
+        {"words that differ": round(share, 4)},
+    )

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import Row
-from bench.here import one_thread
-from bench.speech.crowd import served
-from mstar.asks import Speech
+from bench.in_process import one_thread
+from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.orpheus.orpheus import Orpheus
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import SpeechRequest
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
 LENGTHS = [28 + 56 * number // 15 // 7 * 7 for number in range(16)]
@@ -30,18 +30,18 @@ TIMED = LENGTHS[4::7]
 """Those of which the reference is timed; one by one, all of them would take a quarter of a minute."""
 
 
-class Ragged(Orpheus):
+class RaggedOrpheus(Orpheus):
     """Speech of as many codes as its seed says."""
 
-    async def route(self, request: Speech) -> None:
+    async def route(self, request: SpeechRequest) -> None:
         await self.speak(request.text, "tara", replace(self.sampling, max_tokens=request.seed))
 
 
-def one_by_one(network: Any, codec: Any) -> float:
+def run_sequential(network: Any, codec: Any) -> float:
     """Seconds for all streams, one after the other: those that are timed, and the others as long as their codes."""
     import torch
 
-    from tests.models import orpheus_tiny as tiny
+    from tests.models.orpheus import orpheus_tiny as tiny
 
     given = torch.tensor([tiny.prompt("tara", "Good morning.")])
     network.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=2, pad_token_id=0)  # warm
@@ -49,7 +49,7 @@ def one_by_one(network: Any, codec: Any) -> float:
     for length in TIMED:
         how = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False, "pad_token_id": 0}
         written = network.generate(given, attention_mask=torch.ones_like(given), **how)[0, given.shape[1] :]
-        tiny.in_windows(codec, (written % tiny.CODES).tolist())
+        tiny.decode_windows(codec, (written % tiny.CODES).tolist())
     return (time.perf_counter() - begun) * sum(LENGTHS) / sum(TIMED)
 
 
@@ -58,17 +58,17 @@ def rows() -> Sequence[Row]:
     import torch
     from transformers import LlamaForCausalLM
 
-    from tests.models import orpheus_tiny as tiny
+    from tests.models.orpheus import orpheus_tiny as tiny
 
     small = tiny.SNAC_SMALL | {"encoder_dim": 8, "decoder_dim": 128}
     with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
         saved = tiny.save(Path(folder), LLAMA, small, torch.bfloat16)
         network, codec = LlamaForCausalLM.from_pretrained(saved[0], dtype="auto"), tiny.read_snac(saved[1])
-        run = stack.enter_context(served(Ragged(*saved, sampling=Sampling())))
-        streams = [Speech("Good morning.", seed=length) for length in LENGTHS]
-        run([Speech("Good morning.", seed=28)] * len(LENGTHS))  # warm
+        run = stack.enter_context(serve_concurrently(RaggedOrpheus(*saved, sampling=Sampling())))
+        streams = [SpeechRequest("Good morning.", seed=length) for length in LENGTHS]
+        run([SpeechRequest("Good morning.", seed=28)] * len(LENGTHS))  # warm
         ours = [run(streams)]
-        theirs = one_by_one(network, codec)
+        theirs = run_sequential(network, codec)
         ours.append(run(streams))  # before and after, so that a change of the machine's mood is seen
     if any(samples != sum(length // 7 * 2048 for length in LENGTHS) for _, _, samples in ours):
         raise RuntimeError("a stream lacks sound")

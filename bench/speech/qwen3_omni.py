@@ -16,31 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import Row
-from bench.here import one_thread
-from bench.speech.crowd import served
-from mstar.asks import Chat, Turn
+from bench.in_process import one_thread
+from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import ChatRequest, Message
 
 WORDS, FRAMES, RATE, COUNT = 16, 20, 24_000, 8
-ALONE = 2
+SEQUENTIAL_INDEX = 2
 """Which of the requests transformers is given by itself: it has all frames, where others end sooner."""
 SHAPE = {"width": 128, "groups": 16, "layers": 2, "deep": 5}
 VOCODER = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 72}
 VOCODER |= {"intermediate_size": 384, "num_hidden_layers": 4, "upsample_rates": (8, 5, 4, 3), "decoder_dim": 192}
 
 
-def chats() -> list[Chat]:
+def chats() -> list[ChatRequest]:
     """Questions of different length."""
     said = [f"Question {number}: {'why ' * (number + 1)}so?" for number in range(COUNT)]
-    return [Chat((Turn("user", (text,)),), Sampling(max_tokens=WORDS), speaks=True) for text in said]
+    return [ChatRequest((Message("user", (text,)),), Sampling(max_tokens=WORDS), audio_output=True) for text in said]
 
 
-def generated(network: Any, prompts: Sequence[Any]) -> tuple[float, int]:
+def generate_batch(network: Any, prompts: Sequence[Any]) -> tuple[float, int]:
     """Seconds that transformers takes for these prompts as one batch, and how many samples it makes."""
     import torch
 
-    from tests.models import qwen3_omni_tiny as tiny
+    from tests.models.qwen3_omni import qwen3_omni_tiny as tiny
 
     longest = max(len(prompt) for prompt in prompts)
     given = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
@@ -62,19 +62,19 @@ def rows() -> Sequence[Row]:
     """Throughput, real-time factor and first sound of ours and of the reference."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
-    from tests.models import qwen3_omni_tiny as tiny
+    from tests.models.qwen3_omni import qwen3_omni_tiny as tiny
 
     with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
         saved = tiny.save(Path(folder), **SHAPE, **VOCODER)
-        model = Qwen3Omni(saved, codes=Sampling(max_tokens=FRAMES, repetition_penalty=1.05))
+        model = Qwen3Omni(saved, code_sampling=Sampling(max_tokens=FRAMES, repetition_penalty=1.05))
         network = Qwen3OmniMoeForConditionalGeneration.from_pretrained(saved).eval()
-        prompts = [model.reader.read(chat)[0] for chat in chats()]
-        run = stack.enter_context(served(model))
+        prompts = [model.processor.process(chat)[0] for chat in chats()]
+        run = stack.enter_context(serve_concurrently(model))
         run(chats())  # warm
-        ours, batches = [run(chats())], [generated(network, prompts)]
-        single, samples = generated(network, [prompts[ALONE]])
+        ours, batches = [run(chats())], [generate_batch(network, prompts)]
+        single, samples = generate_batch(network, [prompts[SEQUENTIAL_INDEX]])
         ours.append(run(chats()))  # before and after, so that a change of the machine's mood is seen
-        batches.append(generated(network, prompts))
+        batches.append(generate_batch(network, prompts))
     rates = [one[2] / one[0] / RATE for one in ours]
     return [
         Row("sound a second, one by one", "s", [samples / single / RATE]),

@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import Row
-from bench.here import one_thread
-from bench.speech.crowd import served
-from mstar.asks import Speech
+from bench.in_process import one_thread
+from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.qwen3_tts.qwen3_tts import Qwen3Tts
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import SpeechRequest
 
 LENGTHS = (18, 20, 22, 24, 24, 26, 28, 30)
 """How many frames each request has."""
 ROUNDS = 2
 
 
-class Ragged(Qwen3Tts):
+class RaggedQwen3Tts(Qwen3Tts):
     """Speech of as many frames as its seed says."""
 
-    async def route(self, request: Speech) -> None:
+    async def route(self, request: SpeechRequest) -> None:
         await self.speak(request, replace(self.sampling, max_tokens=request.seed))
 
 
-def one_by_one(model: Any, requests: Sequence[Speech]) -> float:
+def run_sequential(model: Any, requests: Sequence[SpeechRequest]) -> float:
     """Seconds for all requests, one after the other."""
     import torch
 
@@ -44,7 +44,7 @@ def one_by_one(model: Any, requests: Sequence[Speech]) -> float:
         kv, frames = model.talker.kv(), list[Any]()
         code, thought, said = model.talker.first_code(given, said, kv, model.sampling)
         for step in range(request.seed):
-            frame, heard = model.predictor.frame(code, thought, pad, model.sampling, step)
+            frame, heard = model.predictor.predict_frame(code, thought, pad, model.sampling, step)
             frames.append(frame)
             code, thought, said = model.talker.first_code(heard, said, kv, model.sampling)
         model.codec.network(torch.stack(frames).T[None])
@@ -54,17 +54,17 @@ def one_by_one(model: Any, requests: Sequence[Speech]) -> float:
 
 def rows() -> Sequence[Row]:
     """Seconds for eight requests, of the plain loop and ours, and until half of ours are heard."""
-    from tests.models import qwen3_tts_tiny as tiny
+    from tests.models.qwen3_tts import qwen3_tts_tiny as tiny
 
     with tempfile.TemporaryDirectory() as folder, one_thread(), ExitStack() as stack:
-        model = Ragged(tiny.save(Path(folder)), sampling=Sampling(repetition_penalty=1.05))
-        requests = [Speech(f"w20 w21 w{30 + length}", "vivian", seed=length) for length in LENGTHS]
-        run = stack.enter_context(served(model))
+        model = RaggedQwen3Tts(tiny.save(Path(folder)), sampling=Sampling(repetition_penalty=1.05))
+        requests = [SpeechRequest(f"w20 w21 w{30 + length}", "vivian", seed=length) for length in LENGTHS]
+        run = stack.enter_context(serve_concurrently(model))
         run(requests)
         theirs, ours = list[float](), list[tuple[float, float, int]]()
         for _ in range(ROUNDS):
             ours.append(run(requests))
-            theirs.append(one_by_one(model, requests))
+            theirs.append(run_sequential(model, requests))
     return [
         Row("a plain loop, one by one", "s", theirs),
         Row("served, all at once", "s", [seconds for seconds, _, _ in ours]),

@@ -15,45 +15,45 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
-from mstar.asks import Chat, Ending, Turn
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.grammar import Vocabulary
-from mstar.nn.sampling import Sampling
-from mstar.nn.weights import SMOLLM2_135M
+from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.grammar import Vocabulary
+from mstar.nn.lm.sampling import Sampling
+from mstar.nn.weights.sources import SMOLLM2_135M
+from mstar.requests import ChatRequest, Finish, Message
 
 if TYPE_CHECKING:
-    from mstar.nn.gguf import GgufFile
+    from mstar.nn.weights.gguf import GgufFile
 
 END = 2
-SYSTEM = Turn("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
+DEFAULT_SYSTEM_MESSAGE = Message("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
 
 
 @functools.cache
-def weights() -> GgufFile:
-    from mstar.nn.gguf import GgufFile
+def load_weights() -> GgufFile:
+    from mstar.nn.weights.gguf import GgufFile
 
     return GgufFile(SMOLLM2_135M.path())
 
 
-class SmolLm(CausalLM):
+class LanguageModel(CausalLM):
     """The language model and its tokenizer."""
 
     def __init__(self) -> None:
-        words = Vocabulary(lambda: weights().tokenizer(), [END])
-        super().__init__(lambda: weights().network(), end=END, vocabulary=lambda: words)
+        words = Vocabulary(lambda: load_weights().tokenizer(), [END])
+        super().__init__(lambda: load_weights().network(), eos_token_id=END, vocabulary=lambda: words)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        made = weights().tokenizer()
+        made = load_weights().tokenizer()
         made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
         return made
 
-    def tokenize(self, request: Chat | str) -> Any:
+    def tokenize(self, request: ChatRequest | str) -> Any:
         import torch
 
-        turns = request.turns if isinstance(request, Chat) else (Turn("user", (request,)),)
+        turns = request.messages if isinstance(request, ChatRequest) else (Message("user", (request,)),)
         begin, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
-        for turn in turns if turns[0].role == "system" else (SYSTEM, *turns):
+        for turn in turns if turns[0].role == "system" else (DEFAULT_SYSTEM_MESSAGE, *turns):
             if not all(isinstance(part, str) for part in turn.parts):
                 raise NotImplementedError("SmolLM2 reads text only")
             text = "".join(map(str, turn.parts))
@@ -68,29 +68,31 @@ class SmolLm2(Model):
     """Answers questions."""
 
     def __init__(self) -> None:
-        self.lm = SmolLm()
+        self.lm = LanguageModel()
 
     @walk
     def answer(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Generator[Text, None, Int64[Tensor, "1"]]:
         kv = self.lm.kv()
-        s = loop(steps=sampling.max_tokens, token=self.lm.next(prompt, kv, sampling))
+        s = loop(steps=sampling.max_tokens, token=self.lm.next_token(prompt, kv, sampling))
         for _ in s:
             yield Text(s.token)
-            s.token = self.lm.next(s.token, kv, sampling)
+            s.token = self.lm.next_token(s.token, kv, sampling)
             s.stop_when(self.lm.is_end(s.token))
         return s.token
 
-    async def route(self, request: Chat | str) -> Ending:
+    async def route(self, request: ChatRequest | str) -> Finish:
         prompt = self.lm.tokenize(request)
-        last = await self.answer(prompt, request.sampling if isinstance(request, Chat) else Sampling(max_tokens=48))
-        return Ending("stop" if int(last) == END else "length", {"text": len(prompt)})
+        last = await self.answer(
+            prompt, request.sampling if isinstance(request, ChatRequest) else Sampling(max_tokens=48)
+        )
+        return Finish("stop" if int(last) == END else "length", {"text": len(prompt)})
 
-    def spell(self, tokens: Sequence[int], /) -> str:
+    def detokenize(self, tokens: Sequence[int], /) -> str:
         return self.lm.tokenizer.decode(list(tokens))
 
 
-def answered(model: SmolLm2, emissions: list[Any]) -> str:
-    return model.spell([int(emission.value) for emission in emissions])
+def emissions_to_text(model: SmolLm2, emissions: list[Any]) -> str:
+    return model.detokenize([int(emission.value) for emission in emissions])
 
 
 def main(question: str) -> None:
@@ -99,7 +101,7 @@ def main(question: str) -> None:
     model, told, shown = SmolLm2(), [], ""
     for emission in model.answer(model.lm.tokenize(question), Sampling(max_tokens=48)):
         told.append(emission)
-        text = answered(model, told)
+        text = emissions_to_text(model, told)
         print(text[len(shown) :], end="", flush=True)
         shown = text
     print()

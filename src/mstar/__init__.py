@@ -17,11 +17,11 @@ from mstar.errors import (
     WalkNotRun,
 )
 from mstar.walk.batching import ONE_ROW, Batch, Layout, alone, padded, ragged, rows, stacked
+from mstar.walk.client_input import INTERRUPTED, ClientInput
 from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, choose, each, loop, windows
 from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video
 from mstar.walk.model import Model, Outcome, WalkCall, walk
-from mstar.walk.said import CUT, Said
 from mstar.walk.states import KV, State
 from mstar.walk.types import (
     BFloat16,
@@ -40,7 +40,7 @@ from mstar.walk.types import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "CUT",
+    "INTERRUPTED",
     "KV",
     "ONE_ROW",
     "Action",
@@ -49,6 +49,7 @@ __all__ = [
     "BadShape",
     "Batch",
     "Bool",
+    "ClientInput",
     "Component",
     "Emission",
     "Float",
@@ -68,7 +69,6 @@ __all__ = [
     "PlacementError",
     "RouteError",
     "RowsFailed",
-    "Said",
     "State",
     "Static",
     "Stream",

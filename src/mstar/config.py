@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PREFIX = "MSTAR_"
+ENV_PREFIX = "MSTAR_"
 """How the names of our own environment variables begin."""
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a server listens, ends, and tells what it does."""
 
     host: Annotated[str, Meta(description="the address to listen at")] = "127.0.0.1"
@@ -42,29 +42,39 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
             "=RANGE behind it for a private address"
         ),
     ] = ()
-    drain_s: Annotated[float, Meta(ge=0, description="seconds that clients have to come to their end")] = 30.0
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="seconds that clients have to come to their end")] = 30.0
     log_format: Annotated[Literal["text", "json"], Meta(description="how log lines are written")] = "text"
-    otlp: Annotated[str, Meta(description="where spans go: the URL of a collector of OpenTelemetry")] = ""
+    otlp_endpoint: Annotated[str, Meta(description="where spans go: the URL of a collector of OpenTelemetry")] = ""
     metrics_compat: Annotated[
         Literal["vllm"] | None, Meta(description="whose names /metrics has beside our own; none for nobody's")
     ] = None
 
 
-class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     """What each key may ask for."""
 
-    a_second: Annotated[float, Meta(gt=0, description="how many requests a second each key may make, on average")] = (
-        1000.0
-    )
-    at_once: Annotated[
-        int, Meta(ge=1, description="how many requests each key may have at once; a burst may be as large")
+    requests_per_second: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="how many requests a second each key may make, on average",
+            extra={"flag": "rate-limit-rps"},
+        ),
+    ] = 1000.0
+    max_concurrent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="how many requests each key may have at once; a burst may be as large",
+            extra={"flag": "rate-limit-concurrency"},
+        ),
     ] = 16_384
 
 
-class KeySources(msgspec.Struct, frozen=True, kw_only=True):
+class ApiKeyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys without a name come from."""
 
-    given: Annotated[
+    values: Annotated[
         tuple[str, ...], Meta(description="keys that clients need", extra={"is_secret": True, "flag": "api-key"})
     ] = ()
     file: Annotated[
@@ -72,43 +82,57 @@ class KeySources(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a client may bring, and how long it may take."""
 
-    body_s: Annotated[float, Meta(gt=0, description="seconds a client may take to send its request")] = 30.0
-    patience_s: Annotated[float, Meta(gt=0, description="seconds a request may take in all")] = 600.0
-    head_s: Annotated[float, Meta(gt=0, description="seconds a connection may take to say what it wants")] = 15.0
-    idle_s: Annotated[float, Meta(gt=0, description="seconds a client of a WebSocket may be silent")] = 1800.0
-    connections: Annotated[int, Meta(ge=1, description="how many connections there may be at once")] = 16_384
-    media_bytes: Annotated[int, Meta(ge=1, description="how large a picture or a sound may be, in bytes")] = 64 << 20
-    media_pixels: Annotated[int, Meta(ge=1, description="how many pixels a picture may have")] = 40_000_000
-    media_seconds: Annotated[float, Meta(gt=0, description="how many seconds a sound may last")] = 1800.0
+    body_timeout_s: Annotated[float, Meta(gt=0, description="seconds a client may take to send its request")] = 30.0
+    request_timeout_s: Annotated[float, Meta(gt=0, description="seconds a request may take in all")] = 600.0
+    header_timeout_s: Annotated[float, Meta(gt=0, description="seconds a connection may take to say what it wants")] = (
+        15.0
+    )
+    websocket_idle_timeout_s: Annotated[
+        float, Meta(gt=0, description="seconds a client of a WebSocket may be silent")
+    ] = 1800.0
+    max_connections: Annotated[int, Meta(ge=1, description="how many connections there may be at once")] = 16_384
+    max_media_bytes: Annotated[int, Meta(ge=1, description="how large a picture or a sound may be, in bytes")] = (
+        64 << 20
+    )
+    max_media_pixels: Annotated[int, Meta(ge=1, description="how many pixels a picture may have")] = 40_000_000
+    max_media_seconds: Annotated[float, Meta(gt=0, description="how many seconds a sound may last")] = 1800.0
 
 
-class Pacing(msgspec.Struct, frozen=True, kw_only=True):
+class SloConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a request is promised for which neither its client nor its key says otherwise."""
 
-    first_s: Annotated[
+    ttft_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="seconds until the first of an answer is there; none: soon, and nobody is refused for it"),
+        Meta(
+            description="seconds until the first of an answer is there; none: soon, and nobody is refused for it",
+            extra={"flag": "slo-ttft"},
+        ),
     ] = None
-    read: Annotated[
-        float, Meta(ge=0, description="how many tokens of text a second clients read; 0: text has no clock")
+    tokens_per_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how many tokens of text a second clients read; 0: text has no clock",
+            extra={"flag": "slo-tokens-per-second"},
+        ),
     ] = 0.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may choose for a deployment."""
 
-    max_live: Annotated[int, Meta(ge=1, description="how many requests run at the same time, under each conductor")] = (
-        1024
-    )
-    queue_bound: Annotated[int, Meta(ge=0, description="how many more may wait; the next one is refused")] = 256
-    max_batch: Annotated[int, Meta(ge=1, description="how many calls share a batch at most")] = 64
-    window: Annotated[
+    max_running_requests: Annotated[
+        int, Meta(ge=1, description="how many requests run at the same time, under each conductor")
+    ] = 1024
+    max_queued_requests: Annotated[int, Meta(ge=0, description="how many more may wait; the next one is refused")] = 256
+    max_batch_size: Annotated[int, Meta(ge=1, description="how many calls share a batch at most")] = 64
+    max_undelivered_outputs: Annotated[
         int, Meta(ge=1, description="how many emissions may wait for a client before its request has to wait too")
     ] = 64
-    token_budget: Annotated[
+    max_batched_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="how many positions one run of an op in pieces may bring; none for any number"),
     ] = 512
@@ -124,7 +148,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """For tests of failures: what to do at named points."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a child of the launcher has to know."""
 
     name: str
@@ -139,24 +163,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ip: str = ""
     """The address of its host, where processes of other hosts reach it; nothing on a single machine."""
     addresses: dict[str, str] = {}
-    """Where those are, by name, if there are several hosts: see `wire.whereabouts`."""
-    edition: int = 0
+    """Where those are, by name, if there are several hosts: see `wire.transport.address_book`."""
+    weights_version: int = 0
     """Which edition of the weights it is to load."""
     models: dict[str, str]
     """By name, what `load_model` is given; those of its shard."""
     placements: dict[str, str]
     """By name of the model, the text of its placement file; empty for none."""
-    options: Options
+    options: RuntimeConfig
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}.{self.incarnation})"  # the key must not get into a log
 
 
-class ConductorSettings(Settings, frozen=True, kw_only=True, tag=True):
+class ConductorConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """For a conductor."""
 
 
-class WorkerSettings(Settings, frozen=True, kw_only=True, tag=True):
+class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """For a worker."""
 
     conductor: str
@@ -165,16 +189,16 @@ class WorkerSettings(Settings, frozen=True, kw_only=True, tag=True):
     """Path of the file that says what it was doing when it died."""
 
 
-def run_root() -> Path:
+def runtime_directory() -> Path:
     """Where run directories are made: the user's own place for such things, or the one for temporary files."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
-def variables() -> dict[str, str]:
+def env_variables() -> dict[str, str]:
     """The environment variables that are ours, by name without the prefix."""
-    return {name.removeprefix(PREFIX): value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    return {name.removeprefix(ENV_PREFIX): value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
 
 
-def variable(name: str) -> str | None:
+def read_env_variable(name: str) -> str | None:
     """What an environment variable that an operator named holds."""
     return os.environ.get(name)

@@ -26,32 +26,32 @@ class Problem:
     """One thing that is wrong: where, what, and what to write instead."""
 
     site: str
-    what: str
+    message: str
     fix: str
 
     def __str__(self) -> str:
         fix = self.fix.replace("\n", "\n       ")
-        return f"{shown(self.site)}: {self.what}\n  fix: {fix}"
+        return f"{format_site(self.site)}: {self.message}\n  fix: {fix}"
 
 
 class MstarError(Exception):
     """Anything mstar raises on purpose."""
 
 
-class Faults(MstarError):
+class ProblemGroup(MstarError):
     """Several problems of one kind, reported together."""
 
     def __init__(self, subject: str, problems: Sequence[Problem]) -> None:
         self.subject = subject
         self.problems = tuple(problems)
-        super().__init__("\n".join([f"{subject}: {counted(len(problems), 'problem')}", *map(str, problems)]))
+        super().__init__("\n".join([f"{subject}: {format_count(len(problems), 'problem')}", *map(str, problems)]))
 
 
-class WalkError(Faults):
+class WalkError(ProblemGroup):
     """A walk cannot be turned into a graph."""
 
 
-class PlacementError(Faults):
+class PlacementError(ProblemGroup):
     """A placement does not fit the model it is for."""
 
 
@@ -91,14 +91,14 @@ class WalkNotRun(RuntimeWarning):
     """A walk was called, but nobody awaited it or read its emissions, so it did nothing."""
 
 
-def shown(site: str) -> str:
+def format_site(site: str) -> str:
     """A `file:line` as a reader wants it: relative to where they stand, when it is below that."""
     path, colon, line = site.rpartition(":")
     here = os.getcwd() + os.sep
     return (path.removeprefix(here)) + colon + line
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """` (did you mean `x`?)` for the known name most like this one, or nothing."""
     import difflib  # only a mistake needs it
 
@@ -106,15 +106,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean `{near[0]}`?)" if near else ""
 
 
-def listed(names: Iterable[str], nothing: str = "nothing") -> str:
+def format_names(names: Iterable[str], empty: str = "nothing") -> str:
     """Names for a sentence: `a`, `b`, `c`."""
-    return ", ".join(f"`{name}`" for name in names) or nothing
+    return ", ".join(f"`{name}`" for name in names) or empty
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number of things for a sentence: 1 walk, 2 walks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-class NotHere(Exception):
+class WouldBlock(Exception):
     """The bytes of a value are on another host: whoever unpacks it must be ready to wait for them."""

@@ -1,6 +1,6 @@
 """Failpoints: named places in the runtime where a test can make something go wrong. In service they do nothing.
 
-`hit("worker.begin")` stands where it could matter. A test arms a point with what is to happen there: `kill` ends the
+`hit("worker.start_walk")` stands where it could matter. A test arms a point with what is to happen there: `kill` ends the
 process at once, `raise` raises, `sleep:0.05` waits so many seconds; `kill@3` happens at the third hit only.
 """
 
@@ -37,10 +37,10 @@ def hits() -> dict[str, int]:
 def hit(name: str) -> None:
     """The program has come to this point."""
     if _armed and (armed := _armed.get(name)) is not None:  # looked up once: another thread may disarm it
-        _act(name, *armed)
+        _trigger(name, *armed)
 
 
-def _act(name: str, action: str, when: int) -> None:
+def _trigger(name: str, action: str, when: int) -> None:
     _hits[name] += 1
     if when and _hits[name] != when:
         return

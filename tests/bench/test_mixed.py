@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bench.deadlines import mixed
-from bench.deadlines.mixed import CHAT, PICTURES, ROBOT, SPEECH, Deployment, Ran, Spent
-from bench.deadlines.traffic import Heard
+from bench.deadlines.mixed import CHAT, PICTURES, ROBOT, SPEECH, Deployment, OpUsage, RunResult
+from bench.deadlines.traffic import StreamResult
 from mstar import Component, Image, Model, Tensor, UInt8, op, walk
-from mstar.asks import Drawing
-from mstar.launch.together import Together
+from mstar.launch.in_process import InProcessLauncher
 from mstar.plan.compile import plan
-from mstar.plan.deployment import Deployed
+from mstar.plan.planned_model import PlannedModel
+from mstar.requests import ImageRequest
 from mstar.walk.load import load_model
 
 
@@ -35,20 +35,22 @@ class Painter(Model):
     def draw(self, seed: int) -> Iterator[Image]:
         yield Image(self.brush.relief(seed))
 
-    async def route(self, request: Drawing) -> None:
+    async def route(self, request: ImageRequest) -> None:
         await self.draw(request.seed)
 
 
-def heard(*firsts: float, chunks: int = 2) -> list[Heard]:
+def heard(*firsts: float, chunks: int = 2) -> list[StreamResult]:
     """Clients who got their first chunk after so many seconds, and one every half second, each a second of sound."""
-    return [Heard(10.0, [(10.0 + first + at / 2, 1.0) for at in range(chunks)], status="ok") for first in firsts]
+    return [StreamResult(10.0, [(10.0 + first + at / 2, 1.0) for at in range(chunks)], status="ok") for first in firsts]
 
 
-def ran(pictures: int = 100, *, speech: float = 0.1, reply: float = 0.01, of: int = 100) -> Ran:
+def ran(pictures: int = 100, *, speech: float = 0.1, reply: float = 0.01, of: int = 100) -> RunResult:
     """A run in which the first of so many had to wait so long, the others did not."""
     rest = [0.01] * (of - 2)
     by_model = {SPEECH: heard(speech, speech, *rest), CHAT: heard(1.0), ROBOT: heard(reply, reply, *rest, chunks=1)}
-    return Ran(by_model, {(PICTURES, "relief"): Spent(pictures, 8.0), (ROBOT, "torques"): Spent(of, 0.1)}, 10.0)
+    return RunResult(
+        by_model, {(PICTURES, "relief"): OpUsage(pictures, 8.0), (ROBOT, "torques"): OpUsage(of, 0.1)}, 10.0
+    )
 
 
 # ---------------------------------------------------------------- traffic
@@ -60,17 +62,17 @@ def test_traffic_is_the_same_for_the_same_seed_and_comes_in_order():
     robot = [at for at, model in times[0] if model == ROBOT]
     assert robot == pytest.approx([number / 5 for number in range(100)])
     assert Counter(model for _, model in times[0]) == {ROBOT: 100, SPEECH: 30, CHAT: 20}
-    assert len({one.ask for one in drawn[0] if one.model == SPEECH}) > 20
-    assert {(one.model, one.pace) for one in drawn[0]} == {(name, mixed.PACES[name]) for name in (SPEECH, CHAT, ROBOT)}
+    assert len({one.request for one in drawn[0] if one.model == SPEECH}) > 20
+    assert {(one.model, one.pace) for one in drawn[0]} == {(name, mixed.SLOS[name]) for name in (SPEECH, CHAT, ROBOT)}
 
 
 def test_pictures_are_wanted_all_the_time_and_the_robot_is_heard():
     models = {PICTURES: Painter(), ROBOT: load_model("hopper")}
-    deployed = {name: Deployed(model, plan(model.graphs())) for name, model in models.items()}
-    with Together(deployed) as served:
+    deployed = {name: PlannedModel(model, plan(model.graphs())) for name, model in models.items()}
+    with InProcessLauncher(deployed) as served:
         rule = Deployment(served)
         found = rule.run(mixed.traffic({}, 0.6, 0), 0.6)
-        assert [len(one.chunks) for one in found.heard[ROBOT]] == [1, 1, 1]
+        assert [len(one.chunks) for one in found.results[ROBOT]] == [1, 1, 1]
         assert found.ops[ROBOT, "torques"].calls == 3
         drawn = found.ops[PICTURES, "relief"]
         assert drawn.calls > 20, "one after another, and not only those that were wanted at first"
@@ -79,24 +81,24 @@ def test_pictures_are_wanted_all_the_time_and_the_robot_is_heard():
         assert again.ops[ROBOT, "torques"].calls == 1, "what was before is not counted"
         assert again.seconds == pytest.approx(0.2, abs=0.1)
         time.sleep(0.05)
-        assert rule.front.take_stock(served.conductor).result()["requests"] == 0, "pictures have been given up"
+        assert rule.front.query_counts(served.conductor).result()["requests"] == 0, "pictures have been given up"
 
 
 # ---------------------------------------------------------------- figures
 def test_work_is_worth_what_it_takes_under_the_other_rule():
-    theirs = Ran({}, {(CHAT, "next"): Spent(10, 1.0), (PICTURES, "run"): Spent(30, 3.0)}, 10.0)
-    small_batches = Ran({}, {(CHAT, "next"): Spent(10, 4.0), (PICTURES, "run"): Spent(20, 2.0)}, 10.0)
-    assert mixed.kept(small_batches, theirs) == pytest.approx(0.75)
-    longer = Ran({}, dict(theirs.ops), 20.0)
-    assert mixed.kept(longer, theirs) == pytest.approx(0.5)
-    promised = Ran({}, {**theirs.ops, (SPEECH, "say"): Spent(50, 5.0)}, 10.0)
-    assert mixed.kept(theirs, promised) == pytest.approx(1.0), "speech is not what is left over"
+    theirs = RunResult({}, {(CHAT, "next_token"): OpUsage(10, 1.0), (PICTURES, "run"): OpUsage(30, 3.0)}, 10.0)
+    small_batches = RunResult({}, {(CHAT, "next_token"): OpUsage(10, 4.0), (PICTURES, "run"): OpUsage(20, 2.0)}, 10.0)
+    assert mixed.work_ratio(small_batches, theirs) == pytest.approx(0.75)
+    longer = RunResult({}, dict(theirs.ops), 20.0)
+    assert mixed.work_ratio(longer, theirs) == pytest.approx(0.5)
+    promised = RunResult({}, {**theirs.ops, (SPEECH, "synthesize"): OpUsage(50, 5.0)}, 10.0)
+    assert mixed.work_ratio(theirs, promised) == pytest.approx(1.0), "speech is not what is left over"
 
 
 def test_runs_of_one_rule_are_joined():
-    found = mixed.joined([ran(), ran(50, reply=0.3)])
-    assert len(found.heard[ROBOT]) == 200
-    assert found.ops[PICTURES, "relief"] == Spent(150, 16.0)
+    found = mixed.merge_runs([ran(), ran(50, reply=0.3)])
+    assert len(found.results[ROBOT]) == 200
+    assert found.ops[PICTURES, "relief"] == OpUsage(150, 16.0)
     assert found.seconds == 20.0
     figures = {name: value for name, _, value in mixed.figures(found)}
     assert figures["robot: later than 0.2 s"] == 1.0
@@ -120,20 +122,20 @@ def test_runs_of_one_rule_are_joined():
 )
 def test_the_claim_holds_if_speech_robot_and_work_do(ours, holds):
     claim = mixed.claim(ours, ran())
-    assert claim.holds is holds
+    assert claim.is_met is holds
     assert claim.value == pytest.approx(ours.ops[PICTURES, "relief"].calls / 100)
-    assert set(claim.more) == {"ours", "throughput"}
+    assert set(claim.details) == {"ours", "throughput"}
 
 
-def test_who_gets_no_reply_waits_for_ever():
-    assert [mixed.is_late(one) for one in (Heard(0.0), *heard(0.1, 0.3))] == [True, False, True]
+def test_a_missing_reply_counts_as_infinitely_late():
+    assert [mixed.is_late(one) for one in (StreamResult(0.0), *heard(0.1, 0.3))] == [True, False, True]
 
 
 # ---------------------------------------------------------------- pictures
 @pytest.mark.slow
 def test_a_network_in_parts_draws_what_the_whole_one_draws():
-    from bench.deadlines.land_in_parts import LandInParts
+    from bench.deadlines.split_terrain import SplitTerrain
 
     (whole,) = load_model("terrain").draw(5, 0, 1, [1], 1)
-    (parts,) = LandInParts().draw(5)
+    (parts,) = SplitTerrain().draw(5)
     assert np.abs(np.asarray(parts.value, int) - whole.value).max() <= 1

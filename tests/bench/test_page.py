@@ -22,8 +22,8 @@ def cheap() -> Claim:
         "a thing costs at most 3 ms",
         2.0,
         3.0,
-        holds=True,
-        more={"unit": "ms", "worst_ms": 4.0, "of": {"1": 0.5, "same": True}},
+        is_met=True,
+        details={"unit": "ms", "worst_ms": 4.0, "of": {"1": 0.5, "same": True}},
     )
 
 
@@ -47,7 +47,7 @@ def tree(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- this repository
 def test_the_pages_are_what_was_recorded():
-    files = page.made(command.BENCHES)
+    files = page.render_files(command.BENCHES)
     stale = [str(path) for path, text in files.items() if (page.ROOT / path).read_text("utf-8") != text]
     assert stale == [], "fix: python -m bench page"
     there = {path.relative_to(page.ROOT) for path in (page.ROOT / page.PICTURES).iterdir()}
@@ -102,18 +102,19 @@ def test_a_bench_that_was_not_run_says_so(tree):
     assert "toy" not in (tree / "README.md").read_text()
 
 
-def test_a_claim_that_does_not_hold_says_so(tree):
-    records.keep("toy", run(2.5))
-    records.keep("toy", run(3.5, holds=False))
+def test_a_missed_target_is_shown(tree):
+    records.add_record("toy", run(2.5))
+    records.add_record("toy", run(3.5, holds=False))
     page.write(command.BENCHES)
     assert (
-        "3.5, 2.5 to 3.5 in 2 runs (bar 3): **does not hold**. Claimed: it is so." in page.made({"toy": TOY})[page.PAGE]
+        "3.5, 2.5 to 3.5 in 2 runs (bar 3): **does not hold**. Claimed: it is so."
+        in page.render_files({"toy": TOY})[page.PAGE]
     )
     assert "2.5 to 3.5 in 2 runs (bar 3): **does not hold**" in (tree / "README.md").read_text()
 
 
-def test_pictures_of_benches_that_are_no_more_go(tree):
-    records.keep("toy", run(2.5))
+def test_plots_of_removed_benches_are_deleted(tree):
+    records.add_record("toy", run(2.5))
     page.write({"toy": TOY})
     assert (tree / page.PICTURES / "toy.svg").exists()
     page.write({"other": TOY})
@@ -130,24 +131,24 @@ def test_what_cannot_be_recorded_is_told_all_the_same(tree, capsys):
 
 def test_a_page_without_markers_is_an_error():
     with pytest.raises(ValueError, match=r"(?s)<!-- end of figures -->.*fix: "):
-        page.between("nothing", "figures", [])
+        page.replace_section("nothing", "figures", [])
 
 
 def test_the_last_runs_are_kept_and_many_values_thinned(tree):
     values = [float(value % 997) for value in range(5000)]
-    for at in range(records.KEPT + 2):
-        records.keep("toy", run(at, [Row("a word", "ms", values)]))
+    for at in range(records.MAX_RECORDS + 2):
+        records.add_record("toy", run(at, [Row("a word", "ms", values)]))
     kept = records.records("toy")
-    assert [one.claim.value for one in kept] == list(range(2, records.KEPT + 2))
+    assert [one.claim.value for one in kept] == list(range(2, records.MAX_RECORDS + 2))
     [row] = kept[-1].rows
-    assert len(row.values) == records.MOST_VALUES
+    assert len(row.values) == records.MAX_VALUES
     assert (min(row.values), max(row.values)) == (0, 996)
     assert row.median == pytest.approx(statistics.median(values), abs=1)
 
 
 # ---------------------------------------------------------------- several
 def test_whatever_happens_to_one_the_others_run(capfd):
-    assert command.measure_apart(["no-such", "nor-this"]) == 1
+    assert command.measure_in_subprocesses(["no-such", "nor-this"]) == 1
     told = capfd.readouterr().out
     assert "[1/2] no-such: no earlier run" in told
     assert "[2/2] nor-this: no earlier run" in told
@@ -155,20 +156,20 @@ def test_whatever_happens_to_one_the_others_run(capfd):
 
 
 def test_one_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(command, "PATIENCE_S", 0.0)
-    assert command.run_apart("no-such") == "STOPPED after 0 s"
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.0)
+    assert command.run_in_subprocess("no-such") == "STOPPED after 0 s"
 
 
 # ---------------------------------------------------------------- pictures
 def parsed(*runs: Record):
-    return ElementTree.fromstring(plots.picture("toy", runs))
+    return ElementTree.fromstring(plots.render_svg("toy", runs))
 
 
 def of_class(picture, name: str):
     return [one for one in picture.iter() if name in one.get("class", "").split()]
 
 
-def test_bars_are_to_scale_and_the_bar_is_where_it_says():
+def test_bars_are_to_scale_and_the_target_is_marked():
     rows = [Row("one", "ms", [10, 20, 30]), Row("other", "ms", [40]), Row("many", "/s", [7])]
     picture = parsed(run(1.5, rows, holds=False))
     room = plots.TO - plots.FROM
@@ -203,8 +204,8 @@ def test_a_curve_is_drawn_and_told(tree):
     assert middle == pytest.approx((dots[0][0][0] + right) / 2, abs=0.1)
     assert half - top == pytest.approx(plots.HIGH / 2, abs=0.1)
     assert dots[1][2][1] - top == pytest.approx(plots.HIGH, abs=0.1)
-    records.keep("toy", run(1.0, curve=curve))
-    text = page.made({"toy": TOY})[page.PAGE]
+    records.add_record("toy", run(1.0, curve=curve))
+    text = page.render_files({"toy": TOY})[page.PAGE]
     assert "| load | ours | theirs |\n|---|---|---|\n| 0 | 100 | 100 |\n| 1 | 90 | 40 |\n| 2 | 50 | 0 |\n" in text
     assert "- curve" not in text
 
@@ -227,4 +228,4 @@ def test_ticks_are_round_numbers(low, high, ticks):
     ("value", "text"), [(0.9432, "0.943"), (14.23, "14.2"), (1682.4, "1,682"), (3.0, "3"), (-0.5, "-0.5"), (0, "0")]
 )
 def test_numbers_are_short(value, text):
-    assert plots.shown(value) == text
+    assert plots.format_number(value) == text

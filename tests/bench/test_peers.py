@@ -12,12 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.here import one_thread
-from bench.peers.clients import Answer, Turn, closed_loop, open_loop, post
-from bench.peers.fleet import PEERS, ROOT, NotStarted, Peer, running
-from bench.peers.sound import OURS, Judge, Race, our_body, our_sound, servers, their_body, their_sound
-from bench.peers.traffic import FRAMES, HOP, TOKENS, asks, frames_of, text_of
-from bench.peers.venvs import finish, found
+from bench.in_process import one_thread
+from bench.peers.clients import LoadResult, Response, closed_loop, open_loop, post
+from bench.peers.peer_servers import PEERS, ROOT, Peer, ServerStartError, run_server
+from bench.peers.speech_comparison import (
+    OURS,
+    AudioChecker,
+    Comparison,
+    mstar_audio,
+    mstar_body,
+    peer_audio,
+    peer_body,
+    servers,
+)
+from bench.peers.traffic import FRAMES, HOP, TOKENS, decode_frames, encode_array, make_requests
+from bench.peers.venvs import find_prepared, mark_prepared
 
 
 # ---------------------------------------------------------------- clients
@@ -53,7 +62,7 @@ def test_a_client_reads_a_stream_part_by_part():
     answer, asked = asyncio.run(run())
     assert asked == [b"{}"]
     assert answer.content == b"firstlast"
-    assert answer.first() == answer.first(re.compile(b"fir")) < answer.first(re.compile(b"last")) == answer.wait
+    assert answer.first() == answer.first(re.compile(b"fir")) < answer.first(re.compile(b"last")) == answer.latency
 
 
 def test_a_client_reads_an_answer_of_a_told_length():
@@ -71,7 +80,7 @@ def test_a_refusal_is_no_answer():
 
     turn = asyncio.run(run())
     assert [answer.status for _, answer in turn.all] == [503, 503]
-    assert turn.answers == []
+    assert turn.responses == []
     assert turn.rate == 0
 
 
@@ -84,15 +93,15 @@ def test_a_closed_loop_has_as_many_clients_as_it_says_and_asks_all():
         most = max(most, live)
         await asyncio.sleep(0.001)
         live -= 1
-        return Answer(0.0, [(1.0, str(number).encode())])
+        return Response(0.0, [(1.0, str(number).encode())])
 
     turn = asyncio.run(closed_loop(ask, range(20), 4))
     assert most == 4
-    assert sorted(number for number, _ in turn.answers) == [*range(20)]
-    assert all(answer.content == str(number).encode() for number, answer in turn.answers)
+    assert sorted(number for number, _ in turn.responses) == [*range(20)]
+    assert all(answer.content == str(number).encode() for number, answer in turn.responses)
 
 
-def test_an_open_loop_asks_whoever_still_waits():
+def test_an_open_loop_does_not_wait_for_responses():
     async def run():
         ended = asyncio.Event()
         waiting = 0
@@ -103,22 +112,22 @@ def test_an_open_loop_asks_whoever_still_waits():
             if waiting == 5:  # nobody has been answered yet
                 ended.set()
             await ended.wait()
-            return Answer(0.0, [(1.0, b"")])
+            return Response(0.0, [(1.0, b"")])
 
         return await open_loop(ask, range(5), rate=1000.0, seed=1)
 
-    assert len(asyncio.run(run()).answers) == 5
+    assert len(asyncio.run(run()).responses) == 5
 
 
-def test_a_turn_lasts_from_the_first_question_to_the_last_answer():
-    turn = Turn([("a", Answer(1.0, [(1.5, b"x"), (4.0, b"y")])), ("b", Answer(2.0, [(3.0, b"z")]))])
+def test_a_round_lasts_from_the_first_request_to_the_last_response():
+    turn = LoadResult([("a", Response(1.0, [(1.5, b"x"), (4.0, b"y")])), ("b", Response(2.0, [(3.0, b"z")]))])
     assert turn.seconds == 3.0
     assert turn.rate == 2 / 3
 
 
 # ---------------------------------------------------------------- requests
 def test_requests_are_ragged_and_the_same_each_time():
-    made, again, others = asks(40), asks(40), asks(40, seed=1)
+    made, again, others = make_requests(40), make_requests(40), make_requests(40, seed=1)
     lengths = [len(one.frames) for one in made]
     assert min(lengths) >= FRAMES[0]
     assert max(lengths) <= FRAMES[1]
@@ -130,9 +139,9 @@ def test_requests_are_ragged_and_the_same_each_time():
 
 
 def test_both_kinds_of_server_are_sent_the_same_frames():
-    (wish,) = asks(1)
-    theirs, ours = their_body(wish), our_body(wish)["request"]
-    assert np.array_equal(frames_of(theirs["frames"]), wish.frames)
+    (wish,) = make_requests(1)
+    theirs, ours = peer_body(wish), mstar_body(wish)["request"]
+    assert np.array_equal(decode_frames(theirs["frames"]), wish.frames)
     assert ours["frames"]["data"] == theirs["frames"]
     assert ours["frames"]["shape"] == wish.frames.shape
     assert ours["tokens"] == theirs["tokens"] == wish.tokens
@@ -140,35 +149,35 @@ def test_both_kinds_of_server_are_sent_the_same_frames():
 
 def test_both_kinds_of_answer_are_read_as_sound():
     sound = np.arange(10, dtype=np.float32)
-    whole = json.dumps({"sound": text_of(sound)}).encode()
-    parts = [{"kind": "Audio", "value": {"data": text_of(part)}} for part in np.split(sound, [3])]
+    whole = json.dumps({"sound": encode_array(sound)}).encode()
+    parts = [{"kind": "Audio", "value": {"data": encode_array(part)}} for part in np.split(sound, [3])]
     events = b"".join(b"event: x\ndata: " + json.dumps(one).encode() + b"\n\n" for one in (*parts, {"result": None}))
-    assert np.array_equal(their_sound(whole), sound)
-    assert np.array_equal(our_sound(events), sound)
+    assert np.array_equal(peer_audio(whole), sound)
+    assert np.array_equal(mstar_audio(events), sound)
 
 
-def test_a_judge_sees_another_sound_and_one_that_is_too_short():
-    judge, sound = Judge(), np.zeros(100, np.float32)
+def test_the_audio_checker_finds_wrong_and_short_audio():
+    judge, sound = AudioChecker(), np.zeros(100, np.float32)
     for number, given in enumerate((sound, sound + 1e-6, sound + 1e-4, sound[:50])):
-        judge.look(0, given)
-        assert judge.unlike == max(0, number - 1)
-    judge.look(1, sound + 1)
-    assert (judge.seen, judge.unlike) == (5, 2)
+        judge.check(0, given)
+        assert judge.mismatches == max(0, number - 1)
+    judge.check(1, sound + 1)
+    assert (judge.checked, judge.mismatches) == (5, 2)
 
 
 # ---------------------------------------------------------------- servers
 def test_a_venv_is_found_only_with_what_is_wanted_of_it(tmp_path):
-    assert found(tmp_path, ["a==1", "b"]) is None
-    finish(tmp_path, ["a==1", "b"])
-    assert found(tmp_path, ["a==1", "b"]) == tmp_path / "bin" / "python"
-    assert found(tmp_path, ["a==2", "b"]) is None
+    assert find_prepared(tmp_path, ["a==1", "b"]) is None
+    mark_prepared(tmp_path, ["a==1", "b"])
+    assert find_prepared(tmp_path, ["a==1", "b"]) == tmp_path / "bin" / "python"
+    assert find_prepared(tmp_path, ["a==2", "b"]) is None
 
 
 def test_a_server_that_ends_is_told_with_what_it_said():
     peer = Peer("Broken", "none", (), ("-c", "raise SystemExit('no such model')"))
     with (
-        pytest.raises(NotStarted, match=r"(?s)Broken ended with status 1.*no such model"),
-        running(peer, Path(sys.executable), b"{}"),
+        pytest.raises(ServerStartError, match=r"(?s)Broken ended with status 1.*no such model"),
+        run_server(peer, Path(sys.executable), b"{}"),
     ):
         pass
 
@@ -181,8 +190,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from bench.peers.fleet import Peer, running
-with running(Peer("Slow", "none", (), ("-c", {server!r})), Path(sys.executable), b"{{}}"):
+from bench.peers.peer_servers import Peer, run_server
+with run_server(Peer("Slow", "none", (), ("-c", {server!r})), Path(sys.executable), b"{{}}"):
     pass
 """
     killed = subprocess.Popen([sys.executable, "-c", bench], cwd=ROOT)
@@ -209,16 +218,16 @@ def _until(is_so):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_batch_gives_what_each_request_gives_alone_and_mstar_gives_the_same():
-    from bench.peers.pipeline import Whole
-    from bench.peers.pipeline_model import Pipeline, Wish
+    from bench.peers.pipeline import FullPipeline
+    from bench.peers.pipeline_model import Pipeline, SpeechRequest
 
     with one_thread():
-        whole, model, wishes = Whole(), Pipeline(), asks(4)
+        whole, model, wishes = FullPipeline(), Pipeline(), make_requests(4)
         together = whole([one.frames for one in wishes], [one.tokens for one in wishes])
         for wish, sound in zip(wishes, together, strict=True):
             (alone,) = whole([wish.frames], [wish.tokens])
             assert len(alone) == wish.tokens * HOP
-            ours = np.concatenate([one.value for one in model.run(Wish(wish.frames, wish.tokens)).emissions])
+            ours = np.concatenate([one.value for one in model.run(SpeechRequest(wish.frames, wish.tokens)).emissions])
             np.testing.assert_allclose(sound, alone, rtol=0, atol=1e-5)
             np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-5)
 
@@ -226,9 +235,9 @@ def test_a_batch_gives_what_each_request_gives_alone_and_mstar_gives_the_same():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_another_token_is_another_sound():
-    from bench.peers.pipeline import Sounding
+    from bench.peers.pipeline import VocoderStage
 
-    sound = Sounding()
+    sound = VocoderStage()
     tokens = np.arange(10)
     other = np.where(tokens == 4, 700, tokens)
     first, second = sound([tokens, other])
@@ -240,9 +249,9 @@ def test_another_token_is_another_sound():
 @pytest.mark.timeout(600)
 def test_every_server_that_is_installed_gives_the_same_sound():
     with servers() as (there, absent):
-        race = Race(there)
-        race.warm()
+        race = Comparison(there)
+        race.warm_up()
     assert OURS in there
     assert {*there, *absent} == {OURS, *(peer.title for peer in PEERS)}
-    assert race.judge.seen == 8 * len(there)
-    assert race.judge.unlike == 0
+    assert race.checker.checked == 8 * len(there)
+    assert race.checker.mismatches == 0

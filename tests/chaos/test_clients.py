@@ -5,32 +5,48 @@ import time
 
 import pytest
 
-from mstar.config import Options
-from mstar.launch.local import Local
-from tests.chaos.parts import MIX, TRAPS, TRAPS_FILE, Ask, Round, launched, oracles, peers, settle, stocks, wait_until
-from tests.served.parts import Client, Oracle, front
+from mstar.config import RuntimeConfig
+from mstar.launch.local_launcher import LocalLauncher
+from tests.chaos.deployment import (
+    REQUEST_MIX,
+    TRAPS,
+    TRAPS_FILE,
+    RequestRound,
+    TrapRequest,
+    build_oracles,
+    child_peers,
+    collect_stats,
+    launch_deployment,
+    wait_until,
+    wait_until_idle,
+)
+from tests.integration.deployment_clients import Client, Oracle, add_frontend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 STORM, STAYING, LASTS_S = 500, 50, 3.0
 WINDOW = 32
 
 
-def lasting(front_end, local):
+def process_resources(front_end, local):
     """What does not come and go with requests: open files and threads of every process, and the processes."""
-    found = {what: n for what, n in stocks(front_end, peers(local)).items() if what.endswith((".fds", ".threads"))}
-    return found | {"launcher.fds": local.stock()["fds"]} | local.stock()["processes"]
+    found = {
+        what: n
+        for what, n in collect_stats(front_end, child_peers(local)).items()
+        if what.endswith((".fds", ".threads"))
+    }
+    return found | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
 
 
 def test_a_storm_of_disconnects_leaves_nothing(report):
-    chosen, known = random.Random(6), oracles()
-    with launched(options=Options(queue_bound=STORM), spare=False) as (local, front_end):
+    chosen, known = random.Random(6), build_oracles()
+    with launch_deployment(options=RuntimeConfig(max_queued_requests=STORM), standby=False) as (local, front_end):
         for _ in range(2):
-            Round(front_end, known).check()
-        settle(front_end, peers(local))
-        before = lasting(front_end, local)
-        asked = [MIX[number % len(MIX)] for number in range(STORM)]
+            RequestRound(front_end, known).wait_and_check()
+        wait_until_idle(front_end, child_peers(local))
+        before = process_resources(front_end, local)
+        asked = [REQUEST_MIX[number % len(REQUEST_MIX)] for number in range(STORM)]
         start = time.monotonic()
-        clients = [Client(front_end, name, known[name].requests[number], patience=90) for name, number in asked]
+        clients = [Client(front_end, name, known[name].requests[number], timeout_s=90) for name, number in asked]
         staying = set(chosen.sample(range(STORM), STAYING))
         leaving = sorted((chosen.random() * LASTS_S, number) for number in range(STORM) if number not in staying)
         for moment, number in leaving:
@@ -39,34 +55,36 @@ def test_a_storm_of_disconnects_leaves_nothing(report):
         cut = sum(clients[number].end is None for _, number in leaving)
         for number in staying:
             name, which = asked[number]
-            known[name].judge(clients[number].wait(60), which)
-        took = settle(front_end, peers(local))
-        assert lasting(front_end, local) == before
-        assert not local.deaths
+            known[name].check(clients[number].wait(60), which)
+        took = wait_until_idle(front_end, child_peers(local))
+        assert process_resources(front_end, local) == before
+        assert not local.recent_exits
     report(f"storm: {cut} of {STORM} streams cut, {STAYING} served; nothing left after {took:.2f} s")
 
 
-def test_who_takes_nothing_holds_nobody_up(report):
-    oracle = Oracle(TRAPS, [Ask(key, steps=60) for key in range(8)])
-    patient = Oracle(TRAPS, [Ask(99, steps=400)])
-    with Local({"traps": TRAPS_FILE}, options=Options(window=WINDOW), spare=False) as local:
-        front_end = front(local)
+def test_a_client_that_reads_nothing_blocks_nobody(report):
+    oracle = Oracle(TRAPS, [TrapRequest(key, steps=60) for key in range(8)])
+    patient = Oracle(TRAPS, [TrapRequest(99, steps=400)])
+    with LocalLauncher(
+        {"traps": TRAPS_FILE}, options=RuntimeConfig(max_undelivered_outputs=WINDOW), standby=False
+    ) as local:
+        front_end = add_frontend(local)
 
         def serve():
             clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
             for number, client in enumerate(clients):
-                oracle.judge(client.wait(), number)
-            return max(client.seconds for client in clients)
+                oracle.check(client.wait(), number)
+            return max(client.duration_s for client in clients)
 
         alone = min(serve() for _ in range(3))
         idle = Client(front_end, "traps", patient.requests[0], is_idle=True)
-        wait_until(lambda: idle.got.get("Text", 0) >= WINDOW)
+        wait_until(lambda: idle.output_counts.get("Text", 0) >= WINDOW)
         beside = min(serve() for _ in range(3))
-        behind = idle.got["Text"]
+        behind = idle.output_counts["Text"]
         report(f"slow client: others take {beside:.2f} s beside it, {alone:.2f} s without; it is {behind} behind")
         assert behind == WINDOW
         assert idle.end is None
         assert beside < 2 * alone
-        idle.wake()
-        patient.judge(idle.wait(), 0)
-        settle(front_end, peers(local))
+        idle.resume_reading()
+        patient.check(idle.wait(), 0)
+        wait_until_idle(front_end, child_peers(local))

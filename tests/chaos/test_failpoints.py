@@ -2,25 +2,32 @@
 
 import pytest
 
-from mstar.config import Options
-from tests.chaos.parts import Round, launched, oracles, peers, settle, wait_until
+from mstar.config import RuntimeConfig
+from tests.chaos.deployment import (
+    RequestRound,
+    build_oracles,
+    child_peers,
+    launch_deployment,
+    wait_until,
+    wait_until_idle,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 POINTS = {
     "conductor.submit": 20,
     "conductor.place": 30,
-    "conductor.arrive": 25,
-    "conductor.conclude": 22,
+    "conductor.on_seat_done": 25,
+    "conductor.finish_walk": 22,
     "conductor.finish": 18,
-    "worker.begin": 12,
-    "worker.go": 14,
-    "worker.hear": 9,
+    "worker.start_walk": 12,
+    "worker.start_runs": 14,
+    "worker.on_message": 9,
     "worker.deliver": 11,
     "worker.emit": 7,
-    "worker.arrive": 10,
-    "worker.depart": 3,
-    "worker.end": 8,
+    "worker.finish_seat": 10,
+    "worker.finish_export": 3,
+    "worker.release_attempt": 8,
     "engine.batch": 150,
     "engine.export": 2,
     "engine.fork": 5,
@@ -30,18 +37,21 @@ POINTS = {
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_death_at_a_named_point_is_not_noticed(half, report):
-    known, figures = oracles(), []
+    known, figures = build_oracles(), []
     for name, when in list(POINTS.items())[half::2]:
-        with launched(options=Options(failpoints={name: f"kill@{when}"}), spare=False) as (local, front_end):
+        with launch_deployment(options=RuntimeConfig(failpoints={name: f"kill@{when}"}), standby=False) as (
+            local,
+            front_end,
+        ):
             worst = 0.0
             for _ in range(3):
-                what = Round(front_end, known)
-                what.check()
-                worst = max(worst, *what.silences)
-            deaths = [str(peer) for _, peer, _ in local.deaths]
+                what = RequestRound(front_end, known)
+                what.wait_and_check()
+                worst = max(worst, *what.max_gaps_s)
+            deaths = [str(peer) for _, peer, _ in local.recent_exits]
             wait_until(lambda local=local: set(local.health().values()) == {"up"})
-            settle(front_end, peers(local))
-            local.stop(grace_s=0)
+            wait_until_idle(front_end, child_peers(local))
+            local.stop(drain_timeout_s=0)
         assert deaths, f"nobody came to {name} for the {when}th time"
         assert all(peer.endswith(".0") for peer in deaths), "who was started anew lives"
         figures.append(f"{name} {len(deaths)} dead, {worst:.2f} s")

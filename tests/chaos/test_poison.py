@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from mstar.launch.local import Local
-from tests.chaos.parts import ROBOT_FILE, TRAPS, TRAPS_FILE, Ask, wait_until
-from tests.served.parts import Client, Oracle, front
+from mstar.launch.local_launcher import LocalLauncher
+from tests.chaos.deployment import ROBOT_FILE, TRAPS, TRAPS_FILE, TrapRequest, wait_until
+from tests.integration.deployment_clients import Client, Oracle, add_frontend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 COUNT = 15
@@ -17,9 +17,9 @@ COUNT = 15
 @pytest.fixture(scope="module")
 def traps():
     """A deployment of the model with the traps on three workers, and what is right."""
-    oracle = Oracle(TRAPS, [Ask(key, steps=60) for key in range(COUNT)])
-    with Local({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b", "c"]'}) as local:
-        yield local, front(local), oracle
+    oracle = Oracle(TRAPS, [TrapRequest(key, steps=60) for key in range(COUNT)])
+    with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b", "c"]'}) as local:
+        yield local, add_frontend(local), oracle
 
 
 def serve(front_end, oracle, bad):
@@ -31,38 +31,38 @@ def serve(front_end, oracle, bad):
     return harmful
 
 
-def test_who_raises_fails_alone(traps):
+def test_a_raising_request_fails_alone(traps):
     local, front_end, oracle = traps
-    before = len(local.deaths)
+    before = len(local.recent_exits)
     for trap, error in (("raise", ("ValueError", "the trap of 99")), ("route", ("KeyError", "'the route of 99'"))):
-        end = serve(front_end, oracle, Ask(99, trap=trap, at=20)).end
-        assert (end.status, end.error, end.text) == ("failed", *error)
-    assert len(local.deaths) == before
+        end = serve(front_end, oracle, TrapRequest(99, trap=trap, at=20)).end
+        assert (end.status, end.error_type, end.error_message) == ("failed", *error)
+    assert len(local.recent_exits) == before
 
 
 @pytest.mark.parametrize("trap", ["kill", "abort"])
-def test_who_kills_its_worker_is_not_tried_a_third_time(traps, trap, report):
+def test_a_request_that_kills_its_worker_is_not_retried_twice(traps, trap, report):
     local, front_end, oracle = traps
     wait_until(lambda: set(local.health().values()) == {"up"})
-    before = len(local.deaths)
-    harmful = serve(front_end, oracle, Ask(99, trap=trap, at=20))
-    end, deaths = harmful.end, len(local.deaths) - before
+    before = len(local.recent_exits)
+    harmful = serve(front_end, oracle, TrapRequest(99, trap=trap, at=20))
+    end, deaths = harmful.end, len(local.recent_exits) - before
     report(f"poison by {trap}: {end.status} after {deaths} deaths, in {harmful.seconds:.2f} s")
-    assert (end.status, end.error) == ("poison", "Poison")
+    assert (end.status, end.error_type) == ("poison", "Poison")
     assert deaths == 2
 
 
 @pytest.mark.parametrize("victims", [("a", "b"), ("conductor",)])
-def test_what_acts_on_the_world_is_not_done_twice(victims, tmp_path):
+def test_a_non_idempotent_op_is_not_run_twice(victims, tmp_path):
     moved = tmp_path / "moves"
-    with Local({"robot": ROBOT_FILE}, {"robot": '[place]\narm = ["a", "b"]'}) as local:
-        client = Client(front(local), "robot", Ask(1, steps=1000, file=str(moved)))
+    with LocalLauncher({"robot": ROBOT_FILE}, {"robot": '[place]\narm = ["a", "b"]'}) as local:
+        client = Client(add_frontend(local), "robot", TrapRequest(1, steps=1000, file=str(moved)))
         wait_until(lambda: moved.exists() and len(moved.read_text().split()) > 10)
         for name in victims:  # both workers: it is on one of them
             os.kill(local.pid(name), signal.SIGKILL)
         end = client.wait().end
-        assert (end.status, end.error) == ("not_replayed", "NotReplayed")
-        assert end.text.endswith("walk `act` does what must not be done twice")
+        assert (end.status, end.error_type) == ("not_retryable", "NotRetryable")
+        assert end.error_message.endswith("walk `act` does what must not be done twice")
         wait_until(lambda: set(local.health().values()) == {"up"})
         time.sleep(0.2)
         moves = moved.read_text().split()

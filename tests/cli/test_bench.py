@@ -13,42 +13,42 @@ import numpy as np
 import pytest
 
 from mstar import Action, Component, Float32, Model, Tensor, op, walk
-from mstar.asks import Acting
 from mstar.cli import main
-from mstar.cli.bench import figures
-from mstar.cli.bench.records import Record, Run, Slo
-from mstar.cli.bench.report import page
-from mstar.config import Options
-from mstar.server.keys import Keys
-from tests.server.models import Parrot, Vectors
-from tests.server.parts import serving
-from tests.server.sounding import Scribe, Talker
-from tests.server.toys_drawn import Painter
-from tests.server.toys_house import housing
-from tests.server.toys_robot import Arm
+from mstar.cli.bench import metrics
+from mstar.cli.bench.records import LoadRun, RequestRecord, SloTarget
+from mstar.cli.bench.report import render_report
+from mstar.config import RuntimeConfig
+from mstar.requests import ActionRequest
+from mstar.server.access.api_keys import ApiKeys
+from tests.server.model_server import serve_models
+from tests.server.toy_image_models import ImageGenerator
+from tests.server.toy_models import Parrot, Vectors
+from tests.server.toy_robot_models import Arm
+from tests.server.toy_server import run_toy_server
+from tests.server.toy_speech_models import ToneSpeaker, ToneTranscriber
 
 
-class Hand(Component):
+class SlowActuator(Component):
     @op
     def move(self, seed: int) -> Float32[Tensor, "2 1"]:
         time.sleep(0.07)
         return np.zeros((2, 1), np.float32)
 
 
-class Sloth(Model):
+class SlowRobot(Model):
     """A robot that thinks for longer than one tick of 50 Hz."""
 
     def __init__(self) -> None:
-        self.hand = Hand()
+        self.actuator = SlowActuator()
 
     @walk
     def act(self, seed: int) -> Iterator[Action]:
-        yield Action(self.hand.move(seed), rate=50)
+        yield Action(self.actuator.move(seed), rate=50)
 
-    async def route(self, request: Acting) -> None:
+    async def route(self, request: ActionRequest) -> None:
         await self.act(request.seed)
 
-    def robot(self):
+    def robot_spec(self):
         return {"observation": {"pose": {"dtype": "float32", "shape": [3]}}}
 
 
@@ -57,14 +57,14 @@ MODELS = "chat=parrot,speech=talker,transcriptions=scribe,images=painter,embeddi
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as started:
+    with run_toy_server() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def house():
-    toys = {"talker": Talker(), "scribe": Scribe(), "painter": Painter(), "arm": Arm()}
-    with housing({"parrot": Parrot(), "vectors": Vectors()} | toys) as started:
+def model_server():
+    toys = {"talker": ToneSpeaker(), "scribe": ToneTranscriber(), "painter": ImageGenerator(), "arm": Arm()}
+    with serve_models({"parrot": Parrot(), "vectors": Vectors()} | toys) as started:
         yield started
 
 
@@ -87,7 +87,7 @@ def test_clients_ask_again_when_they_have_their_answer(server, bench, capsys):
     assert [(one["load"], one["unit"]) for one in levels] == [(1, "clients"), (3, "clients")]
     for level in levels:
         chat = level["kinds"]["chat"]
-        assert (chat["sent"], chat["whole"], chat["failed"], chat["refusals"]["count"]) == (6, 6, {}, 0)
+        assert (chat["sent"], chat["completed"], chat["failed"], chat["refusals"]["count"]) == (6, 6, {}, 0)
         assert 0 < chat["first_s"]["p50"] <= chat["first_s"]["p99"] <= chat["took_s"]["p99"] < level["seconds"]
         tokens = sum(record["tokens"] for record in level["records"])
         assert chat["tokens_per_s"] == pytest.approx(tokens / level["seconds"])
@@ -107,7 +107,7 @@ def test_one_seed_asks_for_the_same(server, bench):
     for seed in ("1", "1", "2"):
         before = len(server.parrot.seen)
         bench(server, "--model", "parrot", "--requests", "4", "--concurrency", "1", "--seed", seed)
-        asked.append([(ask.turns, ask.sampling.max_tokens) for ask in server.parrot.seen[before:]])
+        asked.append([(ask.messages, ask.sampling.max_tokens) for ask in server.parrot.seen[before:]])
     assert asked[0] == asked[1] != asked[2]
 
 
@@ -134,18 +134,18 @@ def test_a_rate_is_shared_out_as_the_mix_says(server, bench):
 
 
 # ---------------------------------------------------------------- kinds
-def test_every_kind_is_asked_and_understood(house, bench, tmp_path):
+def test_every_kind_is_asked_and_understood(model_server, bench, tmp_path):
     mix = "chat=8,speech=8,transcriptions=8,images=8,embeddings=8,robot=1@4hz"
     report = tmp_path / "x.html"
     flags = ("--model", MODELS, "--mix", mix)
-    (level,) = bench(house, *flags, "--seconds", "0.5", "--burstiness", "0.2", "--report", str(report))
+    (level,) = bench(model_server, *flags, "--seconds", "0.5", "--burstiness", "0.2", "--report", str(report))
     kinds = level["kinds"]
     assert level["load"] == 40
-    assert all(one["whole"] == one["sent"] > 0 for kind, one in kinds.items() if kind != "robot")
+    assert all(one["completed"] == one["sent"] > 0 for kind, one in kinds.items() if kind != "robot")
     said = [record for record in level["records"] if record["kind"] == "speech"]
     spoken = sum(seconds for record in said for _, seconds in record["parts"])
     assert kinds["speech"]["sound"]["per_s"] == pytest.approx(spoken / kinds["speech"]["seconds"])
-    letters = house.models["talker"].seen[-len(said) :]
+    letters = model_server.models["talker"].seen[-len(said) :]
     assert spoken == pytest.approx(sum(len(ask.text) for ask in letters) / 10, abs=0.02)
     assert kinds["transcriptions"]["rtf"]["p50"] < 1
     ticks = [record for record in level["records"] if record["kind"] == "robot"]
@@ -156,33 +156,33 @@ def test_every_kind_is_asked_and_understood(house, bench, tmp_path):
 
 
 def test_a_robot_skips_the_ticks_at_which_it_still_waits(bench):
-    with housing({"sloth": Sloth()}) as slow:
-        flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "0.3", "--pace", "robot=batch")
+    with serve_models({"sloth": SlowRobot()}) as slow:
+        flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "0.3", "--server-slo", "robot=best_effort")
         (level,) = bench(slow, *flags)
     told, ticks = level["kinds"]["robot"], level["records"]
     assert all(later["due"] - earlier["due"] == pytest.approx(0.02) for earlier, later in pairwise(ticks))
-    assert told["skipped"] >= 3 * (told["whole"] - 1) > 0
+    assert told["skipped"] >= 3 * (told["completed"] - 1) > 0
     assert (told["kept"], told["failed"]) == (0, {})
     assert (level["load"], level["unit"]) == (1, "robots")
     assert all(record["sent"] >= record["due"] for record in ticks)
 
 
-def test_pictures_come_sharper_and_sharper_where_they_are_streamed(house, bench, tmp_path):
+def test_pictures_come_sharper_and_sharper_where_they_are_streamed(model_server, bench, tmp_path):
     workload = tmp_path / "w.toml"
     workload.write_text('[images]\nmodel = "painter"\nbody = {stream = true, partial_images = 2}\nslo = 0.00001')
-    (level,) = bench(house, "--workload", str(workload), "--concurrency", "1", "--requests", "2")
+    (level,) = bench(model_server, "--workload", str(workload), "--concurrency", "1", "--requests", "2")
     assert [len(record["parts"]) for record in level["records"]] == [3, 3]
-    assert (level["kinds"]["images"]["whole"], level["kinds"]["images"]["kept"]) == (2, 0)
+    assert (level["kinds"]["images"]["completed"], level["kinds"]["images"]["kept"]) == (2, 0)
 
 
 def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     slow = {"kind": "chat", "text": "slow" + "!" * 40, "body": {"max_tokens": 40}}
     trace.write_text("\n".join(json.dumps({"at": at} | slow) for at in (0.0, 0.03, 0.06, 0.07)))
-    with serving(options=Options(max_live=1, queue_bound=1)) as busy:
+    with run_toy_server(options=RuntimeConfig(max_running_requests=1, max_queued_requests=1)) as busy:
         (level,) = bench(busy, "--model", "parrot", "--trace", str(trace))
     chat = level["kinds"]["chat"]
-    assert (chat["whole"], chat["refusals"]["count"], chat["failed"]) == (2, 2, {})
+    assert (chat["completed"], chat["refusals"]["count"], chat["failed"]) == (2, 2, {})
     assert chat["refusals"]["retry_after_s"]["p50"] > 0
     assert chat["refusals"]["took_s"]["p99"] < chat["took_s"]["p50"]
     assert "refused in" in capsys.readouterr().out
@@ -192,12 +192,12 @@ def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
 def test_a_report_needs_nothing_else_and_shows_silence():
     slo = {"first": 1.0, "whole": None, "continuity": 0.1, "itl": None}
     about = {"url": "http://<x>", "seed": 0, "burstiness": 1.0, "kinds": {"speech": {"model": "m", "slo": slo}}}
-    dry = Record("speech", 0.0, 0.0, [(0.1, 0.5), (1.1, 0.5)], 1.2, 200)
-    fine = Record("speech", 0.5, 0.5, [(0.6, 2.0), (1.1, 0.5)], 1.2, 200)
-    refused = Record("speech", 1.0, 1.0, ended=1.01, status=429, error="429 <busy>")
-    runs = [Run(load, "req/s", [dry, fine, refused], 0.1) for load in (1.0, 2.0)]
-    told = [figures.told(run, {"speech": Slo(first=1.0, continuity=0.1)}) for run in runs]
-    shown = page(about, told, runs)
+    dry = RequestRecord("speech", 0.0, 0.0, [(0.1, 0.5), (1.1, 0.5)], 1.2, 200)
+    fine = RequestRecord("speech", 0.5, 0.5, [(0.6, 2.0), (1.1, 0.5)], 1.2, 200)
+    refused = RequestRecord("speech", 1.0, 1.0, ended_at=1.01, status=429, error="429 <busy>")
+    runs = [LoadRun(load, "req/s", [dry, fine, refused], 0.1) for load in (1.0, 2.0)]
+    told = [metrics.run_metrics(run, {"speech": SloTarget(first=1.0, continuity=0.1)}) for run in runs]
+    shown = render_report(about, told, runs)
     assert not re.search(r"https?://(?!&lt;x&gt;)|<script|<link|@import|url\(", shown)
     assert "<busy>" not in shown
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", shown, re.DOTALL)]
@@ -234,7 +234,7 @@ def test_a_server_that_is_not_there(url, words, capsys):
 
 
 def test_a_key_is_needed(capsys):
-    with serving(keys=Keys(["sesame"])) as server:
+    with run_toy_server(keys=ApiKeys(["sesame"])) as server:
         assert main(["bench", "serve", server.url, "--model", "parrot"]) == 1
         assert "--key" in capsys.readouterr().err
         assert main(["bench", "serve", server.url, "--model", "parrot", "--key", "sesame", "--requests", "1"]) == 0

@@ -54,7 +54,7 @@ snac = ["gpu2", "gpu3"]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     """An empty folder to stand in, so that paths in messages are short."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -88,8 +88,8 @@ def test_check_says_what_a_model_is(name, run, golden):
     golden(GOLDEN / f"check.{name}.txt", out)
 
 
-def test_check_names_what_a_walk_gives(here, run):
-    (here / "tiny.py").write_text(tiny(more=TWO))
+def test_check_names_what_a_walk_gives(workdir, run):
+    (workdir / "tiny.py").write_text(tiny(more=TWO))
     assert run("check", "tiny.py") == (
         0,
         "Tiny: 1 component, 2 walks, no problems\n"
@@ -99,7 +99,7 @@ def test_check_names_what_a_walk_gives(here, run):
     )
 
 
-def test_check_tells_all_problems_of_all_walks(here, run, golden):
+def test_check_tells_all_problems_of_all_walks(workdir, run, golden):
     wrong = """
     @walk
     def first(self, x: int) -> int:
@@ -109,7 +109,7 @@ def test_check_tells_all_problems_of_all_walks(here, run, golden):
     def second(self, x: int) -> int:
         return self.prat.inc(x)
     """
-    (here / "wrong.py").write_text(tiny(more=wrong))
+    (workdir / "wrong.py").write_text(tiny(more=wrong))
     status, out, err = run("check", "wrong.py")
     assert (status, out) == (1, "")
     assert err.startswith("Tiny: 2 problems\nwrong.py:")
@@ -123,20 +123,20 @@ def test_plan_on_one_worker(run, golden):
     golden(GOLDEN / "plan.local.txt", out)
 
 
-def test_plan_under_a_placement(here, run, golden):
-    (here / "place.toml").write_text(PLACED)
+def test_plan_under_a_placement(workdir, run, golden):
+    (workdir / "place.toml").write_text(PLACED)
     status, out, err = run("plan", example("orpheus"), "--placement", "place.toml")
     assert (status, err) == (0, "")
     golden(GOLDEN / "plan.placed.txt", out)
 
 
-def test_plan_of_an_empty_placement_is_local(here, run):
-    (here / "place.toml").write_text("")
+def test_plan_of_an_empty_placement_is_local(workdir, run):
+    (workdir / "place.toml").write_text("")
     assert run("plan", example("orpheus"), "--placement", "place.toml") == run("plan", example("orpheus"))
 
 
 # ---------------------------------------------------------------- draw
-def test_draw_writes_every_form(here, run):
+def test_draw_writes_every_form(workdir, run):
     graph = load_model(str(example("orpheus"))).graphs()["speak"]
     for name in ("x.svg", "x.json", "x.mmd", "x.txt"):
         assert run("draw", example("orpheus"), "-o", name) == (0, f"drew walk speak to {name}\n", "")
@@ -147,7 +147,7 @@ def test_draw_writes_every_form(here, run):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_walk_of_every_example_is_drawn(name, here, run):
+def test_every_walk_of_every_example_is_drawn(name, workdir, run):
     for walk in load_model(str(example(name))).graphs():
         assert run("draw", example(name), "--walk", walk, "-o", "x.svg")[0] == 0
         root = ElementTree.parse("x.svg").getroot()
@@ -155,8 +155,8 @@ def test_every_walk_of_every_example_is_drawn(name, here, run):
         assert walk in texts
 
 
-def test_a_placement_colours_a_drawing(here, run):
-    (here / "place.toml").write_text(PLACED)
+def test_a_placement_colours_a_drawing(workdir, run):
+    (workdir / "place.toml").write_text(PLACED)
     run("draw", example("orpheus"), "-o", "plain.svg")
     assert run("draw", example("orpheus"), "--placement", "place.toml", "-o", "placed.svg")[0] == 0
     plain, placed = Path("plain.svg").read_text(), Path("placed.svg").read_text()
@@ -166,7 +166,7 @@ def test_a_placement_colours_a_drawing(here, run):
 
 @pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="rsvg-convert is not installed")
 @pytest.mark.parametrize(("name", "walk"), [("orpheus", "speak"), ("qwen3_omni", "talk")])
-def test_a_drawing_renders(name, walk, here, run):
+def test_a_drawing_renders(name, walk, workdir, run):
     run("draw", example(name), "--walk", walk, "-o", "x.svg")
     subprocess.run(["rsvg-convert", "x.svg", "-o", "x.png"], check=True, timeout=30)
     data = Path("x.png").read_bytes()
@@ -178,36 +178,36 @@ def test_a_drawing_renders(name, walk, here, run):
 
 
 # ---------------------------------------------------------------- finding a model
-def test_one_of_two_models_is_named(here, run):
-    (here / "pair.py").write_text(tiny("One") + tiny("Other", more=TWO))
+def test_one_of_two_models_is_named(workdir, run):
+    (workdir / "pair.py").write_text(tiny("One") + tiny("Other", more=TWO))
     assert run("check", "pair.py:Other")[1].startswith("Other: 1 component, 2 walks")
     assert run("check", "pair.py:One")[1].startswith("One: 1 component, 1 walk")
 
 
-def test_a_model_may_import_what_lies_beside_it(here, run):
-    (here / "mstar_test_beside.py").write_text(tiny())
-    (here / "own.py").write_text("from mstar_test_beside import Tiny\nclass Own(Tiny):\n    pass\n")
+def test_a_model_may_import_what_lies_beside_it(workdir, run):
+    (workdir / "mstar_test_beside.py").write_text(tiny())
+    (workdir / "own.py").write_text("from mstar_test_beside import Tiny\nclass Own(Tiny):\n    pass\n")
     before = [*sys.path]
-    assert run("check", here / "own.py")[1].startswith("Own: 1 component")
+    assert run("check", workdir / "own.py")[1].startswith("Own: 1 component")
     assert sys.path == before
 
 
-def test_arguments_with_defaults_are_no_obstacle(here, run):
-    (here / "easy.py").write_text(tiny(extra=", size=3, *rest, scale=1.0, **more"))
+def test_arguments_with_defaults_are_no_obstacle(workdir, run):
+    (workdir / "easy.py").write_text(tiny(extra=", size=3, *rest, scale=1.0, **more"))
     assert run("check", "easy.py")[0] == 0
 
 
 @pytest.fixture
-def installed(here, monkeypatch):
+def installed(workdir, monkeypatch):
     """A distribution with three models, of which one is none and one cannot be imported."""
-    (here / "mstar_test_toys.py").write_text(tiny() + "\nnumber = 3\n")
-    (here / "mstar_test_sick.py").write_text("import mstar_test_nowhere\n")
-    folder = here / "mstar_test_toys-1.0.dist-info"
+    (workdir / "mstar_test_toys.py").write_text(tiny() + "\nnumber = 3\n")
+    (workdir / "mstar_test_sick.py").write_text("import mstar_test_nowhere\n")
+    folder = workdir / "mstar_test_toys-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mstar-test-toys\nVersion: 1.0\n")
     lines = ["tiny = mstar_test_toys:Tiny", "number = mstar_test_toys:number", "sick = mstar_test_sick:Sick"]
     (folder / "entry_points.txt").write_text("\n".join(["[mstar.models]", *lines]))
-    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.syspath_prepend(str(workdir))
     yield
     sys.modules.pop("mstar_test_toys", None)
 
@@ -275,14 +275,14 @@ def write_mistakes(folder):
 
 
 @pytest.mark.parametrize("name", sorted(FAILURES))
-def test_a_failure_is_told_without_a_traceback(name, here, run, golden):
-    write_mistakes(here)
-    before = sorted(path.name for path in here.iterdir())
+def test_a_failure_is_told_without_a_traceback(name, workdir, run, golden):
+    write_mistakes(workdir)
+    before = sorted(path.name for path in workdir.iterdir())
     status, out, err = run(*FAILURES[name])
     assert (status, out) == (1, "")
     assert "fix: " in err
     golden(GOLDEN / f"error.{name}.txt", err)
-    assert sorted(path.name for path in here.iterdir() if path.name != "__pycache__") == before
+    assert sorted(path.name for path in workdir.iterdir() if path.name != "__pycache__") == before
 
 
 def test_no_golden_file_is_left_over():
@@ -292,8 +292,8 @@ def test_no_golden_file_is_left_over():
     assert {path.stem for path in GOLDEN.iterdir()} == known
 
 
-def test_a_file_that_is_not_python(here, run):
-    (here / "syntax.py").write_text("x = 1\ndef x(:\n")
+def test_a_file_that_is_not_python(workdir, run):
+    (workdir / "syntax.py").write_text("x = 1\ndef x(:\n")
     status, out, err = run("check", "syntax.py")
     assert (status, out) == (1, "")
     assert err == (
@@ -301,8 +301,8 @@ def test_a_file_that_is_not_python(here, run):
     )
 
 
-def test_a_failed_import_leaves_nothing_behind(here, run):
-    (here / "mstar_test_broken.py").write_text("1 / 0\n")
+def test_a_failed_import_leaves_nothing_behind(workdir, run):
+    (workdir / "mstar_test_broken.py").write_text("1 / 0\n")
     before = [*sys.path]
     status, _, err = run("check", "mstar_test_broken.py")
     assert (status, sys.path) == (1, before)
@@ -310,15 +310,15 @@ def test_a_failed_import_leaves_nothing_behind(here, run):
     assert not [name for name in sys.modules if "mstar_test_broken" in name]
 
 
-def test_a_model_file_named_like_a_module_does_not_replace_it(here, run, monkeypatch):
+def test_a_model_file_named_like_a_module_does_not_replace_it(workdir, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "colorsys", colorsys)
-    (here / "colorsys.py").write_text(tiny())
+    (workdir / "colorsys.py").write_text(tiny())
     assert run("check", "colorsys.py")[0] == 0
     assert sys.modules["colorsys"] is colorsys
 
 
-def test_a_model_that_cannot_be_made(here, run):
-    (here / "sick.py").write_text(tiny().replace("self.part = Part()", "1 / 0"))
+def test_a_model_that_cannot_be_made(workdir, run):
+    (workdir / "sick.py").write_text(tiny().replace("self.part = Part()", "1 / 0"))
     status, _, err = run("check", "sick.py")
     assert status == 1
     assert "division by zero" in err
@@ -341,8 +341,8 @@ def test_help_lists_the_commands(capsys):
 
 
 # ---------------------------------------------------------------- as a process
-def test_it_runs_as_a_process(here):
-    (here / "model.py").write_text(tiny())
+def test_it_runs_as_a_process(workdir):
+    (workdir / "model.py").write_text(tiny())
 
     def command(*arguments):
         line = [sys.executable, "-m", "mstar.cli", *arguments]
@@ -355,8 +355,8 @@ def test_it_runs_as_a_process(here):
     assert command("check", "mode.py") == (1, "", bad)
 
 
-def test_it_runs_as_a_module(here, monkeypatch, capsys):
-    (here / "model.py").write_text(tiny())
+def test_it_runs_as_a_module(workdir, monkeypatch, capsys):
+    (workdir / "model.py").write_text(tiny())
     monkeypatch.setattr(sys, "argv", ["mstar", "check", "model.py"])
     with pytest.raises(SystemExit) as caught:
         runpy.run_module("mstar.cli", run_name="__main__")
@@ -366,6 +366,6 @@ def test_it_runs_as_a_module(here, monkeypatch, capsys):
 
 def test_a_command_without_its_libraries_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "starlette.responses", None)
-    monkeypatch.delitem(sys.modules, "mstar.server.door", raising=False)
+    monkeypatch.delitem(sys.modules, "mstar.server.state", raising=False)
     assert main(["serve", str(EXAMPLES / "noop.py")]) == 1
     assert "pip install 'mstar-serve[serve]'" in capsys.readouterr().err

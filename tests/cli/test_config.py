@@ -9,35 +9,34 @@ import httpx2
 import pytest
 
 from mstar.cli import main
-from mstar.cli.commands import _parser
-from mstar.cli.config import chosen, rows
-from mstar.cli.keyring import read_keys
-from mstar.cli.settings import settings
-from mstar.config import Allowance, Limits, Options, Serving
-from mstar.plan.deployment import deploy
-from mstar.server.keys import digest_of
-from mstar.wire.pace import Pace
+from mstar.cli.config import explain_rows, resolve_config
+from mstar.cli.main import _make_parser
+from mstar.cli.serving.api_keys import load_api_keys
+from mstar.cli.serving.settings import settings
+from mstar.config import HttpLimits, RateLimit, RuntimeConfig, ServerConfig
+from mstar.plan.planned_model import load_planned_models
+from mstar.wire.slo import Slo
 
 ROOT = Path(__file__).parents[2]
-SERVING = sorted((ROOT / "examples" / "serving").glob("*.toml"))
+SERVING_EXAMPLES = sorted((ROOT / "examples" / "serving").glob("*.toml"))
 SECRET = "sesame-7f3a"
 MANIFEST = """
 [server]
 port = 9001
-drain_s = 5
+drain_timeout_s = 5
 
 [limits]
-token_budget = "none"
-max_live = 3
+max_batched_tokens = "none"
+max_running_requests = 3
 
-[keys]
+[api_keys]
 file = "keys.txt"
-a_second = 7
+requests_per_second = 7
 
-[[keys.holder]]
+[[api_keys.tenant]]
 name = "robot"
 env = "ROBOT_KEY"
-at_once = 2
+max_concurrent = 2
 
 [models.noop]
 model = "noop.py"
@@ -65,15 +64,15 @@ def folder(tmp_path, monkeypatch):
     return inside
 
 
-def found(*arguments):
-    return chosen(_parser().parse_args(["config", "explain", *map(str, arguments)]))
+def resolve_settings(*arguments):
+    return resolve_config(_make_parser().parse_args(["config", "explain", *map(str, arguments)]))
 
 
-def row(told, name):
-    return next(one for one in told if one.setting == name)
+def row(output, name):
+    return next(one for one in output if one.setting == name)
 
 
-def wrong(capsys, *arguments):
+def failed_output(capsys, *arguments):
     """What is said of a manifest or flags that cannot be."""
     assert main([*map(str, arguments)]) == 1
     return capsys.readouterr().err
@@ -82,15 +81,15 @@ def wrong(capsys, *arguments):
 # ---------------------------------------------------------------- who decides
 def test_a_flag_wins_over_the_environment_that_over_the_file_and_that_over_the_default(folder, monkeypatch):
     manifest = folder / "m.toml"
-    assert found().resolved.made(Serving).port == 8000
-    assert found(manifest).resolved.made(Serving).port == 9001
+    assert resolve_settings().resolved.build(ServerConfig).port == 8000
+    assert resolve_settings(manifest).resolved.build(ServerConfig).port == 9001
     monkeypatch.setenv("MSTAR_PORT", "9002")
-    assert found(manifest).resolved.made(Serving).port == 9002
-    got = found(manifest, "--port", 9003)
-    assert got.resolved.made(Serving).port == 9003
-    port = row(rows(got), "server.port")
+    assert resolve_settings(manifest).resolved.build(ServerConfig).port == 9002
+    got = resolve_settings(manifest, "--port", 9003)
+    assert got.resolved.build(ServerConfig).port == 9003
+    port = row(explain_rows(got), "server.port")
     assert (port.value, port.source) == ("9003", "--port")
-    assert port.overrode == f"MSTAR_PORT: 9002, {manifest}:3: 9001, default: 8000"
+    assert port.overridden == f"MSTAR_PORT: 9002, {manifest}:3: 9001, default: 8000"
 
 
 def test_every_setting_can_be_said_in_all_three_ways(folder, monkeypatch):
@@ -99,13 +98,13 @@ def test_every_setting_can_be_said_in_all_three_ways(folder, monkeypatch):
         before = one.default
         value = other.get(one.key) or ("true" if before is False else "x" if before in ("", ()) else "77")
         flags = [f"--{one.flag}"] if before is False else [f"--{one.flag}", value]
-        by_flag = found(*flags).resolved.choices[one.key]
+        by_flag = resolve_settings(*flags).resolved.choices[one.key]
         monkeypatch.setenv(f"MSTAR_{one.variable}", value)
-        by_variable = found().resolved.choices[one.key]
+        by_variable = resolve_settings().resolved.choices[one.key]
         monkeypatch.delenv(f"MSTAR_{one.variable}")
         written = f'["{value}"]' if one.is_list else value if value in ("77", "true") else f'"{value}"'
         (folder / "one.toml").write_text(f'[{one.table}]\n{one.name} = {written}\n[models.x]\nmodel = "x"\n')
-        by_file = found(folder / "one.toml").resolved.choices[one.key]
+        by_file = resolve_settings(folder / "one.toml").resolved.choices[one.key]
         where = str(folder / "x") if one.is_path else by_flag.value
         assert by_flag.value == by_variable.value != before
         assert by_file.value == where
@@ -115,52 +114,56 @@ def test_every_setting_can_be_said_in_all_three_ways(folder, monkeypatch):
 
 def test_a_flag_can_take_back_what_a_file_turned_on(folder):
     (folder / "m.toml").write_text("[server]\nin_process = true\n" + '[models.x]\nmodel = "x"\n')
-    assert found(folder / "m.toml").resolved.made(Serving).in_process
-    assert not found(folder / "m.toml", "--no-in-process").resolved.made(Serving).in_process
+    assert resolve_settings(folder / "m.toml").resolved.build(ServerConfig).in_process
+    assert not resolve_settings(folder / "m.toml", "--no-in-process").resolved.build(ServerConfig).in_process
 
 
 # ---------------------------------------------------------------- what a manifest says
 def test_a_manifest_is_what_it_says(folder):
-    got = found(folder / "m.toml")
-    assert got.resolved.made(Options) == Options(max_live=3, token_budget=None)
-    assert got.resolved.made(Limits) == Limits()
-    assert got.resolved.made(Allowance) == Allowance(a_second=7)
-    deployed = deploy(got.models, got.placements)
+    got = resolve_settings(folder / "m.toml")
+    assert got.resolved.build(RuntimeConfig) == RuntimeConfig(max_running_requests=3, max_batched_tokens=None)
+    assert got.resolved.build(HttpLimits) == HttpLimits()
+    assert got.resolved.build(RateLimit) == RateLimit(requests_per_second=7)
+    deployed = load_planned_models(got.models, got.placements)
     assert list(deployed) == ["noop", "again"]
     assert set(deployed["noop"].plans.workers) <= {"a", "b"}
     assert set(deployed["again"].plans.workers) == {"c"}
 
 
-def test_keys_come_from_files_and_variables_each_with_its_allowance(folder):
-    got = found(folder / "m.toml", "--api-key", "given")
-    keys = read_keys(got, got.resolved.made(Serving))
-    assert keys.holder("Bearer wrong") is None
-    first, robot, given = (keys.holder(f"Bearer {key}") for key in (f"{SECRET}-1", f"{SECRET}-3", "given"))
+def test_keys_come_from_files_and_variables_each_with_its_rate_limit(folder):
+    got = resolve_settings(folder / "m.toml", "--api-key", "given")
+    keys = load_api_keys(got, got.resolved.build(ServerConfig))
+    assert keys.authenticate("Bearer wrong") is None
+    first, robot, given = (keys.authenticate(f"Bearer {key}") for key in (f"{SECRET}-1", f"{SECRET}-3", "given"))
     assert robot.name == "robot"
     assert len({first.name, robot.name, given.name}) == 3
-    robot.live = 2
-    assert robot.wait(0.0) == 1.0  # two at once are all it may have
-    first.live = 2
-    assert first.wait(0.0) == 0.0
+    robot.active_requests = 2
+    assert robot.acquire(0.0) == 1.0  # two at once are all it may have
+    first.active_requests = 2
+    assert first.acquire(0.0) == 0.0
 
 
-def test_what_is_promised_is_said_for_all_and_for_each_key(folder):
-    own = "at_once = 2\nfirst_s = 0.2\nweight = 3\n"
-    other = f'[[keys.holder]]\nname = "nightly"\nsha256 = "{digest_of("night").hex()}"\nbatch = true\nread = 4\n'
-    (folder / "m.toml").write_text("[pace]\nfirst_s = 0.7\n" + MANIFEST.replace("at_once = 2\n", own + other))
-    got = found(folder / "m.toml", "--pace-read", "12")
-    keys = read_keys(got, got.resolved.made(Serving))
-    paces = [keys.holder(f"Bearer {key}").pace for key in (f"{SECRET}-1", f"{SECRET}-3", "night")]
-    assert paces == [Pace(0.7, read=12.0), Pace(0.2, weight=3.0, read=12.0), Pace(0.7, is_batch=True, read=4.0)]
-    assert read_keys(found("--pace-first-s", "3"), Serving()).holder("").pace == Pace(3.0)
+def test_slos_are_set_globally_and_for_each_key(folder):
+    own = "max_concurrent = 2\nttft_s = 0.2\nweight = 3\n"
+    other = f'[[api_keys.tenant]]\nname = "nightly"\nsha256 = "{hash_key("night").hex()}"\nbest_effort = true\ntokens_per_s = 4\n'
+    (folder / "m.toml").write_text("[slo]\nttft_s = 0.7\n" + MANIFEST.replace("max_concurrent = 2\n", own + other))
+    got = resolve_settings(folder / "m.toml", "--slo-tokens-per-second", "12")
+    keys = load_api_keys(got, got.resolved.build(ServerConfig))
+    paces = [keys.authenticate(f"Bearer {key}").slo for key in (f"{SECRET}-1", f"{SECRET}-3", "night")]
+    assert paces == [
+        Slo(0.7, tokens_per_s=12.0),
+        Slo(0.2, weight=3.0, tokens_per_s=12.0),
+        Slo(0.7, best_effort=True, tokens_per_s=4.0),
+    ]
+    assert load_api_keys(resolve_settings("--slo-ttft", "3"), ServerConfig()).authenticate("").slo == Slo(3.0)
 
 
-@pytest.mark.parametrize("path", SERVING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SERVING_EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_can_be_served(path, monkeypatch):
     monkeypatch.setenv("WEBSITE_KEY", SECRET)
-    got = found(path)
-    read_keys(got, got.resolved.made(Serving))
-    deploy(got.models, got.placements)
+    got = resolve_settings(path)
+    load_api_keys(got, got.resolved.build(ServerConfig))
+    load_planned_models(got.models, got.placements)
 
 
 # ---------------------------------------------------------------- what is wrong is told
@@ -170,7 +173,11 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ("port = 9001", "prot = 9001", ":3: [server] has the unknown name `prot` (did you mean `port`?)"),
         ("port = 9001", 'port = "9001"', ":3: server.port: '9001' will not do: Expected `int`, got `str`"),
         ("port = 9001", "port = 70000", ":3: server.port: 70000 will not do: Expected `int` <= 65535"),
-        ("max_live = 3", "max_live = 0", ":8: limits.max_live: 0 will not do: Expected `int` >= 1"),
+        (
+            "max_running_requests = 3",
+            "max_running_requests = 0",
+            ":8: limits.max_running_requests: 0 will not do: Expected `int` >= 1",
+        ),
         ("[limits]", "[limit]", ":6: the file has the unknown name `limit` (did you mean `limits`?)"),
         (
             'model = "noop.py"',
@@ -178,8 +185,8 @@ def test_the_examples_can_be_served(path, monkeypatch):
             "[models.noop] has the unknown name `modle` (did you mean `model`?)",
         ),
         ('model = "noop.py"', "model = 3", "[models.noop]: Expected `str`, got `int` - at `$.model`"),
-        ("at_once = 2", "at_most = 2", "[keys.holder] has the unknown name `at_most`"),
-        ("at_once = 2", "weight = 0", "[keys.holder]: Expected `float` > 0.0 - at `$.weight`"),
+        ("max_concurrent = 2", "at_most = 2", "[api_keys.tenant] has the unknown name `at_most`"),
+        ("max_concurrent = 2", "weight = 0", "[api_keys.tenant]: Expected `float` > 0.0 - at `$.weight`"),
         ('env = "ROBOT_KEY"', "", "the key of 'robot' is in no place, or in several"),
         ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY holds 0 keys"),
         ('env = "ROBOT_KEY"', 'sha256 = "12"', "its sha256 is not 64 hexadecimal digits"),
@@ -190,33 +197,37 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ('placement = "again.toml"', 'placement = "again.toml"\nplace = { part = "d" }', "has a placement file and"),
         ('workers = ["a", "b"]', 'workers = ["a", "a"]', "names a worker twice"),
         ("[server]", "[server", "cannot be read: "),
-        ("[[keys.holder]]", "[[keys.holder]]\nname = 'robot'\nenv = 'ROBOT_KEY'\n[[keys.holder]]", "is there twice"),
+        (
+            "[[api_keys.tenant]]",
+            "[[api_keys.tenant]]\nname = 'robot'\nenv = 'ROBOT_KEY'\n[[api_keys.tenant]]",
+            "is there twice",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_manifest_is_told(old, new, said, folder, capsys):
     assert MANIFEST.count(old) >= 1
     (folder / "m.toml").write_text(MANIFEST.replace(old, new, 1))
-    told = wrong(capsys, "serve", "inside/m.toml")
+    told = failed_output(capsys, "serve", "inside/m.toml")
     assert said in told
     assert "\n  fix: " in told
     assert SECRET not in told
 
 
 def test_all_that_is_wrong_is_told_at_once(folder, capsys):
-    (folder / "m.toml").write_text("[server]\nprot = 1\n[limits]\nmax_lives = 2\n")
-    told = wrong(capsys, "config", "explain", "inside/m.toml")
+    (folder / "m.toml").write_text("[server]\nprot = 1\n[limits]\nmax_running_request = 2\n")
+    told = failed_output(capsys, "config", "explain", "inside/m.toml")
     assert "3 problems" in told
     assert "it names no model" in told
 
 
 def test_what_is_wrong_with_a_flag_or_a_variable_is_told(folder, monkeypatch, capsys):
-    told = wrong(capsys, "config", "explain", "--port", "http", "--max-live", "-3")
+    told = failed_output(capsys, "config", "explain", "--port", "http", "--max-running-requests", "-3")
     assert "--port: server.port: 'http' will not do: Expected `int`" in told
-    assert "--max-live: limits.max_live: '-3' will not do" in told
+    assert "--max-running-requests: limits.max_running_requests: '-3' will not do" in told
     assert "2 problems" in told
-    assert "--name and --placement are for one model" in wrong(capsys, "serve", "inside/m.toml", "--name", "x")
+    assert "--name and --placement are for one model" in failed_output(capsys, "serve", "inside/m.toml", "--name", "x")
     monkeypatch.setenv("MSTAR_PROT", "1")
-    assert "nothing is called MSTAR_PROT (did you mean `MSTAR_PORT`?)" in wrong(capsys, "config", "explain")
+    assert "nothing is called MSTAR_PROT (did you mean `MSTAR_PORT`?)" in failed_output(capsys, "config", "explain")
 
 
 # ---------------------------------------------------------------- explained
@@ -228,11 +239,11 @@ def test_explain_tells_every_setting_and_no_secret(folder, monkeypatch, capsys):
         assert SECRET not in told
         assert all(one.key in told and one.purpose in told for one in settings())
     told = {one["setting"]: one for one in json.loads(told)}
-    assert told["server.drain_s"]["source"] == "inside/m.toml:4"
-    assert told["server.drain_s"]["overrode"] == "default: 30.0"
-    assert told["keys.given"]["value"] == "(hidden)"
-    assert told["keys.given"]["overrode"].startswith("MSTAR_API_KEY: (hidden)")
-    assert told["keys.holder robot"]["value"] == "env ROBOT_KEY"
+    assert told["server.drain_timeout_s"]["source"] == "inside/m.toml:4"
+    assert told["server.drain_timeout_s"]["overridden"] == "default: 30.0"
+    assert told["api_keys.values"]["value"] == "(hidden)"
+    assert told["api_keys.values"]["overridden"].startswith("MSTAR_API_KEY: (hidden)")
+    assert told["api_keys.tenant robot"]["value"] == "env ROBOT_KEY"
     assert told["models.noop"]["value"] == "inside/noop.py"
     assert told["models.again.place"]["source"].startswith("inside/m.toml:")
 

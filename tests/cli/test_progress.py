@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from mstar.cli.progress import Bars, Lines, Logged, Stage
-from mstar.cli.serve import Server
-from mstar.launch.together import Together
-from mstar.plan.deployment import deploy
-from mstar.server import logs
-from mstar.server.door import Door
-from mstar.server.live import FrontEnd
+from mstar.cli.serving.progress import BarProgress, LineProgress, LogProgress, StartStage
+from mstar.cli.serving.serve import ModelServer
+from mstar.frontend.response_stream import FrontendActor
+from mstar.launch.in_process import InProcessLauncher
+from mstar.plan.planned_model import load_planned_models
+from mstar.server.state import ServerState
+from mstar.server.telemetry import logs
 from mstar.wire.messages import Peer
 
 WARM = """
@@ -43,19 +43,19 @@ class Warm(Model):
         for step in loop(steps=steps):
             yield Text(self.part.letter(text, step))
 
-    def warm_ups(self):
+    def warmup_requests(self):
         return [{"text": "ab", "steps": 2}, {"text": "bad", "steps": 1}, {"text": "c", "steps": 1}]
 """
 STAGES = [
-    {"conductor": Stage("", 0, 1), "w": Stage("", 0, 3)},
-    {"conductor": Stage("up", 1, 1), "w": Stage("loading m.a (1 of 2)", 0, 3)},
-    {"conductor": Stage("up", 1, 1), "w": Stage("loading m.b (2 of 2)", 1, 3)},
-    {"conductor": Stage("up", 1, 1), "w": Stage("up", 3, 3)},
+    {"conductor": StartStage("", 0, 1), "w": StartStage("", 0, 3)},
+    {"conductor": StartStage("up", 1, 1), "w": StartStage("loading m.a (1 of 2)", 0, 3)},
+    {"conductor": StartStage("up", 1, 1), "w": StartStage("loading m.b (2 of 2)", 1, 3)},
+    {"conductor": StartStage("up", 1, 1), "w": StartStage("up", 3, 3)},
 ]
 
 
 def test_lines_say_each_thing_once(capsys):
-    lines = Lines()
+    lines = LineProgress()
     for stages in [*STAGES, STAGES[-1]]:
         lines.show(stages)
     assert capsys.readouterr().out.splitlines() == [
@@ -67,21 +67,21 @@ def test_lines_say_each_thing_once(capsys):
 
 
 def test_log_lines_say_the_same(capsys):
-    with logs.writing("json"):
-        shown = Logged()
+    with logs.logging_to_stderr("json"):
+        shown = LogProgress()
         for stages in STAGES:
             shown.show(stages)
-        shown.say("ready")
+        shown.log_event("ready")
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["event"] for one in told][-2:] == ["[2/2] w is up", "ready"]
     assert told[0]["part"] == "conductor"
 
 
 def test_bars_show_how_far_each_is(capsys):
-    bars = Bars()
+    bars = BarProgress()
     for stages in STAGES[:3]:
         bars.show(stages)
-    bars.say("ready")
+    bars.log_event("ready")
     bars.close()
     told = capsys.readouterr().out
     assert re.search(r"conductor .* up", told)
@@ -89,16 +89,16 @@ def test_bars_show_how_far_each_is(capsys):
     assert "ready" in told
 
 
-def test_warm_ups_are_served_before_anybody_comes(tmp_path, capsys, caplog):
+def test_warm_up_requests_run_before_the_server_is_ready(tmp_path, capsys, caplog):
     (tmp_path / "warm.py").write_text(WARM)
-    deployed = deploy({"warm": str(tmp_path / "warm.py")}, {})
+    deployed = load_planned_models({"warm": str(tmp_path / "warm.py")}, {})
     model = deployed["warm"].model
-    door, shown = Door({"warm": model}), Lines()
-    with Together(deployed) as together:
-        front = FrontEnd(together.node, Peer("front", 0), together.conductors)
-        together.add(front)
-        Server(door, deployed, shown)._warm_up(front)
-        assert not any(front.take_stock(together.conductor).result(1.0)[what] for what in ("requests", "queue"))
+    door, shown = ServerState({"warm": model}), LineProgress()
+    with InProcessLauncher(deployed) as together:
+        front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
+        together.add_frontend(front)
+        ModelServer(door, deployed, shown)._warm_up(front)
+        assert not any(front.query_counts(together.conductor).result(1.0)[what] for what in ("requests", "queue"))
     assert model.part.said == ["a", "b", "c"]
     assert (door.phase.name, door.phase.done, door.phase.total) == ("warming up", 3, 4)
     assert "the warm-up of warm with a dict failed: RuntimeError" in caplog.text  # and the others were served

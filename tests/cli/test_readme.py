@@ -6,8 +6,8 @@ from mstar.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PLACING = (ROOT / "docs" / "placement.md").read_text("utf-8")
-PLACED = ["--placement", str(ROOT / "examples" / "placements" / "orpheus.toml")]
+PLACEMENT_PAGE = (ROOT / "docs" / "placement.md").read_text("utf-8")
+PLACEMENT_ARGS = ["--placement", str(ROOT / "examples" / "placements" / "orpheus.toml")]
 MODEL = str(ROOT / "examples" / "orpheus.py")
 
 
@@ -19,10 +19,10 @@ def test_the_speech_model_is_the_example():
 
 
 def test_the_plan_is_what_is_printed(capsys):
-    assert main(["plan", MODEL, *PLACED]) == 0
-    assert f"```text\n{capsys.readouterr().out}```" in PLACING
+    assert main(["plan", MODEL, *PLACEMENT_ARGS]) == 0
+    assert f"```text\n{capsys.readouterr().out}```" in PLACEMENT_PAGE
 
 
 def test_the_picture_is_what_is_drawn(tmp_path):
-    assert main(["draw", MODEL, *PLACED, "-o", str(tmp_path / "x.svg")]) == 0
+    assert main(["draw", MODEL, *PLACEMENT_ARGS, "-o", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text("utf-8") == (ROOT / "docs" / "pictures" / "orpheus.svg").read_text("utf-8")

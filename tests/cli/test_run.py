@@ -14,26 +14,29 @@ import numpy as np
 import pytest
 
 from mstar.cli import main
-from tests.server import sounding
-from tests.server.parts import serving
-from tests.server.toys_house import housing
-from tests.server.toys_talk import Talker
+from tests.server import toy_speech_models
+from tests.server.model_server import serve_models
+from tests.server.toy_server import run_toy_server
+from tests.server.toy_voice_model import Talker
 
-HERE = Path(__file__).parents[1] / "server"
-PARROT, MIXER = f"{HERE / 'models.py'}:Parrot", f"{HERE / 'models.py'}:Mixer"
-TALKER, SPEAKER = f"{HERE / 'toys_talk.py'}", f"{HERE / 'sounding.py'}:Talker"
-SCRIBE, PAINTER = f"{HERE / 'sounding.py'}:Scribe", f"{HERE / 'toys_drawn.py'}:Painter"
+MODELS_DIR = Path(__file__).parents[1] / "server"
+PARROT, MIXER = f"{MODELS_DIR / 'toy_models.py'}:Parrot", f"{MODELS_DIR / 'toy_models.py'}:Mixer"
+TALKER, SPEAKER = f"{MODELS_DIR / 'toy_voice_model.py'}", f"{MODELS_DIR / 'toy_speech_models.py'}:ToneSpeaker"
+TRANSCRIBER, PAINTER = (
+    f"{MODELS_DIR / 'toy_speech_models.py'}:ToneTranscriber",
+    f"{MODELS_DIR / 'toy_image_models.py'}:ImageGenerator",
+)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     """An empty folder to stand in: sounds are written where one stands."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def run(capsys, here):
+def run(capsys, workdir):
     """Runs a request: its status, and what it printed to each side."""
 
     def command(*arguments):
@@ -45,13 +48,13 @@ def run(capsys, here):
 
 
 @pytest.fixture
-def tone(here):
+def tone(workdir):
     """A second of sound, half of which is loud."""
     samples = np.concatenate([np.full(8000, 0.5), np.zeros(8000)])
-    with wave.open(str(here / "tone.wav"), "wb") as file:
+    with wave.open(str(workdir / "tone.wav"), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes((samples * 32767).astype("<i2").tobytes())
-    return here / "tone.wav"
+    return workdir / "tone.wav"
 
 
 def seconds(path):
@@ -81,56 +84,56 @@ def test_inputs_may_stand_behind_flags(run):
     assert run(PARROT, "--seed", 7, "good", "{seed}")[1] == "good7\n"
 
 
-def test_a_spoken_question_is_written_down_and_answered_in_sound(run, here, tone):
+def test_a_spoken_question_is_written_down_and_answered_in_sound(run, workdir, tone):
     status, out, err = run(TALKER, tone)
     assert (status, out) == (0, "> heard 1.0 with 0.5 loud\nheard 1.0 with 0.5 loud\n")
     letters = len("heard 1.0 with 0.5 loud")
-    assert seconds(here / "answer.wav") == pytest.approx(letters / 50)
+    assert seconds(workdir / "answer.wav") == pytest.approx(letters / 50)
     assert f"answer.wav: {letters / 50:.2f} s of sound, real-time factor" in err
 
 
-def test_a_text_is_answered_in_sound_only_when_that_is_wanted(run, here):
+def test_a_text_is_answered_in_sound_only_when_that_is_wanted(run, workdir):
     run(TALKER, "abc")
-    assert not (here / "answer.wav").exists()
+    assert not (workdir / "answer.wav").exists()
     run(TALKER, "abc", "-o", "said.wav")
-    assert seconds(here / "said.wav") == pytest.approx(3 / 50)
+    assert seconds(workdir / "said.wav") == pytest.approx(3 / 50)
 
 
-def test_a_text_is_said(run, here):
+def test_a_text_is_said(run, workdir):
     status, out, _ = run(SPEAKER, "hello", "-o", "x.flac")
     assert (status, out) == (0, "")
-    assert (here / "x.flac").read_bytes()[:4] == b"fLaC"
+    assert (workdir / "x.flac").read_bytes()[:4] == b"fLaC"
 
 
 def test_a_sound_is_written_down(run, tone):
-    status, out, _ = run(SCRIBE, tone)
+    status, out, _ = run(TRANSCRIBER, tone)
     assert status == 0
     assert out.strip()
     assert not out.startswith(">")
 
 
-def test_a_request_in_the_models_own_terms(run, here):
+def test_a_request_of_the_models_own_type(run, workdir):
     sound = {"dtype": "float32", "shape": [2], "data": "AAAAPwAAAD8="}
     status, out, _ = run(MIXER, "--json", json.dumps({"sound": sound, "times": 4000}))
     assert status == 0
     assert json.loads(out) == {"result": {"gains": [], "sound": sound}}
-    assert seconds(here / "answer.wav") == 1.0
+    assert seconds(workdir / "answer.wav") == 1.0
 
 
-def test_a_picture_is_written(run, here):
+def test_a_picture_is_written(run, workdir):
     status, _, err = run(PAINTER, "--json", json.dumps({"prompt": "a dot", "width": 32, "height": 32, "steps": 2}))
     assert status == 0, err
-    assert (here / "answer.png").read_bytes()[1:4] == b"PNG"
+    assert (workdir / "answer.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_what_was_played(run, here, monkeypatch):
+def test_what_was_played(run, workdir, monkeypatch):
     """A player that notes what it is given: the tests' machines have no loudspeaker."""
-    player = here / "aplay"
-    player.write_text(f'#!/bin/sh\necho "$@" > {here}/played\n')
+    player = workdir / "aplay"
+    player.write_text(f'#!/bin/sh\necho "$@" > {workdir}/played\n')
     player.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here}:/bin:/usr/bin")
+    monkeypatch.setenv("PATH", f"{workdir}:/bin:/usr/bin")
     run(TALKER, "abc", "--play")
-    assert (here / "played").read_text() == "-q answer.wav\n"
+    assert (workdir / "played").read_text() == "-q answer.wav\n"
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -161,8 +164,8 @@ def test_without_a_player_nothing_is_played(run, monkeypatch):
     assert "`aplay`, `ffplay`, `afplay`" in err
 
 
-def test_a_file_that_is_no_sound_is_refused(run, here):
-    (here / "bad.wav").write_bytes(b"RIFF????WAVEnothing")
+def test_a_file_that_is_no_sound_is_refused(run, workdir):
+    (workdir / "bad.wav").write_bytes(b"RIFF????WAVEnothing")
     status, _, err = run(TALKER, "bad.wav")
     assert status == 1
     assert "damaged" in err
@@ -170,7 +173,7 @@ def test_a_file_that_is_no_sound_is_refused(run, here):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["signal", "pipe"])
-def test_who_wants_no_more_does_not_wait(how, here):
+def test_who_wants_no_more_does_not_wait(how, workdir):
     """In a process of its own, of which only the beginning is read. The whole would take half a minute."""
     command = [sys.executable, "-m", "mstar.cli", "run", PARROT, "slow" + "x" * 3000, "--max-tokens", "4000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -188,27 +191,27 @@ def test_who_wants_no_more_does_not_wait(how, here):
 # ---------------------------------------------------------------- a running server
 @pytest.fixture(scope="module")
 def url():
-    with serving() as server:
+    with run_toy_server() as server:
         yield server.url
 
 
-def test_a_running_server_hears_answers_and_speaks(run, here, tone):
-    with housing({"talker": Talker(), "speaker": sounding.Talker()}) as house:
-        status, out, _ = run("talker", tone, "--url", house.url)
+def test_a_running_server_hears_answers_and_speaks(run, workdir, tone):
+    with serve_models({"talker": Talker(), "speaker": toy_speech_models.ToneSpeaker()}) as model_server:
+        status, out, _ = run("talker", tone, "--url", model_server.url)
         assert (status, out) == (0, "> heard 1.0 with 0.5 loud\nheard 1.0 with 0.5 loud\n")
-        assert seconds(here / "answer.wav") == pytest.approx(len("heard 1.0 with 0.5 loud") / 50, abs=0.01)
-        assert run("speaker", "hello", "--url", house.url, "-o", "said.wav")[0] == 0
-        assert seconds(here / "said.wav") > 0
+        assert seconds(workdir / "answer.wav") == pytest.approx(len("heard 1.0 with 0.5 loud") / 50, abs=0.01)
+        assert run("speaker", "hello", "--url", model_server.url, "-o", "said.wav")[0] == 0
+        assert seconds(workdir / "said.wav") > 0
 
 
-def test_a_running_server_is_asked(run, here, url):
+def test_a_running_server_is_asked(run, workdir, url):
     status, out, err = run("parrot", "good morning", "--url", url, "-o", "x.wav", "--voice", "polly")
     assert (status, out) == (0, "good morning\n")
     assert "loaded" not in err
-    assert seconds(here / "x.wav") == pytest.approx(len("good morning") / 100)
+    assert seconds(workdir / "x.wav") == pytest.approx(len("good morning") / 100)
 
 
-def test_a_running_server_is_asked_in_the_models_own_terms(run, url):
+def test_a_running_server_takes_the_models_own_request_type(run, url):
     sound = {"dtype": "float32", "shape": [2], "data": "AAAAPwAAAD8="}
     lines = run("mixer", "--json", json.dumps({"sound": sound, "times": 2}), "--url", url)[1].splitlines()
     assert [json.loads(line).get("kind") for line in lines] == ["Audio", "Audio", None]
@@ -230,11 +233,11 @@ def test_no_server(run):
 # ---------------------------------------------------------------- real weights
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_assistant_hears_answers_and_speaks(here):
+def test_the_assistant_hears_answers_and_speaks(workdir):
     """In a process of its own, as a user runs it: networks are loaded there."""
     question = Path(__file__).parents[2] / "examples" / "question.wav"
     command = [sys.executable, "-m", "mstar.cli", "run", "assistant", str(question)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "> What is the capital of France?\nThe capital of France is Paris.\n"
-    assert 1.5 < seconds(here / "answer.wav") < 4
+    assert 1.5 < seconds(workdir / "answer.wav") < 4
     assert "first sound" in done.stderr

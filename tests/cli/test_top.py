@@ -6,16 +6,16 @@ import httpx2
 import pytest
 
 from mstar.cli import main, top
-from tests.server.parts import serving
+from tests.server.toy_server import run_toy_server
 
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as started:
+    with run_toy_server() as started:
         yield started
 
 
-def asked(server, count):
+def send_chats(server, count):
     body = {"model": "parrot", "messages": [{"role": "user", "content": "hello"}]}
     for _ in range(count):
         httpx2.post(f"{server.url}/v1/chat/completions", json=body).raise_for_status()
@@ -23,7 +23,7 @@ def asked(server, count):
 
 def test_one_table_of_a_server(server, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(top.time, "sleep", lambda seconds: asked(server, 4))  # what happens between two looks
+    monkeypatch.setattr(top.time, "sleep", lambda seconds: send_chats(server, 4))  # what happens between two looks
     assert main(["top", "--url", server.url, "--once"]) == 0
     out = capsys.readouterr().out
     assert f"{server.url}  ready" in out
@@ -34,8 +34,8 @@ def test_one_table_of_a_server(server, monkeypatch, capsys):
     assert " conductor " in out
 
 
-def figures(at, calls, batches, seconds, waited):
-    labels = {"model": "m", "component": "lm", "op": "next", "worker": "w0"}
+def make_figures(at, calls, batches, seconds, waited):
+    labels = {"model": "m", "component": "lm", "op": "next_token", "worker": "w0"}
     walked = tuple(sorted({**labels, "walk": "answer"}.items()))
     alone = tuple(sorted(labels.items()))
     samples = {
@@ -44,25 +44,25 @@ def figures(at, calls, batches, seconds, waited):
         "mstar_op_seconds_total": {walked: seconds},
         "mstar_op_wait_seconds_total": {walked: waited},
     }
-    return top.Look(at, "ready", samples)
+    return top.MetricsSample(at, "ready", samples)
 
 
 def test_what_ops_do(capsys):
     from rich.console import Console
 
-    watch = top.Watch("http://there", "")
-    watch._looks.extend([figures(0.0, 100, 20, 1.0, 0.0), figures(10.0, 500, 70, 6.0, 4.0)])
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.extend([make_figures(0.0, 100, 20, 1.0, 0.0), make_figures(10.0, 500, 70, 6.0, 4.0)])
     Console(width=120).print(watch.table())
-    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "lm.next" in line)
-    assert row == ["m", "lm.next", "w0", "40.0", "8.0", "50%", "10", "ms"]
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "lm.next_token" in line)
+    assert row == ["m", "lm.next_token", "w0", "40.0", "8.0", "50%", "10", "ms"]
 
 
 def test_looks_are_forgotten():
-    watch = top.Watch("http://there", "")
+    watch = top.MetricsHistory("http://there", "")
     for number in range(100):
-        watch._looks.append(figures(float(number), number * 3, 1, 0.0, 0.0))
-    assert watch.now.at - watch._looks[0].at == top.WINDOW
-    assert watch.rates("mstar_op_calls_total", "op") == {("next",): 3.0}
+        watch._samples.append(make_figures(float(number), number * 3, 1, 0.0, 0.0))
+    assert watch.latest.taken_at - watch._samples[0].taken_at == top.WINDOW_SAMPLES
+    assert watch.rates("mstar_op_calls_total", "op") == {("next_token",): 3.0}
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_looks_are_forgotten():
     ],
 )
 def test_quantiles_of_histograms(counts, share, value):
-    assert top.within(counts, share) == value
+    assert top.interpolate_quantile(counts, share) == value
 
 
 def test_no_server_and_no_key(capsys):
     assert main(["top", "--once", "--url", "http://127.0.0.1:9"]) == 1
     assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
-    with serving(keys=top_keys()) as server:
+    with run_toy_server(keys=top_keys()) as server:
         assert main(["top", "--once", "--url", server.url]) == 1
         assert "fix: give --key" in capsys.readouterr().err
 
 
 def top_keys():
-    from mstar.server.keys import Keys
+    from mstar.server.access.api_keys import ApiKeys
 
-    return Keys(["k"])
+    return ApiKeys(["k"])

@@ -1,27 +1,27 @@
 import pytest
 
-from tests.server.parts import serving
-from tests.server.sounding import sounding
-from tests.server.toys_house import housing
-from tests.server.toys_robot import Arm, Dreamer
+from tests.server.model_server import serve_models
+from tests.server.toy_robot_models import Arm, ToyWorldModel
+from tests.server.toy_server import run_toy_server
+from tests.server.toy_speech_models import run_speech_server
 
 
 @pytest.fixture(scope="session")
 def server():
     """One that repeats what it is told."""
-    with serving() as started:
+    with run_toy_server() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def voices():
+def speech_server():
     """One that speaks and hears."""
-    with sounding() as started:
+    with run_speech_server() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def house():
+def robot_server():
     """One for robots."""
-    with housing({"arm": Arm(), "dreamer": Dreamer()}) as started:
+    with serve_models({"arm": Arm(), "dreamer": ToyWorldModel()}) as started:
         yield started

@@ -15,22 +15,22 @@ class Proxy:
         self.count = 0
         self._target = ("127.0.0.1", int(url.rpartition(":")[2]))
         self._cuts = list(cuts)
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._ends = [self._listening]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._ends = [self._listener]
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
     def _accept(self):
         with suppress(OSError):
             while True:
-                client, _ = self._listening.accept()
+                client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
                 limit = self._cuts[self.count] if self.count < len(self._cuts) else None
                 self.count += 1
                 self._ends += [client, server]
                 for pump in ((client, server, None), (server, client, limit)):
-                    thread = threading.Thread(target=_pump, args=pump)
+                    thread = threading.Thread(target=_forward_bytes, args=pump)
                     self._threads.append(thread)
                     thread.start()
 
@@ -43,7 +43,7 @@ class Proxy:
             thread.join(2)
 
 
-def _pump(source, target, limit):
+def _forward_bytes(source, target, limit):
     with suppress(OSError):
         while data := source.recv(65536):
             if limit is not None and len(data) >= limit:
@@ -60,7 +60,7 @@ def _pump(source, target, limit):
 
 
 @contextmanager
-def cutting(url, *cuts):
+def run_proxy(url, *cuts):
     proxy = Proxy(url, cuts)
     try:
         yield proxy

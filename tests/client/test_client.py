@@ -8,30 +8,30 @@ import wave
 import numpy as np
 import pytest
 
-from mstar.asks import Acting, Imagining
 from mstar.client import (
     Array,
     AsyncClient,
     Audio,
+    AuthenticationError,
     BadRequest,
     Client,
     ClientError,
-    Cut,
     Emission,
-    NotAllowed,
     NotFound,
-    NotReady,
-    ServerFailed,
+    ServerError,
+    ServerNotReady,
+    ServerUnreachable,
+    StreamInterrupted,
     Text,
-    Unreachable,
 )
 from mstar.client import arrays as client_arrays
-from mstar.server.door import Phase
-from mstar.server.keys import Keys
-from tests.server.models import BOOM
-from tests.server.parts import serving
-from tests.server.sounding import LETTER, RATE, letters_in, tones
-from tests.server.toys_robot import Arm, Dreamer, observation
+from mstar.requests import ActionRequest, RolloutRequest
+from mstar.server.access.api_keys import ApiKeys
+from mstar.server.state import Phase
+from tests.server.toy_models import BOOM
+from tests.server.toy_robot_models import Arm, ToyWorldModel, observation
+from tests.server.toy_server import run_toy_server
+from tests.server.toy_speech_models import LETTER, RATE, letters_in, tones
 
 SLOW = "slow" + "x" * 2000
 
@@ -42,7 +42,7 @@ def client(server):
         yield made
 
 
-def awaited(url, ask, **how):
+def run_async(url, ask, **how):
     """What a coroutine gives that is handed a client."""
 
     async def run():
@@ -60,13 +60,13 @@ def test_a_chat_comes_word_by_word_and_as_a_whole(server, client):
     assert len(events) > 3
     reply = stream.result()
     assert "".join(event.text for event in events) == reply.text == "naïve"
-    assert (reply.reason, reply.usage["completion_tokens"], reply.audio) == ("stop", 6, b"")
+    assert (reply.finish_reason, reply.usage["completion_tokens"], reply.audio) == ("stop", 6, b"")
 
     async def ask(client):
         stream = client.chat("parrot", "naïve", temperature=0)
         return [event async for event in stream], await stream.result()
 
-    assert awaited(server.url, ask) == (events, reply)
+    assert run_async(server.url, ask) == (events, reply)
 
 
 def test_a_chat_is_spoken(client):
@@ -78,18 +78,18 @@ def test_a_chat_is_spoken(client):
     assert stream.result().text == "hi"
 
 
-def test_wishes_reach_the_model(server, client):
+def test_parameters_reach_the_model(server, client):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "long text"}]
-    assert client.chat("parrot", messages, max_tokens=4, top_p=0.5, seed=9).result().reason == "length"
+    assert client.chat("parrot", messages, max_tokens=4, top_p=0.5, seed=9).result().finish_reason == "length"
     seen = server.parrot.seen[-1]
     assert (seen.sampling.max_tokens, seen.sampling.top_p, seen.sampling.seed) == (4, 0.5, 9)
-    assert [turn.role for turn in seen.turns] == ["system", "user"]
+    assert [turn.role for turn in seen.messages] == ["system", "user"]
 
 
 def test_a_call_of_a_tool(client):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     reply = client.chat("parrot", '{"name": "f", "arguments": {"x": 1}}', tools=[tool], tool_choice="required").result()
-    (call,) = reply.calls
+    (call,) = reply.tool_calls
     assert (reply.reason, reply.text, call.name, call.arguments) == ("tool_calls", "", "f", '{"x":1}')
 
 
@@ -101,7 +101,7 @@ def test_what_a_request_did_can_be_asked_for(server, client):
     async def ask(client):
         return await client.trace(stream.request_id)
 
-    assert awaited(server.url, ask)["id"] == stream.request_id
+    assert run_async(server.url, ask)["id"] == stream.request_id
 
 
 SOUND = np.linspace(-1, 1, 7, dtype=np.float32)
@@ -119,7 +119,7 @@ def test_emissions_are_typed_and_arrays_are_arrays(server, client):
     async def ask(client):
         return [one.value.tolist() async for one in client.generate("mixer", {"sound": SOUND, "times": 1})]
 
-    assert awaited(server.url, ask) == [SOUND.tolist()]
+    assert run_async(server.url, ask) == [SOUND.tolist()]
 
 
 def test_arrays_without_numpy(client, monkeypatch):
@@ -135,17 +135,17 @@ def test_vectors(server, client):
     async def ask(client):
         return (await client.embed("vectors", ["a", "bb"])).tolist()
 
-    assert awaited(server.url, ask) == wanted
+    assert run_async(server.url, ask) == wanted
 
 
 # ---------------------------------------------------------------- speech
-def test_speech_is_a_file(voices, tmp_path):
-    with Client(f"{voices.url}/v1/") as client:
+def test_speech_is_a_file(speech_server, tmp_path):
+    with Client(f"{speech_server.url}/v1/") as client:
         spoken = client.speech("talker", "hello", voice="alto", sample_rate=RATE, seed=1).result()
         assert [one.id for one in client.models()] == ["talker", "scribe"]
         heard = client.transcribe("scribe", spoken.data, prompt="terse")
         events = list(heard)
-    assert spoken.rate == RATE
+    assert spoken.sample_rate == RATE
     spoken.save(tmp_path / "x.wav")
     with wave.open(str(tmp_path / "x.wav")) as file:
         assert file.getnframes() == 5 * LETTER
@@ -155,7 +155,7 @@ def test_speech_is_a_file(voices, tmp_path):
     assert "".join(event.text for event in events) == heard.result().text == "hello"
 
 
-def test_a_file_is_heard_by_its_path(voices, tmp_path):
+def test_a_file_is_heard_by_its_path(speech_server, tmp_path):
     import soundfile
 
     soundfile.write(tmp_path / "x.wav", tones("hi"), RATE)
@@ -163,17 +163,17 @@ def test_a_file_is_heard_by_its_path(voices, tmp_path):
     async def ask(client):
         return await client.transcribe("scribe", tmp_path / "x.wav", language="en").result()
 
-    heard = awaited(voices.url, ask)
+    heard = run_async(speech_server.url, ask)
     assert (heard.text, heard.usage["seconds"]) == ("hi", 0.2)
 
 
 # ---------------------------------------------------------------- robots and worlds
-def test_a_robot_is_told_what_to_do(house):
-    wanted = Arm().run(Acting(observation(), "fold", 3)).emissions[0]
-    with Client(house.url) as client:
+def test_a_robot_is_told_what_to_do(robot_server):
+    wanted = Arm().run(ActionRequest(observation(), "fold", 3)).emissions[0]
+    with Client(robot_server.url) as client:
         action = client.act("arm", observation(), prompt="fold", seed=3, inference_delay=2)
     assert np.array_equal(action.actions, wanted.value)
-    assert (action.rate, house.models["arm"].seen[-1].delay) == (50, 2)
+    assert (action.rate, robot_server.models["arm"].seen[-1].delay) == (50, 2)
     assert action.timing["infer_ms"] > 0
 
 
@@ -181,12 +181,12 @@ FRAMES = np.random.default_rng(0).integers(0, 255, (2, 3, 16, 16)).astype(np.flo
 ACTIONS = np.random.default_rng(1).integers(-9, 9, (3, 7)).astype(np.float32)
 
 
-def imagined(actions):
-    return [one.value for one in Dreamer().run(Imagining({"frames": FRAMES}, tuple(actions))).emissions]
+def expected_rollout(actions):
+    return [one.value for one in ToyWorldModel().run(RolloutRequest({"frames": FRAMES}, tuple(actions))).emissions]
 
 
-def test_a_world_is_walked_in_forked_and_begun_again(house):
-    with Client(house.url) as client, client.world("dreamer", {"frames": FRAMES}) as world:
+def test_a_world_is_stepped_forked_and_reset(robot_server):
+    with Client(robot_server.url) as client, client.world("dreamer", {"frames": FRAMES}) as world:
         first = world.step(ACTIONS[0])
         other = world.fork()
         second, aside = world.step(ACTIONS[1]), other.step(ACTIONS[2])
@@ -196,8 +196,8 @@ def test_a_world_is_walked_in_forked_and_begun_again(house):
         with pytest.raises(NotFound):
             other.step(ACTIONS[0])
     assert np.array_equal(first.emissions["Latents"], again.emissions["Latents"])
-    assert np.array_equal(second.emissions["Latents"], imagined(ACTIONS[:2])[1])
-    assert np.array_equal(aside.emissions["Latents"], imagined(ACTIONS[[0, 2]])[1])
+    assert np.array_equal(second.emissions["Latents"], expected_rollout(ACTIONS[:2])[1])
+    assert np.array_equal(aside.emissions["Latents"], expected_rollout(ACTIONS[[0, 2]])[1])
 
     async def ask(client):
         async with await client.world("dreamer", {"frames": FRAMES}, actions=ACTIONS[:1].tolist()) as world:
@@ -205,7 +205,7 @@ def test_a_world_is_walked_in_forked_and_begun_again(house):
             await world.reset()
             return world.steps, fork.steps
 
-    assert awaited(house.url, ask) == (0, 1)
+    assert run_async(robot_server.url, ask) == (0, 1)
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -224,7 +224,7 @@ def test_refusals_are_typed(client):
 def test_a_failure_in_the_midst_of_a_stream_has_a_name(client):
     for stream in (client.chat("parrot", f"abc{BOOM}", seed=1), client.generate("free", {"text": BOOM, **FREE})):
         events = iter(stream)
-        with pytest.raises(ServerFailed) as failed:
+        with pytest.raises(ServerError) as failed:
             list(events)
         assert (failed.value.code, failed.value.status) == ("model_error", 500)
         assert failed.value.request_id == stream.request_id
@@ -234,8 +234,8 @@ FREE = {"steps": 3, "prompt": np.zeros((1, 2), np.int64)}
 
 
 def test_a_key_is_needed():
-    with serving(keys=Keys(["k"])) as server:
-        with Client(server.url) as client, pytest.raises(NotAllowed, match="key="):
+    with run_toy_server(keys=ApiKeys(["k"])) as server:
+        with Client(server.url) as client, pytest.raises(AuthenticationError, match="key="):
             client.models()
         with Client(server.url, "k") as client:
             assert client.models()[0].id == "parrot"
@@ -244,10 +244,10 @@ def test_a_key_is_needed():
 def test_what_is_no_server():
     with pytest.raises(ClientError, match="http://host:port"):
         Client("localhost:8000")
-    with Client("http://127.0.0.1:1", patience_s=0) as client:
-        with pytest.raises(Unreachable):
+    with Client("http://127.0.0.1:1", retry_timeout_s=0) as client:
+        with pytest.raises(ServerUnreachable):
             client.models()
-        with pytest.raises(NotReady, match="not there"):
+        with pytest.raises(ServerNotReady, match="not there"):
             client.wait_ready(0.1)
 
 
@@ -255,30 +255,30 @@ def test_it_is_ready_when_it_is(server, client):
     assert client.ready().name == "ready"
     assert client.wait_ready(0).name == "ready"
     try:
-        server.door.phase = Phase("starting", 1, 3)
+        server.state.phase = Phase("starting", 1, 3)
         assert client.ready() == client.ready()
         assert client.ready().done == 1
-        with pytest.raises(NotReady, match="starting, 1 of 3, after"):
+        with pytest.raises(ServerNotReady, match="starting, 1 of 3, after"):
             client.wait_ready(0.1)
     finally:
-        server.door.phase = Phase("ready")
+        server.state.phase = Phase("ready")
 
     async def ask(client):
         return await client.wait_ready(0)
 
-    assert awaited(server.url, ask).name == "ready"
+    assert run_async(server.url, ask).name == "ready"
 
 
 # ---------------------------------------------------------------- who leaves
-def test_who_leaves_a_stream_ends_it(server, client):
+def test_closing_a_stream_ends_it(server, client):
     for _ in client.chat("parrot", SLOW, max_tokens=2000):
-        assert server.stock()
+        assert server.request_stats()
         break
-    assert server.settles(1.0), server.stock()
+    assert server.wait_until_idle(1.0), server.stock()
     with client.chat("parrot", SLOW, max_tokens=2000) as stream:
         next(iter(stream))
-    assert server.settles(1.0), server.stock()
-    with pytest.raises(Cut, match="left"):
+    assert server.wait_until_idle(1.0), server.stock()
+    with pytest.raises(StreamInterrupted, match="left"):
         stream.result()
 
 
@@ -287,15 +287,15 @@ def test_a_task_that_leaves_or_is_cancelled_ends_its_stream(server):
         async for _ in client.chat("parrot", SLOW, max_tokens=2000):
             break
         await asyncio.sleep(0.01)  # the loop ends what was left
-        assert await asyncio.to_thread(server.settles, 1.0)
+        assert await asyncio.to_thread(server.wait_until_idle, 1.0)
         task = asyncio.create_task(client.chat("parrot", SLOW, max_tokens=2000).result())
-        while not await asyncio.to_thread(server.stock):
+        while not await asyncio.to_thread(server.request_stats):
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
-        return await asyncio.to_thread(server.settles, 1.0)
+        return await asyncio.to_thread(server.wait_until_idle, 1.0)
 
-    assert awaited(server.url, ask)
+    assert run_async(server.url, ask)
 
 
 def test_a_client_needs_nothing_of_a_server():

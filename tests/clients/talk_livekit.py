@@ -13,7 +13,7 @@ from livekit import rtc
 from livekit.plugins import openai
 
 
-async def said(url: str, text: str) -> rtc.AudioFrame:
+async def synthesize_speech(url: str, text: str) -> rtc.AudioFrame:
     """How a text sounds."""
     tts = openai.TTS(model="hibari", base_url=url, api_key="none")
     frame = await tts.synthesize(text).collect()
@@ -22,7 +22,7 @@ async def said(url: str, text: str) -> rtc.AudioFrame:
     return frame
 
 
-async def heard(url: str, frame: rtc.AudioFrame) -> str:
+async def transcribe(url: str, frame: rtc.AudioFrame) -> str:
     """What is said in a sound."""
     stt = openai.STT(model="whisper", base_url=url, api_key="none", use_realtime=False)
     event = await stt.recognize(frame)
@@ -35,9 +35,9 @@ async def main(url: str, text: str, folder: Path) -> None:
     with wave.open(str(folder / "heard.wav")) as file:
         rate, count = file.getframerate(), file.getnframes()
         given = rtc.AudioFrame(file.readframes(count), rate, 1, count)
-    own = await said(url, text)
+    own = await synthesize_speech(url, text)
     (folder / "said.pcm").write_bytes(bytes(own.data))
-    sys.stdout.write(f"{await heard(url, given)}\n{await heard(url, own)}\n")
+    sys.stdout.write(f"{await transcribe(url, given)}\n{await transcribe(url, own)}\n")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

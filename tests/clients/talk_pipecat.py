@@ -25,7 +25,7 @@ from pipecat.tests.utils import run_test
 START_S = 30
 
 
-async def said(url: str, text: str) -> bytes:
+async def synthesize_speech(url: str, text: str) -> bytes:
     """How a text sounds, in samples of 16 bits."""
     tts = OpenAITTSService(api_key="none", base_url=url, settings=OpenAITTSService.Settings(model="hibari"))
     frames, _ = await run_test(tts, frames_to_send=[TTSSpeakFrame(text)], start_timeout=START_S)
@@ -34,7 +34,7 @@ async def said(url: str, text: str) -> bytes:
     return b"".join(frame.audio for frame in sounds)
 
 
-async def heard(url: str, samples: bytes, rate: int) -> str:
+async def transcribe(url: str, samples: bytes, rate: int) -> str:
     """What is said in samples of 16 bits."""
     stt = OpenAISTTService(api_key="none", base_url=url, settings=OpenAISTTService.Settings(model="whisper"))
     sounds = [InputAudioRawFrame(samples[at : at + rate], rate, 1) for at in range(0, len(samples), rate)]
@@ -51,9 +51,9 @@ async def main(url: str, text: str, folder: Path) -> None:
     """Speak once, and listen twice."""
     with wave.open(str(folder / "heard.wav")) as file:
         rate, samples = file.getframerate(), file.readframes(file.getnframes())
-    own = await said(url, text)
+    own = await synthesize_speech(url, text)
     (folder / "said.pcm").write_bytes(own)
-    sys.stdout.write(f"{await heard(url, samples, rate)}\n{await heard(url, own, 24_000)}\n")
+    sys.stdout.write(f"{await transcribe(url, samples, rate)}\n{await transcribe(url, own, 24_000)}\n")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

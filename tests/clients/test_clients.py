@@ -1,6 +1,6 @@
 """Libraries that people build voice agents and robots with, each in its own venv, against `mstar serve` as it is run.
 
-`scripts/clients` makes the venvs. What the libraries send is not known here, and not changed: their defaults must work.
+`scripts/install-clients` makes the venvs. What the libraries send is not known here, and not changed: their defaults must work.
 """
 
 import subprocess
@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import soundfile
 
-from mstar.asks import Acting
-from tests.models.parts import misheard
-from tests.server.test_serve import ROOT, ready, served
-from tests.server.toys_robot import Arm, observation
+from mstar.requests import ActionRequest
+from tests.cli.test_serve import ROOT, start_server, wait_ready
+from tests.models.transcripts import word_error_rate
+from tests.server.toy_robot_models import Arm, observation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 VENVS = ROOT / ".venv-clients"
 TEXT = "The capital of France is Paris."
-SAID = "Good morning. My name is Peter, and I live in London."
-VOICES = '[models.hibari]\nmodel = "hibari"\n[models.whisper]\nmodel = "whisper"\n'
+SPOKEN_TEXT = "Good morning. My name is Peter, and I live in London."
+VOICE_MANIFEST = '[models.hibari]\nmodel = "hibari"\n[models.whisper]\nmodel = "whisper"\n'
 
 
-def called(library, script, *words):
+def run_client(library, script, *words):
     """What a script prints that runs in the venv of a library."""
     python = VENVS / library / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"{library} has no venv here: run scripts/clients")
+        pytest.skip(f"{library} has no venv here: run scripts/install-clients")
     command = [python, ROOT / "tests" / "clients" / script, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -35,28 +35,28 @@ def called(library, script, *words):
 
 
 @contextmanager
-def running(*what):
+def run_server(*what):
     """The address of a server that is ready."""
-    with served(*what) as (process, url):
-        ready(process)
+    with start_server(*what) as (process, url):
+        wait_ready(process)
         yield url
 
 
 @pytest.fixture(scope="module")
-def voices(tmp_path_factory):
+def voice_server(tmp_path_factory):
     file = tmp_path_factory.mktemp("voices") / "voices.toml"
-    file.write_text(VOICES)
-    with running(file) as url:
+    file.write_text(VOICE_MANIFEST)
+    with run_server(file) as url:
         yield f"{url}/v1"
 
 
 @pytest.mark.parametrize("library", ["pipecat", "livekit"])
-def test_a_voice_agent_speaks_and_hears(voices, tmp_path, library):
+def test_a_voice_agent_speaks_and_hears(voice_server, tmp_path, library):
     samples, rate = soundfile.read(ROOT / "tests" / "nn" / "peter.wav")
     soundfile.write(tmp_path / "heard.wav", samples, rate, "PCM_16")
-    *_, heard, own = called(library, f"talk_{library}.py", voices, TEXT, tmp_path)
-    assert misheard(SAID, heard) == 0
-    assert misheard(TEXT, own) == 0
+    *_, heard, own = run_client(library, f"talk_{library}.py", voice_server, TEXT, tmp_path)
+    assert word_error_rate(SPOKEN_TEXT, heard) == 0
+    assert word_error_rate(TEXT, own) == 0
     said = np.fromfile(tmp_path / "said.pcm", "<i2") / 32768
     assert 1.5 < len(said) / 24_000 < 4
     tenths = np.abs(said[: len(said) // 2400 * 2400].reshape(-1, 2400)).max(axis=1)
@@ -66,12 +66,12 @@ def test_a_voice_agent_speaks_and_hears(voices, tmp_path, library):
 def test_a_robot_is_told_what_its_model_computes(tmp_path):
     seen = observation(3)
     np.savez(tmp_path / "seen.npz", **seen)
-    with running(f"{ROOT / 'tests' / 'server' / 'toys_robot.py'}:Arm", "--in-process") as url:
+    with run_server(f"{ROOT / 'tests' / 'server' / 'toy_robot_models.py'}:Arm", "--in-process") as url:
         address = urlsplit(url)
-        rate, *error = called("openpi", "act_openpi.py", address.hostname, str(address.port), tmp_path)
+        rate, *error = run_client("openpi", "act_openpi.py", address.hostname, str(address.port), tmp_path)
     assert rate == "50"
     assert "float32[31]" in "".join(error)  # a wrong observation is an error in the client
     actions = np.load(tmp_path / "actions.npy")
     assert [*actions.shape] == [2, 50, 7]
     for seed, chunk in enumerate(actions):  # of one call, each chunk has a seed of its own
-        assert np.array_equal(chunk, Arm().run(Acting(seen, "fold", seed)).emissions[-1].value)
+        assert np.array_equal(chunk, Arm().run(ActionRequest(seen, "fold", seed)).emissions[-1].value)

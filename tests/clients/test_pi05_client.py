@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from mstar.asks import Acting
 from mstar.models.pi05.pi05 import Pi05
-from tests.clients.test_clients import called, running
-from tests.models import pi05_tiny as tiny
+from mstar.requests import ActionRequest
+from tests.clients.test_clients import run_client, run_server
+from tests.models.pi05 import pi05_tiny as tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 HERE = """
@@ -29,12 +29,12 @@ def test_a_robot_of_openpi_is_told_what_pi05_computes(tmp_path):
     seen = [tiny.observation(number, cameras) for number, cameras in enumerate((3, 1, 2))]
     for number, one in enumerate(seen):
         np.savez(tmp_path / f"seen_{number}.npz", **one)
-    with running(f"{file}:Here", "--in-process") as url:
+    with run_server(f"{file}:Here", "--in-process") as url:
         address = urlsplit(url)
-        robot, *error = called("openpi", "act_pi05.py", address.hostname, str(address.port), tmp_path)
+        robot, *error = run_client("openpi", "act_pi05.py", address.hostname, str(address.port), tmp_path)
     model = Pi05(saved)
-    assert json.loads(robot) == model.robot()
+    assert json.loads(robot) == model.robot_spec()
     assert "fix: send these names" in "".join(error)
     for seed, one in enumerate(seen):  # pictures that the client makes small are as those that the model makes small
-        wanted = model.run(Acting(one, "pick up the cup", seed)).emissions[-1].value
+        wanted = model.run(ActionRequest(one, "pick up the cup", seed)).emissions[-1].value
         np.testing.assert_allclose(np.load(tmp_path / f"actions_{seed}.npy"), wanted, rtol=0, atol=1e-5)

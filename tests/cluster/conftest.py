@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cluster.hosts import Hosts, refusal
+from tests.cluster.hosts import Hosts, why_unsupported
 
 COUNT = 3
 
@@ -10,7 +10,7 @@ COUNT = 3
 @pytest.fixture(scope="session")
 def hosts():
     """Three hosts at one switch. Whoever kills or cuts one revives or heals it."""
-    if why := refusal():
+    if why := why_unsupported():
         pytest.skip(why)
     pytest.importorskip("ray")
     made = Hosts(COUNT)

@@ -30,7 +30,7 @@ def ip(*words):
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20).stdout
 
 
-def refusal():
+def why_unsupported():
     """Why there can be no namespaces here; nothing if there can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "making a network namespace needs root and the command ip"
@@ -43,7 +43,7 @@ def refusal():
     return ""
 
 
-def sweep():
+def remove_stale_namespaces():
     """Remove what was left behind by those who were killed; their processes died with them."""
     known = [line.split()[0] for line in ip("netns", "list").splitlines()]
     left = {name for name in [*known, *os.listdir(tempfile.gettempdir())] if NAME.match(name)}
@@ -68,7 +68,7 @@ def child_of(pid):
 class Hosts:
     """So many hosts at one switch, 10.77.0.1 and up; the first is the head of the Ray cluster.
 
-    `address(n)` is a host's IP address. `run(n)` starts `tests/cluster/drive.py` there. `kill(n)` kills every process
+    `address(n)` is a host's IP address. `run(n)` starts `tests/cluster/driver_process.py` there. `kill(n)` kills every process
     of a host at once, as if its power failed; `revive(n)` gives it a new Ray node. `cut(n)` pulls its cable: packets
     vanish both ways and nobody is told; `heal(n)` puts it back. Hosts are counted from 1.
     """
@@ -76,7 +76,7 @@ class Hosts:
     def __init__(self, count):
         self.count = count
         self.token = secrets.token_hex(16)
-        sweep()
+        remove_stale_namespaces()
         self._prefix = f"mh{os.getpid()}x{next(_numbers)}"
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self._prefix}-"))
         self._switch = f"{self._prefix}-switch"
@@ -97,7 +97,7 @@ class Hosts:
             ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", "eth")
             ip("-n", name, "link", "set", "eth", "up")
             ip("-n", name, "link", "set", "lo", "up")
-        self.revive(1)
+        self.restart(1)
         starting = [self._begin(number) for number in range(2, self.count + 1)]
         for process in starting:
             self._finish(process)
@@ -161,7 +161,7 @@ class Hosts:
             said = "\n".join(path.read_text() for path in self.directory.glob("ray*.txt"))
             raise RuntimeError(f"ray start ended with status {status}:\n{said}")
 
-    def revive(self, number):
+    def restart(self, number):
         """Let a host run again, with a new Ray node."""
         self._finish(self._begin(number))
 
@@ -171,11 +171,11 @@ class Hosts:
         os.kill(child_of(first.pid), signal.SIGKILL)
         first.wait(20)
 
-    def cut(self, number):
+    def disconnect(self, number):
         """Pull a host's cable."""
         ip("-n", self._switch, "link", "set", f"port{number}", "nomaster")
 
-    def heal(self, number):
+    def reconnect(self, number):
         """Put it back."""
         ip("-n", self._switch, "link", "set", f"port{number}", "master", "bridge")
 
@@ -189,7 +189,7 @@ class Hosts:
 class Driver:
     """The process that serves, on one of the hosts. `ask("crowd", count=8)` is `crowd` of `drive.py`."""
 
-    module = "tests.cluster.drive"
+    module = "tests.cluster.driver_process"
     """What it runs."""
 
     def __init__(self, hosts, number):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Hosts, child_of, refusal
+from tests.cluster.hosts import Hosts, child_of, why_unsupported
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 MSTAR = str(Path(sys.executable).with_name("mstar"))
-PLACED = '[place]\nletters = ["a", "b"]\n[workers.a]\nhost = "10.77.0.2"\n'
-ASK = """
+PLACEMENT = '[place]\nletters = ["a", "b"]\n[workers.a]\nhost = "10.77.0.2"\n'
+CHAT_SCRIPT = """
 import json, sys, urllib.request
 body = {"model": "parrot", "messages": [{"role": "user", "content": "good morning"}]}
 head = {"Content-Type": "application/json"}
@@ -23,12 +23,12 @@ print(json.load(urllib.request.urlopen(asked, timeout=20))["choices"][0]["messag
 """
 
 
-class Served:
+class ClusterServer:
     """A server on the first host."""
 
     def __init__(self, hosts, *words):
         self._hosts = hosts
-        command = [MSTAR, "serve", "tests/server/models.py:Parrot", "--name", "parrot", "--port", "0", *words]
+        command = [MSTAR, "serve", "tests/server/toy_models.py:Parrot", "--name", "parrot", "--port", "0", *words]
         command += ["--cluster", "auto", "--log-format", "json"]
         self.process = hosts.inside(1, *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -40,7 +40,7 @@ class Served:
         raise AssertionError(f"it ended with {self.process.wait()} before it said {text}")
 
     def ask(self, url):
-        asking = self._hosts.inside(1, sys.executable, "-c", ASK, url, stdout=subprocess.PIPE, text=True)
+        asking = self._hosts.inside(1, sys.executable, "-c", CHAT_SCRIPT, url, stdout=subprocess.PIPE, text=True)
         return asking.communicate(timeout=30)[0].strip()
 
     def signal(self, number):
@@ -49,8 +49,8 @@ class Served:
 
 def test_a_model_is_served_over_hosts_and_its_workers_are_replaced(hosts, tmp_path):
     placement = tmp_path / "placement.toml"
-    placement.write_text(PLACED)
-    served = Served(hosts, "--placement", str(placement))
+    placement.write_text(PLACEMENT)
+    served = ClusterServer(hosts, "--placement", str(placement))
     try:
         url = served.line('"url"')["url"]
         served.line("ready")
@@ -80,12 +80,12 @@ class OpenHosts(Hosts):
 
 
 def test_a_cluster_that_asks_for_no_token_is_refused():
-    if why := refusal():
+    if why := why_unsupported():
         pytest.skip(why)
     hosts = OpenHosts(1)
     try:
         hosts.open()
-        served = Served(hosts)
+        served = ClusterServer(hosts)
         said = served.process.communicate(timeout=60)[0]
         assert served.process.returncode == 1
         assert "asks for no token: whoever reaches it can run anything there\n  fix: `ray get-auth-token" in said

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mstar.cli.commands import _parser
-from mstar.cli.manifest import Manifest
-from mstar.config import Serving
-from tests.deploy.pods import plain
+from mstar.cli.main import _make_parser
+from mstar.cli.serving.manifest import Manifest
+from mstar.config import ServerConfig
+from tests.deploy.kuberay_pods import to_plain_pods
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -21,7 +21,7 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 CLUSTER = [
     one
     for document in yaml.safe_load_all((DEPLOY / "kuberay" / "mstar.yaml").read_text("utf-8"))
-    for one in plain(document)
+    for one in to_plain_pods(document)
 ]
 CHART = (DEPLOY / "helm" / "mstar" / "templates" / "deployment.yaml").read_text("utf-8")
 
@@ -40,13 +40,13 @@ def commands():
 @pytest.mark.parametrize("words", [*commands()], ids=["image", "cuda", "compose", "chart", "kuberay"])
 def test_every_command_is_one(words, capsys):
     try:
-        assert _parser().parse_args(words).run
+        assert _make_parser().parse_args(words).run
     except SystemExit:
         pytest.fail(f"{words}\n{capsys.readouterr().err}")
 
 
 def test_the_manifest_is_one():
-    assert Manifest(DEPLOY / "mstar.toml").models.keys() == {"writer"}
+    assert Manifest(DEPLOY / "mstar.toml").models.keys() == {"chat"}
 
 
 def test_what_compose_mounts_is_there():
@@ -59,7 +59,7 @@ def test_what_compose_mounts_is_there():
 
 
 def test_there_is_time_to_end():
-    drain = Serving().drain_s
+    drain = ServerConfig().drain_timeout_s
     assert float(COMPOSE["services"]["mstar"]["stop_grace_period"].removesuffix("s")) > drain
     [front] = [one for one in CLUSTER if one["metadata"]["name"] == "front"]
     notice = float(front["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -90,7 +90,7 @@ BROKEN = {  # stage: file, what is there, what stands there instead
     "yaml": ("grafana/provisioning/dashboards/mstar.yaml", "apiVersion: 1", "apiVersion: 1\napiVersion: 2"),
     "dashboard": ("grafana/dashboards/mstar.json", '"legendFormat"', '"legendformat"'),
     "scrape": ("prometheus/prometheus.yaml", "credentials_file", "credential_file"),
-    "alarms": ("prometheus/rules.yaml", ">= 3", ">= 30"),
+    "alerts": ("prometheus/rules.yaml", ">= 3", ">= 30"),
     "kubernetes": ("kuberay/mstar.yaml", "enableServiceLinks", "enableServicelinks"),
 }
 UNREADABLE = {  # what follows cannot be looked at either
@@ -100,7 +100,7 @@ UNREADABLE = {  # what follows cannot be looked at either
 }
 
 
-def checked(folder):
+def run_check_deploy(folder):
     """Which stages failed."""
     command = ["scripts/check-deploy", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -112,12 +112,12 @@ def checked(folder):
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # the first time tools are fetched
 def test_every_tool_takes_it():
-    assert checked(DEPLOY) == set()
+    assert run_check_deploy(DEPLOY) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("faults", "more"), [(BROKEN, set()), (UNREADABLE, {"alarms", "kubernetes"})])
+@pytest.mark.parametrize(("faults", "more"), [(BROKEN, set()), (UNREADABLE, {"alerts", "kubernetes"})])
 def test_every_tool_finds_what_is_broken(faults, more, tmp_path):
     folder = tmp_path / "deploy"
     shutil.copytree(DEPLOY, folder)
@@ -125,4 +125,4 @@ def test_every_tool_finds_what_is_broken(faults, more, tmp_path):
         text = (folder / name).read_text("utf-8")
         assert there in text
         (folder / name).write_text(text.replace(there, instead))
-    assert checked(folder) == faults.keys() | more
+    assert run_check_deploy(folder) == faults.keys() | more

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mstar.asks import Chat, Turn
-from mstar.cli.commands import _parser
-from mstar.cli.manifest import Manifest
-from mstar.cli.settings import settings
-from mstar.server.app import SURFACES
-from mstar.server.door import Door
-from mstar.server.operations import _Figures
+from mstar.cli.main import _make_parser
+from mstar.cli.serving.manifest import Manifest
+from mstar.cli.serving.settings import settings
+from mstar.requests import ChatRequest, Message
+from mstar.server.admin.health import _MetricsCollector
+from mstar.server.app import ENDPOINTS
+from mstar.server.state import ServerState
 from mstar.walk.load import load_model
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def text(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
 
 
-def named(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
@@ -47,9 +47,9 @@ def commands(path: Path) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- commands and code
-@pytest.mark.parametrize("path", PAGES, ids=named)
+@pytest.mark.parametrize("path", PAGES, ids=relative_name)
 def test_every_command_is_one(path, capsys):
-    parser = _parser()
+    parser = _make_parser()
     known = parser._subparsers._group_actions[0].choices
     for line in commands(path):
         words = shlex.split(line, comments=True)[1:]
@@ -59,11 +59,11 @@ def test_every_command_is_one(path, capsys):
         try:
             parser.parse_args(words)
         except SystemExit:
-            pytest.fail(f"{named(path)}: {line}\n{capsys.readouterr().err}")
+            pytest.fail(f"{relative_name(path)}: {line}\n{capsys.readouterr().err}")
 
 
 def test_every_command_is_told():
-    known = _parser()._subparsers._group_actions[0].choices
+    known = _make_parser()._subparsers._group_actions[0].choices
     assert {name for name in known if f"`mstar {name}" not in text("cli.md")} == set()
 
 
@@ -76,7 +76,7 @@ def test_every_bench_is_told():
     listed = (ROOT / "bench" / "__main__.py").read_text("utf-8")
     there = {*re.findall(r'^    "([a-z0-9_-]+)":', listed, re.MULTILINE), "all"}
     told = {path: {*re.findall(r"python -m bench ([a-z][a-z0-9_-]*)", path.read_text("utf-8"))} for path in PAGES}
-    assert {named(path): names - there for path, names in told.items() if names - there} == {}
+    assert {relative_name(path): names - there for path, names in told.items() if names - there} == {}
     assert told[DOCS / "performance.md"] == there
 
 
@@ -94,20 +94,20 @@ def test_python_is_python():
 
 def test_the_whole_model_runs(tmp_path):
     (tmp_path / "backwards.py").write_text(next(blocks(DOCS / "authoring.md", "python")))
-    outcome = load_model(str(tmp_path / "backwards.py")).run(Chat((Turn("user", ("home going am I",)),)))
+    outcome = load_model(str(tmp_path / "backwards.py")).run(ChatRequest((Message("user", ("home going am I",)),)))
     assert [one.value for one in outcome.emissions] == ["I ", "am ", "going ", "home "]
 
 
 # ---------------------------------------------------------------- tables that code has too
 def test_every_setting_is_told():
-    rows = [f"| `{one.key}` | `--{one.flag}` | {one.shown(one.default)} | {one.purpose} |" for one in settings()]
+    rows = [f"| `{one.key}` | `--{one.flag}` | {one.format(one.default)} | {one.purpose} |" for one in settings()]
     table = text("deploy.md").partition("| in the file |")[2].partition("\n\n")[0]
     assert table.splitlines()[2:] == rows
 
 
 def test_the_manifest_is_one(tmp_path):
     (tmp_path / "mstar.toml").write_text(next(blocks(DOCS / "deploy.md", "toml")))
-    assert Manifest(tmp_path / "mstar.toml").models.keys() == {"writer", "voice"}
+    assert Manifest(tmp_path / "mstar.toml").models.keys() == {"chat", "voice"}
 
 
 def test_every_metric_is_told():
@@ -115,7 +115,7 @@ def test_every_metric_is_told():
     told = {one or other for one, other in page}
     counted = {
         f"{family.name}_total" if family.type == "counter" else family.name
-        for family in _Figures(Door({})).collect()
+        for family in _MetricsCollector(ServerState({})).collect()
         if family.name.startswith("mstar_")
     }
     assert told == counted
@@ -130,18 +130,20 @@ def test_every_code_is_told():
         for at in [call.func.id == "Refusal"]
         if isinstance(call.args[at], ast.Constant)
     }
-    told = {code for row in re.findall(r"^\| (`[^|]+) \|", text("api/errors.md"), re.MULTILINE) for code in ticks(row)}
+    told = {
+        code for row in re.findall(r"^\| (`[^|]+) \|", text("api/errors.md"), re.MULTILINE) for code in backticked(row)
+    }
     assert codes <= told
     assert {code for code in told if code.islower() and "-" not in code and f'"{code}"' not in SOURCES} == set()
 
 
-def ticks(cell: str) -> list[str]:
+def backticked(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
 def test_every_path_is_told():
     pages = "".join(path.read_text("utf-8") for path in (*DOCS.glob("api/*.md"), DOCS / "operate.md"))
-    paths = {re.sub(r"\{(\w+):path\}", r"{\1}", one.path) for one in SURFACES}
+    paths = {re.sub(r"\{(\w+):path\}", r"{\1}", one.path) for one in ENDPOINTS}
     assert {path for path in paths if not re.search(re.escape(path) + r"[`? ]", pages)} == set()
     told = set(re.findall(r"(?:GET|POST|DELETE|WS) (/[\w/{}]*(?:\.json)?)", pages))
     assert told <= paths
@@ -163,7 +165,7 @@ def test_a_word_is_in_the_glossary_once():
 
 def test_messages_are_those_of_the_code():
     cells = re.findall(r"^\| ([^|]+) \|", text("troubleshoot.md"), re.MULTILINE)
-    quoted = [part.strip() for cell in cells for tick in ticks(cell) for part in tick.split("…") if part.strip()]
+    quoted = [part.strip() for cell in cells for tick in backticked(cell) for part in tick.split("…") if part.strip()]
     assert quoted
     assert [part for part in quoted if part not in SOURCES] == []
 

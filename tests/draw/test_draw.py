@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mstar.draw import picture, to_json, to_mermaid, to_svg
-from mstar.draw.measure import CAPTION, LABEL, item_lines, text_width
+from mstar.draw import to_json, to_mermaid, to_picture, to_svg
+from mstar.draw.text_size import CAPTION, LABEL, item_lines, text_width
 from mstar.graph import ir
 from mstar.graph.types import TensorType
-from tests.draw.walks import drawn
+from tests.draw.sample_walks import all_walks
 
 GOLDEN = Path(__file__).parent / "golden"
-WALKS = drawn()
+WALKS = all_walks()
 TOKEN = TensorType("int64", (1,))
 
 
@@ -33,7 +33,7 @@ def backward():
 
 
 WALKS["backward"] = backward()
-PICTURES = {name: picture(walk) for name, walk in WALKS.items()}
+PICTURES = {name: to_picture(walk) for name, walk in WALKS.items()}
 
 TALK = {"thinker": "gpu0", "talker": "gpu1", "vocoder": "gpu2"}
 PLACED = {
@@ -145,7 +145,7 @@ def test_coordinates_are_integers(name):
 
 
 def test_the_same_walk_gives_the_same_picture():
-    again = {name: picture(walk) for name, walk in drawn().items()}
+    again = {name: to_picture(walk) for name, walk in all_walks().items()}
     assert again == {name: image for name, image in PICTURES.items() if name != "backward"}
 
 
@@ -187,7 +187,7 @@ def test_ops_are_coloured_by_component_without_a_placement():
 
 
 def test_edges_between_workers_are_marked():
-    image = picture(WALKS["talk"], PLACED)
+    image = to_picture(WALKS["talk"], PLACED)
     crossing = {edge.value for edge in image.edges if edge.crosses}
     # The thoughts go to the talker, the codes to the vocoder; all else stays where it was made.
     assert {"~thoughts", "~codes"} <= crossing
@@ -197,12 +197,12 @@ def test_edges_between_workers_are_marked():
 
 def test_a_state_that_moves_is_marked():
     split = {"lm.prefill": ("gpu0",), "lm.decode": ("gpu1",), "lm.is_end": ("gpu1",), "snac.decode": ("gpu1",)}
-    image = picture(WALKS["speak"], split)
+    image = to_picture(WALKS["speak"], split)
     assert {edge.value for edge in image.edges if edge.crosses} == {"kv", "prefill"}
 
 
 def test_an_op_without_a_place_has_no_colour_and_no_crossings():
-    image = picture(WALKS["speak"], {"lm.decode": ("gpu0",)})
+    image = to_picture(WALKS["speak"], {"lm.decode": ("gpu0",)})
     placed = {box.title: box.colour for box in image.boxes if box.shape == "op"}
     assert placed["lm.decode"] == 0
     assert placed["snac.decode"] is None

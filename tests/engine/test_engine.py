@@ -13,27 +13,47 @@ from hypothesis import strategies as st
 
 from mstar import ONE_ROW, Component, Float, Float32, Int64, Layout, Tensor, op, padded, ragged, stacked
 from mstar.engine.engine import Engine
-from mstar.engine.jobs import Done, Failed
+from mstar.engine.jobs import JobDone, JobFailed
 from mstar.errors import BadShape, NotFinite, RowsFailed
-from tests.engine.parts import HOOK, LONELY, POISON, SPOILS, STYLES, Fragile, Notes, Poison, numbers, plain, run
+from tests.engine.toy_components import (
+    FAILS_IN_BATCH,
+    GIVES_NAN,
+    NAMES_ROW,
+    POISON,
+    STYLES,
+    FailingOps,
+    NumberLog,
+    Poison,
+    int_array,
+    run,
+    to_comparable,
+)
 
-GOOD = [numbers(1, 2), numbers(3, 4), numbers(5, 6), numbers(7, 8), numbers(9, 10), numbers(11, 12), numbers(13, 14)]
+GOOD = [
+    int_array(1, 2),
+    int_array(3, 4),
+    int_array(5, 6),
+    int_array(7, 8),
+    int_array(9, 10),
+    int_array(11, 12),
+    int_array(13, 14),
+]
 
 
 def check(name, parts):
     """Run one batch: each job must fail for its own fault only, and its notes hold what it read or nothing of it."""
-    states = [Notes() for _ in parts]
+    states = [NumberLog() for _ in parts]
     for row, state in enumerate(states):
         state.seen.append(100 * row)
-    component = Fragile()
+    component = FailingOps()
     calls = [{"x": part, "notes": state} for part, state in zip(parts, states, strict=True)]
     results = run(component, name, *calls)
     for row, (part, state, result) in enumerate(zip(parts, states, results, strict=True)):
-        if fault := next((fault for fault in (HOOK, POISON, SPOILS) if fault in part), None):
-            assert isinstance(result.error, NotFinite if fault == SPOILS else Poison)
+        if fault := next((fault for fault in (NAMES_ROW, POISON, GIVES_NAN) if fault in part), None):
+            assert isinstance(result.error, NotFinite if fault == GIVES_NAN else Poison)
             assert state.seen == [100 * row]
         else:
-            assert plain(result) == [sum(state.seen)]
+            assert to_comparable(result) == [sum(state.seen)]
             assert state.seen == [100 * row, *part]
     return results, component.ran
 
@@ -42,55 +62,58 @@ def check(name, parts):
 @pytest.mark.parametrize("name", STYLES)
 def test_a_batch_gives_what_each_job_gives_alone(name):
     results, ran = check(name, GOOD)
-    assert all(isinstance(result, Done) for result in results)
+    assert all(isinstance(result, JobDone) for result in results)
     assert ran == ([1] * 7 if name == "lone" else [7])
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])
-@pytest.mark.parametrize("poison", [POISON, HOOK, SPOILS])
+@pytest.mark.parametrize("poison", [POISON, NAMES_ROW, GIVES_NAN])
 @pytest.mark.parametrize("name", STYLES)
 def test_a_poisonous_job_fails_alone_and_leaves_its_state_as_it_was(name, poison, at):
-    results, _ = check(name, [*GOOD[:at], numbers(1, poison), *GOOD[at:]])
-    assert [isinstance(result, Failed) for result in results] == [row == at for row in range(8)]
+    results, _ = check(name, [*GOOD[:at], int_array(1, poison), *GOOD[at:]])
+    assert [isinstance(result, JobFailed) for result in results] == [row == at for row in range(8)]
 
 
 @pytest.mark.parametrize("name", STYLES)
 def test_a_batch_of_poison(name):
-    results, _ = check(name, [numbers(POISON, 1)] * 3)
-    assert all(isinstance(result, Failed) for result in results)
+    results, _ = check(name, [int_array(POISON, 1)] * 3)
+    assert all(isinstance(result, JobFailed) for result in results)
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_a_job_that_fails_only_in_company_gets_its_result(name):
-    results, _ = check(name, [*GOOD, numbers(1, LONELY)])
-    assert all(isinstance(result, Done) for result in results)
+def test_a_job_that_fails_only_in_a_batch_gets_its_result(name):
+    results, _ = check(name, [*GOOD, int_array(1, FAILS_IN_BATCH)])
+    assert all(isinstance(result, JobDone) for result in results)
 
 
 @pytest.mark.parametrize("name", STYLES)
 @settings(max_examples=15, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from([1, 2, 3, POISON, SPOILS, HOOK, LONELY]), min_size=1, max_size=3), max_size=12)
+    st.lists(
+        st.lists(st.sampled_from([1, 2, 3, POISON, GIVES_NAN, NAMES_ROW, FAILS_IN_BATCH]), min_size=1, max_size=3),
+        max_size=12,
+    )
 )
 def test_any_batch_gives_what_each_job_gives_alone(name, parts):
-    check(name, [numbers(*part) for part in parts])
+    check(name, [int_array(*part) for part in parts])
 
 
 def test_rows_that_an_op_names_are_not_searched_for():
-    _, ran = check("stack", [*GOOD[:4], numbers(1, HOOK), *GOOD[4:]])
+    _, ran = check("stack", [*GOOD[:4], int_array(1, NAMES_ROW), *GOOD[4:]])
     assert ran == [8, 7, 1]
 
 
 def test_a_guilty_job_is_found_by_halving():
-    _, ran = check("stack", [*GOOD[:4], numbers(1, POISON), *GOOD[4:]])
+    _, ran = check("stack", [*GOOD[:4], int_array(1, POISON), *GOOD[4:]])
     assert ran == [8, 4, 4, 2, 1, 1, 2]
 
 
 def test_an_op_that_runs_alone_is_run_once_for_each_job_whoever_fails():
-    _, ran = check("lone", [*GOOD[:4], numbers(1, POISON), *GOOD[4:]])
+    _, ran = check("lone", [*GOOD[:4], int_array(1, POISON), *GOOD[4:]])
     assert ran == [1] * 8
 
 
-class Misnames(Component):
+class WrongRowNames(Component):
     """Names rows that are not there."""
 
     @op(batch=stacked)
@@ -101,11 +124,11 @@ class Misnames(Component):
 
 
 def test_rows_that_are_not_there_are_not_believed():
-    results = run(Misnames(), "go", *({"x": numbers(x)} for x in (1, 0, 2)))
-    assert [plain(result) for result in results] == [[[1]], repr(results[1].error), [[2]]]
+    results = run(WrongRowNames(), "go", *({"x": int_array(x)} for x in (1, 0, 2)))
+    assert [to_comparable(result) for result in results] == [[[1]], repr(results[1].error), [[2]]]
     assert str(results[1].error) == "row 9: Poison: nobody"
     with pytest.raises(RowsFailed, match="row 9"):
-        Misnames().go(numbers(0))
+        WrongRowNames().go(int_array(0))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -120,49 +143,51 @@ def test_what_ends_the_process_is_not_a_jobs_failure(error):
 
 
 def test_no_jobs():
-    assert run(Fragile(), "look") == []
+    assert run(FailingOps(), "look") == []
 
 
 # ---------------------------------------------------------------- states
 def test_jobs_that_read_one_state_share_a_batch():
-    notes = Notes()
+    notes = NumberLog()
     notes.seen += [4, 5]
-    assert run(Fragile(), "look", *[{"notes": notes}] * 3) == [Done((9,))] * 3
+    assert run(FailingOps(), "look", *[{"notes": notes}] * 3) == [JobDone((9,))] * 3
 
 
 def test_jobs_that_extend_one_state_do_so_in_order_even_if_one_fails():
-    notes = Notes()
-    parts = [numbers(1), numbers(2), numbers(POISON), numbers(4)]
-    results = run(Fragile(), "stack", *({"x": part, "notes": notes} for part in parts))
+    notes = NumberLog()
+    parts = [int_array(1), int_array(2), int_array(POISON), int_array(4)]
+    results = run(FailingOps(), "stack", *({"x": part, "notes": notes} for part in parts))
     assert notes.seen == [1, 2, 4]
-    assert [isinstance(result, Done) for result in results] == [True, True, False, True]
+    assert [isinstance(result, JobDone) for result in results] == [True, True, False, True]
 
 
-def test_a_state_that_cannot_be_marked_fails_its_job():
-    class Stubborn(Notes):
-        def mark(self):
+def test_a_state_without_a_snapshot_fails_its_job():
+    class Stubborn(NumberLog):
+        def snapshot(self):
             raise Poison("not copied")
 
-    calls = [{"x": numbers(1, 2), "notes": notes} for notes in (Notes(), Stubborn(), Notes())]
-    results = run(Fragile(), "stack", *calls)
-    assert [isinstance(result, Done) for result in results] == [True, False, True]
-    assert run(Fragile(), "look", {"notes": Stubborn()}) == [Done((0,))], "what is only read is not marked"
+    calls = [{"x": int_array(1, 2), "notes": notes} for notes in (NumberLog(), Stubborn(), NumberLog())]
+    results = run(FailingOps(), "stack", *calls)
+    assert [isinstance(result, JobDone) for result in results] == [True, False, True]
+    assert run(FailingOps(), "look", {"notes": Stubborn()}) == [JobDone((0,))], "what is only read is not marked"
 
 
 def test_what_is_not_a_state_fails_its_job():
-    calls = [{"x": numbers(1, 2), "notes": notes} for notes in (Notes(), None, Notes())]
-    results = run(Fragile(), "stack", *calls)
-    assert [plain(result)[:1] for result in results] == [[3.0], "A", [3.0]]
+    calls = [{"x": int_array(1, 2), "notes": notes} for notes in (NumberLog(), None, NumberLog())]
+    results = run(FailingOps(), "stack", *calls)
+    assert [to_comparable(result)[:1] for result in results] == [[3.0], "A", [3.0]]
     assert isinstance(results[1].error, AttributeError)
 
 
-@pytest.mark.parametrize("bad", [numbers(1, POISON), numbers(1, HOOK), numbers(1, SPOILS), numbers()[None], [1]])
+@pytest.mark.parametrize(
+    "bad", [int_array(1, POISON), int_array(1, NAMES_ROW), int_array(1, GIVES_NAN), int_array()[None], [1]]
+)
 def test_an_error_keeps_no_state_alive(bad):
     gc.disable()  # what is in a cycle would be freed some time, which is too late for its pages
     try:
-        states = [Notes() for _ in range(4)]
+        states = [NumberLog() for _ in range(4)]
         calls = [{"x": x, "notes": s} for x, s in zip([*GOOD[:3], bad], states, strict=True)]
-        error = run(Fragile(), "stack", *calls)[3].error
+        error = run(FailingOps(), "stack", *calls)[3].error
         alive = [weakref.ref(state) for state in states]
         del states, calls
         assert [ref() for ref in alive] == [None] * 4
@@ -195,30 +220,30 @@ def test_where_an_error_and_its_causes_were_raised_is_kept_as_text():
 @pytest.mark.parametrize("name", ["stack", "rag", "pad"])
 @pytest.mark.parametrize("bad", [np.zeros((2, 2), np.int64), np.int64(3), [1, 2], None])
 def test_an_argument_that_has_not_the_declared_dimensions_fails_its_job(name, bad):
-    calls = [{"x": x, "notes": Notes()} for x in (GOOD[0], bad, GOOD[1])]
-    component = Fragile()
+    calls = [{"x": x, "notes": NumberLog()} for x in (GOOD[0], bad, GOOD[1])]
+    component = FailingOps()
     results = run(component, name, *calls)
-    assert [isinstance(result, Done) for result in results] == [True, False, True]
+    assert [isinstance(result, JobDone) for result in results] == [True, False, True]
     assert component.ran == [2]
     assert isinstance(results[1].error, BadShape)
     with pytest.raises(BadShape, match="takes `x` as int64"):
-        getattr(Fragile(), name)(bad, Notes())
+        getattr(FailingOps(), name)(bad, NumberLog())
 
 
 def test_a_bad_argument_is_told_with_what_was_given():
-    (result,) = run(Fragile(), "stack", {"x": np.zeros((2, 3)), "notes": Notes()})
+    (result,) = run(FailingOps(), "stack", {"x": np.zeros((2, 3)), "notes": NumberLog()})
     said = "op `stack` takes `x` as int64[T] and was given one of shape (2, 3)\n  fix: pass an array of 1 dimension"
     assert str(result.error) == said
 
 
 def test_jobs_of_different_shapes_run_in_batches_of_their_own():
-    parts = [numbers(1), numbers(1, 2), numbers(3), numbers(4, 5), numbers(1, 2, 3)]
+    parts = [int_array(1), int_array(1, 2), int_array(3), int_array(4, 5), int_array(1, 2, 3)]
     _, ran = check("stack", parts)
     assert ran == [2, 2, 1]
 
 
 def test_jobs_of_different_dtypes_run_in_batches_of_their_own():
-    component = Fragile()
+    component = FailingOps()
     values = [np.ones(2, np.float32), np.ones(2, np.float64), torch.ones(2), np.ones(2, np.float32)]
     results = run(component, "scale", *({"x": value} for value in values))
     assert [result.values[0].dtype for result in results] == [value.dtype for value in values]
@@ -234,17 +259,17 @@ class Wrong(Component):
 
     @op(batch=ragged("T"))
     def positions(self, x: Int64[Tensor, "T"]) -> Int64[Tensor, "T"]:
-        return numbers(1, 2, 3)
+        return int_array(1, 2, 3)
 
 
 def test_a_result_of_another_size_fails():
     (result,) = run(Wrong(), "rows", {"x": 1})
     assert str(result.error).startswith("an op gave 3 entries of int for a batch of 1\n  fix: give one entry for each")
     results = run(Wrong(), "rows", *[{"x": 1}] * 3)
-    assert results == [Done((1,)), Done((2,)), Done((3,))]
-    one, three = run(Wrong(), "positions", {"x": numbers(0)}, {"x": numbers(0, 0, 0)})
+    assert results == [JobDone((1,)), JobDone((2,)), JobDone((3,))]
+    one, three = run(Wrong(), "positions", {"x": int_array(0)}, {"x": int_array(0, 0, 0)})
     assert str(one.error).startswith("an op gave 3 entries of int64[T] for a batch of 1\n")
-    assert plain(three) == [[1, 2, 3]]
+    assert to_comparable(three) == [[1, 2, 3]]
 
 
 # ---------------------------------------------------------------- NaN and infinity
@@ -276,7 +301,7 @@ def test_a_row_that_is_not_finite_fails(name, bad, make):
     component = Floats()
     component.name = "f"
     results = run(component, name, *({"x": make(x)} for x in ([1.0, 2.0], [3.0, float(bad)], [5.0, 6.0])))
-    assert [isinstance(result, Done) for result in results] == [True, False, True]
+    assert [isinstance(result, JobDone) for result in results] == [True, False, True]
     assert isinstance(results[1].error, NotFinite)
     assert str(results[1].error).startswith(f"f.{name} gave NaN or infinity in float")
     with pytest.raises(NotFinite):
@@ -285,18 +310,18 @@ def test_a_row_that_is_not_finite_fails(name, bad, make):
 
 def test_what_was_only_filled_up_may_be_anything():
     results = run(Floats(), "hole", {"x": np.ones(1, np.float32)}, {"x": np.ones(3, np.float32)})
-    assert [plain(result) for result in results] == [[[1.0]], [[1.0, 1.0, 1.0]]]
+    assert [to_comparable(result) for result in results] == [[[1.0]], [[1.0, 1.0, 1.0]]]
 
 
 # ---------------------------------------------------------------- what an engine is told
 def test_a_budget_that_lets_nothing_run_is_refused():
     with pytest.raises(ValueError, match="token_budget=0 lets nothing run\n  fix: give at least 1"):
-        Engine(token_budget=0)
+        Engine(max_batched_tokens=0)
 
 
 def test_states_are_made_and_forked():
-    engine, component = Engine(), Fragile()
-    notes = engine.new_state(component, Notes)
+    engine, component = Engine(), FailingOps()
+    notes = engine.new_state(component, NumberLog)
     notes.seen.append(1)
     fork = engine.fork(notes)
     fork.seen.append(2)

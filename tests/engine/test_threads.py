@@ -4,7 +4,7 @@ import torch
 
 from mstar import Component, op
 from mstar.engine.engine import Engine
-from mstar.engine.jobs import Done, Job
+from mstar.engine.jobs import Job, JobDone
 
 
 class Counting(Component):
@@ -22,4 +22,4 @@ def test_each_component_has_its_own_number():
     engine, the_op = Engine(), Counting.ops()["count"]
     counts = [engine.run(each, the_op, [Job({})])[0] for each in (one, two, one, any_number)]
     torch.set_num_threads(before)
-    assert counts == [Done((count,)) for count in (1, 2, 1, 1)]
+    assert counts == [JobDone((count,)) for count in (1, 2, 1, 1)]

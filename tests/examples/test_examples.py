@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mstar import Model
-from mstar.draw import picture, to_svg
+from mstar.draw import to_picture, to_svg
 from mstar.testing.parity import parity_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,7 +56,7 @@ def model_source(name):
     return ast.get_source_segment(text, node)
 
 
-def told(emission):
+def describe(emission):
     """All that can be compared of an emission."""
     value = emission.value
     if isinstance(value, np.ndarray | np.generic):
@@ -79,7 +79,7 @@ def test_no_golden_file_is_left_over():
 def test_requests_run_and_give_the_same_twice(name):
     module = load(name)
     runs = [[model_of(module).run(request).emissions for request in module.requests()] for _ in range(2)]
-    first, second = ([list(map(told, emissions)) for emissions in run] for run in runs)
+    first, second = ([list(map(describe, emissions)) for emissions in run] for run in runs)
     assert len(first) >= 2
     assert all(first)
     assert first == second
@@ -88,7 +88,7 @@ def test_requests_run_and_give_the_same_twice(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_give_different_things(name):
     module = load(name)
-    outcomes = [[*map(told, model_of(module).run(request).emissions)] for request in module.requests()]
+    outcomes = [[*map(describe, model_of(module).run(request).emissions)] for request in module.requests()]
     assert all(one != other for at, one in enumerate(outcomes) for other in outcomes[:at])
 
 
@@ -106,15 +106,15 @@ def test_requests_leave_the_model_as_it_was(name):
     """A request that ran before, on the same model, changes nothing for the next."""
     module = load(name)
     model = model_of(module)
-    shared = [[*map(told, model.run(request).emissions)] for request in module.requests()]
-    fresh = [[*map(told, model_of(module).run(request).emissions)] for request in module.requests()]
+    shared = [[*map(describe, model.run(request).emissions)] for request in module.requests()]
+    fresh = [[*map(describe, model_of(module).run(request).emissions)] for request in module.requests()]
     assert shared == fresh
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pictures_in_the_docs_are_current(name, golden):
     for walk, graph in model_of(load(name)).graphs().items():
-        golden(PICTURES / f"{name}.{walk}.svg", to_svg(picture(graph)))
+        golden(PICTURES / f"{name}.{walk}.svg", to_svg(to_picture(graph)))
 
 
 def test_a_dialogue_is_the_same_however_it_is_served():
@@ -123,4 +123,4 @@ def test_a_dialogue_is_the_same_however_it_is_served():
     outcome = model_of(module).run(module.requests()[0], said)
     assert (outcome.answers, outcome.result) == (["cut", "done", "done"], 3)
     assert len(outcome.emissions) == 9 + 40 + 40
-    parity_all(model_of(module), module.requests(), said=said, schedules=8)
+    parity_all(model_of(module), module.requests(), inputs=said, schedules=8)

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from mstar.graph.types import ListType, StateType, TensorType
-from mstar.testing import toy_speech, toy_worlds, toys
-from mstar.testing.toys import Sampling, Toy, ToyKV, digest
+from mstar.testing import toy_language, toy_speech, toy_worlds
+from mstar.testing.toy_language import Sampling, ToyComponent, ToyKV, digest
 from mstar.walk.batching import alone
 
 TOYS = sorted(
     {
         cls
-        for module in (toys, toy_speech, toy_worlds)
+        for module in (toy_language, toy_speech, toy_worlds)
         for cls in vars(module).values()
-        if inspect.isclass(cls) and issubclass(cls, Toy) and cls.ops()
+        if inspect.isclass(cls) and issubclass(cls, ToyComponent) and cls.ops()
     },
     key=lambda cls: cls.__name__,
 )
@@ -48,15 +48,15 @@ def make_call(component, op, rng, row=0):
     return {name: value_of(hint.type, rng, sizes, component, hint) for name, hint in params.items()}
 
 
-def frozen(value):
+def to_hashable(value):
     """Something with == from any value, state or result."""
     match value:
         case np.ndarray() | np.generic():
             return value.dtype.str, value.shape, value.tobytes()
         case tuple() | list():
-            return [frozen(part) for part in value]
-        case toys.State():
-            return {name: frozen(part) for name, part in vars(value).items()}
+            return [to_hashable(part) for part in value]
+        case toy_language.State():
+            return {name: to_hashable(part) for name, part in vars(value).items()}
         case _:
             return value
 
@@ -64,8 +64,8 @@ def frozen(value):
 def effect(component, op, calls):
     calls = copy.deepcopy(calls)
     results = op.run(component, {name: [call[name] for call in calls] for name in calls[0]}, len(calls))
-    after = [[frozen(value) for value in call.values() if isinstance(value, toys.State)] for call in calls]
-    return [(frozen(result), states) for result, states in zip(results, after, strict=True)]
+    after = [[to_hashable(value) for value in call.values() if isinstance(value, toy_language.State)] for call in calls]
+    return [(to_hashable(result), states) for result, states in zip(results, after, strict=True)]
 
 
 def changed(value):
@@ -80,7 +80,7 @@ def changed(value):
             yield value[:-1]
             yield value[::-1]
             yield [*value[:-1], next(iter(changed(value[-1])))]
-        case toys.State():
+        case toy_language.State():
             other = value.fork()
             for name in {"entries", "tokens", "tail"} & vars(other).keys():
                 getattr(other, name)[-1] += 1
@@ -139,7 +139,7 @@ def test_a_fork_goes_its_own_way():
 
 
 def test_a_prompt_read_in_two_parts_is_the_same_prompt():
-    lm, tokens = toys.CausalLM(), np.arange(9)
+    lm, tokens = toy_language.CausalLM(), np.arange(9)
     whole, parts = lm.kv(), lm.kv()
     lm.prefill(tokens[:4], parts)
     assert lm.prefill(tokens[4:], parts) == lm.prefill(tokens, whole)

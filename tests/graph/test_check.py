@@ -9,14 +9,28 @@ import pytest
 from mstar.graph import ir
 from mstar.graph.check import check
 from mstar.graph.types import BOOL, INT, ListType, ObjectType, TensorType, is_flag, item_of, stacked_type
-from tests.graph.graphs import FIRST, FLOAT, KV, LAST, NEXT, PROMPT, STATE, TOKEN, TOKENS, altered, call, good, val
+from tests.graph.sample_graphs import (
+    FIRST,
+    FLOAT,
+    KV,
+    LAST,
+    NEXT,
+    PROMPT,
+    STATE,
+    TOKEN,
+    TOKENS,
+    call,
+    val,
+    valid_walk,
+    walk_with_change,
+)
 
 NOWHERE = val("nowhere")
 WINDOW = TensorType("int64", (4, 1))
 
 
 def test_the_good_walk_is_good():
-    assert check(good()) == []
+    assert check(valid_walk()) == []
 
 
 def carry(**changes):
@@ -97,24 +111,24 @@ BROKEN = {
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_broken_rule_is_told(message):
     kind, change, *nth = BROKEN[message]
-    problems = check(altered(kind, change, nth=nth[0] if nth else 0))
-    assert f"walk `speak`: {message}" in [problem.what for problem in problems]
+    problems = check(walk_with_change(kind, change, nth=nth[0] if nth else 0))
+    assert f"walk `speak`: {message}" in [problem.message for problem in problems]
     assert all(problem.fix for problem in problems)
 
 
 def test_inputs_have_names_of_their_own():
-    graph = replace(good(), inputs=(PROMPT, *good().inputs))
-    assert [problem.what for problem in check(graph)] == ["walk `speak`: %prompt is made twice"]
+    graph = replace(valid_walk(), inputs=(PROMPT, *valid_walk().inputs))
+    assert [problem.message for problem in check(graph)] == ["walk `speak`: %prompt is made twice"]
 
 
 def test_outputs_exist():
-    (problem,) = check(replace(good(), outputs=(NOWHERE,)))
-    assert problem.what == "walk `speak`: %nowhere is used where it does not exist"
+    (problem,) = check(replace(valid_walk(), outputs=(NOWHERE,)))
+    assert problem.message == "walk `speak`: %nowhere is used where it does not exist"
     assert problem.site == "f.py:0"
 
 
 def test_a_problem_names_the_line_of_its_node():
-    (problem,) = check(altered(ir.Take, {"out": val("prompt.2", FLOAT)}))
+    (problem,) = check(walk_with_change(ir.Take, {"out": val("prompt.2", FLOAT)}))
     assert str(problem) == (
         "f.py:4: walk `speak`: element %prompt.2 is float, not int64[]\n  fix: make the two types equal"
     )
@@ -123,7 +137,7 @@ def test_a_problem_names_the_line_of_its_node():
 def test_windows_that_are_cut_may_have_any_size():
     anything = val("window", TensorType("int64", ("W#1", 1)))
     decode = call("codec.decode", [val("sound")], codes=anything)
-    assert check(altered(ir.Windows, {"flush": True, "item": anything, "body": (decode,)})) == []
+    assert check(walk_with_change(ir.Windows, {"flush": True, "item": anything, "body": (decode,)})) == []
 
 
 def test_a_stream_of_another_body_does_not_exist():
@@ -131,7 +145,7 @@ def test_a_stream_of_another_body_does_not_exist():
     inner = (ir.Open("own", TOKEN), ir.Put("own", FIRST), ir.Get("own", FIRST, val("own.2")))
     body = (ir.Loop(3, val("i", INT), (), (), (), inner), ir.Put("own", FIRST))
     problems = check(ir.Walk("w", (FIRST,), body))
-    assert [problem.what for problem in problems] == ["walk `w`: stream ~own does not exist here"]
+    assert [problem.message for problem in problems] == ["walk `w`: stream ~own does not exist here"]
 
 
 @pytest.mark.parametrize(

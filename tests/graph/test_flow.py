@@ -7,7 +7,7 @@ import pytest
 from mstar.graph import ir
 from mstar.graph.flow import access, drains, fills, order
 from mstar.graph.types import INT, ListType
-from tests.graph.graphs import FIRST, KV, LAST, NEXT, STATE, TOKEN, call, good, repeat, val
+from tests.graph.sample_graphs import FIRST, KV, LAST, NEXT, STATE, TOKEN, call, repeat, val, valid_walk
 
 A, B, C = val("a"), val("b"), val("c")
 EXTEND = call("lm.decode", [], token=A, kv=STATE, extends=[STATE])
@@ -48,11 +48,11 @@ def test_access_of_single_nodes(node, reads, extends):
 
 
 def test_access_of_a_region_is_what_it_takes_from_outside():
-    loop = next(node for node in good().body if isinstance(node, ir.Loop))
+    loop = next(node for node in valid_walk().body if isinstance(node, ir.Loop))
     has = access(loop)
     assert has.reads == {"max_tokens", "prefill", "kv"}
     assert has.extends == {("state", "kv"), ("put", "codes"), ("put", "notes")}
-    choice = next(node for node in good().body if isinstance(node, ir.Choose))
+    choice = next(node for node in valid_walk().body if isinstance(node, ir.Choose))
     assert access(choice).reads == {"is_end.2", "token.2", "kv.2"}
 
 
@@ -72,7 +72,7 @@ def test_what_a_region_makes_for_itself_is_its_own():
 
 
 def test_who_fills_and_who_drains():
-    nodes = {type(node).__name__ + str(number): node for number, node in enumerate(good().body)}
+    nodes = {type(node).__name__ + str(number): node for number, node in enumerate(valid_walk().body)}
     assert {name: sorted(fills(node)) for name, node in nodes.items() if fills(node)} == {"Loop8": ["codes", "notes"]}
     assert {name: sorted(drains(node)) for name, node in nodes.items() if drains(node)} == {
         "Windows9": ["codes"],
@@ -125,11 +125,11 @@ def test_regions_wait_as_a_whole():
 
 def test_the_order_of_the_good_walk():
     """By number: 5 is the prefill, 8 the loop, 9 its windows, 10 its get, 11 the each, 13 the choice."""
-    before = order(good().body)
+    before = order(valid_walk().body)
     assert before[8] == {0, 4, 5}
     assert before[9] == frozenset()
     assert before[10] == {5}
     assert before[11] == {1}
     assert before[12] == {8}
     assert before[13] == {1, 8, 11, 12}
-    assert LAST in ir.defines(good().body[8])
+    assert LAST in ir.defines(valid_walk().body[8])

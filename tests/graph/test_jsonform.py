@@ -9,7 +9,7 @@ import pytest
 
 from mstar.graph.jsonform import from_json, to_json
 from tests.examples.test_examples import NAMES, load, model_of
-from tests.graph.graphs import good
+from tests.graph.sample_graphs import valid_walk
 
 
 def sites(part):
@@ -25,7 +25,7 @@ def same(one, other):
 
 
 def test_the_good_walk_comes_back():
-    assert same(from_json(to_json(good())), good())
+    assert same(from_json(to_json(valid_walk())), valid_walk())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +37,7 @@ def test_examples_come_back(name):
 
 
 def test_it_is_one_line_of_plain_objects():
-    text = to_json(good())
+    text = to_json(valid_walk())
     assert "\n" not in text
     told = json.loads(text)
     assert told["is"] == "Walk"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mstar.graph import ir
 from mstar.graph.overlap import check_overlap
 from mstar.graph.types import INT, ListType
-from tests.graph.graphs import FIRST, KV, STATE, TOKEN, call, good, repeat, val, walk
+from tests.graph.sample_graphs import FIRST, KV, STATE, TOKEN, call, repeat, val, valid_walk, walk
 
 OTHER = val("other", KV)
 OPEN = ir.Open("codes", TOKEN, "f.py:1")
@@ -21,54 +21,54 @@ def read(*more, site="f.py:20"):
     return repeat("j", GET, *more, site=site)
 
 
-def told(*body, inputs=(FIRST, STATE), is_whole=True):
+def problems_of(*body, inputs=(FIRST, STATE), is_whole=True):
     """The problems as (line, text)."""
     found = check_overlap(walk(*body, inputs=inputs), is_whole=is_whole)
     assert all(problem.fix for problem in found)
-    return [(problem.site, problem.what.removeprefix("walk `w`: ")) for problem in found]
+    return [(problem.site, problem.message.removeprefix("walk `w`: ")) for problem in found]
 
 
 def test_the_good_walk_is_good():
-    assert check_overlap(good()) == []
-    assert told(OPEN, fill(), read()) == []
+    assert check_overlap(valid_walk()) == []
+    assert problems_of(OPEN, fill(), read()) == []
 
 
 # ---------------------------------------------------------------- 1: streams
 def test_a_stream_is_opened_first():
-    assert told(fill(), OPEN, read()) == [("f.py:1", "stream ~codes is used before it is opened")]
+    assert problems_of(fill(), OPEN, read()) == [("f.py:1", "stream ~codes is used before it is opened")]
 
 
 def test_a_stream_is_filled():
-    assert told(OPEN, read()) == [("f.py:1", "nothing is put into stream ~codes")]
+    assert problems_of(OPEN, read()) == [("f.py:1", "nothing is put into stream ~codes")]
 
 
 def test_a_stream_is_read():
-    assert told(OPEN, fill()) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(OPEN, fill()) == [("f.py:1", "nobody reads stream ~codes")]
 
 
 def test_a_stream_that_nobody_uses_is_told_once():
-    assert told(OPEN) == [("f.py:1", "nothing is put into stream ~codes")]
+    assert problems_of(OPEN) == [("f.py:1", "nothing is put into stream ~codes")]
 
 
 def test_of_a_graph_that_is_not_whole_nothing_is_missed():
-    assert told(OPEN, is_whole=False) == []
-    assert told(OPEN, fill(), is_whole=False) == []
+    assert problems_of(OPEN, is_whole=False) == []
+    assert problems_of(OPEN, fill(), is_whole=False) == []
 
 
 def test_no_node_both_fills_and_reads():
     message = "one loop both fills and reads stream ~codes; it would wait for itself"
-    assert told(OPEN, fill(GET)) == [("f.py:10", message)]
+    assert problems_of(OPEN, fill(GET)) == [("f.py:10", message)]
 
 
 def test_a_stream_is_filled_before_it_is_read():
     message = "stream ~codes is read before all that fills it: nothing would be there yet"
-    assert told(OPEN, read(), fill()) == [("f.py:20", message)]
+    assert problems_of(OPEN, read(), fill()) == [("f.py:20", message)]
 
 
 def test_streams_of_inner_bodies_are_seen_too():
-    assert told(repeat("k", OPEN, fill())) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(repeat("k", OPEN, fill())) == [("f.py:1", "nobody reads stream ~codes")]
     arm = ir.Arm((OPEN, fill()), ())
-    assert told(ir.Choose(val("f"), ir.Arm((), ()), arm, ())) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(ir.Choose(val("f"), ir.Arm((), ()), arm, ())) == [("f.py:1", "nobody reads stream ~codes")]
 
 
 # ---------------------------------------------------------------- 2: no waiting
@@ -78,38 +78,38 @@ def uses(state=STATE):
 
 def test_both_sides_cannot_use_one_state():
     message = "both sides of stream ~codes use the state %kv, at line 10 and here"
-    assert told(OPEN, fill(uses()), read(uses())) == [("f.py:20", message)]
+    assert problems_of(OPEN, fill(uses()), read(uses())) == [("f.py:20", message)]
 
 
 def test_one_side_cannot_look_at_a_state_that_the_other_extends():
     message = "both sides of stream ~codes use the state %kv, at line 10 and here"
     look = call("lm.score", [], kv=STATE)
-    assert told(OPEN, fill(uses()), read(look)) == [("f.py:20", message)]
-    assert told(OPEN, fill(look), read(uses())) == [("f.py:20", message)]
+    assert problems_of(OPEN, fill(uses()), read(look)) == [("f.py:20", message)]
+    assert problems_of(OPEN, fill(look), read(uses())) == [("f.py:20", message)]
 
 
 def test_both_sides_may_look_at_a_state():
     look = call("lm.score", [], kv=STATE)
-    assert told(OPEN, fill(look), read(look)) == []
+    assert problems_of(OPEN, fill(look), read(look)) == []
 
 
 def test_both_sides_cannot_emit_one_modality():
     message = "both sides of stream ~codes emit Text, at line 10 and here"
-    assert told(OPEN, fill(ir.Emit("Text", FIRST)), read(ir.Emit("Text", READ))) == [("f.py:20", message)]
-    assert told(OPEN, fill(ir.Emit("Text", FIRST)), read(ir.Emit("Latents", READ))) == []
+    assert problems_of(OPEN, fill(ir.Emit("Text", FIRST)), read(ir.Emit("Text", READ))) == [("f.py:20", message)]
+    assert problems_of(OPEN, fill(ir.Emit("Text", FIRST)), read(ir.Emit("Latents", READ))) == []
 
 
 def test_both_sides_cannot_fill_a_second_stream():
     second, put = ir.Open("second", TOKEN, "f.py:2"), ir.Put("second", FIRST)
     body = (OPEN, second, fill(put), read(put), repeat("k", ir.Get("second", FIRST, val("last"))))
-    assert told(*body) == [("f.py:20", "both sides of stream ~codes fill stream ~second, at line 10 and here")]
+    assert problems_of(*body) == [("f.py:20", "both sides of stream ~codes fill stream ~second, at line 10 and here")]
 
 
 def test_both_sides_cannot_read_a_second_stream():
     second, get = ir.Open("second", TOKEN, "f.py:2"), ir.Get("second", FIRST, val("got"))
     body = (OPEN, second, repeat("k", ir.Put("second", FIRST)), fill(get), read(get))
     message = "both sides of stream ~codes read stream ~second by get, at line 10 and here"
-    assert ("f.py:20", message) in told(*body)
+    assert ("f.py:20", message) in problems_of(*body)
 
 
 def filling():
@@ -121,13 +121,13 @@ def filling():
 def test_who_reads_cannot_need_the_end_of_who_fills():
     reader = read(call("lm.use", [], last=val("x.2")))
     message = "this reads stream ~codes but needs %x.2, which is known only when the part that fills it (line 10) ends"
-    assert told(OPEN, filling(), reader) == [("f.py:20", message)]
+    assert problems_of(OPEN, filling(), reader) == [("f.py:20", message)]
 
 
 def test_nor_by_way_of_another_node():
     between = call("lm.use", [val("y")], last=val("x.2"))
     message = "this reads stream ~codes but waits for another node, which cannot end before this has started"
-    assert told(OPEN, filling(), between, read(call("lm.use", [], y=val("y")))) == [("f.py:20", message)]
+    assert problems_of(OPEN, filling(), between, read(call("lm.use", [], y=val("y")))) == [("f.py:20", message)]
 
 
 def test_nor_by_way_of_another_stream():
@@ -137,7 +137,7 @@ def test_nor_by_way_of_another_stream():
     both = (ir.Put("codes", FIRST), ir.Put("second", FIRST))
     maker = ir.Loop(3, val("i", INT), carry, (), (), both, "f.py:10")
     late = repeat("k", ir.Get("second", FIRST, val("got")), call("lm.use", [], x=val("x.2")), site="f.py:30")
-    found = told(OPEN, second, maker, read(), late)
+    found = problems_of(OPEN, second, maker, read(), late)
     assert [site for site, _ in found] == ["f.py:30"]
     assert "this reads stream ~second but needs %x.2" in found[0][1]
 
@@ -149,13 +149,13 @@ def test_nor_the_end_of_another_reader():
     carry = (ir.Carry("y", FIRST, val("y"), READ, val("y.2")),)
     early = ir.Loop(3, val("j", INT), carry, (), (), (GET,), "f.py:20")
     late = repeat("k", ir.Get("second", FIRST, val("got")), call("lm.use", [], y=val("y.2")), site="f.py:30")
-    found = told(OPEN, second, maker, early, late)
+    found = problems_of(OPEN, second, maker, early, late)
     assert [site for site, _ in found] == ["f.py:30"]
     assert found[0][1] == "this reads stream ~second but waits for line 20, which cannot end before this has started"
 
 
 def test_a_node_without_a_line_is_named_without_one():
-    found = told(OPEN, fill(uses(), site=""), read(uses(), site=""))
+    found = problems_of(OPEN, fill(uses(), site=""), read(uses(), site=""))
     assert found == [("", "both sides of stream ~codes use the state %kv, at another node and here")]
 
 
@@ -165,7 +165,7 @@ def side_by_side(*body):
 
 
 def alone(*body, before=(), after=()):
-    return told(*before, side_by_side(*body), *after, inputs=(FIRST, STATE, val("items", ListType(TOKEN))))
+    return problems_of(*before, side_by_side(*body), *after, inputs=(FIRST, STATE, val("items", ListType(TOKEN))))
 
 
 def test_the_bodies_of_an_each_share_nothing_they_change():
@@ -195,20 +195,20 @@ def test_a_state_belongs_to_one_component():
     message = "talker.decode(kv=...) was given a state that belongs to `lm`"
     made = ir.New("lm", OTHER)
     foreign = call("talker.decode", [], kv=OTHER, extends=[OTHER], site="f.py:9")
-    assert told(made, foreign) == [("f.py:9", message)]
+    assert problems_of(made, foreign) == [("f.py:9", message)]
 
 
 def test_a_fork_belongs_to_the_component_of_its_state():
     second = val("second", KV)
     body = (ir.New("lm", OTHER), ir.Fork(OTHER, second), ir.Fork(second, val("third", KV)))
     foreign = call("talker.decode", [], kv=val("third", KV), site="f.py:9")
-    assert [site for site, _ in told(*body, foreign)] == ["f.py:9"]
+    assert [site for site, _ in problems_of(*body, foreign)] == ["f.py:9"]
 
 
 def test_a_state_from_outside_belongs_to_its_first_user():
     first, then = call("lm.decode", [], kv=STATE), call("talker.decode", [], kv=STATE, site="f.py:9")
-    assert told(first, first) == []
-    assert told(first, repeat("k", then)) == [
+    assert problems_of(first, first) == []
+    assert problems_of(first, repeat("k", then)) == [
         ("f.py:9", "talker.decode(kv=...) was given a state that belongs to `lm`")
     ]
 
@@ -216,7 +216,9 @@ def test_a_state_from_outside_belongs_to_its_first_user():
 def test_windows_are_in_the_body_that_makes_their_stream():
     window = ir.Windows("codes", val("window"), val("fresh", INT), 1, 1, 1, False, (), "f.py:30")
     message = "the windows of stream ~codes are inside a region, which may run them again or never"
-    assert told(OPEN, fill(), repeat("k", window)) == [("f.py:30", message)]
-    assert told(OPEN, fill(), ir.Choose(val("f"), ir.Arm((window,), ()), ir.Arm((), ()), ())) == [("f.py:30", message)]
-    assert told(OPEN, fill(), window) == []
-    assert told(repeat("k", OPEN, fill(), window)) == []
+    assert problems_of(OPEN, fill(), repeat("k", window)) == [("f.py:30", message)]
+    assert problems_of(OPEN, fill(), ir.Choose(val("f"), ir.Arm((window,), ()), ir.Arm((), ()), ())) == [
+        ("f.py:30", message)
+    ]
+    assert problems_of(OPEN, fill(), window) == []
+    assert problems_of(repeat("k", OPEN, fill(), window)) == []

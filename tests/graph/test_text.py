@@ -12,7 +12,7 @@ from mstar.graph import ir
 from mstar.graph.text import _Writer, fingerprint, render
 from mstar.graph.types import INT
 from tests.examples.test_examples import NAMES, load, model_of
-from tests.graph.graphs import FIRST, altered, good, repeat, val, walk
+from tests.graph.sample_graphs import FIRST, repeat, val, valid_walk, walk, walk_with_change
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -30,7 +30,7 @@ def renamed(part, value, stream):
 
 
 def test_every_kind_of_node_reads_as_before(golden):
-    golden(GOLDEN / "every_node.txt", str(good()))
+    golden(GOLDEN / "every_node.txt", str(valid_walk()))
 
 
 def test_what_a_walk_returns_is_the_last_line():
@@ -43,10 +43,12 @@ def test_what_a_walk_returns_is_the_last_line():
 
 def test_lines_of_source_do_not_show():
     elsewhere = replace(
-        good(), site="other.py:99", body=(replace(good().body[0], site="other.py:98"), *good().body[1:])
+        valid_walk(),
+        site="other.py:99",
+        body=(replace(valid_walk().body[0], site="other.py:98"), *valid_walk().body[1:]),
     )
-    assert render(elsewhere) == render(good())
-    assert elsewhere == good()
+    assert render(elsewhere) == render(valid_walk())
+    assert elsewhere == valid_walk()
 
 
 def test_a_region_is_no_single_line():
@@ -55,9 +57,9 @@ def test_a_region_is_no_single_line():
 
 
 def test_names_do_not_change_the_fingerprint():
-    other = renamed(good(), lambda name: f"x_{name[::-1]}", lambda name: f"y_{name}")
-    assert other != good()
-    assert fingerprint(other) == fingerprint(good())
+    other = renamed(valid_walk(), lambda name: f"x_{name[::-1]}", lambda name: f"y_{name}")
+    assert other != valid_walk()
+    assert fingerprint(other) == fingerprint(valid_walk())
 
 
 def test_swapped_names_change_the_fingerprint():
@@ -101,10 +103,10 @@ def test_swapped_names_change_the_fingerprint():
     ],
 )
 def test_structure_changes_the_fingerprint(kind, change):
-    other = altered(kind, change)
-    assert other != good()
-    assert fingerprint(other) != fingerprint(good())
-    assert render(other) != render(good())
+    other = walk_with_change(kind, change)
+    assert other != valid_walk()
+    assert fingerprint(other) != fingerprint(valid_walk())
+    assert render(other) != render(valid_walk())
 
 
 def test_examples_have_fingerprints_of_their_own():

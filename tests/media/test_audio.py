@@ -10,14 +10,14 @@ import pytest
 import soundfile
 
 from mstar.errors import LoadError
-from mstar.media.audio import FORMATS, Track, samples_of
+from mstar.media.audio import FORMATS, AudioStreamEncoder, to_samples
 
 RATE = 24_000
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)).astype(np.float32)
 
 
 def encoded(name, sound=TONE, rate=RATE, target=RATE, step=1000):
-    track = Track(name, target)
+    track = AudioStreamEncoder(name, target)
     parts = [track.feed(sound[start : start + step], rate) for start in range(0, len(sound), step)]
     return parts, b"".join([*parts, track.finish()])
 
@@ -62,7 +62,7 @@ def test_a_wav_has_one_header_whose_length_is_open():
     assert data.count(b"RIFF") == data.count(b"data") == 1
     assert len(data) == 44 + 2 * len(TONE)
     assert soundfile.read(io.BytesIO(data))[0].shape == TONE.shape
-    assert Track("wav", RATE).finish() == parts[0][:44]  # nothing was said: still a file
+    assert AudioStreamEncoder("wav", RATE).finish() == parts[0][:44]  # nothing was said: still a file
 
 
 @pytest.mark.parametrize("step", [17, 1000, 24_000])
@@ -81,11 +81,11 @@ def test_other_rates_are_resampled(rate):
 
 
 def test_a_rate_that_changes_on_the_way_is_followed():
-    track = Track("pcm", RATE)
+    track = AudioStreamEncoder("pcm", RATE)
     data = track.feed(TONE, RATE) + track.feed(np.zeros(16_000, np.float32), 16_000) + track.feed(TONE, RATE)
     heard = np.frombuffer(data + track.finish(), "<i2")
     assert abs(len(heard) - 3 * RATE) <= 1
-    assert track.seconds == pytest.approx(3)
+    assert track.duration_s == pytest.approx(3)
     assert np.abs(heard[RATE + 100 : 2 * RATE - 100]).max() == 0
 
 
@@ -96,28 +96,28 @@ def test_what_is_too_loud_is_clipped():
 
 def test_a_format_says_which_rates_it_has():
     with pytest.raises(ValueError, match="opus has 8000, 12000, 16000, 24000, 48000 samples a second, and not 44100"):
-        Track("opus", 44_100)
-    assert Track("pcm", 16_000).media_type == "audio/pcm;rate=16000"
-    assert Track("mp3", RATE).media_type == "audio/mpeg"
+        AudioStreamEncoder("opus", 44_100)
+    assert AudioStreamEncoder("pcm", 16_000).media_type == "audio/pcm;rate=16000"
+    assert AudioStreamEncoder("mp3", RATE).media_type == "audio/mpeg"
 
 
 @pytest.mark.parametrize(("package", "name", "rate"), [("av", "mp3", RATE), ("soxr", "pcm", 16_000)])
 def test_what_is_not_installed_is_named(monkeypatch, package, name, rate):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
     with pytest.raises(LoadError, match=rf"needs {package}, not installed here\n  fix: pip install"):
-        Track(name, RATE).feed(TONE, rate)
+        AudioStreamEncoder(name, RATE).feed(TONE, rate)
 
 
 def test_samples_come_as_any_array():
-    whole = samples_of(np.array([[16384, -32768]], np.int16))
+    whole = to_samples(np.array([[16384, -32768]], np.int16))
     assert whole.tolist() == [0.5, -1.0]
     assert whole.dtype == np.float32
-    assert samples_of([0.5, -1.0]).dtype == np.float32
+    assert to_samples([0.5, -1.0]).dtype == np.float32
 
 
 @pytest.mark.slow
 def test_samples_come_as_tensors():
     torch = pytest.importorskip("torch")
     for kind in (torch.bfloat16, torch.float32, torch.float64):
-        assert samples_of(torch.tensor([[0.5, -1.0]], dtype=kind)).tolist() == [0.5, -1.0]
-    assert samples_of(torch.tensor([16384, -32768], dtype=torch.int16)).tolist() == [0.5, -1.0]
+        assert to_samples(torch.tensor([[0.5, -1.0]], dtype=kind)).tolist() == [0.5, -1.0]
+    assert to_samples(torch.tensor([16384, -32768], dtype=torch.int16)).tolist() == [0.5, -1.0]

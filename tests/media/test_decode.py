@@ -13,30 +13,30 @@ import pytest
 import soundfile
 from PIL import ExifTags, Image
 
-from mstar.media import decode
-from mstar.media.audio import Track
-from mstar.media.decode import BadMedia, Decoders, Limits
+from mstar.media import decoder_pool
+from mstar.media.audio import AudioStreamEncoder
+from mstar.media.decoder_pool import DecoderPool, MediaError, MediaLimits
 
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
 
 
-class Bench:
+class DecoderHarness:
     """Decoders and a loop to use them in."""
 
     def __init__(self, **how):
         self.runner = asyncio.Runner()
-        self.decoders = Decoders(1, **how)
+        self.decoders = DecoderPool(1, **how)
 
     def picture(self, data):
-        return self.runner.run(self.decoders.picture(data)).pixels
+        return self.runner.run(self.decoders.decode_image(data)).pixels
 
     def sound(self, data):
-        return self.runner.run(self.decoders.sound(data))
+        return self.runner.run(self.decoders.decode_audio(data))
 
     @property
     def process(self):
-        (child,) = self.decoders._all
+        (child,) = self.decoders._processes
         return child._process
 
     def __enter__(self):
@@ -49,7 +49,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench() as made:
+    with DecoderHarness() as made:
         made.picture(image_file("PNG"))  # it is there
         yield made
 
@@ -118,7 +118,7 @@ def test_channels_are_mixed_and_loudness_is_bounded(bench):
 
 @pytest.mark.parametrize("name", ["wav", "flac", "mp3", "opus"])
 def test_what_this_server_streams_it_also_reads(bench, name):
-    track = Track(name, 24_000)
+    track = AudioStreamEncoder(name, 24_000)
     got = bench.sound(b"".join([track.feed(TONE[:7000], 24_000), track.feed(TONE[7000:], 24_000), track.finish()]))
     assert len(got.samples) == pytest.approx(24_000, abs=2400)
 
@@ -256,7 +256,7 @@ def test_bombs_are_refused_at_once(bench, name):
     process, seconds = bench.process, []
     for _ in range(3):  # the others on this machine may disturb one, not all
         begun = time.perf_counter()
-        with pytest.raises(BadMedia) as refused:
+        with pytest.raises(MediaError) as refused:
             bench.picture(data) if kind == "picture" else bench.sound(data)
         seconds.append(time.perf_counter() - begun)
         assert refused.value.code in code.split()
@@ -271,11 +271,13 @@ def test_what_lies_about_its_length_is_as_long_as_it_is(bench):
 
 
 def test_refusals_tell_figures_and_nothing_from_inside(bench):
-    with pytest.raises(BadMedia, match=r"^the picture has 16000 x 9000 pixels, and may have 40000000 in all\n  fix: "):
+    with pytest.raises(
+        MediaError, match=r"^the picture has 16000 x 9000 pixels, and may have 40000000 in all\n  fix: "
+    ):
         bench.picture(png(16_000, 9000))
-    with pytest.raises(BadMedia, match=r"^the file is damaged, or takes too much to decode\n  fix: "):
+    with pytest.raises(MediaError, match=r"^the file is damaged, or takes too much to decode\n  fix: "):
         bench.picture(image_file("PNG")[:-500])
-    with pytest.raises(BadMedia, match="16 channels and 44100 samples a second; up to 8 channels"):
+    with pytest.raises(MediaError, match="16 channels and 44100 samples a second; up to 8 channels"):
         bench.sound(sound_file("WAV", "PCM_16", np.zeros((100, 16)), 44_100))
 
 
@@ -292,18 +294,18 @@ def test_a_decoder_has_nothing_but_its_job(bench):
 
 def test_a_file_too_large_is_not_even_sent(bench):
     with (
-        Bench(limits=Limits(bytes=100)) as small,
-        pytest.raises(BadMedia, match="has 101 bytes, and may have 100") as no,
+        DecoderHarness(limits=MediaLimits(max_bytes=100)) as small,
+        pytest.raises(MediaError, match="has 101 bytes, and may have 100") as no,
     ):
         small.sound(b"fLaC" + bytes(97))
     assert no.value.code == "too_large"
 
 
 def test_a_stream_without_end_is_cut_off():
-    track = Track("flac", 24_000)
+    track = AudioStreamEncoder("flac", 24_000)
     data = track.feed(TONE, 24_000) + track.finish()
-    with Bench(limits=Limits(seconds=0.5)) as short:
-        with pytest.raises(BadMedia, match=r"lasts 1 s or more, and may last 0.5 s") as refused:
+    with DecoderHarness(limits=MediaLimits(max_seconds=0.5)) as short:
+        with pytest.raises(MediaError, match=r"lasts 1 s or more, and may last 0.5 s") as refused:
             short.sound(data)
         assert refused.value.code == "too_long"
         assert len(short.sound(sound_file("WAV", "PCM_16", TONE[:12_000])).samples) == 12_000
@@ -311,14 +313,14 @@ def test_a_stream_without_end_is_cut_off():
 
 def test_a_decoder_that_takes_too_long_is_killed_and_replaced():
     large = image_file("PNG", Image.new("1", (3000, 3000)))
-    with Bench() as bench:
+    with DecoderHarness() as bench:
         bench.picture(image_file("PNG"))
         first = bench.process
-        bench.decoders.limits = Limits(patience_s=0.01)
-        with pytest.raises(BadMedia, match="takes too much to decode"):
+        bench.decoders.limits = MediaLimits(timeout_s=0.01)
+        with pytest.raises(MediaError, match="takes too much to decode"):
             bench.picture(large)
         assert first.poll() is not None
-        bench.decoders.limits = Limits()
+        bench.decoders.limits = MediaLimits()
         assert bench.picture(large).shape == (3000, 3000, 3)
 
 
@@ -326,13 +328,13 @@ def test_a_client_that_leaves_leaves_no_work_behind():
     large = image_file("PNG", Image.new("1", (3000, 3000)))
 
     async def leave(decoders):
-        task = asyncio.create_task(decoders.picture(large))
+        task = asyncio.create_task(decoders.decode_image(large))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with Bench() as bench:
+    with DecoderHarness() as bench:
         bench.picture(image_file("PNG"))
         first = bench.process
         bench.runner.run(leave(bench.decoders))
@@ -341,8 +343,8 @@ def test_a_client_that_leaves_leaves_no_work_behind():
 
 
 def test_a_dead_decoder_is_replaced_and_an_old_one_too(monkeypatch):
-    monkeypatch.setattr(decode, "JOBS", 3)
-    with Bench() as bench:
+    monkeypatch.setattr(decoder_pool, "MAX_JOBS_PER_PROCESS", 3)
+    with DecoderHarness() as bench:
         seen = []
         for _ in range(4):
             bench.picture(image_file("PNG"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mstar.asks import Sound
+from mstar.requests import AudioInput
 from tests.chaos.conftest import report
 
 __all__ = ["peter", "report"]
@@ -17,4 +17,4 @@ def peter():
     """A recording: "Good morning. My name is Peter, and I live in London." """
     with wave.open(str(Path(__file__).parents[1] / "nn" / "peter.wav")) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.uint8) / np.float32(128) - 1
-        return Sound(samples, file.getframerate())
+        return AudioInput(samples, file.getframerate())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.inside import PUBLIC, RESOLVER
+from tests.netns.ssrf_probe import PUBLIC, RESOLVER
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,12 +53,14 @@ def namespace():
 
 @pytest.mark.slow
 def test_no_url_reaches_what_is_inside(namespace):
-    inside = run("ip", "netns", "exec", namespace, sys.executable, "-m", "tests.netns.inside", cwd=ROOT, timeout=100)
+    inside = run(
+        "ip", "netns", "exec", namespace, sys.executable, "-m", "tests.netns.ssrf_probe", cwd=ROOT, timeout=100
+    )
     told = json.loads(inside.stdout.splitlines()[-1])
     public = f"{PUBLIC} 80"
     assert told["control"] == ["127.0.0.1 9"]  # a packet is seen when there is one
-    assert told["allowed"] == [[200, "<Picture>"], [public]]
-    assert told["once"] == [[200, "<Picture>"], [public], 1]  # resolved once, and spoken to there
+    assert told["allowed"] == [[200, "<ImageInput>"], [public]]
+    assert told["once"] == [[200, "<ImageInput>"], [public], 1]  # resolved once, and spoken to there
     assert told["rebound"] == [[400, "url_not_allowed"], [public]]  # and again for a redirect
     assert len(told["hostile"]) >= 60
     for url, status, code, packets in told["hostile"]:

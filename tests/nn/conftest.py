@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from mstar.nn import decoder
-from mstar.nn.flat import flatten
+from mstar.nn.compile.graph_capture import flatten
+from mstar.nn.lm import decoder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mstar import Float, Int64, Latents, Model, Tensor, op, walk
 from mstar.errors import LoadError
-from mstar.nn.encoder import ContentCache, Encoder, content_key, numbered
+from mstar.nn.encoder import ContentCache, Encoder, content_key, hash_embeddings
 from mstar.testing.parity import parity_all
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -28,8 +28,8 @@ PICTURES = {
 }
 SEQUENCES = {
     "bert": ("text", lambda: t.BertModel(t.BertConfig(vocab_size=50, **SIZES))),
-    "wav2vec2": ("sound", lambda: t.Wav2Vec2Model(t.Wav2Vec2Config(feat_extract_norm="layer", **WAVE))),
-    "hubert": ("sound", lambda: t.HubertModel(t.HubertConfig(feat_extract_norm="layer", **WAVE))),
+    "wav2vec2": ("audio", lambda: t.Wav2Vec2Model(t.Wav2Vec2Config(feat_extract_norm="layer", **WAVE))),
+    "hubert": ("audio", lambda: t.HubertModel(t.HubertConfig(feat_extract_norm="layer", **WAVE))),
 }
 
 
@@ -121,8 +121,8 @@ def test_a_network_that_filling_up_changes_is_refused_and_right_without():
     message = r"Wav2Vec2Model gives other hidden states for an input that was filled up: it differs by \de[+-]\d\d"
     for _ in range(2):
         with pytest.raises(LoadError, match=message):
-            encode(component(make, buckets=[64]), "sound", sounds)
-    for result, sound in zip(encode(component(make), "sound", sounds), sounds, strict=True):
+            encode(component(make, buckets=[64]), "audio", sounds)
+    for result, sound in zip(encode(component(make), "audio", sounds), sounds, strict=True):
         torch.testing.assert_close(result, hidden(library, sound), rtol=1e-4, atol=1e-5)
 
 
@@ -167,10 +167,10 @@ def test_the_cache_holds_so_many_bytes_of_what_was_used_last():
     for step in range(2000):
         number = chosen.randrange(12)
         key, tensor = bytes([number]), torch.full((number * 10,), number, dtype=torch.uint8)
-        found = cache.find(key)
+        found = cache.get(key)
         assert (found is not None) == (key in used), step
         if found is None:
-            cache.keep(key, tensor)
+            cache.put(key, tensor)
         elif key in used:
             assert torch.equal(found, tensor)
             used.pop(key)
@@ -219,9 +219,9 @@ def test_rows_are_numbered_by_their_content_above_all_tokens():
     rows = torch.randn(5, 8)
     rows[3] = rows[1]
     for kind in (torch.float32, torch.bfloat16):
-        numbers = numbered(rows.to(kind))
+        numbers = hash_embeddings(rows.to(kind))
         assert numbers.dtype == torch.int64
         assert int(numbers.min()) > 1 << 60
         assert len({*numbers.tolist()}) == 4
         assert numbers[3] == numbers[1]
-        assert torch.equal(numbers[2:], numbered(rows.to(kind)[2:])), "whatever is beside it"
+        assert torch.equal(numbers[2:], hash_embeddings(rows.to(kind)[2:])), "whatever is beside it"

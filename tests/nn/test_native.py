@@ -45,7 +45,7 @@ def test_norms(dtype, shape):
 def test_products(dtype, rows, depth, columns):
     torch.manual_seed(0)
     x, weight = torch.randn(2, rows, depth, dtype=dtype), torch.randn(columns, depth, dtype=dtype) / depth**0.5
-    bias, tiles = torch.randn(columns, dtype=dtype), native.tiles(weight)
+    bias, tiles = torch.randn(columns, dtype=dtype), native.to_tiles(weight)
     for added in (None, bias):
         out = native.linear(x, tiles, columns, added)
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, added), **CLOSE[dtype])
@@ -58,7 +58,7 @@ def test_products_by_several_threads_are_the_same():
     x, weight, results, before = torch.randn(70, 300), torch.randn(500, 300), [], torch.get_num_threads()
     for count in (1, 2):
         torch.set_num_threads(count)
-        results.append(native.linear(x, native.tiles(weight), 500, None))
+        results.append(native.linear(x, native.to_tiles(weight), 500, None))
     torch.set_num_threads(before)
     assert torch.equal(*results)
 

@@ -8,8 +8,8 @@ import pytest
 
 from mstar import Model, PlacementError, walk
 from mstar.plan.compile import plan
-from mstar.plan.placement import LOCAL, Entry, Placement, Spot, parse_placement, read_placement
-from tests.plan.parts import Memory, Part, at, example
+from mstar.plan.placement import LOCAL_WORKER, Placement, PlacementRule, WorkerSet, parse_placement, read_placement
+from tests.plan.plan_harness import IntOps, Memory, example, make_placement
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -18,7 +18,7 @@ class Two(Model):
     """Two walks over two components."""
 
     def __init__(self):
-        self.lm, self.vae = Part(), Part()
+        self.lm, self.vae = IntOps(), IntOps()
 
     @walk
     def read(self, x: int) -> int:
@@ -33,7 +33,7 @@ class Idle(Model):
     """A walk that calls nothing beside one that does."""
 
     def __init__(self):
-        self.lm = Part()
+        self.lm = IntOps()
 
     @walk
     def echo(self, x: int) -> int:
@@ -48,7 +48,7 @@ class Lanes(Model):
     """Many states of one request, and calls without any."""
 
     def __init__(self):
-        self.lm = Part()
+        self.lm = IntOps()
 
     @walk
     def go(self, a: Memory, b: Memory, c: Memory, d: Memory) -> tuple[int, int, int, int, int, int]:
@@ -57,26 +57,26 @@ class Lanes(Model):
 
 
 GRAPHS = Two().graphs()
-ALL = {"lm": Entry(("gpu0",)), "vae": Entry(("gpu1",))}
+ALL = {"lm": PlacementRule(("gpu0",)), "vae": PlacementRule(("gpu1",))}
 
 
 def parsed(text):
     return parse_placement(tomllib.loads(text))
 
 
-def told(text):
+def error_text(text):
     """The problems of a placement that cannot be parsed."""
     with pytest.raises(PlacementError) as caught:
         parsed(text)
     assert all(problem.fix and problem.site == "placement" for problem in caught.value.problems)
-    return [problem.what for problem in caught.value.problems]
+    return [problem.message for problem in caught.value.problems]
 
 
-def unfit(placement):
+def unfit_error(placement):
     """The problems of a placement that does not fit the model."""
     with pytest.raises(PlacementError) as caught:
         placement.check(GRAPHS)
-    return [problem.what for problem in caught.value.problems]
+    return [problem.message for problem in caught.value.problems]
 
 
 # ---------------------------------------------------------------- what may be written
@@ -95,20 +95,20 @@ def test_a_file_is_read_in_all_its_forms(tmp_path):
     )
     assert read_placement(path) == Placement(
         {
-            "lm": Entry(("gpu0",)),
-            "lm.prefill": Entry(("gpu1",)),
-            "snac": Entry(("gpu1", "gpu2")),
-            "vae": Entry(("gpu3",)),
+            "lm": PlacementRule(("gpu0",)),
+            "lm.prefill": PlacementRule(("gpu1",)),
+            "snac": PlacementRule(("gpu1", "gpu2")),
+            "vae": PlacementRule(("gpu3",)),
         },
-        {"draw": {"lm": Entry(("gpu0", "gpu1"), spread=True)}},
+        {"draw": {"lm": PlacementRule(("gpu0", "gpu1"), spread=True)}},
     )
 
 
 def test_an_empty_file_leaves_everything_on_one_worker():
     placement = parsed("")
     placement.check(GRAPHS)
-    assert placement.entry("read", "lm", "inc") == Entry((LOCAL,))
-    assert placement.workers() == (LOCAL,)
+    assert placement.rule("read", "lm", "inc") == PlacementRule((LOCAL_WORKER,))
+    assert placement.workers() == (LOCAL_WORKER,)
 
 
 def test_workers_come_in_order_of_first_mention_and_once():
@@ -141,7 +141,7 @@ def test_workers_come_in_order_of_first_mention_and_once():
     ],
 )
 def test_a_mistake_is_told(text, what):
-    assert told(text) == [what]
+    assert error_text(text) == [what]
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -192,49 +192,51 @@ def test_everything_wrong_in_a_file_is_told_at_once(golden):
 
 # ---------------------------------------------------------------- what does not fit the model
 def test_an_unknown_component_op_or_walk_is_told_with_the_nearest():
-    assert unfit(Placement({**ALL, "vea": Entry(("a",))})) == [
+    assert unfit_error(Placement({**ALL, "vea": PlacementRule(("a",))})) == [
         "[place] names `vea`, which no walk calls (did you mean `vae`?)"
     ]
-    assert unfit(Placement({**ALL, "lm.ink": Entry(("a",))})) == [
+    assert unfit_error(Placement({**ALL, "lm.ink": PlacementRule(("a",))})) == [
         "[place] names `lm.ink`, which no walk calls (did you mean `lm.inc`?)"
     ]
-    assert unfit(Placement(ALL, {"drew": {}})) == ["[walks.drew] names no walk (did you mean `draw`?)"]
+    assert unfit_error(Placement(ALL, {"drew": {}})) == ["[walks.drew] names no walk (did you mean `draw`?)"]
 
 
 def test_a_name_of_another_walk_is_unknown_in_this_one():
-    assert unfit(Placement(ALL, {"read": {"vae": Entry(("a",)), "lm": Entry(("a",))}})) == [
+    assert unfit_error(Placement(ALL, {"read": {"vae": PlacementRule(("a",)), "lm": PlacementRule(("a",))}})) == [
         "[walks.read] names `vae`, which no walk calls"
     ]
 
 
 def test_names_under_an_unknown_walk_are_compared_with_the_whole_model():
-    assert unfit(Placement(ALL, {"drew": {"vae": Entry(("a",)), "zebra": Entry(("a",))}})) == [
+    assert unfit_error(Placement(ALL, {"drew": {"vae": PlacementRule(("a",)), "zebra": PlacementRule(("a",))}})) == [
         "[walks.drew] names no walk (did you mean `draw`?)",
         "[walks.drew] names `zebra`, which no walk calls",
     ]
 
 
 def test_an_op_that_exists_but_is_never_called_is_unknown():
-    assert unfit(Placement({**ALL, "lm.recall": Entry(("a",))})) == ["[place] names `lm.recall`, which no walk calls"]
+    assert unfit_error(Placement({**ALL, "lm.recall": PlacementRule(("a",))})) == [
+        "[place] names `lm.recall`, which no walk calls"
+    ]
 
 
 def test_ops_that_nothing_covers_are_told_for_each_walk():
-    assert unfit(Placement({"lm.inc": Entry(("a",))})) == [
+    assert unfit_error(Placement({"lm.inc": PlacementRule(("a",))})) == [
         "nothing says where lm.add of walk `draw` runs",
         "nothing says where vae.inc of walk `draw` runs",
     ]
-    assert unfit(Placement({}, {"draw": ALL})) == ["nothing says where lm.inc of walk `read` runs"]
+    assert unfit_error(Placement({}, {"draw": ALL})) == ["nothing says where lm.inc of walk `read` runs"]
 
 
 def test_planning_checks_the_placement():
     with pytest.raises(PlacementError, match=r"nothing says where vae\.inc of walk `draw` runs"):
-        plan(GRAPHS, at(lm="gpu0"))
+        plan(GRAPHS, make_placement(lm="gpu0"))
 
 
 def test_everything_that_does_not_fit_is_told_at_once(golden):
     placement = Placement(
-        {"lm.inc": Entry(("a",)), "vea": Entry(("a",)), "lm.ad": Entry(("b",))},
-        {"drew": {"lm": Entry(("a",))}, "read": {"vae": Entry(("a",))}},
+        {"lm.inc": PlacementRule(("a",)), "vea": PlacementRule(("a",)), "lm.ad": PlacementRule(("b",))},
+        {"drew": {"lm": PlacementRule(("a",))}, "read": {"vae": PlacementRule(("a",))}},
     )
     with pytest.raises(PlacementError) as caught:
         placement.check(GRAPHS, "gpus.toml")
@@ -255,66 +257,66 @@ def test_everything_that_does_not_fit_is_told_at_once(golden):
     ],
 )
 def test_walk_before_model_and_op_before_component(place, own, worker):
-    entries = {key: Entry((key,)) for key in place}
-    walks = {"draw": {key: Entry((f"draw {key}",)) for key in own}}
-    assert Placement(entries, walks).entry("draw", "lm", "inc") == Entry((worker,))
+    entries = {key: PlacementRule((key,)) for key in place}
+    walks = {"draw": {key: PlacementRule((f"draw {key}",)) for key in own}}
+    assert Placement(entries, walks).rule("draw", "lm", "inc") == PlacementRule((worker,))
 
 
 def test_a_walk_of_its_own_does_not_touch_the_others():
-    placement = at({"draw": {"lm": "gpu1"}}, lm="gpu0", vae="gpu2")
+    placement = make_placement({"draw": {"lm": "gpu1"}}, lm="gpu0", vae="gpu2")
     plans = plan(GRAPHS, placement)
-    assert plans.walks["read"].spots == (Spot(("gpu0",)),)
-    assert plans.walks["draw"].spots == (Spot(("gpu1",)), Spot(("gpu2",)))
+    assert plans.walks["read"].worker_sets == (WorkerSet(("gpu0",)),)
+    assert plans.walks["draw"].worker_sets == (WorkerSet(("gpu1",)), WorkerSet(("gpu2",)))
     assert plans.workers == ("gpu0", "gpu2", "gpu1")
 
 
 def test_what_is_not_placed_is_none_once_anything_is():
-    assert Placement({"vae": Entry(("a",))}).entry("read", "lm", "inc") is None
+    assert Placement({"vae": PlacementRule(("a",))}).rule("read", "lm", "inc") is None
 
 
 # ---------------------------------------------------------------- replicas and lanes
 def test_replicas_are_one_seat_of_several_workers():
-    draw = plan(GRAPHS, at(lm=["gpu0", "gpu1"], vae=["gpu0", "gpu1"])).walks["draw"]
-    assert draw.spots == (Spot(("gpu0", "gpu1")),)
-    assert draw.crossings == ()
+    draw = plan(GRAPHS, make_placement(lm=["gpu0", "gpu1"], vae=["gpu0", "gpu1"])).walks["draw"]
+    assert draw.worker_sets == (WorkerSet(("gpu0", "gpu1")),)
+    assert draw.cut_edges == ()
 
 
 def test_other_replicas_are_another_seat():
-    draw = plan(GRAPHS, at(lm=["gpu0", "gpu1"], vae=["gpu1"])).walks["draw"]
-    assert draw.spots == (Spot(("gpu0", "gpu1")), Spot(("gpu1",)))
+    draw = plan(GRAPHS, make_placement(lm=["gpu0", "gpu1"], vae=["gpu1"])).walks["draw"]
+    assert draw.worker_sets == (WorkerSet(("gpu0", "gpu1")), WorkerSet(("gpu1",)))
 
 
-def test_states_that_are_spread_go_round_the_lanes():
-    placement = at(lm={"workers": ["a", "b", "c"], "spread": True})
+def test_spread_states_are_assigned_round_robin():
+    placement = make_placement(lm={"workers": ["a", "b", "c"], "spread": True})
     the_plan = plan(Lanes().graphs(), placement).walks["go"]
     # lanes are given in order of first use: b, a, c, d; a call without a state takes the first
-    assert [the_plan.spots[seat].lane for _, seat in the_plan.calls] == [0, 1, 2, 0, 0, 1]
-    assert {spot.workers for spot in the_plan.spots} == {("a", "b", "c")}
+    assert [the_plan.worker_sets[seat].spread_index for _, seat in the_plan.calls] == [0, 1, 2, 0, 0, 1]
+    assert {spot.workers for spot in the_plan.worker_sets} == {("a", "b", "c")}
 
 
 def test_states_that_are_not_spread_share_a_lane():
-    the_plan = plan(Lanes().graphs(), at(lm=["a", "b", "c"])).walks["go"]
-    assert [the_plan.spots[seat].lane for _, seat in the_plan.calls] == [0] * 6
+    the_plan = plan(Lanes().graphs(), make_placement(lm=["a", "b", "c"])).walks["go"]
+    assert [the_plan.worker_sets[seat].spread_index for _, seat in the_plan.calls] == [0] * 6
 
 
 def test_spread_over_one_worker_is_one_seat():
-    the_plan = plan(Lanes().graphs(), at(lm={"workers": ["a"], "spread": True})).walks["go"]
-    assert the_plan.spots == (Spot(("a",)),)
+    the_plan = plan(Lanes().graphs(), make_placement(lm={"workers": ["a"], "spread": True})).walks["go"]
+    assert the_plan.worker_sets == (WorkerSet(("a",)),)
 
 
 def test_the_three_caches_of_a_drawing_are_on_three_workers():
     model, _ = example("bagel")
     lm = {"workers": ["gpu0", "gpu1", "gpu2"], "spread": True}
-    placement = at({"draw": {"lm": lm}}, lm="gpu0", vit="gpu0", vae="gpu0", guidance="gpu0")
+    placement = make_placement({"draw": {"lm": lm}}, lm="gpu0", vit="gpu0", vae="gpu0", guidance="gpu0")
     draw = plan(model.graphs(), placement).walks["draw"]
-    flows = [spot for spot in draw.spots if len(spot.workers) == 3]
-    assert [spot.lane for spot in flows] == [0, 1, 2]
+    flows = [spot for spot in draw.worker_sets if len(spot.workers) == 3]
+    assert [spot.spread_index for spot in flows] == [0, 1, 2]
 
 
 def test_a_walk_that_calls_nothing_is_on_the_first_worker():
-    plans = plan(Idle().graphs(), at(lm=["gpu3", "gpu1"]))
-    assert plans.walks["echo"].spots == (Spot(("gpu3",)),)
-    assert plan(Idle().graphs()).walks["echo"].spots == (Spot((LOCAL,)),)
+    plans = plan(Idle().graphs(), make_placement(lm=["gpu3", "gpu1"]))
+    assert plans.walks["echo"].worker_sets == (WorkerSet(("gpu3",)),)
+    assert plan(Idle().graphs()).walks["echo"].worker_sets == (WorkerSet((LOCAL_WORKER,)),)
 
 
 def test_a_placement_cannot_be_changed():
@@ -326,5 +328,5 @@ def test_a_dotted_key_without_quotes_is_told_to_be_quoted():
     with pytest.raises(PlacementError) as caught:
         parse_placement(tomllib.loads('[place]\nlm.prefill = "gpu1"\n'))
     (problem,) = caught.value.problems
-    assert problem.what == "[place] lm is a table of `prefill`: a key with a dot makes one"
+    assert problem.message == "[place] lm is a table of `prefill`: a key with a dot makes one"
     assert problem.fix == 'write the key in quotes: "lm.prefill" = ...'

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from mstar import Latents, Model, Stream, choose, loop, walk, windows
-from mstar.plan.compile import LEAST_BOUND, plan
+from mstar.plan.compile import MIN_STREAM_BOUND_ITEMS, plan
 from mstar.plan.describe import describe
-from mstar.plan.straight import SIMPLE
-from mstar.plan.tables import BatchKey, Do
+from mstar.plan.straight_line import NON_BLOCKING_OPCODES
+from mstar.plan.tables import BatchKey, Opcode
 from mstar.testing.parity import random_placement
-from tests.plan.parts import EXAMPLES, Memory, Part, Stage, at, example
+from tests.plan.plan_harness import EXAMPLES, IntOps, Memory, WalkHarness, example, make_placement
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 SPREAD = {"workers": ["gpu0", "gpu1", "gpu2"], "spread": True}
 PLACED = {
-    "orpheus": at(lm="gpu0", lm_prefill="gpu1", snac=["gpu2", "gpu3"]),
-    "qwen3_omni": at(ear="gpu0", thinker="gpu1", talker="gpu2", predictor="gpu3", vocoder="gpu4"),
-    "bagel": at({"draw": {"lm": SPREAD}}, lm="gpu0", vit="gpu1", vae="gpu1", guidance="gpu0"),
-    "vjepa2_ac": at(encoder="gpu0", predictor=["gpu1", "gpu2"], cem="cpu"),
+    "orpheus": make_placement(lm="gpu0", lm_prefill="gpu1", snac=["gpu2", "gpu3"]),
+    "qwen3_omni": make_placement(ear="gpu0", thinker="gpu1", talker="gpu2", predictor="gpu3", vocoder="gpu4"),
+    "bagel": make_placement({"draw": {"lm": SPREAD}}, lm="gpu0", vit="gpu1", vae="gpu1", guidance="gpu0"),
+    "vjepa2_ac": make_placement(encoder="gpu0", predictor=["gpu1", "gpu2"], cem="cpu"),
 }
 
 
@@ -36,12 +36,12 @@ def graphs_of(name):
 
 def moves(the_plan):
     """The states that move: from worker, to worker, inside how many regions."""
-    workers = [spot.workers[0] for spot in the_plan.spots]
-    return [(workers[c.source], workers[c.target], c.depth) for c in the_plan.crossings if c.is_state]
+    workers = [spot.workers[0] for spot in the_plan.worker_sets]
+    return [(workers[c.source], workers[c.target], c.depth) for c in the_plan.cut_edges if c.is_state]
 
 
 def sent(the_plan):
-    return [(c.name, c.source, c.target, c.depth) for c in the_plan.crossings if not c.is_state and not c.is_stream]
+    return [(c.name, c.source, c.target, c.depth) for c in the_plan.cut_edges if not c.is_state and not c.is_stream]
 
 
 def keys_of(plans, walk_name):
@@ -52,7 +52,7 @@ class Pair(Model):
     """Two components whose ops call each other in many ways."""
 
     def __init__(self):
-        self.a, self.b = Part(), Part()
+        self.a, self.b = IntOps(), IntOps()
 
     @walk
     def turns(self, n: int, memory: Memory) -> int:
@@ -86,7 +86,7 @@ class Shapes(Model):
     """Bodies that are straight, and bodies that are not."""
 
     def __init__(self):
-        self.a = Part()
+        self.a = IntOps()
 
     @walk
     def chain(self, n: int, memory: Memory) -> Iterator[Latents]:
@@ -133,7 +133,7 @@ class Shapes(Model):
 
 def body_of(model, name, placement=None, at_seat=0):
     """The table of the last body in a walk, at one seat."""
-    bodies = plan(model.graphs(), placement).walks[name].parts[at_seat].bodies
+    bodies = plan(model.graphs(), placement).walks[name].programs[at_seat].bodies
     return bodies[max(bodies)]
 
 
@@ -152,8 +152,10 @@ def test_no_golden_file_is_left_over():
 def test_nothing_crosses_on_one_worker(name):
     graphs = graphs_of(name)
     plans = plan(graphs)
-    assert all(len(the_plan.spots) == 1 and not the_plan.crossings for the_plan in plans.walks.values())
-    assert not [i for p in plans.walks.values() for b in p.parts[0].bodies.values() for i in b.instructions if i.sends]
+    assert all(len(the_plan.worker_sets) == 1 and not the_plan.cut_edges for the_plan in plans.walks.values())
+    assert not [
+        i for p in plans.walks.values() for b in p.programs[0].bodies.values() for i in b.instructions if i.sends
+    ]
     text = describe(plans, graphs)
     assert text.count("  nothing crosses\n") == len(graphs)
     assert text.count(" on local\n") == len(graphs)
@@ -168,8 +170,8 @@ def test_every_call_sits_on_a_worker_of_its_entry(name):
         for walk_name, the_plan in plans.walks.items():
             for key, seat in the_plan.calls:
                 called = plans.keys[key]
-                entry = placement.entry(walk_name, called.component, called.op)
-                assert the_plan.spots[seat].workers == entry.workers
+                entry = placement.rule(walk_name, called.component, called.op)
+                assert the_plan.worker_sets[seat].workers == entry.workers
 
 
 def test_calls_are_where_the_tables_have_them():
@@ -177,10 +179,10 @@ def test_calls_are_where_the_tables_have_them():
     for the_plan in plans.walks.values():
         there = [
             (instruction.detail.key, part.seat)
-            for part in the_plan.parts
+            for part in the_plan.programs
             for body in part.bodies.values()
             for instruction in body.instructions
-            if instruction.do is Do.CALL
+            if instruction.opcode is Opcode.CALL
         ]
         assert sorted(there) == sorted(the_plan.calls)
 
@@ -191,24 +193,26 @@ def test_the_cache_moves_once_from_prefill_to_decode():
 
 
 def test_a_state_that_two_workers_extend_moves_both_ways_each_iteration():
-    plans = plan(Pair().graphs(), at(a="w0", a_note="w1", b="w0"))
+    plans = plan(Pair().graphs(), make_placement(a="w0", a_note="w1", b="w0"))
     assert sorted(moves(plans.walks["turns"])) == [("w0", "w1", 1), ("w1", "w0", 1)]
 
 
 def test_a_state_moves_in_the_region_that_needs_it():
-    plans = plan(Pair().graphs(), at(a="w0", a_note="w1", b="w0"))
+    plans = plan(Pair().graphs(), make_placement(a="w0", a_note="w1", b="w0"))
     # told inside on w0, noted on w1 after each inner loop: never moved inside the inner loop
     assert sorted(moves(plans.walks["deep"])) == [("w0", "w1", 1), ("w1", "w0", 1)]
 
 
 def test_a_state_that_is_read_where_the_request_starts_is_not_moved():
-    plans = plan(Pair().graphs(), at(a="w0", a_recall="w1", b="w0"))
+    plans = plan(Pair().graphs(), make_placement(a="w0", a_recall="w1", b="w0"))
     assert moves(plans.walks["looks"]) == []  # every seat is given the inputs it needs
 
 
 def test_a_depth_is_told_in_words():
     graphs = {"plan": graphs_of("vjepa2_ac")["plan"]}
-    text = describe(plan(graphs, at(encoder="gpu0", predictor="gpu1", predictor_observe="gpu2", cem="cpu")), graphs)
+    text = describe(
+        plan(graphs, make_placement(encoder="gpu0", predictor="gpu1", predictor_observe="gpu2", cem="cpu")), graphs
+    )
     assert "[3] sends %z.2: float32[N#1, 64] to [2], each inner iteration" in text
     assert "[1] moves %kv: state KV to [3], once" in text
 
@@ -216,7 +220,7 @@ def test_a_depth_is_told_in_words():
 def test_a_stop_flag_goes_to_everyone_in_the_loop():
     class Stops(Model):
         def __init__(self):
-            self.a, self.b, self.c = Part(), Part(), Part()
+            self.a, self.b, self.c = IntOps(), IntOps(), IntOps()
 
         @walk
         def go(self, n: int) -> int:
@@ -226,7 +230,7 @@ def test_a_stop_flag_goes_to_everyone_in_the_loop():
                 s.stop_when(self.c.is_big(s.x))
             return s.y
 
-    the_plan = plan(Stops().graphs(), at(a="w0", b="w1", c="w2")).walks["go"]
+    the_plan = plan(Stops().graphs(), make_placement(a="w0", b="w1", c="w2")).walks["go"]
     flag = [(source, target) for name, source, target, _ in sent(the_plan) if name == "is_big"]
     assert sorted(flag) == [(2, 0), (2, 1)]
 
@@ -234,7 +238,7 @@ def test_a_stop_flag_goes_to_everyone_in_the_loop():
 def test_a_value_crosses_once_however_often_it_is_used():
     class Often(Model):
         def __init__(self):
-            self.a, self.b = Part(), Part()
+            self.a, self.b = IntOps(), IntOps()
 
         @walk
         def go(self, n: int) -> int:
@@ -244,14 +248,14 @@ def test_a_value_crosses_once_however_often_it_is_used():
                 s.y = self.b.add(self.b.add(s.y, x), x)
             return self.b.add(s.y, x)
 
-    the_plan = plan(Often().graphs(), at(a="w0", b="w1")).walks["go"]
+    the_plan = plan(Often().graphs(), make_placement(a="w0", b="w1")).walks["go"]
     assert sent(the_plan) == [("inc", 0, 1, 0)]
 
 
 def test_a_constant_is_made_where_it_is_used():
     class Ends(Model):
         def __init__(self):
-            self.a, self.b = Part(), Part()
+            self.a, self.b = IntOps(), IntOps()
 
         @walk
         def go(self, n: int) -> Iterator[Latents]:
@@ -261,14 +265,14 @@ def test_a_constant_is_made_where_it_is_used():
             for _ in loop(steps=n):
                 yield Latents(self.b.inc(items.get(default=0)))
 
-    crossings = plan(Ends().graphs(), at(a="w0", b="w1")).walks["go"].crossings
+    crossings = plan(Ends().graphs(), make_placement(a="w0", b="w1")).walks["go"].cut_edges
     assert [crossing.name for crossing in crossings] == ["~items"]
 
 
 def test_a_stream_has_room_for_two_of_its_largest_windows():
     class Wide(Model):
         def __init__(self):
-            self.a = Part()
+            self.a = IntOps()
 
         @walk
         def go(self, n: int) -> Iterator[Latents]:
@@ -278,14 +282,14 @@ def test_a_stream_has_room_for_two_of_its_largest_windows():
             for window in windows(items, size=20, context=30):
                 yield Latents(self.a.fold(window))
 
-    writers = [i.detail for i in body_of_root(Wide()).instructions if i.do is Do.WRITER]
-    assert [(writer.least, writer.bound) for writer in writers] == [(50, 100)]
-    (small,) = [i.detail for i in body_of_root(Shapes(), "reads").instructions if i.do is Do.WRITER]
-    assert (small.least, small.bound) == (1, LEAST_BOUND)
+    writers = [i.detail for i in body_of_root(Wide()).instructions if i.opcode is Opcode.WRITER]
+    assert [(writer.min_bound, writer.bound) for writer in writers] == [(50, 100)]
+    (small,) = [i.detail for i in body_of_root(Shapes(), "reads").instructions if i.opcode is Opcode.WRITER]
+    assert (small.least, small.bound) == (1, MIN_STREAM_BOUND_ITEMS)
 
 
 def body_of_root(model, name="go"):
-    return plan(model.graphs()).walks[name].parts[0].bodies[0]
+    return plan(model.graphs()).walks[name].programs[0].bodies[0]
 
 
 # ---------------------------------------------------------------- what shares a batch
@@ -354,11 +358,11 @@ def test_planning_does_not_depend_on_the_hash_seed():
 def test_tables_are_frozen(part):
     plans = plan(graphs_of("noop"))
     the_plan = plans.walks["count"]
-    body = the_plan.parts[0].bodies[0]
+    body = the_plan.programs[0].bodies[0]
     tables = {
         "plans": plans,
         "plan": the_plan,
-        "part": the_plan.parts[0],
+        "part": the_plan.programs[0],
         "body": body,
         "instruction": body.instructions[0],
         "detail": body.instructions[0].detail,
@@ -371,9 +375,9 @@ def test_tables_are_frozen(part):
 
 def test_runs_of_one_plan_do_not_disturb_each_other():
     model = Pair()
-    first, second = Stage(model, walk="turns"), Stage(model, walk="turns")
+    first, second = WalkHarness(model, walk="turns"), WalkHarness(model, walk="turns")
     second.plan = first.plan
-    second.runs[0].part = first.runs[0].part
+    second.runs[0].program = first.runs[0].program
     before = copy.deepcopy(first.plan)
     first.start(3, Memory())
     second.start(2, Memory())
@@ -390,46 +394,46 @@ def test_runs_of_one_plan_do_not_disturb_each_other():
 # ---------------------------------------------------------------- straight bodies
 def test_calls_that_follow_one_another_need_no_counters():
     body = body_of(Shapes(), "chain")
-    assert body.first is not None
-    assert [body.instructions[i].do for i in body.order].count(Do.CALL) == 4
+    assert body.first_segment is not None
+    assert [body.instructions[i].opcode for i in body.order].count(Opcode.CALL) == 4
 
 
 @pytest.mark.parametrize("name", ["beside", "silent"])
 def test_calls_side_by_side_and_bodies_without_calls_are_counted(name):
     body = body_of(Shapes(), name)
-    assert body.first is None
+    assert body.first_segment is None
     assert body.order == ()
-    assert all(instruction.then is None for instruction in body.instructions)
+    assert all(instruction.next_segment is None for instruction in body.instructions)
 
 
 def test_bodies_with_regions_or_gets_are_counted():
-    bodies = plan(Shapes().graphs()).walks["nested"].parts[0].bodies
-    kinds = {number: {instruction.do for instruction in body.instructions} for number, body in bodies.items()}
-    outer = next(number for number, found in kinds.items() if Do.CHOOSE in found)
-    inner = next(n for n, found in kinds.items() if found == {Do.CALL} and n != outer)
-    assert bodies[outer].first is None
-    assert bodies[inner].first is not None
-    assert body_of(Shapes(), "reads").first is None
+    bodies = plan(Shapes().graphs()).walks["nested"].programs[0].bodies
+    kinds = {number: {instruction.opcode for instruction in body.instructions} for number, body in bodies.items()}
+    outer = next(number for number, found in kinds.items() if Opcode.CHOOSE in found)
+    inner = next(n for n, found in kinds.items() if found == {Opcode.CALL} and n != outer)
+    assert bodies[outer].first_segment is None
+    assert bodies[inner].first_segment is not None
+    assert body_of(Shapes(), "reads").first_segment is None
 
 
 def test_bodies_that_other_seats_enter_are_counted():
-    placement = at(a="w0", a_is_big="w1")
+    placement = make_placement(a="w0", a_is_big="w1")
     the_plan = plan(Shapes().graphs(), placement).walks["chain"]
-    inner = [part.bodies[max(part.bodies)] for part in the_plan.parts]
-    assert all(body.arrivals or any(i.sends for i in body.instructions) for body in inner)
-    assert all(body.first is None for body in inner)
+    inner = [part.bodies[max(part.bodies)] for part in the_plan.programs]
+    assert all(body.remote_inputs or any(i.sends for i in body.instructions) for body in inner)
+    assert all(body.first_segment is None for body in inner)
 
 
 def test_real_loops_are_straight_or_not_as_expected():
     def is_straight(name, walk_name, op):
         plans = plan(graphs_of(name))
-        bodies = plans.walks[walk_name].parts[0].bodies.values()
+        bodies = plans.walks[walk_name].programs[0].bodies.values()
         (found,) = [
             body
             for body in bodies
-            if any(i.do is Do.CALL and str(plans.keys[i.detail.key]) == op for i in body.instructions)
+            if any(i.opcode is Opcode.CALL and str(plans.keys[i.detail.key]) == op for i in body.instructions)
         ]
-        return found.first is not None
+        return found.first_segment is not None
 
     assert is_straight("orpheus", "speak", "lm.decode")
     assert is_straight("orpheus", "speak", "snac.decode")
@@ -444,13 +448,13 @@ def test_real_loops_are_straight_or_not_as_expected():
 
 def followed(body):
     """Everything that a straight body does, in the order of its segments."""
-    segment, found = body.first, []
+    segment, found = body.first_segment, []
     while segment is not None:
-        found += segment.acts
+        found += segment.instructions
         if segment.call is None:
             break
         found.append(segment.call)
-        segment = segment.call.then
+        segment = segment.call.next_segment
     return found
 
 
@@ -460,16 +464,16 @@ def test_no_instruction_of_a_straight_body_is_lost(name):
     straight = 0
     for seed in range(5):
         plans = plan(graphs, random_placement(graphs, random.Random(seed)) if seed else None)
-        bodies = [body for p in plans.walks.values() for part in p.parts for body in part.bodies.values()]
+        bodies = [body for p in plans.walks.values() for part in p.programs for body in part.bodies.values()]
         for body in bodies:
-            if body.first is None:
+            if body.first_segment is None:
                 continue
             straight += 1
             order = [instruction.index for instruction in followed(body)]
             assert tuple(order) == body.order
             assert sorted(order) == [*range(len(body.instructions))]
-            assert {instruction.do for instruction in body.instructions} <= SIMPLE
+            assert {instruction.opcode for instruction in body.instructions} <= NON_BLOCKING_OPCODES
             place = {index: position for position, index in enumerate(order)}
-            woken = [(i.index, after) for i in body.instructions for after in i.wakes]
+            woken = [(i.index, after) for i in body.instructions for after in i.dependents]
             assert all(place[before] < place[after] for before, after in woken)
     assert straight

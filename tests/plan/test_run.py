@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from mstar import Latents, Model, choose, each, loop, walk
-from mstar.plan.run import Run, columns, complete
-from mstar.plan.wires import ValueSent
-from tests.plan.parts import Memory, Part, Stage, at
+from mstar.plan.runtime.messages import ValueSent
+from mstar.plan.runtime.run import PartitionRun, columns, complete
+from tests.plan.plan_harness import IntOps, Memory, WalkHarness, make_placement
 
 
 class Duo(Model):
     """Two components, so that walks can be on two seats."""
 
     def __init__(self):
-        self.a, self.b = Part(), Part()
+        self.a, self.b = IntOps(), IntOps()
 
     @walk
     def chain(self, x: int) -> int:
@@ -102,7 +102,7 @@ class Duo(Model):
             yield Latents(s.x)
 
 
-SPLIT = at(a="w0", b="w1")
+SPLIT = make_placement(a="w0", b="w1")
 BOTH = pytest.mark.parametrize("placement", [None, SPLIT], ids=["one seat", "two seats"])
 
 
@@ -113,13 +113,13 @@ def eager(name, *inputs):
     return [*result] if isinstance(result, tuple) else [] if result is None else [result]
 
 
-def served(name, *inputs, placement=None):
-    return Stage(Duo(), placement, walk=name).start(*inputs).finish()
+def run_walk(name, *inputs, placement=None):
+    return WalkHarness(Duo(), placement, walk=name).start(*inputs).finish()
 
 
 # ---------------------------------------------------------------- calls
 def test_a_call_is_ready_when_its_arguments_are_there():
-    stage = Stage(Duo(), walk="chain").start(1)
+    stage = WalkHarness(Duo(), walk="chain").start(1)
     assert stage.ready() == ["a.inc"]
     assert stage.call("a.inc") == (2,)
     assert stage.ready() == ["b.inc"]
@@ -131,7 +131,7 @@ def test_a_call_is_ready_when_its_arguments_are_there():
 
 
 def test_calls_that_do_not_need_each_other_are_ready_together():
-    stage = Stage(Duo(), walk="meet").start(2)
+    stage = WalkHarness(Duo(), walk="meet").start(2)
     assert stage.ready() == ["a.inc", "b.add"]
     stage.call("b.add")
     assert stage.ready() == ["a.inc"]
@@ -140,10 +140,10 @@ def test_calls_that_do_not_need_each_other_are_ready_together():
 
 
 def test_what_a_call_passes_has_its_constants_and_static_arguments():
-    stage = Stage(Duo(), walk="constant").start(2)
+    stage = WalkHarness(Duo(), walk="constant").start(2)
     (frame, instruction) = next(call for call in stage.runs[0].ready if stage.name(call) == "b.add")
     assert frame.arguments(instruction) == {"x": 2, "y": 4}
-    stage = Stage(Duo(), walk="meet").start(1)
+    stage = WalkHarness(Duo(), walk="meet").start(1)
     for name in ("a.inc", "b.add", "b.add", "b.add"):
         stage.call(name)
     (frame, instruction) = stage.runs[0].ready[0]
@@ -151,8 +151,8 @@ def test_what_a_call_passes_has_its_constants_and_static_arguments():
 
 
 def test_calls_of_two_requests_complete_as_one_batch():
-    one, two = Stage(Duo(), walk="chain"), Stage(Duo(), walk="chain")
-    two.runs[0] = Run(one.plan.parts[0], two, [])
+    one, two = WalkHarness(Duo(), walk="chain"), WalkHarness(Duo(), walk="chain")
+    two.runs[0] = PartitionRun(one.plan.programs[0], two, [])
     one.start(1)
     two.start(10)
     batch = [one.runs[0].ready.pop(), two.runs[0].ready.pop()]
@@ -165,8 +165,8 @@ def test_calls_of_two_requests_complete_as_one_batch():
 
 
 def test_different_calls_of_one_op_share_columns():
-    stage = Stage(Duo(), walk="constant").start(2)
-    other = Stage(Duo(), walk="meet").start(2)
+    stage = WalkHarness(Duo(), walk="constant").start(2)
+    other = WalkHarness(Duo(), walk="meet").start(2)
     batch = [
         next(call for call in stage.runs[0].ready if stage.name(call) == "b.add"),
         next(call for call in other.runs[0].ready if other.name(call) == "b.add"),
@@ -175,12 +175,12 @@ def test_different_calls_of_one_op_share_columns():
 
 
 def test_a_walk_may_give_an_input_twice_or_nothing():
-    assert served("same", 4).outputs == [4, 4]
-    assert served("nothing", 4).outputs == []
+    assert run_walk("same", 4).outputs == [4, 4]
+    assert run_walk("nothing", 4).outputs == []
 
 
 def test_a_walk_without_anything_to_do_is_done_before_it_starts():
-    stage = Stage(Duo(), SPLIT, walk="idle")
+    stage = WalkHarness(Duo(), SPLIT, walk="idle")
     assert [run.is_done for run in stage.runs] == [True]
     stage.start(1).finish()
     assert stage.outputs == []
@@ -188,7 +188,7 @@ def test_a_walk_without_anything_to_do_is_done_before_it_starts():
 
 # ---------------------------------------------------------------- messages
 def test_a_value_crosses_in_one_message():
-    stage = Stage(Duo(), SPLIT, walk="chain").start(1)
+    stage = WalkHarness(Duo(), SPLIT, walk="chain").start(1)
     assert (stage.ready(0), stage.ready(1)) == (["a.inc"], [])
     stage.call("a.inc")
     assert stage.runs[0].is_done
@@ -199,30 +199,30 @@ def test_a_value_crosses_in_one_message():
     assert stage.outputs == [3]
 
 
-def test_a_seat_runs_ahead_of_one_that_hears_nothing():
-    stage = Stage(Duo(), SPLIT, walk="meet").start(4)
+def test_a_seat_runs_ahead_of_one_that_receives_nothing():
+    stage = WalkHarness(Duo(), SPLIT, walk="meet").start(4)
     assert stage.calls_at(0) == 4
     assert stage.runs[0].is_done
-    assert stage.waiting(0, 1) == ["ValueSent"] * 4
+    assert stage.pending_messages(0, 1) == ["ValueSent"] * 4
     assert [message.path for message in stage.channels[0, 1]] == [(0,), (1,), (2,), (3,)]
     stage.finish()
     assert stage.outputs == eager("meet", 4)
 
 
 def test_values_may_come_long_before_their_iteration():
-    stage = Stage(Duo(), SPLIT, walk="meet").start(4)
+    stage = WalkHarness(Duo(), SPLIT, walk="meet").start(4)
     stage.calls_at(0)
     stage.deliver(0, 1)
-    assert len(stage.runs[1].mail) == 3  # the first one was waited for
-    assert stage.runs[1].leftovers() == [f"mail: {sorted(stage.runs[1].mail)}"]
+    assert len(stage.runs[1].early_values) == 3  # the first one was waited for
+    assert stage.runs[1].pending() == [f"early_values: {sorted(stage.runs[1].early_values)}"]
     stage.finish()
     assert stage.outputs == eager("meet", 4)
 
 
 def test_values_may_come_before_the_seat_has_started():
-    stage = Stage(Duo(), SPLIT, walk="meet")
+    stage = WalkHarness(Duo(), SPLIT, walk="meet")
     stage.runs[0].start([3])
-    stage.post(stage.runs[0])
+    stage.collect_messages(stage.runs[0])
     stage.calls_at(0)
     stage.deliver(0, 1)
     assert stage.ready(1) == []
@@ -235,7 +235,7 @@ class Trio(Model):
     """One seat that hears from two others."""
 
     def __init__(self):
-        self.a, self.b, self.c = Part(), Part(), Part()
+        self.a, self.b, self.c = IntOps(), IntOps(), IntOps()
 
     @walk
     def go(self, n: int) -> int:
@@ -258,7 +258,7 @@ class Trio(Model):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_messages_of_different_seats_may_overtake_each_other(first, count):
     """Everything from one seat comes before anything from the other."""
-    stage = Stage(Trio(), at(a="w0", b="w1", c="w2")).start(4)
+    stage = WalkHarness(Trio(), make_placement(a="w0", b="w1", c="w2")).start(4)
     for source in (0, 1):
         assert stage.calls_at(source) == 4
     stage.deliver(first, 2)
@@ -270,7 +270,7 @@ def test_messages_of_different_seats_may_overtake_each_other(first, count):
 
 
 def test_a_seat_waits_for_the_stop_flag_of_another():
-    stage = Stage(Trio(), at(a="w0", b="w1", c="w2"), walk="stops").start(5)
+    stage = WalkHarness(Trio(), make_placement(a="w0", b="w1", c="w2"), walk="stops").start(5)
     for _ in range(2):
         assert (stage.calls_at(0), stage.calls_at(1)) == (1, 1)  # whether there is one more is decided by c
         assert not stage.runs[0].is_done
@@ -286,14 +286,14 @@ def test_a_seat_waits_for_the_stop_flag_of_another():
 @BOTH
 @pytest.mark.parametrize("steps", [0, -2])
 def test_a_loop_of_no_steps_gives_what_it_started_with(steps, placement):
-    assert served("kept", steps, placement=placement).outputs == [[], [], 5]
-    assert served("meet", steps, placement=placement).outputs == [0]
+    assert run_walk("kept", steps, placement=placement).outputs == [[], [], 5]
+    assert run_walk("meet", steps, placement=placement).outputs == [0]
 
 
 @BOTH
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_two_carries_swap(steps, placement):
-    stage = served("swap", steps, 1, 2, placement=placement)
+    stage = run_walk("swap", steps, 1, 2, placement=placement)
     assert stage.outputs == eager("swap", steps, 1, 2)
     assert stage.outputs == ([3, 2] if steps % 2 else [1, 4])
 
@@ -302,18 +302,18 @@ def test_two_carries_swap(steps, placement):
 @pytest.mark.parametrize(("steps", "last"), [(2, 2), (3, 3), (4, 4), (9, 4)])
 def test_a_stop_flag_that_is_carried_ends_the_loop_one_iteration_later(steps, last, placement):
     assert eager("flagged", steps) == [last]
-    assert served("flagged", steps, placement=placement).outputs == [last]
+    assert run_walk("flagged", steps, placement=placement).outputs == [last]
 
 
 @BOTH
 def test_what_is_collected_is_the_value_before_the_carry(placement):
-    assert served("kept", 3, placement=placement).outputs == [[5, 7, 9], [0, 1, 2], 11]
+    assert run_walk("kept", 3, placement=placement).outputs == [[5, 7, 9], [0, 1, 2], 11]
 
 
 @BOTH
 @pytest.mark.parametrize("steps", [0, 1, 6])
 def test_loops_in_loops(steps, placement):
-    stage = served("steps_of_steps", steps, placement=placement)
+    stage = run_walk("steps_of_steps", steps, placement=placement)
     call = Duo().steps_of_steps(steps)
     call.run()
     assert stage.emitted == [emission.value for emission in call.emissions]
@@ -323,11 +323,11 @@ def test_loops_in_loops(steps, placement):
 @BOTH
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_an_each_collects_in_order(count, placement):
-    assert served("every", count, placement=placement).outputs == eager("every", count)
+    assert run_walk("every", count, placement=placement).outputs == eager("every", count)
 
 
 def test_bodies_of_an_each_end_in_any_order():
-    stage = Stage(Duo(), walk="every").start(3)
+    stage = WalkHarness(Duo(), walk="every").start(3)
     stage.call("a.upto")
     assert stage.ready() == ["a.add"] * 3 + ["b.inc"] * 3
     stage.runs[0].ready.reverse()
@@ -340,13 +340,13 @@ def test_bodies_of_an_each_end_in_any_order():
 @BOTH
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_eaches_in_eaches(count, placement):
-    assert served("every_of_every", count, placement=placement).outputs == eager("every_of_every", count)
+    assert run_walk("every_of_every", count, placement=placement).outputs == eager("every_of_every", count)
 
 
 @BOTH
 @pytest.mark.parametrize("x", [1, 3])
 def test_only_the_chosen_arm_runs(x, placement):
-    stage = Stage(Duo(), placement, walk="pick").start(x)
+    stage = WalkHarness(Duo(), placement, walk="pick").start(x)
     stage.call("a.is_big")
     assert stage.ready() == (["a.inc"] if x >= 3 else ["a.inc", "a.inc"])
     stage.finish()
@@ -356,15 +356,15 @@ def test_only_the_chosen_arm_runs(x, placement):
 @BOTH
 @pytest.mark.parametrize("x", [1, 3])
 def test_an_arm_may_be_a_constant(x, placement):
-    assert served("constant", x, placement=placement).outputs == eager("constant", x)
+    assert run_walk("constant", x, placement=placement).outputs == eager("constant", x)
 
 
 # ---------------------------------------------------------------- states
-class Keeper(Model):
+class StateWalks(Model):
     """A component whose ops can be on several workers, all on the same states."""
 
     def __init__(self):
-        self.a = Part()
+        self.a = IntOps()
 
     @walk
     def back(self, memory: Memory) -> tuple[int, int]:
@@ -408,12 +408,14 @@ class Keeper(Model):
         return self.a.recall(memory)
 
 
-APART = at(a="w0", a_note="w1", a_recall="w2")
+APART = make_placement(a="w0", a_note="w1", a_recall="w2")
 
 
-@pytest.mark.parametrize("placement", [None, at(a="w0", a_note="w1", a_recall="w1")], ids=["one seat", "two seats"])
+@pytest.mark.parametrize(
+    "placement", [None, make_placement(a="w0", a_note="w1", a_recall="w1")], ids=["one seat", "two seats"]
+)
 def test_a_state_extended_elsewhere_comes_back(placement):
-    stage = Stage(Keeper(), placement, walk="back").start(Memory()).finish()
+    stage = WalkHarness(StateWalks(), placement, walk="back").start(Memory()).finish()
     assert stage.outputs == [1, 3]
     assert {index: state.seen for index, state in stage.states.items()} == {0: [1, 2, 3]}
     assert stage.forked == (2 if placement else 0)  # there and back
@@ -423,21 +425,21 @@ def test_a_state_extended_elsewhere_comes_back(placement):
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_a_state_goes_back_and_forth_in_a_loop(steps, placement):
     want = Memory()
-    result = Keeper().turns(steps, want).run()
-    stage = Stage(Keeper(), placement, walk="turns").start(steps, Memory()).finish()
+    result = StateWalks().turns(steps, want).run()
+    stage = WalkHarness(StateWalks(), placement, walk="turns").start(steps, Memory()).finish()
     assert stage.outputs == [result]
     assert [state.seen for state in stage.states.values()] == [want.seen]
 
 
-@pytest.mark.parametrize("placement", [None, APART, at(a=["w0", "w1"], a_tell="w1")])
+@pytest.mark.parametrize("placement", [None, APART, make_placement(a=["w0", "w1"], a_tell="w1")])
 def test_a_fork_goes_its_own_way(placement):
-    stage = Stage(Keeper(), placement, walk="fork").start(Memory()).finish()
+    stage = WalkHarness(StateWalks(), placement, walk="fork").start(Memory()).finish()
     assert stage.outputs == [[1, 2], [1, 3]]
     assert stage.states[0].seen == [1, 2]
 
 
 def test_a_state_is_read_side_by_side_before_it_changes():
-    stage = Stage(Keeper(), walk="beside").start(Memory())
+    stage = WalkHarness(StateWalks(), walk="beside").start(Memory())
     stage.call("a.tell")
     assert stage.ready() == ["a.recall", "a.recall"]  # and no tell: it waits for both
     stage.call("a.recall")
@@ -450,7 +452,7 @@ def test_a_state_is_read_side_by_side_before_it_changes():
 
 def test_a_reader_elsewhere_sees_the_state_as_it_was_sent():
     """It reads a copy, so the owner may go on, and what the reader sees does not change under it."""
-    stage = Stage(Keeper(), at(a="w0", a_recall="w1"), walk="late").start(Memory())
+    stage = WalkHarness(StateWalks(), make_placement(a="w0", a_recall="w1"), walk="late").start(Memory())
     home, away = stage.seat("w0"), stage.seat("w1")
     stage.call("a.tell", home)
     stage.call("a.tell", home)
@@ -464,7 +466,7 @@ def test_a_reader_elsewhere_sees_the_state_as_it_was_sent():
 @pytest.mark.parametrize("placement", [None, APART], ids=["one seat", "apart"])
 @pytest.mark.parametrize(("x", "seen"), [(1, [1]), (3, [3, 9])])
 def test_a_state_made_in_the_walk_may_change_in_an_arm(x, seen, placement):
-    stage = Stage(Keeper(), placement, walk="fresh").start(x).finish()
-    assert stage.made == [("a", "Memory")]
+    stage = WalkHarness(StateWalks(), placement, walk="fresh").start(x).finish()
+    assert stage.created == [("a", "Memory")]
     assert stage.outputs == [seen]
     assert stage.states == {}

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from mstar import Latents, Model, Stream, each, loop, walk, windows
-from mstar.plan.compile import LEAST_BOUND
-from tests.plan.parts import Memory, Part, Stage, at
+from mstar.plan.compile import MIN_STREAM_BOUND_ITEMS
+from tests.plan.plan_harness import IntOps, Memory, WalkHarness, make_placement
 
 
 class Pipes(Model):
     """A producer `a` and a consumer `b`, in many shapes."""
 
     def __init__(self):
-        self.a, self.b = Part(), Part()
+        self.a, self.b = IntOps(), IntOps()
 
     @walk
     def pipe(self, n: int, reads: int) -> Iterator[Latents]:
@@ -142,7 +142,7 @@ class Relay(Model):
     """Several nodes of one body get from the same stream, one after the other."""
 
     def __init__(self):
-        self.a, self.b = Part(), Part()
+        self.a, self.b = IntOps(), IntOps()
 
     @walk
     def first_and_rest(self, n: int, reads: int) -> Iterator[Latents]:
@@ -169,7 +169,7 @@ class Relay(Model):
             yield Latents(t.x)
 
 
-SPLIT = at(a="w0", b="w1")
+SPLIT = make_placement(a="w0", b="w1")
 BOTH = pytest.mark.parametrize("placement", [None, SPLIT], ids=["one seat", "two seats"])
 TIGHT = pytest.mark.parametrize("is_tight", [False, True], ids=["loose", "tight"])
 
@@ -181,36 +181,36 @@ def eager(name, *inputs):
 
 
 def check(name, *inputs, placement, is_tight):
-    stage = Stage(Pipes(), placement, walk=name, is_tight=is_tight).start(*inputs).finish()
+    stage = WalkHarness(Pipes(), placement, walk=name, is_tight=is_tight).start(*inputs).finish()
     assert stage.emitted == eager(name, *inputs)
     return stage
 
 
 # ---------------------------------------------------------------- back-pressure
 def test_a_put_waits_at_the_bound_and_goes_on_after_a_release():
-    stage = Stage(Pipes(), SPLIT, walk="pipe", is_tight=True).start(4, 9)
+    stage = WalkHarness(Pipes(), SPLIT, walk="pipe", is_tight=True).start(4, 9)
     assert stage.calls_at(0) == 2  # the second has been made, and waits to be put
-    assert stage.waiting(0, 1) == ["ItemSent"]
+    assert stage.pending_messages(0, 1) == ["StreamItem"]
     stage.deliver(0, 1)
-    assert stage.waiting(1, 0) == ["Released"]
+    assert stage.pending_messages(1, 0) == ["StreamConsumed"]
     assert stage.calls_at(0) == 0  # it has not heard yet
     stage.deliver(1, 0)
-    assert stage.waiting(0, 1) == ["ItemSent"]
+    assert stage.pending_messages(0, 1) == ["StreamItem"]
     assert stage.ready(0) == ["a.inc"]
     stage.finish()
     assert stage.emitted == eager("pipe", 4, 9)
 
 
 def test_a_loose_stream_holds_its_bound():
-    stage = Stage(Pipes(), SPLIT, walk="pipe").start(100, 100)
-    assert stage.calls_at(0) == LEAST_BOUND + 1
-    assert stage.waiting(0, 1) == ["ItemSent"] * LEAST_BOUND
+    stage = WalkHarness(Pipes(), SPLIT, walk="pipe").start(100, 100)
+    assert stage.calls_at(0) == MIN_STREAM_BOUND_ITEMS + 1
+    assert stage.pending_messages(0, 1) == ["StreamItem"] * MIN_STREAM_BOUND_ITEMS
     stage.finish()
     assert stage.emitted == eager("pipe", 100, 100)
 
 
 def test_a_producer_on_the_same_seat_waits_too():
-    stage = Stage(Pipes(), walk="pipe", is_tight=True).start(9, 9)
+    stage = WalkHarness(Pipes(), walk="pipe", is_tight=True).start(9, 9)
     made = 0
     while "a.inc" in stage.ready():
         stage.call("a.inc")
@@ -221,24 +221,24 @@ def test_a_producer_on_the_same_seat_waits_too():
 
 
 def test_items_may_come_before_the_reader_has_started():
-    stage = Stage(Pipes(), SPLIT, walk="pipe")
+    stage = WalkHarness(Pipes(), SPLIT, walk="pipe")
     stage.runs[0].start([3, 5])
     stage.calls_at(0)
     stage.deliver(0, 1)
-    assert stage.runs[1].leftovers() == ["readers: [(0, ())]"]
+    assert stage.runs[1].pending() == ["readers: [(0, ())]"]
     stage.runs[1].start([3, 5])
-    stage.post(stage.runs[1])
+    stage.collect_messages(stage.runs[1])
     stage.finish()
     assert stage.emitted == eager("pipe", 3, 5)
 
 
 def test_a_release_may_come_before_the_stream_is_open():
-    stage = Stage(Pipes(), SPLIT, walk="pipe")
+    stage = WalkHarness(Pipes(), SPLIT, walk="pipe")
     stage.runs[1].start([3, 0])  # reads nothing: it lets the stream go at once
-    stage.post(stage.runs[1])
-    assert stage.waiting(1, 0) == ["Released"]
+    stage.collect_messages(stage.runs[1])
+    assert stage.pending_messages(1, 0) == ["StreamConsumed"]
     stage.deliver(1, 0)
-    assert stage.runs[0].leftovers() == ["writers: [(0, ())]"]
+    assert stage.runs[0].pending() == ["writers: [(0, ())]"]
     stage.runs[0].start([3, 0])
     stage.finish()
     assert stage.emitted == []
@@ -252,9 +252,9 @@ def test_two_streams_read_in_another_order_than_they_are_filled(reads, placement
 
 
 def test_a_stream_is_allowed_more_than_its_bound_while_its_reader_waits_for_another():
-    stage = Stage(Pipes(), SPLIT, walk="crossed", is_tight=True).start(4, 4)
+    stage = WalkHarness(Pipes(), SPLIT, walk="crossed", is_tight=True).start(4, 4)
     stage.calls_at(0)
-    assert stage.waiting(0, 1) == ["ItemSent"]
+    assert stage.pending_messages(0, 1) == ["StreamItem"]
     sent = 0
     while not stage.ready(1):
         stage.deliver(0, 1)
@@ -268,7 +268,7 @@ def test_a_stream_is_allowed_more_than_its_bound_while_its_reader_waits_for_anot
 
 @BOTH
 def test_a_stream_that_is_full_before_its_reader_waits_for_another_goes_on_too(placement):
-    stage = Stage(Pipes(), placement, walk="late", is_tight=True).start(4)
+    stage = WalkHarness(Pipes(), placement, walk="late", is_tight=True).start(4)
     reading = len(stage.runs) - 1
     while "a.inc" in stage.ready():
         stage.call("a.inc")
@@ -297,9 +297,9 @@ def test_after_the_end_of_a_stream_a_reader_gets_its_default(placement, is_tight
 
 
 def test_items_for_a_reader_that_let_go_are_dropped():
-    stage = Stage(Pipes(), SPLIT, walk="pipe", is_tight=False).start(5, 1)
+    stage = WalkHarness(Pipes(), SPLIT, walk="pipe", is_tight=False).start(5, 1)
     stage.calls_at(0)
-    assert stage.waiting(0, 1) == ["ItemSent"] * 5 + ["Closed"]
+    assert stage.pending_messages(0, 1) == ["StreamItem"] * 5 + ["StreamClosed"]
     stage.deliver(0, 1, 1)
     assert stage.calls_at(1) == 1
     assert stage.runs[1].is_done
@@ -320,7 +320,7 @@ def test_two_readers_of_one_stream(length, placement, is_tight):
 @TIGHT
 @pytest.mark.parametrize("length", [0, 1, 5])
 def test_a_stream_for_each_body(length, placement, is_tight):
-    stage = Stage(Pipes(), placement, walk="inside", is_tight=is_tight).start(length).finish()
+    stage = WalkHarness(Pipes(), placement, walk="inside", is_tight=is_tight).start(length).finish()
     assert stage.outputs == [*Pipes().inside(length).run()]
 
 
@@ -344,7 +344,7 @@ def test_items_that_no_op_uses(reads, placement, is_tight):
 @pytest.mark.parametrize("name", ["first_and_rest", "two_then_one"])
 @pytest.mark.parametrize("reads", [0, 1, 3, 9])
 def test_one_node_reads_on_where_another_stopped(reads, name, placement, is_tight):
-    stage = Stage(Relay(), placement, walk=name, is_tight=is_tight).start(6, reads).finish()
+    stage = WalkHarness(Relay(), placement, walk=name, is_tight=is_tight).start(6, reads).finish()
     call = getattr(Relay(), name)(6, reads)
     call.run()
     assert stage.emitted == [emission.value for emission in call.emissions]
@@ -359,7 +359,7 @@ def test_windows_slide_start_small_and_flush(length, placement, is_tight):
 
 
 def test_windows_are_what_they_should_be():
-    stage = Stage(Pipes(), walk="sliding").start(6).finish()
+    stage = WalkHarness(Pipes(), walk="sliding").start(6).finish()
     # [1] alone, then up to four items two apart; what is left at the end makes the last. Plus how many are fresh.
     assert stage.emitted == [1 + 1, 123 + 2, 2345 + 2, 456 + 1]
 
@@ -368,35 +368,37 @@ def test_windows_are_what_they_should_be():
 @TIGHT
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
 def test_windows_that_do_not_fill_are_dropped_without_flush(length, placement, is_tight):
-    stage = Stage(Pipes(), placement, walk="whole", is_tight=is_tight).start(length, Memory()).finish()
+    stage = WalkHarness(Pipes(), placement, walk="whole", is_tight=is_tight).start(length, Memory()).finish()
     assert stage.emitted == eager("whole", length, Memory())
     assert stage.states[1].seen == [1] * ((length + 1) // 2)
 
 
 @TIGHT
 @pytest.mark.parametrize("walk_name", ["elsewhere", "unread"])
-@pytest.mark.parametrize("placement", [None, SPLIT, at(a="w0", a_fold="w1", a_inc="w2", b="w1", b_inc="w0")])
+@pytest.mark.parametrize(
+    "placement", [None, SPLIT, make_placement(a="w0", a_fold="w1", a_inc="w2", b="w1", b_inc="w0")]
+)
 @pytest.mark.parametrize("length", [0, 1, 2, 7])
 def test_windows_whose_bodies_are_elsewhere(length, placement, walk_name, is_tight):
     check(walk_name, length, placement=placement, is_tight=is_tight)
 
 
 def test_a_seat_is_told_of_each_window_early_or_late():
-    stage = Stage(Pipes(), SPLIT, walk="elsewhere").start(4)
+    stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(4)
     stage.calls_at(0)
     assert stage.runs[0].is_done
-    told = stage.waiting(0, 1)
+    told = stage.pending_messages(0, 1)
     assert told.count("ValueSent") == 5  # twice that there is one and what it gave, and once that there is none
     stage.deliver(0, 1)
     assert stage.ready(1) == ["b.inc"]
-    assert len(stage.runs[1].mail) == 3
+    assert len(stage.runs[1].early_values) == 3
     stage.finish()
     assert stage.emitted == eager("elsewhere", 4)
 
 
 def test_a_seat_waits_to_be_told_of_a_window():
-    stage = Stage(Pipes(), SPLIT, walk="elsewhere").start(2)
-    assert stage.runs[1].leftovers() == [f"expected: {sorted(stage.runs[1].expected)}"]
+    stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(2)
+    assert stage.runs[1].pending() == [f"expected: {sorted(stage.runs[1].expected)}"]
     assert len(stage.runs[1].expected) == 1
     stage.calls_at(0)
     for _ in range(3):

@@ -1,7 +1,7 @@
 """Which models are conducted together."""
 
 from mstar.plan.placement import parse_placement
-from mstar.plan.shards import Shard, shards
+from mstar.plan.shards import Shard, split_into_shards
 
 
 def placements(**workers):
@@ -9,7 +9,7 @@ def placements(**workers):
 
 
 def models(placed, most):
-    return [one.models for one in shards(placed, most)]
+    return [one.models for one in split_into_shards(placed, most)]
 
 
 def test_models_that_share_a_worker_stay_together():
@@ -27,8 +27,8 @@ def test_there_are_no_more_than_wanted_and_they_are_of_like_size():
 
 
 def test_a_shard_knows_its_workers_and_which_run_from_the_start():
-    placed = placements(one={"workers": ["a", "b"], "least": 1}, two=["c"])
-    assert shards(placed, 2) == [Shard(("one",), ("a", "b"), ("a",)), Shard(("two",), ("c",), ("c",))]
+    placed = placements(one={"workers": ["a", "b"], "min_replicas": 1}, two=["c"])
+    assert split_into_shards(placed, 2) == [Shard(("one",), ("a", "b"), ("a",)), Shard(("two",), ("c",), ("c",))]
 
 
 def test_models_without_a_placement_share_a_worker():
@@ -36,4 +36,4 @@ def test_models_without_a_placement_share_a_worker():
 
 
 def test_without_models_there_is_one_that_conducts_nothing():
-    assert shards({}, 3) == [Shard((), (), ())]
+    assert split_into_shards({}, 3) == [Shard((), (), ())]

@@ -1,10 +1,10 @@
 import pytest
 
-from tests.server.parts import serving
+from tests.server.toy_server import run_toy_server
 
 
 @pytest.fixture(scope="session")
 def server():
     """A server without keys."""
-    with serving() as started:
+    with run_toy_server() as started:
         yield started

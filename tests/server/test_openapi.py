@@ -17,17 +17,17 @@ from pydantic import TypeAdapter
 from starlette.routing import Route
 
 from mstar import Component, Float32, Latents, Model, Tensor, op, walk
-from mstar.asks import Imagining
-from mstar.server.app import SURFACES, application
-from mstar.server.door import Door
-from mstar.server.keys import Keys
-from mstar.server.openapi import document
-from tests.server import sounding
-from tests.server.models import Parrot, Vectors
-from tests.server.parts import said
-from tests.server.toys_drawn import Filmer, Painter
-from tests.server.toys_house import housing
-from tests.server.toys_robot import Arm
+from mstar.requests import RolloutRequest
+from mstar.server.access.api_keys import ApiKeys
+from mstar.server.app import ENDPOINTS, build_app
+from mstar.server.openapi import build_document
+from mstar.server.state import ServerState
+from tests.server import toy_speech_models
+from tests.server.model_server import serve_models
+from tests.server.toy_image_models import ImageGenerator, VideoGenerator
+from tests.server.toy_models import Parrot, Vectors
+from tests.server.toy_robot_models import Arm
+from tests.server.toy_server import chat_body
 
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 CHECKS += ["response_headers_conformance", "unsupported_method", "ignored_auth", "missing_required_header"]
@@ -45,7 +45,7 @@ MODELS = {
 
 
 @dataclass
-class Wish:
+class EchoRequest:
     """Something of every kind that can be sent."""
 
     number: int
@@ -55,7 +55,7 @@ class Wish:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-class Dust(Component):
+class StepOp(Component):
     @op
     def grain(self, step: int) -> Float32[Tensor, "2"]:
         return np.full(2, step, np.float32)
@@ -65,29 +65,34 @@ class Echo(Model):
     """Gives back what it is given, and imagines the same whatever it sees: nothing that can be sent makes it fail."""
 
     def __init__(self) -> None:
-        self.dust = Dust()
+        self.dust = StepOp()
 
     @walk
     def fall(self, step: int) -> Iterator[Latents]:
         yield Latents(self.dust.grain(step))
 
-    async def route(self, request: Wish | Imagining) -> Any:
-        if isinstance(request, Wish):
+    async def route(self, request: EchoRequest | RolloutRequest) -> Any:
+        if isinstance(request, EchoRequest):
             return asdict(request)
         for step in range(len(request.actions)):
             await self.fall(step)
         return None
 
 
-def house():
-    models = {"parrot": Parrot(), "vectors": Vectors(), "voice": sounding.Talker(), "scribe": sounding.Scribe()}
-    models |= {"painter": Painter(), "filmer": Filmer(), "arm": Arm(), "echo": Echo()}
-    return housing(models, Keys(["k"]))
+def serve_all_models():
+    models = {
+        "parrot": Parrot(),
+        "vectors": Vectors(),
+        "voice": toy_speech_models.ToneSpeaker(),
+        "scribe": toy_speech_models.ToneTranscriber(),
+    }
+    models |= {"painter": ImageGenerator(), "filmer": VideoGenerator(), "arm": Arm(), "echo": Echo()}
+    return serve_models(models, ApiKeys(["k"]))
 
 
 def test_every_route_is_described():
-    told = document(SURFACES)
-    routes = application(Door({"parrot": Parrot()})).routes
+    told = build_document(ENDPOINTS)
+    routes = build_app(ServerState({"parrot": Parrot()})).routes
     described = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
     served = {(method, route.path_format) for route in routes if isinstance(route, Route) for method in route.methods}
     assert described == {(method, path) for method, path in served if method != "HEAD"}
@@ -97,7 +102,7 @@ def test_every_route_is_described():
 
 
 def test_schemas_are_schemas_and_all_that_is_named_is_there():
-    told = document(SURFACES)
+    told = build_document(ENDPOINTS)
     schemas = told["components"]["schemas"]
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
@@ -110,7 +115,7 @@ def test_bodies_and_refusals_are_as_described(server):
     with server.client() as client:
         told = client.get("/openapi.json").json()
         assert told["openapi"] == "3.1.0"
-        refused = client.post("/v1/chat/completions", json=said("x", temperature=9)).json()
+        refused = client.post("/v1/chat/completions", json=chat_body("x", temperature=9)).json()
         wrong = client.put("/v1/chat/completions")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
@@ -120,8 +125,8 @@ def test_bodies_and_refusals_are_as_described(server):
 
     assert is_valid("Error", refused)
     assert is_valid("Error", wrong.json())
-    assert is_valid("ChatBody", said("x", temperature=1))
-    assert not is_valid("ChatBody", said("x", temperature=9))
+    assert is_valid("ChatBody", chat_body("x", temperature=1))
+    assert not is_valid("ChatBody", chat_body("x", temperature=9))
     assert not is_valid("ChatBody", {"model": "x"})
 
 
@@ -133,7 +138,7 @@ def described(client):
         schemas[name]["properties"]["model"] = {"enum": models}
     for name in ("DrawingBody", "DrawingForm", "FilmingForm"):
         schemas[name]["properties"]["size"] = {"enum": ["16x16", "64x32", "auto", "0x0", "-1x5", "1e3x2"]}
-    schemas["GenerateBody"]["properties"]["request"] = TypeAdapter(Wish).json_schema()
+    schemas["GenerateBody"]["properties"]["request"] = TypeAdapter(EchoRequest).json_schema()
     del paths["/v1/events"]  # it does not end by itself; test_events reads it
     for name in ("graph", "load", "unload"):
         for one in paths[f"/v1/models/{{model}}/{name}"].values():
@@ -151,7 +156,7 @@ def described(client):
         "model": ["parrot", "arm"],
         "format": ["json", "chrome"],
         "variant": ["video"],
-        "Mstar-Pace": ["batch", "first=0.5, read=20"],
+        "Mstar-SLO": ["best_effort", "ttft=0.5, tokens_per_second=20"],
     }
     for operations in paths.values():
         for operation in operations.values():
@@ -172,10 +177,10 @@ def test_a_fuzzer_that_reads_the_description_breaks_nothing(tmp_path, caplog):
         "--no-color",
         "--workers=2",
     ]
-    with caplog.at_level(logging.ERROR), house() as served, served.client("k") as client:
+    with caplog.at_level(logging.ERROR), serve_all_models() as served, served.client("k") as client:
         (tmp_path / "openapi.json").write_text(json.dumps(described(client)))
         run = [*command, f"--url={served.url}", "--header=Authorization: Bearer k"]
         done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert served.is_left(3)
+        assert served.wait_until_idle(3)
     assert done.returncode == 0, done.stdout[-6000:]
     assert not [record.getMessage() for record in caplog.records]

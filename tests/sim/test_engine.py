@@ -4,68 +4,68 @@ import random
 
 import pytest
 
-from mstar.engine.jobs import UNFINISHED, Done, Failed, Job
+from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed
 from mstar.plan.tables import BatchKey
-from mstar.sim.engine import Costs, NeverFits, SimEngine
-from mstar.sim.models import Ask, Crash, Sprung
-from mstar.worker.commands import Batch, Export, Fork, Free, Load, Make, StateRef
+from mstar.sim.engine import EngineCosts, NeverFits, SimEngine
+from mstar.sim.models import SimRequest, TrapError, WorkerCrash
+from mstar.worker.commands import Batch, CreateState, Export, Fork, Free, LoadState, StateRef
 
 TELL = BatchKey("lm", "tell")
 
 
 def make(pages: int = 100, unfinished: float = 0.0) -> SimEngine:
-    return SimEngine(random.Random(0), Costs(0.01, 0.001, pages, unfinished), [])
+    return SimEngine(random.Random(0), EngineCosts(0.01, 0.001, pages, unfinished), [])
 
 
-def tell(number: int, *states: int, ask: Ask | None = None) -> Batch:
-    jobs = [Job({"token": 1, "memory": StateRef(state, []), "ask": ask or Ask(1, 1)}) for state in states]
+def tell(number: int, *states: int, ask: SimRequest | None = None) -> Batch:
+    jobs = [Job({"token": 1, "memory": StateRef(state, []), "ask": ask or SimRequest(1, 1)}) for state in states]
     return Batch(number, "talk", TELL, jobs, [], None)
 
 
 def run(engine: SimEngine, batch: Batch):
-    assert engine.take(batch) == pytest.approx(0.01 + 0.001 * len(batch.jobs))
-    ran, following = engine.end()
+    assert engine.submit(batch) == pytest.approx(0.01 + 0.001 * len(batch.jobs))
+    ran, following = engine.finish_batch()
     assert following is None
     return ran
 
 
 def test_commands_wait_for_the_batch_before_them():
     engine = make()
-    engine.take(Make(1, "talk", "lm", "Memory"))
-    engine.take(tell(1, 1))
-    engine.take(Fork(1, 2))
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
+    engine.submit(tell(1, 1))
+    engine.submit(Fork(1, 2))
     assert 2 not in engine.states
-    engine.end()
+    engine.finish_batch()
     assert engine.states[2].size == 1
-    engine.take(Free((1, 2)))
+    engine.submit(Free((1, 2)))
     assert engine.states == {}
 
 
 def test_a_state_that_moves_is_the_same():
     engine = make()
-    engine.take(Make(1, "talk", "lm", "Memory"))
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
     run(engine, tell(1, 1))
-    engine.take(Export(1, 7))
-    (exported,) = engine.answers
-    engine.take(Load(2, "talk", exported.cargo))
+    engine.submit(Export(1, 7))
+    (exported,) = engine.outputs
+    engine.submit(LoadState(2, "talk", exported.result))
     assert vars(engine.states[2]) == vars(engine.states[1])
 
 
 def test_a_call_that_fails_leaves_its_state_alone():
     engine = make()
-    engine.take(Make(1, "talk", "lm", "Memory"))
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
     before = vars(engine.states[1]).copy()
-    (result,) = run(engine, tell(1, 1, ask=Ask(1, 1, "raise"))).results
-    assert isinstance(result, Failed)
-    assert isinstance(result.error, Sprung)
+    (result,) = run(engine, tell(1, 1, ask=SimRequest(1, 1, "raise"))).results
+    assert isinstance(result, JobFailed)
+    assert isinstance(result.error, TrapError)
     assert vars(engine.states[1]) == before
 
 
 def test_a_call_that_fits_nowhere_fails():
     engine = make()
-    engine.take(Make(1, "talk", "lm", "Memory"))
-    (result,) = run(engine, tell(1, 1, ask=Ask(1, 1, "huge"))).results
-    assert isinstance(result, Failed)
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
+    (result,) = run(engine, tell(1, 1, ask=SimRequest(1, 1, "huge"))).results
+    assert isinstance(result, JobFailed)
     assert isinstance(result.error, NeverFits)
     assert engine.states[1].size == 0
 
@@ -73,27 +73,27 @@ def test_a_call_that_fits_nowhere_fails():
 def test_the_state_that_was_not_used_for_longest_makes_room():
     engine = make(pages=2)
     for state in (1, 2, 3):
-        engine.take(Make(state, "talk", "lm", "Memory"))
+        engine.submit(CreateState(state, "talk", "lm", "Memory"))
     assert run(engine, tell(1, 1, 2)).evicted == ()
     assert run(engine, tell(2, 3)).evicted == (1,)
     ran = run(engine, tell(3, 1))
     assert ran.evicted == (2, 3)
-    assert isinstance(ran.results[0], Done)
+    assert isinstance(ran.results[0], JobDone)
 
 
-def test_a_crash_names_whom_it_was_with():
+def test_a_crash_names_its_batch():
     engine = make()
-    engine.take(Make(1, "talk", "lm", "Memory"))
-    engine.take(tell(1, 1, ask=Ask(1, 1, "crash")))
-    with pytest.raises(Crash):
-        engine.end()
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
+    engine.submit(tell(1, 1, ask=SimRequest(1, 1, "crash")))
+    with pytest.raises(WorkerCrash):
+        engine.finish_batch()
     assert engine.batch is not None
 
 
 def test_a_job_that_is_not_finished_is_handed_in_again():
     engine = make(unfinished=1.0)
-    engine.take(Make(1, "talk", "lm", "Memory"))
+    engine.submit(CreateState(1, "talk", "lm", "Memory"))
     batch = tell(1, 1)
     assert run(engine, batch).results == [UNFINISHED]
     assert run(engine, batch).results == [UNFINISHED]
-    assert isinstance(run(engine, batch).results[0], Done)
+    assert isinstance(run(engine, batch).results[0], JobDone)

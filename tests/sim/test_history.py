@@ -85,7 +85,7 @@ def test_what_was_taken_on_is_not_refused(history):
 
 
 def test_nothing_after_a_client_left(history):
-    history.leave("r")
+    history.disconnect("r")
     assert history.open() == []
     with pytest.raises(Violation, match="I8"):
         history.deliver("r", "Text", 0, b"a")

@@ -23,9 +23,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
-TOYS = ROOT / "tests" / "server"
+TOY_MODELS = ROOT / "tests" / "server"
 QUESTION = ROOT / "examples" / "question.wav"
-PETER = ROOT / "tests" / "nn" / "peter.wav"
+PETER_WAV = ROOT / "tests" / "nn" / "peter.wav"
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -34,46 +34,46 @@ FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--use-fake-device-for-media-stream",
 )
-PATIENCE_S = 180.0
+START_TIMEOUT_S = 180.0
 
-HOUSE = f"""
+MANIFEST = f"""
 [models.assistant]
 model = "assistant"
 [models.assistant.place]
-lm = "mind"
-speaker = "mouth"
-ear = "ears"
-scribe = "ears"
+lm = "llm"
+tts = "tts"
+vad = "asr"
+asr = "asr"
 
 [models.faces]
 model = "faces"
 [models.faces.place]
-stylist = "brush"
-painter = "brush"
-doubler = "brush"
+mapping = "image"
+synthesis = "image"
+upsampler = "image"
 
 [models.hopper]
 model = "hopper"
 [models.hopper.place]
-policy = "legs"
+policy = "robot"
 
 [models.film]
-model = "{TOYS}/toys_drawn.py:Filmer"
+model = "{TOY_MODELS}/toy_image_models.py:VideoGenerator"
 [models.film.place]
-camera = "legs"
+frames = "robot"
 
 [models.dream]
-model = "{TOYS}/toys_robot.py:Sleeper"
+model = "{TOY_MODELS}/toy_robot_models.py:MultiTurnWorldModel"
 [models.dream.place]
-encoder = "legs"
-predictor = "legs"
+encoder = "robot"
+predictor = "robot"
 """
 """Real weights for all that there are some for here; toys film and dream."""
 
 
 # ---------------------------------------------------------------- the browser
 @contextmanager
-def browsing(*flags):
+def open_browser(*flags):
     """A Chromium without a window."""
     found = shutil.which("chromium")
     if found is None:
@@ -84,27 +84,27 @@ def browsing(*flags):
         browser.close()
 
 
-class Watch:
+class ErrorLog:
     """What the pages of a context complained about: errors and warnings of the console (what the content security
     policy refuses is told there), and exceptions. Answers that a test asks for can be allowed by their status."""
 
     def __init__(self, context):
         self.allowed = set()
-        self._told = []
-        context.on("console", self._said)
-        context.on("weberror", lambda error: self._told.append(f"exception: {error.error}"))
+        self._messages = []
+        context.on("console", self._on_message)
+        context.on("weberror", lambda error: self._messages.append(f"exception: {error.error}"))
 
-    def _said(self, message):
+    def _on_message(self, message):
         if message.type in ("error", "warning"):
-            self._told.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+            self._messages.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
 
     @property
-    def complaints(self):
+    def errors(self):
         """All that was not allowed."""
-        return [told for told in self._told if not any(f"status of {status} " in told for status in self.allowed)]
+        return [told for told in self._messages if not any(f"status of {status} " in told for status in self.allowed)]
 
 
-def flaws(page):
+def accessibility_violations(page):
     """What axe finds in a page that keeps somebody out: rule, how bad, and where."""
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
@@ -115,13 +115,13 @@ def flaws(page):
     ]
 
 
-KEEP = """(() => {
+KEEP_BLOBS = """(() => {
     const make = URL.createObjectURL;
     window.kept = new Map();
     URL.createObjectURL = blob => { const url = make.call(URL, blob); window.kept.set(url, blob); return url; };
 })()"""
 """Keeps what a page makes addresses for: its policy lets nobody fetch them, not even a test."""
-BYTES = """async element => {
+READ_BYTES = """async element => {
     const bytes = new Uint8Array(await window.kept.get(element.src ?? element.href).arrayBuffer());
     let text = "";
     for (const one of bytes) text += String.fromCharCode(one);
@@ -129,23 +129,23 @@ BYTES = """async element => {
 }"""
 
 
-def content(locator):
+def read_bytes(locator):
     """The bytes of what a picture, a player or a link shows."""
-    return base64.b64decode(locator.evaluate(BYTES))
+    return base64.b64decode(locator.evaluate(READ_BYTES))
 
 
-def sound(locator):
+def read_audio(locator):
     """The samples of what a player plays, and their rate."""
-    return soundfile.read(io.BytesIO(content(locator)))
+    return soundfile.read(io.BytesIO(read_bytes(locator)))
 
 
-def figure(place, name):
+def metric_value(place, name):
     """A figure of a call, by what it is called."""
     term = place.get_by_role("term").filter(has_text=re.compile(f"^{name}$"))
     return term.locator("xpath=following-sibling::dd")
 
 
-def canvas(locator):
+def canvas_data(locator):
     """What a canvas shows now."""
     return locator.evaluate("one => one.toDataURL()")
 
@@ -156,10 +156,10 @@ class Server:
 
     def __init__(self, process, log):
         self.process, self.log = process, log
-        self.url = self._told("listening at").split()[-1]
+        self.url = self._wait_for_line("listening at").split()[-1]
 
-    def _told(self, what):
-        deadline = time.monotonic() + PATIENCE_S
+    def _wait_for_line(self, what):
+        deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             for line in self.log.read_text().splitlines():
                 if line.startswith(what):
@@ -167,9 +167,9 @@ class Server:
             time.sleep(0.02)
         raise RuntimeError(f"the server did not say {what!r}, it said:\n{self.log.read_text()}")
 
-    def ready(self):
+    def wait_ready(self):
         """Wait until it is."""
-        self._told("ready")
+        self._wait_for_line("ready")
         return self
 
     def client(self, key=""):
@@ -195,7 +195,7 @@ class Server:
 
 
 @contextmanager
-def serving(folder, what, *flags):
+def start_server(folder, what, *flags):
     """A server of a manifest's text, or of a model; it may not be ready yet."""
     if "\n" in str(what):
         (folder / "mstar.toml").write_text(what)
@@ -215,6 +215,6 @@ def serving(folder, what, *flags):
             process.wait()
 
 
-def said(text, model="assistant", **more):
+def chat_body(text, model="assistant", **more):
     """The body of a chat in which the user said this."""
     return {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0} | more

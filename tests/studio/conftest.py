@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chaos.conftest import report
-from tests.studio.browser import HOUSE, KEEP, QUESTION, TOYS, Watch, browsing, serving
+from tests.studio.browser import KEEP_BLOBS, MANIFEST, QUESTION, ErrorLog, open_browser, start_server
 
 __all__ = ["report"]
 
@@ -20,16 +20,16 @@ def browser(tmp_path_factory):
         out.setparams(question.getparams())
         silence = bytes(question.getframerate() * question.getsampwidth() * question.getnchannels())
         out.writeframes(silence + question.readframes(question.getnframes()) + silence * 60)
-    with browsing(f"--use-file-for-fake-audio-capture={spoken}") as started:
+    with open_browser(f"--use-file-for-fake-audio-capture={spoken}") as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def starting(browser, tmp_path_factory):
+def started_server(browser, tmp_path_factory):
     """A server with real weights, and what its page showed from the first moment until it was ready."""
-    with serving(tmp_path_factory.mktemp("house"), HOUSE) as server:
+    with start_server(tmp_path_factory.mktemp("house"), MANIFEST) as server:
         context = browser.new_context()
-        watch = Watch(context)
+        watch = ErrorLog(context)
         watch.allowed.add(503)  # what /ready says meanwhile
         page = context.new_page()
         page.goto(f"{server.url}/#/models")
@@ -42,20 +42,20 @@ def starting(browser, tmp_path_factory):
             shown += start.all_text_contents()
             page.wait_for_timeout(100)
         context.close()
-        yield server.ready(), shown, watch.complaints
+        yield server.wait_ready(), shown, watch.errors
 
 
 @pytest.fixture
-def house(starting):
+def studio_server(started_server):
     """The server."""
-    return starting[0]
+    return started_server[0]
 
 
 @pytest.fixture(scope="session")
 def locked(tmp_path_factory):
     """A server that wants the key "sesame", with a toy in its own process."""
-    with serving(tmp_path_factory.mktemp("locked"), f"{TOYS}/models.py:Parrot", *LOCKED) as server:
-        yield server.ready()
+    with start_server(tmp_path_factory.mktemp("locked"), f"{TOY_MODELS}/toy_models.py:Parrot", *LOCKED) as server:
+        yield server.wait_ready()
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def open_page(browser):
 
     def open_(url, *, allow=(), **how):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **how})
-        context.add_init_script(KEEP)
-        watch = Watch(context)
+        context.add_init_script(KEEP_BLOBS)
+        watch = ErrorLog(context)
         watch.allowed.update(allow)
         opened.append((context, watch))
         page = context.new_page()

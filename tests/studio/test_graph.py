@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect
 
-from tests.studio.browser import canvas, said
+from tests.studio.browser import canvas_data, chat_body
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SPOKEN = " ".join(f"This is sentence number {number}, and it is said aloud." for number in range(1, 25))
@@ -26,7 +26,7 @@ DOT = """one => {
 
 
 @contextmanager
-def asking(server, count, **more):
+def background_requests(server, count, **more):
     """So many clients that read what they asked for, until nobody looks any more."""
     is_over = threading.Event()
 
@@ -36,7 +36,7 @@ def asking(server, count, **more):
                 if is_over.is_set():
                     break
 
-    body = said(STORY, stream=True, **more)
+    body = chat_body(STORY, stream=True, **more)
     clients = [threading.Thread(target=read) for _ in range(count)]
     for client in clients:
         client.start()
@@ -58,17 +58,17 @@ def table(page):
     return page.get_by_role("region", name="Live requests").get_by_role("table")
 
 
-def test_requests_are_seen_walking(house, open_page):
-    page = open_page(f"{house.url}/#/graph/assistant")
+def test_requests_are_seen_walking(studio_server, open_page):
+    page = open_page(f"{studio_server.url}/#/graph/assistant")
     walk = page.get_by_role("region", name="walk answer", exact=True)
     expect(walk).to_contain_text("0 requests")
-    expect(walk.get_by_role("img", name="lm.next")).to_be_visible()
-    with asking(house, 6, max_tokens=400):
+    expect(walk.get_by_role("img", name="lm.next_token")).to_be_visible()
+    with background_requests(studio_server, 6, max_tokens=400):
         expect(walk).to_contain_text("6 requests")
         drawn = walk.locator("canvas")
         seen = set()
         for _ in range(30):
-            seen.add(canvas(drawn))
+            seen.add(canvas_data(drawn))
             page.wait_for_timeout(50)
         assert len(seen) > 10  # the dots move
         expect(
@@ -76,7 +76,7 @@ def test_requests_are_seen_walking(house, open_page):
         ).to_be_visible()  # they share batches
         rows = table(page).get_by_role("row")
         expect(rows).to_have_count(7)
-        expect(rows.nth(1)).to_contain_text("on mind")
+        expect(rows.nth(1)).to_contain_text("on llm")
         expect(page.get_by_role("banner")).to_contain_text(re.compile("[6-9] live"))  # worlds of others may be open
         at = drawn.evaluate(DOT)
         drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
@@ -84,40 +84,40 @@ def test_requests_are_seen_walking(house, open_page):
         expect(page.get_by_role("button", name="Cancel the request")).to_be_visible()
 
 
-def test_nothing_moves_for_who_does_not_want_it(house, open_page):
-    page = open_page(f"{house.url}/#/graph/assistant", reduced_motion="reduce")
+def test_nothing_moves_for_who_does_not_want_it(studio_server, open_page):
+    page = open_page(f"{studio_server.url}/#/graph/assistant", reduced_motion="reduce")
     walk = page.get_by_role("region", name="walk answer", exact=True)
-    with asking(house, 1, max_tokens=200):
+    with background_requests(studio_server, 1, max_tokens=200):
         expect(walk).to_contain_text("1 request")
-        expect(table(page)).to_contain_text("on mind")
+        expect(table(page)).to_contain_text("on llm")
         drawn, seen = walk.locator("canvas"), set()
         for _ in range(30):
-            seen.add(canvas(drawn))
+            seen.add(canvas_data(drawn))
             page.wait_for_timeout(50)
         assert len(seen) <= 5  # a dot is at one op or at another, and never between them
 
 
-def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(house, open_page):
+def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(studio_server, open_page):
     body = {"model": "assistant", "input": SPOKEN, "response_format": "pcm", "seed": 7}
-    with house.client() as client:
+    with studio_server.client() as client:
         whole = client.post("/v1/audio/speech", json=body).content
-    page = open_page(f"{house.url}/#/graph/assistant")
-    expect(card(page, "mouth")).to_contain_text("up")
+    page = open_page(f"{studio_server.url}/#/graph/assistant")
+    expect(card(page, "tts")).to_contain_text("up")
     heard, states = bytearray(), set()
 
     def listen():
-        with house.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+        with studio_server.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
             for part in answer.iter_bytes():
                 heard.extend(part)
 
     listener = threading.Thread(target=listen)
     listener.start()
-    expect(table(page)).to_contain_text("speaker.say on mouth")
-    house.kill("mouth")
+    expect(table(page)).to_contain_text("tts.synthesize on tts")
+    studio_server.kill("tts")
     while listener.is_alive():
-        states.add(card(page, "mouth").locator(".tag").inner_text())
+        states.add(card(page, "tts").locator(".tag").inner_text())
         page.wait_for_timeout(50)
-    assert states & {"gone", "starting"}
+    assert states & {"down", "starting"}
     assert bytes(heard) == whole  # its client has noticed nothing but a pause
-    expect(card(page, "mouth")).to_contain_text("up")
-    expect(card(page, "mouth")).to_contain_text(re.compile("life [2-9]"))
+    expect(card(page, "tts")).to_contain_text("up")
+    expect(card(page, "tts")).to_contain_text(re.compile("incarnation [2-9]"))

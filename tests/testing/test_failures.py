@@ -12,38 +12,50 @@ from hypothesis import strategies as st
 
 from mstar import Component, Int64, Latents, Model, Outcome, ParityError, Stream, Tensor, each, loop, op, walk, windows
 from mstar.errors import BadShape, NotFinite
-from mstar.testing.local import LocalRuntime
-from mstar.testing.parity import difference, parity_all
-from tests.engine.parts import HOOK, LONELY, POISON, SPOILS, STYLES, Fragile, Notes, Paged, PagedNotes, Poison, numbers
-from tests.plan.parts import Part, at
+from mstar.testing.local_runtime import LocalRuntime
+from mstar.testing.parity import first_difference, parity_all
+from tests.engine.toy_components import (
+    FAILS_IN_BATCH,
+    GIVES_NAN,
+    NAMES_ROW,
+    POISON,
+    STYLES,
+    FailingOps,
+    NumberLog,
+    PagedComponent,
+    PagedLog,
+    Poison,
+    int_array,
+)
+from tests.plan.plan_harness import IntOps, make_placement
 
 
-class Dose(Component):
+class FaultInjector(Component):
     """Slips something into what is read."""
 
     @op
-    def slip(self, x: Int64[Tensor, "T"], dose: int, step: int, when: int) -> Int64[Tensor, "T"]:
+    def inject(self, x: Int64[Tensor, "T"], dose: int, step: int, when: int) -> Int64[Tensor, "T"]:
         return np.concatenate([x[:-1], [dose]]) if step == when else x
 
 
-class Reader(Model):
+class FaultyReader(Model):
     """Reads the same numbers again and again into its notes; one step may be dosed."""
 
     def __init__(self, style):
-        self.part = Fragile()
-        self.dose = Dose()
+        self.part = FailingOps()
+        self.dose = FaultInjector()
         self.style = style
 
     @walk
     def go(self, x: Int64[Tensor, "T"], steps: int, dose: int, when: int) -> Iterator[Latents]:
-        notes = self.part.state(Notes)
+        notes = self.part.state(NumberLog)
         s = loop(steps=steps)
         for step in s:
-            yield Latents(getattr(self.part, self.style)(self.dose.slip(x, dose, step, when), notes))
+            yield Latents(getattr(self.part, self.style)(self.dose.inject(x, dose, step, when), notes))
 
 
 def request(*x, steps=4, dose=0, when=-1):
-    return {"x": numbers(*x), "steps": steps, "dose": dose, "when": when}
+    return {"x": int_array(*x), "steps": steps, "dose": dose, "when": when}
 
 
 def eager(model, wanted):
@@ -57,7 +69,7 @@ def check(model, requests, **how):
     """Serve requests at once; each must end as it does eagerly."""
     outcomes = LocalRuntime(model, **how).run_all(requests)
     for wanted, outcome in zip(requests, outcomes, strict=True):
-        assert difference(eager(model, wanted), outcome) is None
+        assert first_difference(eager(model, wanted), outcome) is None
     return outcomes
 
 
@@ -66,11 +78,11 @@ GOOD = [request(number, 2 * number, steps=2 + number) for number in range(7)]
 
 # ---------------------------------------------------------------- one of eight
 @pytest.mark.parametrize("when", [0, 2])
-@pytest.mark.parametrize(("dose", "error"), [(POISON, Poison), (HOOK, Poison), (SPOILS, NotFinite)])
+@pytest.mark.parametrize(("dose", "error"), [(POISON, Poison), (NAMES_ROW, Poison), (GIVES_NAN, NotFinite)])
 @pytest.mark.parametrize("style", STYLES)
 def test_a_poisonous_request_among_seven_good_ones(style, dose, error, when):
     for seed in range(3):
-        outcomes = check(Reader(style), [*GOOD[:3], request(5, 5, dose=dose, when=when), *GOOD[3:]], seed=seed)
+        outcomes = check(FaultyReader(style), [*GOOD[:3], request(5, 5, dose=dose, when=when), *GOOD[3:]], seed=seed)
         assert [type(outcome.error) for outcome in outcomes] == [type(None)] * 3 + [error] + [type(None)] * 4
         assert (outcomes[3].emissions, outcomes[3].result) == ([], None)
 
@@ -78,16 +90,16 @@ def test_a_poisonous_request_among_seven_good_ones(style, dose, error, when):
 @pytest.mark.parametrize("style", STYLES[1:])
 def test_a_request_of_a_bad_shape(style):
     bad = GOOD[0] | {"x": np.zeros((2, 2), np.int64)}
-    outcomes = check(Reader(style), [GOOD[1], bad, GOOD[2]])
+    outcomes = check(FaultyReader(style), [GOOD[1], bad, GOOD[2]])
     assert isinstance(outcomes[1].error, BadShape)
 
 
-DOSES = st.sampled_from([0, 0, POISON, HOOK, SPOILS, LONELY])
+FAULTS = st.sampled_from([0, 0, POISON, NAMES_ROW, GIVES_NAN, FAILS_IN_BATCH])
 REQUESTS = st.builds(
     lambda x, steps, dose, when: request(*x, steps=steps, dose=dose, when=when),
     st.lists(st.integers(1, 9), min_size=1, max_size=3),
     st.integers(0, 4),
-    DOSES,
+    FAULTS,
     st.integers(0, 3),
 )
 
@@ -95,7 +107,7 @@ REQUESTS = st.builds(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(REQUESTS, max_size=8), st.sampled_from(STYLES), st.integers(0, 1 << 30), st.integers(1, 8))
 def test_whatever_fails_every_request_ends_as_it_does_alone(requests, style, seed, largest):
-    check(Reader(style), requests, seed=seed, largest_batch=largest)
+    check(FaultyReader(style), requests, seed=seed, largest_batch=largest)
 
 
 # ---------------------------------------------------------------- what a failed request leaves
@@ -103,12 +115,12 @@ class Wide(Model):
     """Calls side by side, a stream and two workers: much is on its way when one call fails."""
 
     def __init__(self, pages=32):
-        self.a = Part()
-        self.paged = Paged(pages)
+        self.a = IntOps()
+        self.paged = PagedComponent(pages)
 
     @walk
     def go(self, xs: list[int], x: Int64[Tensor, "T"]) -> Iterator[Latents]:
-        notes = self.paged.state(PagedNotes)
+        notes = self.paged.state(PagedLog)
         items = Stream("items")
         s = loop(steps=5, y=self.a.fold(xs))
         for _ in s:
@@ -124,29 +136,29 @@ class Wide(Model):
         yield Latents(self.a.fold(e.item))
 
 
-SPREAD = at(a="w0", a_fold="w1", paged=["w0", "w2"])
+SPREAD = make_placement(a="w0", a_fold="w1", paged=["w0", "w2"])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_of_a_failed_request_is_left(seed):
     model = Wide()
-    good, bad = {"xs": [1, 2, 3], "x": numbers(4, 5)}, {"xs": [1, 2, 3], "x": numbers(4, POISON)}
+    good, bad = {"xs": [1, 2, 3], "x": int_array(4, 5)}, {"xs": [1, 2, 3], "x": int_array(4, POISON)}
     wanted = model.run(good)
     gc.disable()  # a state in a cycle would be freed some time, and its pages with it: too late for the others
     try:
-        runtime = LocalRuntime(model, SPREAD, seed=seed, is_tight=True, token_budget=3)
+        runtime = LocalRuntime(model, SPREAD, seed=seed, min_stream_buffers=True, max_batched_tokens=3)
         outcomes = runtime.run_all([bad, good, bad, good])
         assert model.paged.pool.free_pages == 32
     finally:
         gc.enable()
     assert [isinstance(outcome.error, Poison) for outcome in outcomes] == [True, False, True, False]
-    assert difference(wanted, outcomes[1]) is difference(wanted, outcomes[3]) is None
+    assert first_difference(wanted, outcomes[1]) is first_difference(wanted, outcomes[3]) is None
     assert not any(runtime._ready.values())
-    assert not runtime._begun
-    assert difference(wanted, runtime.run(good)) is None
+    assert not runtime._partial_jobs
+    assert first_difference(wanted, runtime.run(good)) is None
 
 
-class Late(Component):
+class LateFailure(Component):
     @op
     def same(self, x: Int64[Tensor, "T"], dose: int) -> Int64[Tensor, "T"]:
         if dose:
@@ -154,16 +166,16 @@ class Late(Component):
         return x
 
 
-class Waits(Model):
+class WaitsForFailure(Model):
     """A state at one worker waits for what fails at another."""
 
     def __init__(self):
-        self.paged = Paged(8)
-        self.late = Late()
+        self.paged = PagedComponent(8)
+        self.late = LateFailure()
 
     @walk
     def go(self, x: Int64[Tensor, "T"], dose: int) -> Int64[Tensor, "T"]:
-        notes = self.paged.state(PagedNotes)
+        notes = self.paged.state(PagedLog)
         self.paged.read(x, notes)
         _, read, _ = self.paged.read(self.late.same(x, dose), notes)
         return read
@@ -171,18 +183,18 @@ class Waits(Model):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_state_that_waits_for_what_fails_elsewhere_is_freed(seed):
-    model = Waits()
+    model = WaitsForFailure()
     gc.disable()
     try:
-        runtime = LocalRuntime(model, at(paged="w0", late="w1"), seed=seed)
-        outcome = runtime.run({"x": numbers(1, 2), "dose": 1})
+        runtime = LocalRuntime(model, make_placement(paged="w0", late="w1"), seed=seed)
+        outcome = runtime.run({"x": int_array(1, 2), "dose": 1})
         assert model.paged.pool.free_pages == 8
     finally:
         gc.enable()
     assert isinstance(outcome.error, Poison)
 
 
-class Routed(Reader):
+class Routed(FaultyReader):
     """Two walks one after the other, with a third called early."""
 
     def __init__(self):
@@ -212,15 +224,15 @@ def test_a_route_ends_with_its_walk(doses):
 
 
 # ---------------------------------------------------------------- memory and pieces
-class Scribe(Model):
+class PagedReader(Model):
     """Reads a prompt, then what it gave, token by token."""
 
     def __init__(self, pages):
-        self.paged = Paged(pages)
+        self.paged = PagedComponent(pages)
 
     @walk
     def go(self, x: Int64[Tensor, "T"], steps: int) -> Iterator[Latents]:
-        notes = self.paged.state(PagedNotes)
+        notes = self.paged.state(PagedLog)
         token, read, _ = self.paged.read(x, notes)
         yield Latents(read)
         s = loop(steps=steps, token=token)
@@ -233,69 +245,69 @@ PROMPTS = [{"x": np.arange(length), "steps": 3} for length in (1, 9, 4, 0, 12, 2
 
 
 def test_requests_that_want_more_memory_than_there_is_are_all_served():
-    model = Scribe(pages=8)
+    model = PagedReader(pages=8)
     needed = sum(-(-(len(prompt["x"]) + 3) // 2) for prompt in PROMPTS)
     assert needed >= 2 * 8
     parity_all(model, PROMPTS, schedules=6)
     assert model.paged.pool.free_pages == 8
-    assert model.paged.left, "some had to leave"
+    assert model.paged.evicted, "some had to leave"
 
 
 def test_a_request_that_never_fits_fails_alone():
-    model = Scribe(pages=8)
+    model = PagedReader(pages=8)
     outcomes = LocalRuntime(model).run_all([*PROMPTS[:3], {"x": np.arange(17), "steps": 1}])
     assert [type(outcome.error).__name__ for outcome in outcomes] == ["NoneType"] * 3 + ["OutOfPages"]
 
 
 def test_a_budget_holds():
-    model = Scribe(pages=64)
+    model = PagedReader(pages=64)
     wanted = [model.run(prompt) for prompt in PROMPTS]
-    model.paged.brought.clear()
-    outcomes = LocalRuntime(model, token_budget=4).run_all(PROMPTS)
-    assert [difference(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)] == [None] * 8
-    assert max(model.paged.brought) == 4
+    model.paged.batch_positions.clear()
+    outcomes = LocalRuntime(model, max_batched_tokens=4).run_all(PROMPTS)
+    assert [first_difference(want, outcome) for want, outcome in zip(wanted, outcomes, strict=True)] == [None] * 8
+    assert max(model.paged.batch_positions) == 4
 
 
 # ---------------------------------------------------------------- parity
 def test_parity_compares_failures_and_then_raises_the_eager_one():
     with pytest.raises(Poison, match=r"^-1 was read$"):
-        parity_all(Reader("rag"), [*GOOD, request(1, 2, dose=POISON, when=1)])
+        parity_all(FaultyReader("rag"), [*GOOD, request(1, 2, dose=POISON, when=1)])
 
 
-class Moody(Component):
+class FlakyOp(Component):
     """Fails every third time that it is asked, whoever asks."""
 
     count = 0
 
     @op
-    def ask(self, x: int) -> int:
+    def run(self, x: int) -> int:
         self.count += 1
         if self.count % 3 == 0:
             raise Poison("asked too often")
         return x
 
 
-class Asks(Model):
+class FlakyModel(Model):
     def __init__(self):
-        self.moody = Moody()
+        self.moody = FlakyOp()
 
     @walk
     def go(self, x: int) -> int:
-        return self.moody.ask(x)
+        return self.moody.run(x)
 
 
 def test_parity_finds_what_fails_only_when_served_and_what_does_not():
-    what = r"request 0 of Asks: it ended with Poison\('asked too often'\), eager with None"
+    what = r"request 0 of FlakyModel: it ended with Poison\('asked too often'\), eager with None"
     with pytest.raises(ParityError, match=what):
-        parity_all(Asks(), [{"x": 1}, {"x": 2}])
-    asks = Asks()
+        parity_all(FlakyModel(), [{"x": 1}, {"x": 2}])
+    asks = FlakyModel()
     asks.moody.count = 2
-    with pytest.raises(ParityError, match=r"request 0 of Asks: it ended with None, eager with Poison"):
+    with pytest.raises(ParityError, match=r"request 0 of FlakyModel: it ended with None, eager with Poison"):
         parity_all(asks, [{"x": 1}])
 
 
 def test_failures_that_differ():
     one, other = Outcome([], error=Poison("a")), Outcome([], error=Poison("b"))
-    assert difference(one, Outcome([], error=Poison("a"))) is None
-    assert difference(one, other) == "it ended with Poison('b'), eager with Poison('a')"
-    assert difference(one, Outcome([], error=ValueError("a"))) is not None
+    assert first_difference(one, Outcome([], error=Poison("a"))) is None
+    assert first_difference(one, other) == "it ended with Poison('b'), eager with Poison('a')"
+    assert first_difference(one, Outcome([], error=ValueError("a"))) is not None

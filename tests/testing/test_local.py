@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from mstar import Latents, Model, RouteError, Stream, loop, walk
-from mstar.testing.local import LocalRuntime, Stuck
-from mstar.testing.parity import difference, parity
+from mstar.testing.local_runtime import DeadlockError, LocalRuntime
+from mstar.testing.parity import first_difference, parity
 from mstar.walk.tracer import trace
-from tests.plan.parts import Memory, Part, at, example
+from tests.plan.plan_harness import IntOps, Memory, example, make_placement
 
 
 def batches(name, copies=3, **options):
@@ -20,11 +20,11 @@ def batches(name, copies=3, **options):
     return runtime.batches
 
 
-class Book(Model):
+class StateRoutes(Model):
     """States that a route makes, forks, passes on and gets back."""
 
     def __init__(self):
-        self.a = Part()
+        self.a = IntOps()
 
     @walk
     def note(self, x: int, memory: Memory) -> None:
@@ -127,7 +127,7 @@ def test_every_call_runs_once_however_it_is_batched():
 def test_a_batch_is_named_by_its_key():
     class Times(Model):
         def __init__(self):
-            self.a = Part()
+            self.a = IntOps()
 
         @walk
         def go(self, x: int) -> tuple[int, int]:
@@ -153,16 +153,16 @@ def test_different_seeds_give_different_schedules():
 
 def test_a_schedule_does_not_change_what_is_served():
     model, requests = example("orpheus")
-    placement = at(lm="w0", lm_prefill="w1", snac=["w1", "w2"])
+    placement = make_placement(lm="w0", lm_prefill="w1", snac=["w1", "w2"])
     first = LocalRuntime(model, placement, seed=0).run_all(requests)
-    other = LocalRuntime(model, placement, seed=8, is_tight=True).run_all(requests)
-    assert [difference(one, two) for one, two in zip(first, other, strict=True)] == [None] * len(requests)
+    other = LocalRuntime(model, placement, seed=8, min_stream_buffers=True).run_all(requests)
+    assert [first_difference(one, two) for one, two in zip(first, other, strict=True)] == [None] * len(requests)
 
 
 def test_a_runtime_serves_again():
     model, requests = example("noop")
     runtime = LocalRuntime(model)
-    assert difference(runtime.run(requests[0]), runtime.run(requests[0])) is None
+    assert first_difference(runtime.run(requests[0]), runtime.run(requests[0])) is None
 
 
 def test_no_requests_are_served_at_once():
@@ -176,34 +176,34 @@ def test_no_requests_are_served_at_once():
     [("forks", ([1, 2], [1, 3])), ("made", [4, 5]), ("little", (7, [7])), ("nothing", "nothing")],
 )
 def test_a_route_holds_states(about, result):
-    assert LocalRuntime(Book()).run(about).result == result
-    parity(Book(), about, schedules=4)
+    assert LocalRuntime(StateRoutes()).run(about).result == result
+    parity(StateRoutes(), about, schedules=4)
 
 
 def test_workers_do_not_share_the_state_that_a_route_gives_them():
     """One reads it while the other changes it: each has its own."""
-    placement = at(a="w0", a_recall="w1")
-    results = [LocalRuntime(Book(), placement, seed=seed).run("apart").result for seed in range(12)]
+    placement = make_placement(a="w0", a_recall="w1")
+    results = [LocalRuntime(StateRoutes(), placement, seed=seed).run("apart").result for seed in range(12)]
     assert results == [(([], 1), [1])] * 12
 
 
 def test_a_state_that_comes_back_is_the_one_that_went_in():
-    parity(Book(), "given", schedules=1)
+    parity(StateRoutes(), "given", schedules=1)
 
 
 def test_one_state_for_two_parameters_is_refused():
     with pytest.raises(RouteError, match="one state for two inputs"):
-        LocalRuntime(Book()).run("twice")
+        LocalRuntime(StateRoutes()).run("twice")
     with pytest.raises(RouteError, match="one state for two inputs"):
-        Book().run("twice")
+        StateRoutes().run("twice")
 
 
 # ---------------------------------------------------------------- being stuck
-class Waits(Model):
+class SelfWaiting(Model):
     """A walk that the tracer refuses: it reads a stream only when the loop that fills it has ended."""
 
     def __init__(self):
-        self.a = Part()
+        self.a = IntOps()
 
     @walk
     def go(self, n: int) -> Iterator[Latents]:
@@ -220,14 +220,14 @@ class Waits(Model):
     def graphs(self):
         graph, problems = trace(self.walks()["go"], self)
         assert len(problems) == 1
-        assert "needs %x.2, which is known only when" in problems[0].what
+        assert "needs %x.2, which is known only when" in problems[0].message
         return {"go": graph}
 
 
 def test_a_walk_that_waits_for_itself_is_stuck():
-    with pytest.raises(Stuck, match=r"^nothing can run in walks \['go'\]$"):
-        LocalRuntime(Waits(), is_tight=True).run({"n": 3})
+    with pytest.raises(DeadlockError, match=r"^nothing can run in walks \['go'\]$"):
+        LocalRuntime(SelfWaiting(), min_stream_buffers=True).run({"n": 3})
 
 
 def test_it_is_not_stuck_while_the_stream_has_room():
-    assert difference(Waits().run({"n": 3}), LocalRuntime(Waits()).run({"n": 3})) is None
+    assert first_difference(SelfWaiting().run({"n": 3}), LocalRuntime(SelfWaiting()).run({"n": 3})) is None

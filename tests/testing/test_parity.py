@@ -24,8 +24,8 @@ from mstar import (
     stacked,
     walk,
 )
-from mstar.testing.parity import difference, parity, parity_all, random_placement, same
-from tests.plan.parts import EXAMPLES, example
+from mstar.testing.parity import first_difference, is_identical, parity, parity_all, random_placement
+from tests.plan.plan_harness import EXAMPLES, example
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
@@ -48,7 +48,7 @@ class Tally(State):
         self.seen = []
 
 
-class Careless(Component):
+class ImpureOps(Component):
     """Ops that do what an op must not."""
 
     def __init__(self):
@@ -81,9 +81,9 @@ class Careless(Component):
         return [value + 1 for value in rows(x)]
 
 
-class Doubtful(Model):
+class ImpureModel(Model):
     def __init__(self):
-        self.part = Careless()
+        self.part = ImpureOps()
 
     @walk
     def order(self, x: int) -> Iterator[Latents]:
@@ -114,41 +114,41 @@ class Doubtful(Model):
 
 
 def test_a_sound_model_is_not_accused():
-    parity_all(Doubtful(), [("sound", 1), ("sound", 5), ("sound", 9)], schedules=20)
+    parity_all(ImpureModel(), [("sound", 1), ("sound", 5), ("sound", 9)], schedules=20)
 
 
 def test_an_op_that_depends_on_what_ran_before_is_found():
     with pytest.raises(ParityError, match="Latents emission 0 is"):
-        parity_all(Doubtful(), [("order", 1), ("order", 10)], schedules=5)
+        parity_all(ImpureModel(), [("order", 1), ("order", 10)], schedules=5)
 
 
 def test_an_op_that_changes_what_it_views_is_found():
     with pytest.raises(ParityError, match=r"Latents emission 0 is Latents\(value=2\), eager gave Latents\(value=3\)"):
-        parity(Doubtful(), ("views", 4), schedules=30)
+        parity(ImpureModel(), ("views", 4), schedules=30)
 
 
 def test_a_wrong_batch_body_is_found():
-    parity(Doubtful(), ("batch", 1), schedules=5)  # alone it is right
+    parity(ImpureModel(), ("batch", 1), schedules=5)  # alone it is right
     with pytest.raises(ParityError, match="the result is"):
-        parity_all(Doubtful(), [("batch", 1), ("batch", 10), ("batch", 100)], schedules=5)
+        parity_all(ImpureModel(), [("batch", 1), ("batch", 10), ("batch", 100)], schedules=5)
 
 
-def found(seed):
+def mismatch_text(seed):
     with pytest.raises(ParityError) as caught:
-        parity_all(Doubtful(), [("sound", 0), ("batch", 1), ("batch", 10)], schedules=9, seed=seed)
+        parity_all(ImpureModel(), [("sound", 0), ("batch", 1), ("batch", 10)], schedules=9, seed=seed)
     return str(caught.value)
 
 
 def test_what_was_found_is_told_with_what_repeats_it():
-    text = found(7)
+    text = mismatch_text(7)
     told = re.fullmatch(
-        r"request ([12]) of Doubtful: the result is (\d+), eager gave (\d+)\n"
+        r"request ([12]) of ImpureModel: the result is (\d+), eager gave (\d+)\n"
         r"  schedule (\d) of seed 7, placement (None|Placement\(.*\))",
         text,
     )
     assert told
     assert {"1": "4", "2": "13"}[told[1]] == told[3] != told[2]
-    assert text == found(7)
+    assert text == mismatch_text(7)
 
 
 # ---------------------------------------------------------------- random placements
@@ -197,16 +197,16 @@ def test_a_model_without_calls_has_a_random_placement():
     ],
 )
 def test_emissions_that_differ(want, got, what):
-    assert difference(Outcome(want), Outcome(got)).startswith(what)
+    assert first_difference(Outcome(want), Outcome(got)).startswith(what)
 
 
 def test_kinds_of_emissions_are_not_ordered_among_each_other():
-    assert difference(Outcome([Text(1), Latents(2)]), Outcome([Latents(2), Text(1)])) is None
+    assert first_difference(Outcome([Text(1), Latents(2)]), Outcome([Latents(2), Text(1)])) is None
 
 
 def test_results_that_differ():
-    assert difference(Outcome([], 1), Outcome([], 2)) == "the result is 2, eager gave 1"
-    assert difference(Outcome([], (1, [2])), Outcome([], (1, [2]))) is None
+    assert first_difference(Outcome([], 1), Outcome([], 2)) == "the result is 2, eager gave 1"
+    assert first_difference(Outcome([], (1, [2])), Outcome([], (1, [2]))) is None
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_results_that_differ():
     ],
 )
 def test_same(one, other, is_same):
-    assert same(one, other) is is_same
-    assert same(other, one) is is_same
+    assert is_identical(one, other) is is_same
+    assert is_identical(other, one) is is_same
 
 
 def test_the_same_nan_is_the_same():
-    assert same(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))
+    assert is_identical(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from mstar.transfer.arena import Arena, Descriptor, Reader
+from mstar.transfer.arena import Arena, ArenaReader, Descriptor
 from mstar.transfer.errors import ReadFailed
 
-ROOM = 64 << 10
+CAPACITY_BYTES = 64 << 10
 """Of a small arena: it has four slots."""
 
 
@@ -25,29 +25,29 @@ def put(arena, data, to="reader"):
 
 @pytest.fixture
 def arena():
-    made = Arena(ROOM, poison=True)
+    made = Arena(CAPACITY_BYTES, poison=True)
     yield made
     made.close()
 
 
 @pytest.fixture
 def reader():
-    made = Reader()
+    made = ArenaReader()
     yield made
     made.close()
 
 
 def fails(reader, descriptor, why=""):
     with pytest.raises(ReadFailed, match=rf"cannot be read: .*{why}[\s\S]*\n  fix: "):
-        reader.take(descriptor, "writer")
+        reader.read(descriptor, "writer")
 
 
 def test_bytes_are_read_once_and_then_free(arena, reader):
     descriptor = put(arena, b"abc" * 9)
-    assert arena.stock() == {"slots": 1, "slot_bytes": 27}
-    data = reader.take(descriptor, "writer")
+    assert arena.stats() == {"slots": 1, "slot_bytes": 27}
+    data = reader.read(descriptor, "writer")
     assert data == b"abc" * 9
-    assert arena.stock() == {"slots": 0, "slot_bytes": 0}
+    assert arena.stats() == {"slots": 0, "slot_bytes": 0}
     put(arena, b"x" * 27)
     assert data == b"abc" * 9, "what was taken is a copy"
     fails(reader, descriptor, "read before, or given up")
@@ -55,27 +55,27 @@ def test_bytes_are_read_once_and_then_free(arena, reader):
 
 def test_a_second_read_is_refused_also_before_the_slot_is_reclaimed(arena, reader):
     descriptor = put(arena, b"abc")
-    reader.take(descriptor, "writer")
+    reader.read(descriptor, "writer")
     fails(reader, descriptor, "read before")
 
 
 def test_when_it_is_full_it_says_so_until_something_is_read(arena, reader):
-    held = [put(arena, bytes([number]) * (ROOM // 4)) for number in range(4)]
+    held = [put(arena, bytes([number]) * (CAPACITY_BYTES // 4)) for number in range(4)]
     assert put(arena, b"x") is None
-    assert reader.take(held.pop(2), "writer") == b"\2" * (ROOM // 4)
-    assert put(arena, b"x" * (ROOM // 4 + 1)) is None, "too large for the gap"
-    held.append(put(arena, b"\3" * (ROOM // 4)))
-    assert [reader.take(one, "writer")[0] for one in held] == [0, 1, 3, 3]
-    assert put(arena, b"y" * ROOM) is not None, "all gaps have become one again"
+    assert reader.read(held.pop(2), "writer") == b"\2" * (CAPACITY_BYTES // 4)
+    assert put(arena, b"x" * (CAPACITY_BYTES // 4 + 1)) is None, "too large for the gap"
+    held.append(put(arena, b"\3" * (CAPACITY_BYTES // 4)))
+    assert [reader.read(one, "writer")[0] for one in held] == [0, 1, 3, 3]
+    assert put(arena, b"y" * CAPACITY_BYTES) is not None, "all gaps have become one again"
 
 
 def test_what_is_for_a_dead_peer_is_freed_and_the_rest_is_not(arena, reader):
     lost, kept = put(arena, b"a" * 20_000, to="dead"), put(arena, b"b" * 20_000)
     arena.forget("dead")
-    assert arena.stock()["slots"] == 1
+    assert arena.stats()["slots"] == 1
     put(arena, b"c" * 20_000)
     fails(reader, lost)
-    assert reader.take(kept, "writer") == b"b" * 20_000
+    assert reader.read(kept, "writer") == b"b" * 20_000
 
 
 def test_a_reader_that_should_be_dead_frees_nothing_of_others(arena, reader):
@@ -84,11 +84,11 @@ def test_a_reader_that_should_be_dead_frees_nothing_of_others(arena, reader):
     new = put(arena, b"b" * 20_000)
     assert (new.slot, new.offset) == (old.slot, old.offset), "the same place is used again"
     fails(reader, old)
-    memory = reader._open["writer"][1]
+    memory = reader._arenas["writer"][1]
     memory.words[2 + 4 * old.slot + 3] = old.generation  # as if it had looked before and marks it only now
-    assert arena.stock()["slots"] == 1
+    assert arena.stats()["slots"] == 1
     memory.words[2 + 4 * old.slot + 3] = 0
-    assert reader.take(new, "writer") == b"b" * 20_000
+    assert reader.read(new, "writer") == b"b" * 20_000
 
 
 def test_what_changes_while_it_is_copied_is_refused(arena, reader, monkeypatch):
@@ -110,35 +110,35 @@ def test_a_descriptor_that_was_not_given_is_refused(arena, reader, name, change)
     # A file nearby could be this very arena, opened again; a number nearby one of this process's own threads.
     change *= 1000 if name in ("fd", "pid") else 1
     fails(reader, msgspec.structs.replace(descriptor, **{name: getattr(descriptor, name) + change}))
-    assert reader.take(descriptor, "writer") == b"a" * 100
+    assert reader.read(descriptor, "writer") == b"a" * 100
 
 
 def test_a_peer_that_began_anew_has_another_arena(arena, reader):
-    other = Arena(ROOM)
-    assert reader.take(put(arena, b"old"), "writer") == b"old"
-    assert reader.take(put(other, b"new"), "writer") == b"new"
+    other = Arena(CAPACITY_BYTES)
+    assert reader.read(put(arena, b"old"), "writer") == b"old"
+    assert reader.read(put(other, b"new"), "writer") == b"new"
     other.close()
 
 
 # ---------------------------------------------------------------- any order
-class Orders(RuleBasedStateMachine):
+class ArenaMachine(RuleBasedStateMachine):
     """Put, take, forget and misuse in any order; a model knows what must be there."""
 
     sent = Bundle("sent")
 
     def __init__(self):
         super().__init__()
-        self.arena, self.reader = Arena(ROOM, poison=True), Reader()
+        self.arena, self.reader = Arena(CAPACITY_BYTES, poison=True), ArenaReader()
         self.waiting = {}
-        self.over = []
+        self.consumed = []
 
-    @rule(target=sent, size=st.integers(0, ROOM // 2), to=st.sampled_from("abc"))
+    @rule(target=sent, size=st.integers(0, CAPACITY_BYTES // 2), to=st.sampled_from("abc"))
     def put(self, size, to):
         data = secrets.token_bytes(size)
         descriptor = put(self.arena, data, to)
         if descriptor is None:
             waiting = sum(-(-max(1, len(data)) // 64) * 64 for data, _ in self.waiting.values())
-            assert len(self.waiting) == 4 or waiting + size > ROOM // 2, "it is not nearly full"
+            assert len(self.waiting) == 4 or waiting + size > CAPACITY_BYTES // 2, "it is not nearly full"
             return multiple()
         self.waiting[descriptor] = data, to
         return descriptor
@@ -146,14 +146,14 @@ class Orders(RuleBasedStateMachine):
     @rule(descriptor=consumes(sent))
     def take(self, descriptor):
         if descriptor in self.waiting:
-            assert self.reader.take(descriptor, "writer") == self.waiting.pop(descriptor)[0]
-        self.over.append(descriptor)
+            assert self.reader.read(descriptor, "writer") == self.waiting.pop(descriptor)[0]
+        self.consumed.append(descriptor)
         fails(self.reader, descriptor)
 
     @rule(to=st.sampled_from("abc"))
     def forget(self, to):
         self.arena.forget(to)
-        self.over += [one for one, (_, peer) in self.waiting.items() if peer == to]
+        self.consumed += [one for one, (_, peer) in self.waiting.items() if peer == to]
         self.waiting = {one: (data, peer) for one, (data, peer) in self.waiting.items() if peer != to}
 
     @rule()
@@ -162,15 +162,15 @@ class Orders(RuleBasedStateMachine):
 
     @rule()
     def read_what_is_over(self):
-        for descriptor in self.over:
+        for descriptor in self.consumed:
             fails(self.reader, descriptor)
 
     @invariant()
     def nothing_leaks(self):
         sizes = [len(data) for data, _ in self.waiting.values()]
-        assert self.arena.stock() == {"slots": len(sizes), "slot_bytes": sum(sizes)}
+        assert self.arena.stats() == {"slots": len(sizes), "slot_bytes": sum(sizes)}
         free = sum(size for _, size in self.arena._gaps)
-        assert free + sum(used.size for used in self.arena._used.values()) == ROOM
+        assert free + sum(used.size for used in self.arena._used.values()) == CAPACITY_BYTES
         for descriptor, (data, _) in self.waiting.items():
             assert self.arena.memory.view[descriptor.offset :][: len(data)] == data, "it is there till it is read"
 
@@ -179,23 +179,23 @@ class Orders(RuleBasedStateMachine):
         self.arena.close()
 
 
-TestOrders = Orders.TestCase
-TestOrders.settings = settings(
+TestArenaMachine = ArenaMachine.TestCase
+TestArenaMachine.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
 # ---------------------------------------------------------------- processes
-PEER = """
+PEER_SCRIPT = """
 import sys, msgspec
-from mstar.transfer.arena import Arena, Descriptor, Reader
-arena, reader = Arena(), Reader()
+from mstar.transfer.arena import Arena, Descriptor, ArenaReader
+arena, reader = Arena(), ArenaReader()
 for line in sys.stdin.buffer:
     if line.strip() == b"put":
         descriptor = arena.put(memoryview(bytes(range(256)) * 4096), "tests")
         sys.stdout.buffer.write(msgspec.json.encode(descriptor) + b"\\n")
     else:
-        data = reader.take(msgspec.json.decode(line, type=Descriptor), "tests")
+        data = reader.read(msgspec.json.decode(line, type=Descriptor), "tests")
         sys.stdout.buffer.write(str(sum(data)).encode() + b"\\n")
     sys.stdout.buffer.flush()
 """
@@ -205,7 +205,9 @@ class Peer:
     """Another process with an arena and a reader."""
 
     def __init__(self):
-        self.process = subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PEER_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def ask(self, line):
         self.process.stdin.write(line + b"\n")
@@ -234,8 +236,8 @@ def peer():
 
 def test_bytes_cross_processes_both_ways(arena, reader, peer):
     assert peer.take(put(arena, b"\1" * 30_000)) == 30_000
-    assert arena.stock()["slots"] == 0
-    assert reader.take(peer.put(), "writer") == bytes(range(256)) * 4096
+    assert arena.stats()["slots"] == 0
+    assert reader.read(peer.put(), "writer") == bytes(range(256)) * 4096
 
 
 def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
@@ -244,7 +246,7 @@ def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
 
     before = files()
     unread, unopened = Peer(), Peer()
-    assert len(reader.take(unread.put(), "writer")) == 1 << 20
+    assert len(reader.read(unread.put(), "writer")) == 1 << 20
     for peer in (unread, unopened):
         held = peer.put()
         mine = put(arena, b"\1" * 30_000, to="peer")
@@ -252,12 +254,12 @@ def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
         if peer is unopened:
             fails(reader, held, "cannot be opened")
         else:
-            assert len(reader.take(held, "writer")) == 1 << 20, "memory that is open stays"
+            assert len(reader.read(held, "writer")) == 1 << 20, "memory that is open stays"
         reader.forget("writer")
         fails(reader, held, "cannot be opened")
-        assert arena.stock()["slots"] == 1, "nobody has read it"
+        assert arena.stats()["slots"] == 1, "nobody has read it"
         arena.forget("peer")
-        assert arena.stock()["slots"] == 0
+        assert arena.stats()["slots"] == 0
         fails(reader, mine)
         reader.forget("writer")
     assert files() == before

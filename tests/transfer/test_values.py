@@ -15,37 +15,37 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from msgspec.msgpack import Ext, encode
 
-from mstar.testing.parity import same
-from mstar.transfer.arrays import _TORCH, LARGE
-from mstar.transfer.errors import ReadFailed, Unpackable
+from mstar.testing.parity import is_identical
+from mstar.transfer.arrays import _TORCH_DTYPES, LARGE_ARRAY_BYTES
+from mstar.transfer.errors import NotSerializable, ReadFailed
 from mstar.transfer.values import pack, unpack
 from tests.transfer.kinds import Bits, Colour, Frozen, Listed, Number, Plain
 
 
-def alike(a, b):
+def is_same(a, b):
     """Equal to the last bit, and of the same types all the way down."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(alike, a, b))
+        return len(a) == len(b) and all(map(is_same, a, b))
     if isinstance(a, dict):
-        return alike(list(a.items()), list(b.items()))  # in the same order
+        return is_same(list(a.items()), list(b.items()))  # in the same order
     if isinstance(a, set | frozenset):
-        return len(a) == len(b) and all(any(alike(one, other) for other in b) for one in a)
+        return len(a) == len(b) and all(any(is_same(one, other) for other in b) for one in a)
     if dataclasses.is_dataclass(a):
-        return all(alike(getattr(a, own.name), getattr(b, own.name)) for own in dataclasses.fields(a))
+        return all(is_same(getattr(a, own.name), getattr(b, own.name)) for own in dataclasses.fields(a))
     if isinstance(a, torch.Tensor):
         return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(bits(a), bits(b))
     if isinstance(a, np.ndarray | np.generic):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    return same(a, b)
+    return is_identical(a, b)
 
 
 def bits(tensor):
     return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-DTYPES = [getattr(torch, name) for name in _TORCH if hasattr(torch, name) and name != "complex32"]
+DTYPES = [getattr(torch, name) for name in _TORCH_DTYPES if hasattr(torch, name) and name != "complex32"]
 """torch warns that complex32 is experimental."""
 
 
@@ -101,15 +101,15 @@ values = st.recursive(
 @example([np.float64(-0.0), -0.0, float("nan"), True, 1, 1.0])
 def test_any_value_comes_back_as_it_was(value):
     packed = pack(value)
-    assert alike(unpack(packed), value)
-    assert alike(unpack(memoryview(packed)), value)
+    assert is_same(unpack(packed), value)
+    assert is_same(unpack(memoryview(packed)), value)
     assert pack(unpack(packed)) == packed
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_of_torch(dtype):
     for value in (tensors(dtype, (), 1), tensors(dtype, (2, 3), 2), tensors(dtype, (0, 3), 1)):
-        assert alike(unpack(pack(value)), value)
+        assert is_same(unpack(pack(value)), value)
 
 
 def test_arrays_own_memory_that_can_be_written_to():
@@ -117,18 +117,18 @@ def test_arrays_own_memory_that_can_be_written_to():
         packed = bytearray(pack([b"x", value]))  # so that nothing is aligned by chance
         back = unpack(memoryview(packed))[1]
         packed[:] = bytes(len(packed))
-        assert same(back, value)
+        assert is_identical(back, value)
         assert (back.data_ptr() if isinstance(back, torch.Tensor) else back.ctypes.data) % 16 == 0
         back += 1
-        assert same(back, value + 1)
+        assert is_identical(back, value + 1)
 
 
 def test_tensors_that_are_no_plain_memory_are_sent_as_what_they_say():
     grows = torch.ones(2, requires_grad=True)
     turned = torch.tensor([1 + 2j]).conj()
-    assert same(unpack(pack(grows)), grows.detach())
-    assert same(unpack(pack(turned)), turned.resolve_conj())
-    assert same(unpack(pack(turned.imag)), turned.imag.resolve_neg())
+    assert is_identical(unpack(pack(grows)), grows.detach())
+    assert is_identical(unpack(pack(turned)), turned.resolve_conj())
+    assert is_identical(unpack(pack(turned.imag)), turned.imag.resolve_neg())
 
 
 def test_a_dataclass_is_restored_as_it_was_without_its_init():
@@ -142,7 +142,7 @@ def test_a_dataclass_is_restored_as_it_was_without_its_init():
 
 
 def test_large_arrays_are_placed_where_they_are_told():
-    small, large = np.zeros(LARGE - 1, np.uint8), torch.arange(LARGE // 8).reshape(2, -1)
+    small, large = np.zeros(LARGE_ARRAY_BYTES - 1, np.uint8), torch.arange(LARGE_ARRAY_BYTES // 8).reshape(2, -1)
     placed = []
 
     def place(data):
@@ -150,9 +150,12 @@ def test_large_arrays_are_placed_where_they_are_told():
         return len(placed) - 1
 
     packed = pack({"a": (small, large), "b": large.T}, place)
-    assert ([len(data) for data in placed], len(packed) < 2 * LARGE) == ([LARGE, LARGE], True)
-    assert alike(unpack(packed, placed), {"a": (small, large), "b": large.T})
-    assert alike(unpack(pack([large], lambda _: None)), [large]), "where there is no room, it stays inline"
+    assert ([len(data) for data in placed], len(packed) < 2 * LARGE_ARRAY_BYTES) == (
+        [LARGE_ARRAY_BYTES, LARGE_ARRAY_BYTES],
+        True,
+    )
+    assert is_same(unpack(packed, placed), {"a": (small, large), "b": large.T})
+    assert is_same(unpack(pack([large], lambda _: None)), [large]), "where there is no room, it stays inline"
     with pytest.raises(ReadFailed, match="hold no value"):
         unpack(packed, placed[:1])
 
@@ -201,7 +204,7 @@ def test_every_process_gives_the_same_bytes_and_needs_no_array_library():
     assert sent[0] == sent[1]
     value = Plain({"a", "b", Colour.RED, 7, frozenset({1, "x"}), Bits.A | Bits.B}, [{(1, 2): b"x"}])
     assert hashlib.sha256(pack(value)).digest() == hashlib.sha256(sent[0]).digest()
-    assert alike(unpack(sent[0]), value)
+    assert is_same(unpack(sent[0]), value)
 
 
 # ---------------------------------------------------------------- what cannot be sent
@@ -223,7 +226,7 @@ def local_dataclass():
     return Inside()
 
 
-CANNOT = {
+UNSENDABLE = {
     "an object": (object(), "a builtins.object cannot be sent"),
     "a class": (int, "a builtins.type cannot be sent"),
     "a function": (len, "cannot be sent"),
@@ -241,9 +244,9 @@ CANNOT = {
 }
 
 
-@pytest.mark.parametrize(("value", "match"), CANNOT.values(), ids=CANNOT)
+@pytest.mark.parametrize(("value", "match"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_what_cannot_be_sent_says_so(value, match):
-    with pytest.raises(Unpackable, match=rf"{match}[\s\S]*\n  fix: \w"):
+    with pytest.raises(NotSerializable, match=rf"{match}[\s\S]*\n  fix: \w"):
         pack([1, {"x": value}])
 
 
@@ -308,6 +311,6 @@ def test_nothing_is_imported_for_a_sender(name):
 
 def test_tensors_are_plain_arrays_where_torch_is_not_wanted():
     for dtype in (torch.int64, torch.float16, torch.bool):
-        back = unpack(pack(torch.ones(2, 3, dtype=dtype)), is_plain=True)
+        back = unpack(pack(torch.ones(2, 3, dtype=dtype)), numpy_only=True)
         assert (type(back), back.shape, back.tolist()) == (np.ndarray, (2, 3), [[1] * 3] * 2)
-    assert unpack(pack(torch.ones(2, dtype=torch.bfloat16)), is_plain=True).dtype is torch.bfloat16
+    assert unpack(pack(torch.ones(2, dtype=torch.bfloat16)), numpy_only=True).dtype is torch.bfloat16

@@ -80,20 +80,20 @@ def run(name, calls):
     return the_op.run(part, columns, len(calls))
 
 
-def plain(results):
+def to_lists(results):
     return [tuple(part.tolist() if is_array(part) else part for part in row) for row in results]
 
 
 @pytest.mark.parametrize("array", LIBRARIES)
 def test_alone_runs_one_call_at_a_time(array):
-    assert plain(run("one", [{"x": array([1, 2])}, {"x": array([3]), "by": 5}])) == [([2, 4],), ([15],)]
+    assert to_lists(run("one", [{"x": array([1, 2])}, {"x": array([3]), "by": 5}])) == [([2, 4],), ([15],)]
 
 
 @pytest.mark.parametrize("array", LIBRARIES)
 def test_stacked_gains_an_axis(array):
     calls = [{"x": array([1, 2]), "by": 1}, {"x": array([3, 4]), "by": 10}]
-    assert plain(run("stack", calls)) == [([1, 2], 2), ([30, 40], 2)]
-    assert plain(run("stack", calls[1:])) == [([30, 40], 1)]
+    assert to_lists(run("stack", calls)) == [([1, 2], 2), ([30, 40], 2)]
+    assert to_lists(run("stack", calls[1:])) == [([30, 40], 1)]
 
 
 @pytest.mark.parametrize("array", LIBRARIES)
@@ -103,7 +103,7 @@ def test_ragged_is_joined_along_its_dimension(array):
         {"x": array([1, 2, 3]), "y": array([1, 1]), "sums": states[0], "mode": "m"},
         {"x": array([4]), "y": array([2, 2]), "sums": states[1], "mode": "m"},
     ]
-    assert plain(run("rag", calls)) == [([101, 102, 103], [2, 2], "m"), ([104], [4, 4], "m")]
+    assert to_lists(run("rag", calls)) == [([101, 102, 103], [2, 2], "m"), ([104], [4, 4], "m")]
     assert [state.total for state in states] == [3, 1]
 
 
@@ -137,36 +137,36 @@ def test_a_call_is_a_batch_of_one(array):
 
 
 # ---------------------------------------------------------------- which calls may join
-def alike(name, **arguments):
-    return Part.ops()[name].alike(arguments)
+def batch_key_of(name, **arguments):
+    return Part.ops()[name].batch_key(arguments)
 
 
 @pytest.mark.parametrize("array", LIBRARIES)
 def test_calls_join_when_what_is_not_levelled_is_equal(array):
-    assert alike("stack", x=array([1, 2]), by=1) == alike("stack", x=array([3, 4]), by=7)
-    assert alike("stack", x=array([1, 2]), by=1) != alike("stack", x=array([3]), by=1)
+    assert batch_key_of("stack", x=array([1, 2]), by=1) == batch_key_of("stack", x=array([3, 4]), by=7)
+    assert batch_key_of("stack", x=array([1, 2]), by=1) != batch_key_of("stack", x=array([3]), by=1)
     y = array([1, 2])
-    assert alike("rag", x=array([1, 2]), y=y) == alike("rag", x=array([3]), y=y)
-    assert alike("rag", x=array([1]), y=y) != alike("rag", x=array([1]), y=array([1]))
-    assert alike("pad", x=array([[1.0], [1.0]])) == alike("pad", x=array([[1.0, 2.0], [1.0, 2.0]]))
-    assert alike("pad", x=array([[1.0]])) != alike("pad", x=array([[1.0], [2.0]]))
-    assert alike("one", x=array([1, 2])) == alike("one", x=array([1])) == ()
+    assert batch_key_of("rag", x=array([1, 2]), y=y) == batch_key_of("rag", x=array([3]), y=y)
+    assert batch_key_of("rag", x=array([1]), y=y) != batch_key_of("rag", x=array([1]), y=array([1]))
+    assert batch_key_of("pad", x=array([[1.0], [1.0]])) == batch_key_of("pad", x=array([[1.0, 2.0], [1.0, 2.0]]))
+    assert batch_key_of("pad", x=array([[1.0]])) != batch_key_of("pad", x=array([[1.0], [2.0]]))
+    assert batch_key_of("one", x=array([1, 2])) == batch_key_of("one", x=array([1])) == ()
 
 
 def test_a_wrong_number_of_dimensions_is_noticed():
     with pytest.raises(
         BadShape, match=r"`x` as int64\[N\] and was given one of shape \(2, 2\)\n  fix: pass an array of 1"
     ):
-        alike("stack", x=np.zeros((2, 2)), by=1)
+        batch_key_of("stack", x=np.zeros((2, 2)), by=1)
     with pytest.raises(BadShape, match=r"`x` as int64\[N\] and was given a list"):
-        alike("stack", x=[1, 2], by=1)
+        batch_key_of("stack", x=[1, 2], by=1)
 
 
 @pytest.mark.parametrize("name", ["stack", "rag", "pad"])
 def test_calls_of_different_dtypes_or_libraries_do_not_join(name):
     x = np.ones((3, 2) if name == "pad" else 2, np.int64)
     others = [x.astype(np.int32), torch.tensor(x)]
-    keys = [alike(name, x=value, y=np.ones(2)) for value in (x, *others)]
+    keys = [batch_key_of(name, x=value, y=np.ones(2)) for value in (x, *others)]
     assert len(set(keys)) == 3
 
 
@@ -193,7 +193,7 @@ def test_offsets_of_a_layout():
 
 def test_ways_of_joining_are_values():
     assert ragged("T") == ragged("T") != padded("T")
-    assert (alone.how, alone.dim, stacked.how) == ("alone", "", "stacked")
+    assert (alone.mode, alone.dim, stacked.mode) == ("alone", "", "stacked")
 
 
 # ---------------------------------------------------------------- values

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mstar import LoadError, Model
-from mstar.walk.load import load_model, name_of
+from mstar.walk.load import default_model_name, load_model
 
 ONE = "from mstar import Model\n\nclass One(Model):\n    pass\n"
 TWO = ONE + "\nclass Two(One):\n    def __init__(self, size=3, *args, **kwargs):\n        self.size = size\n"
@@ -51,7 +51,7 @@ def test_where_its_weights_are_may_be_said(write):
     assert load_model("my_model.py:Two").size == "hub:its/own"
     assert load_model("my_model.py:Two@/models/two").size == "/models/two"
     assert load_model("my_model.py:Two@hub:an/other").size == "hub:an/other"
-    assert name_of("my_model.py:Two@/models/two") == "my_model"
+    assert default_model_name("my_model.py:Two@/models/two") == "my_model"
     assert refused("my_model.py:One@/models/one") == (
         "my_model.py:One@/models/one: One brings its weights, and takes no others\n"
         "  fix: my_model.py:One, without what is after the @"

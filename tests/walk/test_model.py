@@ -230,7 +230,7 @@ def test_a_route_that_awaits_something_else():
 
     with pytest.raises(RouteError) as caught:
         run(route)
-    fix = "await walks and self.more() only; they are all that waits"
+    fix = "await walks and self.next_input() only; they are all that waits"
     assert str(caught.value) == f"a route awaited a int\n  fix: {fix}"
 
 

@@ -17,16 +17,16 @@ class Past(State):
     count: int = 0
 
 
-def test_a_state_goes_back_to_its_mark():
+def test_a_state_rolls_back_to_its_snapshot():
     past = Past([1, 2], {"a": np.ones(3), "b": torch.ones(2)}, 4)
-    mark = past.mark()
+    mark = past.snapshot()
     past.frames.append(3)
     past.memory["a"][:] = 7
     past.memory["b"].mul_(5)
     past.memory["c"] = 1
     past.count = 9
     past.more = "new"
-    past.go_back(mark)
+    past.rollback(mark)
     assert (past.frames, past.count, set(past.memory)) == ([1, 2], 4, {"a", "b"})
     assert past.memory["a"].tolist() == [1, 1, 1]
     assert past.memory["b"].tolist() == [1, 1]
@@ -35,13 +35,13 @@ def test_a_state_goes_back_to_its_mark():
 
 def test_what_was_taken_away_comes_back():
     past = Past([1])
-    mark = past.mark()
+    mark = past.snapshot()
     del past.frames
-    past.go_back(mark)
+    past.rollback(mark)
     assert past.frames == [1]
 
 
-def test_a_plain_state_is_always_there():
+def test_a_plain_state_is_always_resident():
     assert KV().is_resident
-    assert not KV().can_leave
-    assert Component().bring_back([KV()]) is None
+    assert not KV().is_evictable
+    assert Component().restore([KV()]) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mstar import KV, Audio, Int64, Latents, Model, Stream, Tensor, Text, choose, each, loop, walk, windows
 from mstar.graph.check import check
-from tests.walk.parts import LM, Codec, Past
+from tests.walk.toy_components import LM, Codec, Past
 
 
 @dataclass

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PLANTED = Path(__file__).parent / "typed" / "planted.py"
+MISTAKES = Path(__file__).parent / "typed" / "author_mistakes.py"
 
 
 def test_pyright_underlines_the_planted_mistakes_and_nothing_else():
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(PLANTED)]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(MISTAKES)]
     told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
     found = {one["range"]["start"]["line"] + 1 for one in told["generalDiagnostics"] if one["severity"] == "error"}
-    lines = PLANTED.read_text("utf-8").splitlines()
+    lines = MISTAKES.read_text("utf-8").splitlines()
     assert sorted(found) == [number for number, line in enumerate(lines, 1) if "  # error: " in line]

@@ -19,5 +19,5 @@ def test_a_sleep_between_two_reads_does_not_count(monkeypatch):
 
     wanted = time.time() - time.monotonic()
     monkeypatch.setattr(clock, "monotonic", monotonic)
-    assert clock.day_offset() == pytest.approx(wanted, abs=0.01)
-    assert reads == 2 * clock.READS
+    assert clock.measure_clock_offset() == pytest.approx(wanted, abs=0.01)
+    assert reads == 2 * clock.CLOCK_SAMPLES

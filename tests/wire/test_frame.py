@@ -7,115 +7,140 @@ import pytest
 
 from mstar.errors import MstarError
 from mstar.wire import frame as frames
-from mstar.wire.figures import KindCount, Load, Need, OpCount, Span, WalkCount
-from mstar.wire.frame import BadFrame, Frame, Seal, Translator, Unreadable, joined, read_ends, write_ends
+from mstar.wire.activity import OpActivity, RequestPosition, RequestStatus, StreamFill, TransferCount, WorkerActivity
+from mstar.wire.frame import (
+    BadFrame,
+    Frame,
+    FrameSigner,
+    MessageCodec,
+    UnreadableValue,
+    decode_peers,
+    encode_peers,
+    pack_payloads,
+)
 from mstar.wire.messages import (
-    Answered,
-    Beat,
-    Busy,
+    ActivityQuery,
+    ActivityReply,
     Cancel,
-    Done,
+    ClientInput,
+    DataBatch,
     Emit,
-    Fresh,
-    Given,
-    Gone,
-    Heard,
-    Held,
-    Hello,
-    Item,
-    News,
-    Notes,
+    Heartbeat,
+    InputAccepted,
+    LocalState,
+    ModelStatusReply,
+    NewState,
     Peer,
+    ProcessExited,
     Ready,
-    Rest,
-    Say,
-    Standing,
-    Start,
-    Stock,
+    Register,
+    SeatDone,
+    SpansQuery,
+    SpansReply,
+    StartWalk,
+    StatsReply,
+    StillComputing,
+    StreamItem,
     Submit,
     Suspect,
-    TakeNews,
-    TakeTimeline,
-    Timeline,
+    TurnFinished,
+    UnloadModel,
     Value,
+    ValueInput,
 )
-from mstar.wire.news import At, OpNews, Passing, RequestNews, StreamNews, WorkerNews
-from tests.wire.parts import KEY, Plain
+from mstar.wire.stats import DeadlineStats, OpTotals, Span, StreamDemand, WalkStats, WorkerLoad
+from tests.wire.actors import KEY, MsgpackCodec
 
 WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
-ENDS = write_ends(WORKER, FRONT)
+ENDS = encode_peers(WORKER, FRONT)
 
 MESSAGES = [
-    Busy(WORKER),
-    Hello(("m.lm", "m.codec")),
-    Say("r1", 2, Value([1]), {"Text": 3}),
-    Heard("r1", 2, 4, 2**62, {"Text": 3}),
-    Answered("r1", 2, {"Text": 3}, Value({"a": 1})),
-    Stock(7, {"pages": 12, "states": 0}, [OpCount("m", "lm", "decode", 3, {"speak": WalkCount(9, 0.5)})]),
-    Stock(8, {}, [], [KindCount("m", "Audio", 4, 1, 0.2)]),
-    Beat(0.5, Load(0.4, {"m": Need(0.1, 0.05, 0.3, 0.01)})),
-    TakeTimeline(8, "r1"),
-    Timeline(8, 1.7e9, [Span("op", "lm.decode", "speak", 0, 2**62, 1.5, 2.5, 9, text="é")]),
-    Rest(9, "m"),
-    Standing(9, {"m": "resting"}, "é"),
-    TakeNews(9),
-    News(9, {"requests": 1}, 0.5, [OpNews("m", "speak", 2, 1, 4, 4, 0.1, 3)], [At("r1", 0, 2)]),
-    News(9, streams=[StreamNews("m", "speak", "~words", 3, 32, 1)], passed=[Passing("b", 1)]),
-    News(9, requests=[RequestNews("r1", "m", "runs", "speak", 0, 1, ("a",), 0.5)], workers=[WorkerNews("a", 1, "up")]),
+    StillComputing(WORKER),
+    Register(("m.lm", "m.codec")),
+    ClientInput("r1", 2, Value([1]), {"Text": 3}),
+    InputAccepted("r1", 2, 4, 2**62, {"Text": 3}),
+    TurnFinished("r1", 2, {"Text": 3}, Value({"a": 1})),
+    StatsReply(7, {"pages": 12, "states": 0}, [OpTotals("m", "lm", "decode", 3, {"speak": WalkStats(9, 0.5)})]),
+    StatsReply(8, {}, [], [DeadlineStats("m", "Audio", 4, 1, 0.2)]),
+    Heartbeat(0.5, WorkerLoad(0.4, {"m": StreamDemand(0.1, 0.05, 0.3, 0.01)})),
+    SpansQuery(8, "r1"),
+    SpansReply(8, 1.7e9, [Span("op", "lm.decode", "speak", 0, 2**62, 1.5, 2.5, 9, detail="é")]),
+    UnloadModel(9, "m"),
+    ModelStatusReply(9, {"m": "unloaded"}, "é"),
+    ActivityQuery(9),
+    ActivityReply(
+        9, {"requests": 1}, 0.5, [OpActivity("m", "speak", 2, 1, 4, 4, 0.1, 3)], [RequestPosition("r1", 0, 2)]
+    ),
+    ActivityReply(9, streams=[StreamFill("m", "speak", "~words", 3, 32, 1)], transfers=[TransferCount("b", 1)]),
+    ActivityReply(
+        9,
+        requests=[RequestStatus("r1", "m", "running", "speak", 0, 1, ("a",), 0.5)],
+        workers=[WorkerActivity("a", 1, "up")],
+    ),
     Submit("r1", "orpheus", Value({"text": "hello", "bytes": b"\0\1"}), tenant="t"),
-    Start("r1", 1, 0, "m", "speak", (WORKER,), {0: Given(Value([1, 2.5])), 1: Fresh("lm", "KV")}, {"Text": 1}, FRONT),
-    Notes("r1", 1, 0, 1, [Item(1, (2, 3), Value(None))]),
-    Done("r1", 1, 0, 0, {0: Held(4), 1: Given(Value("é"))}, {0: 9}, {"Audio": 3}),
+    StartWalk(
+        "r1",
+        1,
+        0,
+        "m",
+        "speak",
+        (WORKER,),
+        {0: ValueInput(Value([1, 2.5])), 1: NewState("lm", "KV")},
+        {"Text": 1},
+        FRONT,
+    ),
+    DataBatch("r1", 1, 0, 1, [StreamItem(1, (2, 3), Value(None))]),
+    SeatDone("r1", 1, 0, 0, {0: LocalState(4), 1: ValueInput(Value("é"))}, {0: 9}, {"Audio": 3}),
     Emit("r1", 2**62, "Audio", 5, Value(b"x" * 1000), (("rate", 24_000), ("start", 0.5))),
-    Gone(WORKER, "signal 9", [Suspect("r1", 1, 2)]),
+    ProcessExited(WORKER, "signal 9", [Suspect("r1", 1, 2)]),
     Ready(),
 ]
 
 
 def plain(messages):
     """Messages as built-in types: values do not compare."""
-    return msgspec.to_builtins(messages, enc_hook=lambda value: value.it)
+    return msgspec.to_builtins(messages, enc_hook=lambda value: value.content)
 
 
-def close(messages, number=1, ack=0, ends=ENDS, key=KEY):
-    translator = Translator(Plain())
-    return Seal(key).close(
-        Frame(ends, number, ack, *joined([translator.encode(message, FRONT) for message in messages]))
+def seal_messages(messages, number=1, ack=0, ends=ENDS, key=KEY):
+    translator = MessageCodec(MsgpackCodec())
+    return FrameSigner(key).sign(
+        Frame(ends, number, ack, *pack_payloads([translator.encode(message, FRONT) for message in messages]))
     )
 
 
 def test_messages_come_out_as_they_went_in():
-    frame = Seal(KEY).open(close(MESSAGES, 5, 2**64 - 1))
-    messages = Translator(Plain()).decode(frame.payload, WORKER)
-    assert (*read_ends(frame.ends), frame.number, frame.ack) == (WORKER, FRONT, 5, 2**64 - 1)
+    frame = FrameSigner(KEY).verify(seal_messages(MESSAGES, 5, 2**64 - 1))
+    messages = MessageCodec(MsgpackCodec()).decode(frame.payload, WORKER)
+    assert (*decode_peers(frame.peers), frame.number, frame.ack) == (WORKER, FRONT, 5, 2**64 - 1)
     assert [type(message) for message in messages] == [type(message) for message in MESSAGES]
     assert plain(messages) == plain(MESSAGES)
 
 
 def test_a_frame_without_messages_only_confirms():
-    assert Seal(KEY).open(Seal(KEY).close(Frame(ENDS, 0, 9, b""))) == Frame(ENDS, 0, 9, b"")
+    assert FrameSigner(KEY).verify(FrameSigner(KEY).sign(Frame(ENDS, 0, 9, b""))) == Frame(ENDS, 0, 9, b"")
 
 
 def test_a_key_has_32_bytes():
     for key in (b"", KEY[:-1], KEY + b"x"):
         with pytest.raises(MstarError, match=rf"the key has {len(key)} bytes, not 32\n  fix: "):
-            Seal(key)
+            FrameSigner(key)
 
 
 def test_another_key_opens_nothing():
     with pytest.raises(BadFrame, match="wrong MAC"):
-        Seal(KEY).open(close(MESSAGES, key=b"k" * 32))
+        FrameSigner(KEY).verify(seal_messages(MESSAGES, key=b"k" * 32))
 
 
 def test_a_frame_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(frames, "VERSION", 2)
-    data = close(MESSAGES)
+    data = seal_messages(MESSAGES)
     monkeypatch.undo()
     with pytest.raises(BadFrame, match="a frame of version 2 is not understood"):
-        Seal(KEY).open(data)
+        FrameSigner(KEY).verify(data)
 
 
-class Whimsical(Plain):
+class FailingCodec(MsgpackCodec):
     """A codec that knows only texts, and refuses to read one of them."""
 
     def pack(self, value, to):
@@ -130,24 +155,24 @@ class Whimsical(Plain):
 
 
 def test_a_value_that_cannot_travel_spoils_only_itself():
-    translator = Translator(Whimsical())
+    translator = MessageCodec(FailingCodec())
     sent = [Submit(f"r{n}", "m", Value(it)) for n, it in enumerate(["good", object(), "gone", "fine"])]
-    (payload,) = joined([translator.encode(message, FRONT) for message in sent])
-    got = [message.request.it for message in translator.decode(payload, WORKER)]
+    (payload,) = pack_payloads([translator.encode(message, FRONT) for message in sent])
+    got = [message.request.content for message in translator.decode(payload, WORKER)]
     assert [got[0], got[3]] == ["good", "fine"]
-    assert isinstance(got[1], Unreadable)
+    assert isinstance(got[1], UnreadableValue)
     assert got[1].text == f"a object could not be sent to {FRONT}: no object leaves here"
-    assert isinstance(got[2], Unreadable)
+    assert isinstance(got[2], UnreadableValue)
     assert got[2].text == f"a value from {WORKER} could not be read: the segment is gone"
 
 
 def test_a_message_that_is_too_long_arrives_without_its_values(monkeypatch):
-    monkeypatch.setattr(frames, "MESSAGE_BYTES", 1000)
-    translator = Translator(Plain())
+    monkeypatch.setattr(frames, "MAX_MESSAGE_BYTES", 1000)
+    translator = MessageCodec(MsgpackCodec())
     long, short = (Submit("r", "m", Value("x" * size)) for size in (1000, 900))
-    (payload,) = joined([translator.encode(long, FRONT)])
+    (payload,) = pack_payloads([translator.encode(long, FRONT)])
     (message,) = translator.decode(payload, WORKER)
-    assert "longer than 1000 bytes" in message.request.it.text
+    assert "longer than 1000 bytes" in message.request.content.text
     assert b"x" * 900 in translator.encode(short, FRONT)
 
 
@@ -155,10 +180,10 @@ def test_a_message_that_is_too_long_arrives_without_its_values(monkeypatch):
     ("count", "size", "frames_needed"), [(1, 3, 1), (15, 3, 1), (16, 3, 1), (5000, 3, 2), (9, 400, 5)]
 )
 def test_what_one_frame_cannot_hold_goes_in_several(monkeypatch, count, size, frames_needed):
-    monkeypatch.setattr(frames, "MESSAGE_BYTES", 1000 if size == 400 else 100_000)
-    translator = Translator(Plain())
+    monkeypatch.setattr(frames, "MAX_MESSAGE_BYTES", 1000 if size == 400 else 100_000)
+    translator = MessageCodec(MsgpackCodec())
     rids = [f"{n:0{size}}" for n in range(count)]
-    payloads = joined([translator.encode(Cancel(rid), FRONT) for rid in rids])
+    payloads = pack_payloads([translator.encode(Cancel(rid), FRONT) for rid in rids])
     assert len(payloads) == frames_needed
     assert [message.rid for payload in payloads for message in translator.decode(payload, WORKER)] == rids
 
@@ -185,9 +210,9 @@ def mutated(random, good):
 def fuzz(seed, count):
     """How many mutated frames were tried, and how many opened."""
     chance = random.Random(seed)
-    seal = Seal(KEY)
-    ends = [ENDS, write_ends(FRONT, WORKER), write_ends(Peer("worker-1", 4), FRONT)]
-    good = [close(MESSAGES[: n % 9 + 1], n, n // 2, ends[n % 3]) for n in range(30)]
+    seal = FrameSigner(KEY)
+    ends = [ENDS, encode_peers(FRONT, WORKER), encode_peers(Peer("worker-1", 4), FRONT)]
+    good = [seal_messages(MESSAGES[: n % 9 + 1], n, n // 2, ends[n % 3]) for n in range(30)]
     tried = opened = 0
     while tried < count:
         frame = mutated(chance, good)
@@ -195,7 +220,7 @@ def fuzz(seed, count):
             continue
         tried += 1
         try:
-            seal.open(frame)
+            seal.verify(frame)
             opened += 1
         except BadFrame:
             pass
@@ -214,14 +239,14 @@ def test_no_mutated_frame_of_very_many_is_opened():
 def broken(seed, count):
     """Frames with a good MAC around bytes that nobody of ours wrote: how many were refused as BadFrame."""
     chance = random.Random(seed)
-    seal, translator = Seal(KEY), Translator(Plain())
-    good = [close(MESSAGES[: n % 9 + 1], n) for n in range(30)]
+    seal, translator = FrameSigner(KEY), MessageCodec(MsgpackCodec())
+    good = [seal_messages(MESSAGES[: n % 9 + 1], n) for n in range(30)]
     refused = 0
     for _ in range(count):
         data = mutated(chance, good)[:-16]
         try:
-            frame = seal.open(data + seal._mac(data))
-            read_ends(frame.ends)
+            frame = seal.verify(data + seal._mac(data))
+            decode_peers(frame.peers)
             translator.decode(frame.payload, WORKER)
         except BadFrame:
             refused += 1
@@ -245,4 +270,4 @@ def test_a_payload_nested_without_end_is_refused():
         b"\x90",
     ):
         with pytest.raises(BadFrame):
-            Translator(Plain()).decode(payload, WORKER)
+            MessageCodec(MsgpackCodec()).decode(payload, WORKER)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar.wire.link import CONFIRM_AFTER, CONFIRM_EVERY, RESEND_AFTER, RESEND_COUNT, WINDOW, Link
+from mstar.wire.link import ACK_DELAY_S, ACK_EVERY_FRAMES, MAX_RESEND_FRAMES, RESEND_TIMEOUT_S, WINDOW_FRAMES, Link
 
 
 class Channel:
@@ -54,7 +54,7 @@ class Channel:
         for side in (0, 1):
             assert self.arrived[side] == list(range(self.sent[1 - side]))
             assert self.links[side].unacked == 0
-            assert not self.links[side]._early
+            assert not self.links[side]._out_of_order
 
 
 def misbehave(channel, chance, steps, loss, repeat, burst):
@@ -78,7 +78,7 @@ def misbehave(channel, chance, steps, loss, repeat, burst):
                 channel.tick()
         for side in (0, 1):
             assert channel.arrived[side] == list(range(len(channel.arrived[side]))), "out of order, or not once"
-            assert len(channel.links[side]._early) < WINDOW
+            assert len(channel.links[side]._out_of_order) < WINDOW_FRAMES
 
 
 RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9])
@@ -115,20 +115,20 @@ def test_without_faults_nothing_is_sent_twice_and_few_frames_only_confirm():
         assert len(only_confirm) <= 1
         while channel.under_way[0]:
             channel.deliver(0)
-        assert channel.links[0].unacked < CONFIRM_EVERY
-    assert channel.settle() == CONFIRM_AFTER
+        assert channel.links[0].unacked < ACK_EVERY_FRAMES
+    assert channel.settle() == ACK_DELAY_S
     channel.check()
     assert channel.links[0].resent == 0
 
 
-def test_who_talks_back_needs_no_frame_to_confirm():
+def test_a_reply_carries_the_acknowledgement():
     channel = Channel()
     for _ in range(100):
         for side in (0, 1):
             channel.send(side)
             assert len(channel.under_way[1 - side]) == 1
             channel.deliver(1 - side)
-        channel.now += CONFIRM_AFTER / 2
+        channel.now += ACK_DELAY_S / 2
         channel.tick()
     assert channel.links[0].unacked == 0
     assert channel.links[1].unacked == 1
@@ -136,31 +136,33 @@ def test_who_talks_back_needs_no_frame_to_confirm():
 
 def test_silence_is_met_with_few_frames_and_longer_waits():
     link = Link()
-    sent = [frame for n in range(WINDOW + 50) if (frame := link.send(0.0, n))]
-    assert len(sent) == WINDOW
+    sent = [frame for n in range(WINDOW_FRAMES + 50) if (frame := link.send(0.0, n))]
+    assert len(sent) == WINDOW_FRAMES
     times = []
     while link.due < 10:
         times.append(link.due)
-        assert [number for number, _, _ in link.tick(link.due)] == list(range(1, RESEND_COUNT + 1))
-    assert times[:4] == pytest.approx([RESEND_AFTER, 0.6, 1.4, 2.4])
+        assert [number for number, _, _ in link.tick(link.due)] == list(range(1, MAX_RESEND_FRAMES + 1))
+    assert times[:4] == pytest.approx([RESEND_TIMEOUT_S, 0.6, 1.4, 2.4])
     assert len(times) == 11
-    assert link.unacked == WINDOW + 50
-    link.receive(20.0, 0, RESEND_COUNT - 1, None)  # not yet all that was sent again: no more for now
+    assert link.unacked == WINDOW_FRAMES + 50
+    link.receive(20.0, 0, MAX_RESEND_FRAMES - 1, None)  # not yet all that was sent again: no more for now
     assert link.due == 20.0
-    assert [number for number, _, _ in link.tick(20.0)] == list(range(WINDOW + 1, WINDOW + RESEND_COUNT))
-    assert link.due == 20.0 + RESEND_AFTER
+    assert [number for number, _, _ in link.tick(20.0)] == list(
+        range(WINDOW_FRAMES + 1, WINDOW_FRAMES + MAX_RESEND_FRAMES)
+    )
+    assert link.due == 20.0 + RESEND_TIMEOUT_S
     link.tick(link.due)
-    assert link.due == pytest.approx(20.0 + 3 * RESEND_AFTER)  # the waits are short again
+    assert link.due == pytest.approx(20.0 + 3 * RESEND_TIMEOUT_S)  # the waits are short again
 
 
 def test_a_lost_burst_is_made_good():
     channel = Channel()
-    for _ in range(10 * WINDOW):
+    for _ in range(10 * WINDOW_FRAMES):
         channel.send(0)
     channel.under_way[1].clear()
-    assert channel.settle() < RESEND_AFTER + 2 * CONFIRM_AFTER
+    assert channel.settle() < RESEND_TIMEOUT_S + 2 * ACK_DELAY_S
     channel.check()
-    assert channel.links[0].resent == WINDOW
+    assert channel.links[0].resent == WINDOW_FRAMES
 
 
 def test_a_confirmation_of_what_was_never_sent_means_nothing():
@@ -176,11 +178,11 @@ def test_a_confirmation_of_what_was_never_sent_means_nothing():
 
 def test_what_waits_is_sent_before_what_comes_later():
     channel = Channel()
-    for _ in range(WINDOW + 10):
+    for _ in range(WINDOW_FRAMES + 10):
         channel.send(0)
-    for _ in range(WINDOW):
+    for _ in range(WINDOW_FRAMES):
         channel.deliver(1)
-    channel.links[0].receive(0.0, 0, WINDOW, None)  # now there is room, but nobody has ticked yet
+    channel.links[0].receive(0.0, 0, WINDOW_FRAMES, None)  # now there is room, but nobody has ticked yet
     channel.send(0)
     assert channel.under_way[1] == []
     channel.settle()
@@ -191,15 +193,15 @@ def test_a_lost_confirmation_is_repeated_when_the_frame_is():
     channel = Channel()
     channel.send(0)
     channel.deliver(1)
-    channel.now = CONFIRM_AFTER
+    channel.now = ACK_DELAY_S
     channel.tick()
     channel.under_way[0].clear()
-    assert channel.settle() < 2 * RESEND_AFTER
+    assert channel.settle() < 2 * RESEND_TIMEOUT_S
     channel.check()
 
 
 def test_what_is_too_early_is_not_kept():
     link = Link()
-    for number in (WINDOW, WINDOW + 1):
+    for number in (WINDOW_FRAMES, WINDOW_FRAMES + 1):
         link.receive(0.0, number, 0, number)
-    assert list(link._early) == [WINDOW]
+    assert list(link._out_of_order) == [WINDOW_FRAMES]

@@ -5,5 +5,5 @@ is {"frames": base64 of float32, "tokens": number}, an answer {"sound": base64 o
 and wait 10 ms to fill, where a server has these settings.
 """
 
-MOST, WAIT_S = 8, 0.01
+MAX_BATCH_SIZE, BATCH_WAIT_S = 8, 0.01
 """How many requests share a batch, and how long one waits for others."""

@@ -7,22 +7,22 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from bench.peers.pipeline import Whole
-from bench.peers.traffic import frames_of, text_of
+from bench.peers.pipeline import FullPipeline
+from bench.peers.traffic import decode_frames, encode_array
 
-app, whole, lock = FastAPI(), Whole(), threading.Lock()
+app, whole, lock = FastAPI(), FullPipeline(), threading.Lock()
 
 
-class Wish(BaseModel):
+class SpeechRequest(BaseModel):
     frames: str
     tokens: int
 
 
 @app.post("/")
-def speak(wish: Wish) -> dict[str, str]:
+def speak(request: SpeechRequest) -> dict[str, str]:
     with lock:
-        (sound,) = whole([frames_of(wish.frames)], [wish.tokens])
-    return {"sound": text_of(sound)}
+        (sound,) = whole([decode_frames(request.frames)], [request.tokens])
+    return {"sound": encode_array(sound)}
 
 
 if __name__ == "__main__":

@@ -10,42 +10,42 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from bench.peers.pipeline import Array, Whole
-from bench.peers.servers import MOST, WAIT_S
-from bench.peers.traffic import frames_of, text_of
+from bench.peers.pipeline import Array, FullPipeline
+from bench.peers.servers import BATCH_WAIT_S, MAX_BATCH_SIZE
+from bench.peers.traffic import decode_frames, encode_array
 
-whole = Whole()
+whole = FullPipeline()
 waiting: asyncio.Queue[tuple[Any, int, asyncio.Future[Array]]] = asyncio.Queue()
 
 
-class Wish(BaseModel):
+class SpeechRequest(BaseModel):
     frames: str
     tokens: int
 
 
-async def gather() -> list[tuple[Any, int, asyncio.Future[Array]]]:
+async def collect_batch() -> list[tuple[Any, int, asyncio.Future[Array]]]:
     """The next batch: one, and those who come soon after."""
     batch = [await waiting.get()]
     try:
-        async with asyncio.timeout(WAIT_S):
-            while len(batch) < MOST:
+        async with asyncio.timeout(BATCH_WAIT_S):
+            while len(batch) < MAX_BATCH_SIZE:
                 batch.append(await waiting.get())
     except TimeoutError:
         pass
     return batch
 
 
-async def run() -> None:
+async def run_batches() -> None:
     """Batch after batch."""
     while True:
-        frames, counts, futures = zip(*await gather(), strict=True)
+        frames, counts, futures = zip(*await collect_batch(), strict=True)
         for future, sound in zip(futures, await asyncio.to_thread(whole, frames, counts), strict=True):
             future.set_result(sound)
 
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-    task = asyncio.create_task(run())
+    task = asyncio.create_task(run_batches())
     yield
     task.cancel()
 
@@ -54,10 +54,10 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/")
-async def speak(wish: Wish) -> dict[str, str]:
+async def speak(request: SpeechRequest) -> dict[str, str]:
     future = asyncio.get_running_loop().create_future()
-    waiting.put_nowait((frames_of(wish.frames), wish.tokens, future))
-    return {"sound": text_of(await future)}
+    waiting.put_nowait((decode_frames(request.frames), request.tokens, future))
+    return {"sound": encode_array(await future)}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """The `mstar` command."""
 
-from mstar.cli.commands import main
+from mstar.cli.main import main
 
 __all__ = ["main"]

@@ -1,5 +1,5 @@
 """`python -m mstar.cli` is `mstar`."""
 
-from mstar.cli.commands import main
+from mstar.cli.main import main
 
 raise SystemExit(main())

@@ -11,42 +11,42 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from mstar.walk.load import GROUP
+from mstar.walk.load import ENTRY_POINT_GROUP
 
 Tree = Mapping[str, argparse.ArgumentParser]
 Words = dict[str, str]
 """Words with what they are for."""
-HOW = 'bash, in ~/.bashrc: eval "$(mstar completion bash)"; zsh the same; fish: mstar completion fish | source'
+USAGE = 'bash, in ~/.bashrc: eval "$(mstar completion bash)"; zsh the same; fish: mstar completion fish | source'
 
 
 def add_completion(commands: Any) -> None:
     """Add the command to a parser. It completes whatever commands that parser has in the end."""
     text = "print a script that completes `mstar` in a shell"
-    added = commands.add_parser("completion", help=text, description=text, epilog=HOW)
+    added = commands.add_parser("completion", help=text, description=text, epilog=USAGE)
     added.add_argument("shell", choices=SHELLS)
-    added.set_defaults(run=lambda options: print(SHELLS[options.shell](_nodes(commands)), end=""))
+    added.set_defaults(run=lambda options: print(SHELLS[options.shell](_command_words(commands)), end=""))
 
 
 # ---------------------------------------------------------------- what can be written
-def _nodes(commands: Any, path: str = "mstar") -> Iterator[tuple[str, Words]]:
+def _command_words(commands: Any, path: str = "mstar") -> Iterator[tuple[str, Words]]:
     """Every command by its path, with the words that may follow it."""
     yield path, {one.dest: one.help or "" for one in commands._choices_actions}
     for name, parser in commands.choices.items():
         inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         if inner:
-            yield from _nodes(inner[0], f"{path} {name}")
+            yield from _command_words(inner[0], f"{path} {name}")
         else:
-            yield f"{path} {name}", _words(parser)
+            yield f"{path} {name}", _option_words(parser)
 
 
-def _words(parser: argparse.ArgumentParser) -> Words:
+def _option_words(parser: argparse.ArgumentParser) -> Words:
     """The options of a command, the values that are known, and installed models where one is wanted."""
     words: Words = {}
     for action in parser._actions:
         words |= dict.fromkeys(action.option_strings, action.help or "")
         words |= dict.fromkeys(map(str, action.choices or ()), action.dest)
         if "model" in (action.dest, str(action.metavar).lower()):
-            words |= dict.fromkeys(sorted(metadata.entry_points(group=GROUP).names), "an installed model")
+            words |= dict.fromkeys(sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names), "an installed model")
     return words
 
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mstar.cli.settings import HIDDEN, Resolved, add_flags, check_variables
+from mstar.cli.serving.settings import HIDDEN_TEXT, ResolvedSettings, add_flags, check_variables
 from mstar.errors import LoadError, PlacementError, Problem
-from mstar.walk.load import name_of
+from mstar.walk.load import default_model_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mstar.cli.manifest import Entry, Manifest
+    from mstar.cli.serving.manifest import Manifest, ModelEntry
 
-TARGET = "a manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH: its weights"
+TARGET_HELP = (
+    "a manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH: its weights"
+)
 
 
 def add_config(commands: Any) -> None:
@@ -38,17 +40,17 @@ def add_config(commands: Any) -> None:
 
 def add_target(parser: argparse.ArgumentParser, *, is_needed: bool) -> None:
     """Add what says which models are served, and how."""
-    parser.add_argument("target", metavar="MODEL", nargs=None if is_needed else "?", help=TARGET)
+    parser.add_argument("target", metavar="MODEL", nargs=None if is_needed else "?", help=TARGET_HELP)
     parser.add_argument("--name", help="what clients call a model that is served by itself (the name of its file)")
     parser.add_argument("--placement", type=Path, help="its placement file; without one, everything is on one worker")
     add_flags(parser)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ServeConfig:
     """What is served, and how."""
 
-    resolved: Resolved
+    resolved: ResolvedSettings
     manifest: Manifest | None
     models: dict[str, str]
     """By name, what `load_model` is given."""
@@ -56,47 +58,47 @@ class Chosen:
     """By name, the text of a placement file; empty for none."""
 
 
-def chosen(options: argparse.Namespace) -> Chosen:
+def resolve_config(options: argparse.Namespace) -> ServeConfig:
     """All that flags, environment and a manifest say. Raises MstarError."""
-    from mstar.cli.manifest import Manifest  # its library is for those who serve
-    from mstar.config import PREFIX, variables
+    from mstar.cli.serving.manifest import Manifest  # its library is for those who serve
+    from mstar.config import ENV_PREFIX, env_variables
 
-    target, found = options.target, variables()
+    target, found = options.target, env_variables()
     manifest = Manifest(Path(target)) if target is not None and target.endswith(".toml") else None
-    named = [f"{holder.env}" for holder in manifest.holders] if manifest else []
-    check_variables(found, frozenset(name for name in named if name.startswith(PREFIX)))
-    resolved = Resolved(vars(options), found, manifest)
+    named = [f"{holder.env}" for holder in manifest.tenants] if manifest else []
+    check_variables(found, frozenset(name for name in named if name.startswith(ENV_PREFIX)))
+    resolved = ResolvedSettings(vars(options), found, manifest)
     if manifest is None:
-        name = options.name or name_of(target or "")
+        name = options.name or default_model_name(target or "")
         models = {name: target} if target else {}
-        return Chosen(resolved, None, models, {name: _text(options.placement)} if options.placement else {})
+        return ServeConfig(resolved, None, models, {name: _read_text(options.placement)} if options.placement else {})
     if options.name or options.placement:
         raise LoadError(f"--name and --placement are for one model\n  fix: say it in {target}, under [models.x]")
-    models = {name: _target(manifest, entry.model) for name, entry in manifest.models.items()}
-    placements = {name: _placement(manifest, name, entry) for name, entry in manifest.models.items()}
-    return Chosen(resolved, manifest, models, placements)
+    models = {name: _model_target(manifest, entry.model) for name, entry in manifest.models.items()}
+    placements = {name: _placement_text(manifest, name, entry) for name, entry in manifest.models.items()}
+    return ServeConfig(resolved, manifest, models, placements)
 
 
-def _target(manifest: Manifest, model: str) -> str:
-    return manifest.beside(model) if model.partition("@")[0].partition(":")[0].endswith(".py") else model
+def _model_target(manifest: Manifest, model: str) -> str:
+    return manifest.resolve_path(model) if model.partition("@")[0].partition(":")[0].endswith(".py") else model
 
 
-def _placement(manifest: Manifest, name: str, entry: Entry) -> str:
-    from mstar.cli.manifest import placement_text
+def _placement_text(manifest: Manifest, name: str, entry: ModelEntry) -> str:
+    from mstar.cli.serving.manifest import to_placement_text
     from mstar.plan.placement import parse_placement
 
     is_inline = bool(entry.place or entry.walks)
     if not entry.placement:
-        parse_placement({"place": entry.place, "walks": entry.walks}, manifest.site("models", name, "place"))
-        return placement_text(entry) if is_inline else ""
+        parse_placement({"place": entry.place, "walks": entry.walks}, manifest.location("models", name, "place"))
+        return to_placement_text(entry) if is_inline else ""
     if is_inline:
-        site = manifest.site("models", name, "placement")
+        site = manifest.location("models", name, "placement")
         what = f"[models.{name}] has a placement file and a placement of its own"
         raise PlacementError(str(manifest.path), [Problem(site, what, "keep one of them")])
-    return _text(Path(manifest.beside(entry.placement)))
+    return _read_text(Path(manifest.resolve_path(entry.placement)))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     from mstar.plan.placement import read_placement
 
     read_placement(path)  # it says best what is wrong with a file
@@ -105,48 +107,52 @@ def _text(path: Path) -> str:
 
 # ---------------------------------------------------------------- explained
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExplainRow:
     """One line of what is explained."""
 
     setting: str
     value: str
     source: str
-    overrode: str
+    overridden: str
     purpose: str
 
 
-def rows(found: Chosen) -> list[Row]:
+def explain_rows(found: ServeConfig) -> list[ExplainRow]:
     """Every setting, then models and named keys."""
-    told: list[Row] = []
+    told: list[ExplainRow] = []
     for choice in found.resolved.choices.values():
         one = choice.setting
-        others = [f"{source}: {one.shown(value)}" for source, value in choice.overrode if value != choice.value]
-        told.append(Row(one.key, one.shown(choice.value), choice.source, ", ".join(others), one.purpose))
+        others = [f"{source}: {one.format(value)}" for source, value in choice.overridden if value != choice.value]
+        told.append(ExplainRow(one.key, one.format(choice.value), choice.source, ", ".join(others), one.purpose))
     manifest = found.manifest
     for name, target in found.models.items():
-        source = manifest.site("models", name, "model") if manifest else "command line"
-        told.append(Row(f"models.{name}", target, source, "", "a model, under the name that clients give"))
+        source = manifest.location("models", name, "model") if manifest else "command line"
+        told.append(ExplainRow(f"models.{name}", target, source, "", "a model, under the name that clients give"))
         if found.placements.get(name):
-            source = manifest.site("models", name, "place") if manifest else "--placement"
-            told.append(Row(f"models.{name}.place", "a placement", source, "", "where its components run"))
-    for holder in manifest.holders if manifest else ():
-        where = f"env {holder.env}" if holder.env else f"file {holder.file}" if holder.file else HIDDEN
-        told.append(Row(f"keys.holder {holder.name}", where, str(found.manifest), "", "a key whose holder has a name"))
+            source = manifest.location("models", name, "place") if manifest else "--placement"
+            told.append(ExplainRow(f"models.{name}.place", "a placement", source, "", "where its components run"))
+    for holder in manifest.tenants if manifest else ():
+        where = f"env {holder.env}" if holder.env else f"file {holder.file}" if holder.file else HIDDEN_TEXT
+        told.append(
+            ExplainRow(
+                f"api_keys.tenant {holder.name}", where, str(found.manifest), "", "a key whose holder has a name"
+            )
+        )
     return told
 
 
 def _explain(options: argparse.Namespace) -> None:
-    found = rows(chosen(options))
+    found = explain_rows(resolve_config(options))
     if options.json:
-        told = [{name: getattr(row, name) for name in Row.__slots__} for row in found]
+        told = [{name: getattr(row, name) for name in ExplainRow.__slots__} for row in found]
         print(json.dumps(told, indent=2))
         return
-    columns = ("setting", "value", "from", "overrode", "what it is for")
-    lines = [columns, *((row.setting, row.value, row.source, row.overrode, row.purpose) for row in found)]
-    print("\n".join(table(lines)))
+    columns = ("setting", "value", "from", "overridden", "what it is for")
+    lines = [columns, *((row.setting, row.value, row.source, row.overridden, row.purpose) for row in found)]
+    print("\n".join(format_table(lines)))
 
 
-def table(lines: Sequence[Sequence[str]]) -> list[str]:
+def format_table(lines: Sequence[Sequence[str]]) -> list[str]:
     """Cells in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

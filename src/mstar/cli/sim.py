@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mstar.errors import MstarError
 
 if TYPE_CHECKING:
-    from mstar.sim.runs import Summary
+    from mstar.sim.runner import Summary
 
 
 def add_sim(commands: Any) -> None:
@@ -35,29 +35,31 @@ def add_sim(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from mstar.sim.runs import run_apart, run_here  # most commands do not need the cores
+    from mstar.sim.runner import run_in_process, run_in_subprocesses  # most commands do not need the cores
 
     seeds = range(options.seed, options.seed + options.scenarios)
     many = options.jobs > 1
-    summary = run_apart(seeds, options.jobs, options.minutes) if many else run_here(seeds, options.minutes)
-    print(_told(summary))
+    summary = (
+        run_in_subprocesses(seeds, options.jobs, options.minutes) if many else run_in_process(seeds, options.minutes)
+    )
+    print(_format_summary(summary))
     if summary.violations:
         seed, violation = next(iter(summary.violations.items()))
         raise MstarError(f"seed {seed}: {violation}\n  fix: mstar sim replay {seed} --trace shows how it came to that")
 
 
-def _told(summary: Summary) -> str:
+def _format_summary(summary: Summary) -> str:
     speed = summary.scenarios / max(summary.seconds, 1e-9)
-    ends = ", ".join(f"{count} {status}" for status, count in summary.ends.most_common())
+    ends = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common())
     ran = f"{summary.scenarios} scenarios with {summary.events} events in {summary.seconds:.1f} s, {speed:.0f} a second"
     return f"{ran}\nrequests: {ends}"
 
 
 def _replay(options: argparse.Namespace) -> None:
-    from mstar.sim.runs import run_one
+    from mstar.sim.runner import run_scenario
 
     trace: list[str] | None = [] if options.trace else None
-    world, violation = run_one(options.seed, trace)
+    world, violation = run_scenario(options.seed, trace)
     for line in trace or ():
         print(line)
     kinds = ", ".join(sorted(world.scenario.kinds)) or "none"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-EVERY_S = 1.0
-WINDOW = 30
+REFRESH_S = 1.0
+WINDOW_SAMPLES = 30
 """Over how many looks figures are taken."""
-ONCE_S = 5.0
+ONCE_SAMPLE_S = 5.0
 """For how long it looks before it prints one table: a server asks its processes only every two seconds."""
-PATIENCE_S = 5.0
-QUIET = ("links", "fds", "threads", "unacked", "engine_states", "workers", "late", "arrived")
+HTTP_TIMEOUT_S = 5.0
+HIDDEN_COUNTS = ("links", "fds", "threads", "unacked", "engine_states", "workers", "late", "inbox")
 """What processes hold that matters only to who looks for a leak."""
 
 Labels = tuple[tuple[str, str], ...]
@@ -49,18 +49,18 @@ def _top(options: argparse.Namespace) -> None:
     from rich.live import Live
 
     console = Console()
-    watch = Watch(options.url.rstrip("/"), options.key)
-    watch.look()
+    watch = MetricsHistory(options.url.rstrip("/"), options.key)
+    watch.sample()
     if options.once:
-        time.sleep(ONCE_S)
-        watch.look()
+        time.sleep(ONCE_SAMPLE_S)
+        watch.sample()
         console.print(watch.table())
         return
     try:
         with Live(watch.table(), console=console, screen=True, auto_refresh=False) as live:
             while True:
-                time.sleep(EVERY_S)
-                watch.look()
+                time.sleep(REFRESH_S)
+                watch.sample()
                 live.update(watch.table(), refresh=True)
     except KeyboardInterrupt:
         return
@@ -68,35 +68,35 @@ def _top(options: argparse.Namespace) -> None:
 
 # ---------------------------------------------------------------- figures
 @dataclass(frozen=True, slots=True)
-class Look:
+class MetricsSample:
     """All figures of one moment."""
 
-    at: float
+    taken_at: float
     phase: str
     samples: dict[str, dict[Labels, float]]
     """By name and labels."""
 
-    def of(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
         """The figures of a name, each with its labels."""
         return ((dict(labels), value) for labels, value in self.samples.get(name, {}).items())
 
 
-class Watch:
+class MetricsHistory:
     """The last looks at a server."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._looks: deque[Look] = deque(maxlen=WINDOW + 1)
+        self._samples: deque[MetricsSample] = deque(maxlen=WINDOW_SAMPLES + 1)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Take the figures of now. Raises LoadError if there is no server."""
-        phase = json.loads(self._read("/ready"))["phase"]
-        self._looks.append(Look(time.monotonic(), phase, _samples(self._read("/metrics").decode())))
+        phase = json.loads(self._fetch("/ready"))["phase"]
+        self._samples.append(MetricsSample(time.monotonic(), phase, _parse_metrics(self._fetch("/metrics").decode())))
 
-    def _read(self, path: str) -> bytes:
+    def _fetch(self, path: str) -> bytes:
         try:
-            with urlopen(Request(self.url + path, headers=self._headers), timeout=PATIENCE_S) as answer:
+            with urlopen(Request(self.url + path, headers=self._headers), timeout=HTTP_TIMEOUT_S) as answer:
                 return answer.read()
         except HTTPError as error:
             if error.code == 503:  # it is not ready, and says so
@@ -108,64 +108,66 @@ class Watch:
             raise LoadError(f"no server at {self.url}: {why}\n  fix: start one, or give --url") from error
 
     @property
-    def now(self) -> Look:
+    def latest(self) -> MetricsSample:
         """The last look."""
-        return self._looks[-1]
+        return self._samples[-1]
 
     def rate(self, name: str, labels: Labels) -> float:
         """How much a figure grows in a second."""
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         grown = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
-        return grown / max(last.at - first.at, 1e-9)
+        return grown / max(last.taken_at - first.taken_at, 1e-9)
 
     def rates(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """How much a name's figures grow in a second, added up by some labels."""
         found = defaultdict[tuple[str, ...], float](float)
-        for labels in self.now.samples.get(name, {}):
+        for labels in self.latest.samples.get(name, {}):
             known = dict(labels)
             found[tuple(known.get(one, "") for one in by)] += self.rate(name, labels)
         return found
 
-    def quantile(self, name: str, labels: dict[str, str], share: float) -> float | None:
+    def quantile(self, name: str, labels: dict[str, str], fraction: float) -> float | None:
         """Below what so large a share of a histogram's new figures lies; None if there are none."""
         counts = {
             float(known["le"].replace("+Inf", "inf")): self.rate(f"{name}_bucket", tuple(sorted(known.items())))
-            for known, _ in self.now.of(f"{name}_bucket")
+            for known, _ in self.latest.series(f"{name}_bucket")
             if all(known.get(key) == value for key, value in labels.items())
         }
-        return within(counts, share)
+        return interpolate_quantile(counts, fraction)
 
     def table(self) -> RenderableType:
         """Everything, for a terminal."""
         from rich.console import Group
         from rich.text import Text
 
-        live = next((value for _, value in self.now.of("mstar_live_requests")), 0.0)
-        seconds = self.now.at - self._looks[0].at
+        live = next((value for _, value in self.latest.series("mstar_requests_in_progress")), 0.0)
+        seconds = self.latest.taken_at - self._samples[0].taken_at
         head = Text.assemble(
-            ("mstar", "bold"), f"  {self.url}  ", (self.now.phase, "green" if self.now.phase == "ready" else "yellow")
+            ("mstar", "bold"),
+            f"  {self.url}  ",
+            (self.latest.phase, "green" if self.latest.phase == "ready" else "yellow"),
         )
         head.append(f"  {live:.0f} requests live  over the last {seconds:.0f} s")
-        parts = [_models(self), _processes(self), _ops(self)]
+        parts = [_models_table(self), _processes_table(self), _ops_table(self)]
         return Group(head, "", *(part for part in parts if part.row_count))
 
 
-def within(counts: dict[float, float], share: float) -> float | None:
+def interpolate_quantile(counts: dict[float, float], fraction: float) -> float | None:
     """Below what such a share lies, by the counts below some bounds. In between it is taken to be even."""
     total = counts.get(inf, 0.0)
     if total <= 0:
         return None
     below, low = 0.0, 0.0
     for bound, count in sorted(counts.items()):
-        if count >= total * share:
+        if count >= total * fraction:
             if bound == inf:
                 return low
-            return low + (bound - low) * (total * share - below) / (count - below)
+            return low + (bound - low) * (total * fraction - below) / (count - below)
         below, low = count, bound
     return low
 
 
-def _samples(text: str) -> dict[str, dict[Labels, float]]:
+def _parse_metrics(text: str) -> dict[str, dict[Labels, float]]:
     from prometheus_client.parser import text_string_to_metric_families
 
     found = defaultdict[str, dict[Labels, float]](dict)
@@ -187,24 +189,26 @@ def _table(title: str, left: int, *columns: str) -> Table:
     return table
 
 
-def _models(watch: Watch) -> Table:
+def _models_table(watch: MetricsHistory) -> Table:
     table = _table("models", 1, "model", "requests/s", "first p50", "first p99", "emissions/s")
     emitted = watch.rates("mstar_emissions_total", "model", "kind")
-    for (model,), rate in sorted(watch.rates("mstar_first_emission_seconds_count", "model").items()):
-        middle, late = (watch.quantile("mstar_first_emission_seconds", {"model": model}, p) for p in (0.5, 0.99))
+    for (model,), rate in sorted(watch.rates("mstar_time_to_first_output_seconds_count", "model").items()):
+        middle, late = (watch.quantile("mstar_time_to_first_output_seconds", {"model": model}, p) for p in (0.5, 0.99))
         kinds = ", ".join(f"{each:.0f} {kind}" for (of, kind), each in sorted(emitted.items()) if of == model and each)
-        table.add_row(model, f"{rate:.1f}", _seconds(middle), _seconds(late), kinds or "–")
+        table.add_row(model, f"{rate:.1f}", _format_seconds(middle), _format_seconds(late), kinds or "–")
     return table
 
 
-def _processes(watch: Watch) -> Table:
+def _processes_table(watch: MetricsHistory) -> Table:
     held = defaultdict[str, dict[str, float]](dict)
-    for labels, value in watch.now.of("mstar_held"):
+    for labels, value in watch.latest.series("mstar_held"):
         held[labels["process"]][labels["what"]] = value
     names = dict.fromkeys(what for counts in held.values() for what in counts)
     pages = [name for name in names if name.removesuffix("_used") + "_used" in names]
     shown = [
-        name for name in names if name not in (*pages, *QUIET) and any(counts.get(name) for counts in held.values())
+        name
+        for name in names
+        if name not in (*pages, *HIDDEN_COUNTS) and any(counts.get(name) for counts in held.values())
     ]
     table = _table("processes", 1, "process", *(["pages"] if pages else []), *shown)
     for process, counts in sorted(held.items()):
@@ -216,7 +220,7 @@ def _processes(watch: Watch) -> Table:
     return table
 
 
-def _ops(watch: Watch) -> Table:
+def _ops_table(watch: MetricsHistory) -> Table:
     table = _table("ops", 3, "model", "op", "worker", "calls/s", "batch", "busy", "wait")
     by = ("model", "component", "op", "worker")
     calls, batches, busy, wait = (
@@ -226,12 +230,12 @@ def _ops(watch: Watch) -> Table:
     for key, rate in sorted(ran.items(), key=lambda one: -busy.get(one[0], 0.0)):
         model, component, op, worker = key
         batch = f"{rate / batches[key]:.1f}" if batches.get(key) else "–"
-        late = _seconds(wait.get(key, 0.0) / rate)
+        late = _format_seconds(wait.get(key, 0.0) / rate)
         table.add_row(model, f"{component}.{op}", worker, f"{rate:.1f}", batch, f"{busy.get(key, 0.0):.0%}", late)
     return table
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"

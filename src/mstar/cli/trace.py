@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 from mstar.errors import LoadError
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_NARROWEST = 20
+_MIN_BAR_COLUMNS = 20
 """So many columns a bar has at least, however narrow the terminal is."""
 
 
@@ -36,13 +36,13 @@ def _trace(options: argparse.Namespace) -> None:
     if options.id is None:
         if options.output:
             raise LoadError("a trace is of one request, and none was named\n  fix: mstar trace ID -o x.json")
-        print("\n".join(listing(_ask(options, "/v1/requests")["data"])))
+        print("\n".join(format_requests(_fetch(options, "/v1/requests")["data"])))
         return
     path = f"/v1/requests/{quote(options.id, safe='')}/trace"
     if not options.output:
-        print("\n".join(waterfall(_ask(options, path), columns)))
+        print("\n".join(format_waterfall(_fetch(options, path), columns)))
         return
-    told = json.dumps(_ask(options, f"{path}?format=chrome"))
+    told = json.dumps(_fetch(options, f"{path}?format=chrome"))
     try:
         options.output.write_text(told)
     except OSError as error:
@@ -51,7 +51,7 @@ def _trace(options: argparse.Namespace) -> None:
     print(f"wrote the trace of {options.id} to {options.output}; ui.perfetto.dev opens it")
 
 
-def _ask(options: argparse.Namespace, path: str) -> Any:
+def _fetch(options: argparse.Namespace, path: str) -> Any:
     """What the server answers. Raises LoadError."""
     if not options.url.startswith(("http://", "https://")):
         raise LoadError(f"{options.url} is no address of a server\n  fix: give --url http://HOST:PORT")
@@ -61,14 +61,14 @@ def _ask(options: argparse.Namespace, path: str) -> Any:
             return json.load(answer)
     except HTTPError as error:
         with error:
-            raise LoadError(_refused(error)) from error
+            raise LoadError(_http_error_text(error)) from error
     except (URLError, OSError, ValueError) as error:
         why = error.reason if isinstance(error, URLError) else error
         what = f"no server answers at {options.url}: {why}"
         raise LoadError(f"{what}\n  fix: start one with mstar serve, or say with --url where it is") from error
 
 
-def _refused(error: HTTPError) -> str:
+def _http_error_text(error: HTTPError) -> str:
     try:
         what = json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -78,27 +78,27 @@ def _refused(error: HTTPError) -> str:
 
 
 # ---------------------------------------------------------------- as text
-def listing(requests: Sequence[dict[str, Any]]) -> list[str]:
+def format_requests(requests: Sequence[dict[str, Any]]) -> list[str]:
     """Requests as a table."""
     if not requests:
         return ["no request yet"]
-    rows = [("BEGUN", "SECONDS", "STATUS", "MODEL", "SURFACE", "EMISSIONS", "ID")]
+    rows = [("STARTED", "SECONDS", "STATUS", "MODEL", "ENDPOINT", "EMISSIONS", "ID")]
     for one in requests:
-        begun = datetime.fromtimestamp(one["begun"]).strftime("%H:%M:%S")
+        begun = datetime.fromtimestamp(one["started_at"]).strftime("%H:%M:%S")
         emissions = ", ".join(f"{each['count']} {each['kind']}" for each in one["emissions"]) or "-"
         status = "running" if one["status"] is None else str(one["status"])
-        rows.append((begun, f"{one['seconds']:.3f}", status, one["model"], one["surface"], emissions, one["id"]))
+        rows.append((begun, f"{one['seconds']:.3f}", status, one["model"], one["endpoint"], emissions, one["id"]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def waterfall(trace: dict[str, Any], columns: int) -> list[str]:
+def format_waterfall(trace: dict[str, Any], columns: int) -> list[str]:
     """One request as bars, one line for each span, as wide as the terminal."""
     spans = trace["spans"]
     length = max([trace["seconds"], *(span["end"] for span in spans)]) or 1.0
     process = max(len(span["process"]) for span in spans)
     lines = [
-        (f"{span['process'].ljust(process)}  {_label(span)}", span["start"], span["end"], _figures(span))
+        (f"{span['process'].ljust(process)}  {_label(span)}", span["start"], span["end"], _span_details(span))
         for span in spans
     ]
     lines += [
@@ -107,9 +107,9 @@ def waterfall(trace: dict[str, Any], columns: int) -> list[str]:
     ]
     left = max(len(label) for label, *_ in lines)
     right = max(len(figures) for *_, figures in lines)
-    width = max(_NARROWEST, columns - left - right - 4)
+    width = max(_MIN_BAR_COLUMNS, columns - left - right - 4)
     state = "running" if trace["status"] is None else f"status {trace['status']}"
-    head = f"{trace['id']}  {trace['model']} at {trace['surface']}, {state}, {trace['seconds']:.3f} s"
+    head = f"{trace['id']}  {trace['model']} at {trace['endpoint']}, {state}, {trace['seconds']:.3f} s"
     return [head] + [
         f"{label.ljust(left)}  {_bar(start / length, end / length, width)}  {figures}".rstrip()
         for label, start, end, figures in lines
@@ -117,25 +117,25 @@ def waterfall(trace: dict[str, Any], columns: int) -> list[str]:
 
 
 def _label(span: dict[str, Any]) -> str:
-    depth = {"op": "  ", "transfer": "  ", "walk": " "}.get(span["what"], "")
+    depth = {"op": "  ", "transfer": "  ", "walk": " "}.get(span["kind"], "")
     again = f" #{span['attempt']}" if span["attempt"] > 1 else ""
     return f"{depth}{span['name']}{again}"
 
 
-def _figures(span: dict[str, Any]) -> str:
-    told = [f"{_time(span['end'] - span['start'])}"]
+def _span_details(span: dict[str, Any]) -> str:
+    told = [f"{_format_seconds(span['end'] - span['start'])}"]
     if span["calls"]:
         told.append(f"{span['calls']}×")
     if span["busy"]:
-        told.append(f"busy {_time(span['busy'])}")
+        told.append(f"busy {_format_seconds(span['busy'])}")
     if span["waited"] >= 0.001:
-        told.append(f"waited {_time(span['waited'])}")
+        told.append(f"waited {_format_seconds(span['waited'])}")
     if span["batch"] > 1:
         told.append(f"batch {span['batch']}")
     return " ".join([*told, span["text"]]).rstrip()
 
 
-def _time(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 

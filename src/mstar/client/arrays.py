@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import msgspec
 
-from mstar.client.answers import Array
+from mstar.client.responses import Array
 
-_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
+_DTYPE_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
 def pack(value: Any) -> bytes:
     """A value as bytes; arrays of any library may be in it."""
-    return msgspec.msgpack.encode(value, enc_hook=_plain)
+    return msgspec.msgpack.encode(value, enc_hook=_encode_array)
 
 
-def _plain(value: Any) -> Any:
+def _encode_array(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
@@ -30,26 +30,26 @@ def _plain(value: Any) -> Any:
 
 def unpack(data: bytes | memoryview) -> Any:
     """The value that was packed."""
-    return opened(msgspec.msgpack.decode(data))
+    return restore_arrays(msgspec.msgpack.decode(data))
 
 
-def opened(value: Any) -> Any:
+def restore_arrays(value: Any) -> Any:
     """A value in which arrays are arrays again."""
     if isinstance(value, list):
-        return [opened(item) for item in cast("list[Any]", value)]
+        return [restore_arrays(item) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
     tree = cast("dict[Any, Any]", value)
     if tree.keys() == {"dtype", "shape", "data"}:
-        return made(tree["dtype"], tree["shape"], tree["data"])
+        return to_array(tree["dtype"], tree["shape"], tree["data"])
     if b"__ndarray__" in tree:  # as robots write it
         code = tree[b"dtype"]
         bits = "" if code[1] == "b" else str(8 * int(code[2:]))
-        return made(_KINDS[code[1]] + bits, tree[b"shape"], tree[b"data"])
-    return {key: opened(item) for key, item in cast("Mapping[Any, Any]", tree).items()}
+        return to_array(_DTYPE_KINDS[code[1]] + bits, tree[b"shape"], tree[b"data"])
+    return {key: restore_arrays(item) for key, item in cast("Mapping[Any, Any]", tree).items()}
 
 
-def made(dtype: str, shape: list[int], data: bytes) -> Any:
+def to_array(dtype: str, shape: list[int], data: bytes) -> Any:
     """An array of numpy's if it is there and knows the dtype."""
     if importlib.util.find_spec("numpy") is None or dtype == "bfloat16":
         return Array(dtype, tuple(shape), data)

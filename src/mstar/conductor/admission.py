@@ -10,120 +10,126 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING
 
-from mstar.wire.figures import Load
 from mstar.wire.messages import Submit
+from mstar.wire.stats import WorkerLoad
 
 if TYPE_CHECKING:
-    from mstar.conductor.core import Served
+    from mstar.conductor.core import ConductorModel
 
-FULL = 0.9
+MAX_STREAM_UTILIZATION = 0.9
 """So much of a worker streams may need: costs are not known exactly, and others want something too."""
-ENDED = 32
+WAIT_ESTIMATE_COMPLETIONS = 32
 """By so many requests that ended last it is told how fast there is room for others."""
 
 
 class Admission:
     """What workers have to do, as far as it is known."""
 
-    def __init__(self, served: Mapping[str, Served], asleep: Set[str] = frozenset()) -> None:
-        self._asleep = asleep
+    def __init__(self, models: Mapping[str, ConductorModel], inactive: Set[str] = frozenset()) -> None:
+        self._inactive = inactive
         """Workers that nobody is sent to."""
-        self._spots = {
-            name: {spot.workers for plan in one.plans.walks.values() for spot in plan.spots}
-            for name, one in served.items()
+        self._worker_groups = {
+            name: {spot.workers for plan in one.plans.walks.values() for spot in plan.worker_sets}
+            for name, one in models.items()
         }
         """Of each model: groups of workers of which its requests use one each."""
-        self._loads: dict[str, Load] = {}
-        self._taken: dict[str, Counter[str]] = {}
+        self._loads: dict[str, WorkerLoad] = {}
+        self._admitted_since_report: dict[str, Counter[str]] = {}
         """By worker: of which models requests were taken on since it last said what it has to do."""
-        self._promised: set[str] = set()
-        self._ended: deque[float] = deque(maxlen=ENDED)
+        self._slo_requests: set[str] = set()
+        self._completion_times: deque[float] = deque(maxlen=WAIT_ESTIMATE_COMPLETIONS)
 
     # ---------------------------------------------------------------- what happens
-    def heard(self, worker: str, load: Load) -> None:
+    def update_load(self, worker: str, load: WorkerLoad) -> None:
         """A worker says what it has to do."""
         self._loads[worker] = load
-        self._taken.pop(worker, None)
+        self._admitted_since_report.pop(worker, None)
 
-    def lost(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         """A worker is gone."""
         self._loads.pop(worker, None)
-        self._taken.pop(worker, None)
+        self._admitted_since_report.pop(worker, None)
 
-    def took(self, submit: Submit) -> None:
+    def on_admitted(self, submit: Submit) -> None:
         """A request is taken on."""
-        if submit.pace.first_s is not None:
-            self._promised.add(submit.rid)
-        for workers in self._groups(submit.model):
-            least = min(workers, key=lambda worker: self._share(worker, submit.model))
-            self._taken.setdefault(least, Counter())[submit.model] += 1
+        if submit.slo.ttft_s is not None:
+            self._slo_requests.add(submit.rid)
+        for workers in self._candidate_groups(submit.model):
+            least = min(workers, key=lambda worker: self._projected_utilization(worker, submit.model))
+            self._admitted_since_report.setdefault(least, Counter())[submit.model] += 1
 
-    def ended(self, now: float, rid: str) -> None:
+    def on_finished(self, now: float, rid: str) -> None:
         """A request is over."""
-        self._promised.discard(rid)
-        self._ended.append(now)
+        self._slo_requests.discard(rid)
+        self._completion_times.append(now)
 
     # ---------------------------------------------------------------- what follows
-    def load_of(self, worker: str) -> Load | None:
+    def worker_load(self, worker: str) -> WorkerLoad | None:
         """What a worker has to do, as it last said."""
         return self._loads.get(worker)
 
-    def _groups(self, model: str) -> Collection[tuple[str, ...]]:
+    def _candidate_groups(self, model: str) -> Collection[tuple[str, ...]]:
         """Groups of workers of which a request uses one each; those asleep count only where all are."""
-        asleep = self._asleep
+        asleep = self._inactive
         if not asleep:
-            return self._spots[model]
-        return [tuple(one for one in group if one not in asleep) or group for group in self._spots[model]]
+            return self._worker_groups[model]
+        return [tuple(one for one in group if one not in asleep) or group for group in self._worker_groups[model]]
 
     def has_room(self, submit: Submit) -> bool:
         """Whether this one can be served beside those that are."""
-        is_bound = self._promised or submit.pace.first_s is not None
-        if submit.pace.is_batch or not is_bound:
+        is_bound = self._slo_requests or submit.slo.ttft_s is not None
+        if submit.slo.best_effort or not is_bound:
             return True
-        for workers in self._groups(submit.model):
-            if all(self._is_full(worker, submit.model) for worker in workers):
+        for workers in self._candidate_groups(submit.model):
+            if all(self._would_overload(worker, submit.model) for worker in workers):
                 return False
         return True
 
-    def _first_s(self, submit: Submit) -> float:
+    def _ttft_s(self, submit: Submit) -> float:
         """In how many seconds its first emission would come if it began now."""
-        groups = self._groups(submit.model)
-        return sum(min(self._first(worker, submit.model) for worker in workers) for workers in groups)
+        groups = self._candidate_groups(submit.model)
+        return sum(min(self._worker_ttft_s(worker, submit.model) for worker in workers) for workers in groups)
 
-    def forecast(self, now: float, submit: Submit, waiting: int) -> float:
+    def predict_ttft_s(self, now: float, submit: Submit, queued: int) -> float:
         """In how many seconds the first emission of a request will come, behind so many that wait; 0: nobody knows."""
-        first = self._first_s(submit)
-        has_to_wait = first and (waiting or not self.has_room(submit))
-        return first + self.wait_s(now, waiting + 1) if has_to_wait else first
+        first = self._ttft_s(submit)
+        has_to_wait = first and (queued or not self.has_room(submit))
+        return first + self.estimate_wait_s(now, queued + 1) if has_to_wait else first
 
-    def too_late(self, now: float, submit: Submit, waiting: int) -> float:
+    def ttft_overrun_s(self, now: float, submit: Submit, queued: int) -> float:
         """By how many seconds the promise that a request asks for would be broken."""
-        wanted = submit.pace.first_s
-        return 0.0 if wanted is None else max(0.0, self.forecast(now, submit, waiting) - wanted)
+        wanted = submit.slo.ttft_s
+        return 0.0 if wanted is None else max(0.0, self.predict_ttft_s(now, submit, queued) - wanted)
 
-    def wait_s(self, now: float, waiting: int) -> float:
+    def estimate_wait_s(self, now: float, queued: int) -> float:
         """For how many seconds so many wait for room, by how fast requests have ended lately."""
-        ended = self._ended
+        ended = self._completion_times
         each = (now - ended[0]) / len(ended) if ended else 1.0
-        return min(30.0, max(0.1, each * waiting))
+        return min(30.0, max(0.1, each * queued))
 
-    def _share(self, worker: str, model: str) -> float:
+    def _projected_utilization(self, worker: str, model: str) -> float:
         """What a worker would have to do with one more of a model."""
         load = self._loads.get(worker)
         if load is None:
             return 0.0
-        new = self._taken.get(worker, Counter()) + Counter([model])
-        return load.share + sum(load.needs[name].more * count for name, count in new.items() if name in load.needs)
+        new = self._admitted_since_report.get(worker, Counter()) + Counter([model])
+        return load.utilization + sum(
+            load.demands[name].added_utilization * count for name, count in new.items() if name in load.demands
+        )
 
-    def _is_full(self, worker: str, model: str) -> bool:
+    def _would_overload(self, worker: str, model: str) -> bool:
         """Whether one more of a model would be too much for a worker that could keep up with it alone."""
         load = self._loads.get(worker)
-        keeps_up = load is not None and model in load.needs and load.needs[model].alone <= FULL
-        return keeps_up and self._share(worker, model) > FULL
+        keeps_up = (
+            load is not None
+            and model in load.demands
+            and load.demands[model].solo_utilization <= MAX_STREAM_UTILIZATION
+        )
+        return keeps_up and self._projected_utilization(worker, model) > MAX_STREAM_UTILIZATION
 
-    def _first(self, worker: str, model: str) -> float:
+    def _worker_ttft_s(self, worker: str, model: str) -> float:
         load = self._loads.get(worker)
-        if load is None or model not in load.needs:
+        if load is None or model not in load.demands:
             return 0.0
-        need = load.needs[model]
-        return need.first + need.each * self._taken.get(worker, Counter())[model]
+        need = load.demands[model]
+        return need.first_output_s + need.per_concurrent_s * self._admitted_since_report.get(worker, Counter())[model]

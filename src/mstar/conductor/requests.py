@@ -9,17 +9,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mstar.walk.client_input import ClientInput, InputLog
 from mstar.walk.model import RouteRun, WalkCall
-from mstar.walk.said import Ears, Said
 from mstar.walk.states import State
-from mstar.wire.messages import Peer, Say, Submit
+from mstar.wire import messages as m
+from mstar.wire.messages import Peer, Submit
 
 if TYPE_CHECKING:
     from mstar.plan.tables import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StateLocation:
     """Where a state is: the worker that has it, and its number there."""
 
     peer: Peer
@@ -29,24 +30,24 @@ class Kept:
 class StateHandle(State):
     """What a route holds for a state. A fresh one is made where it is first used."""
 
-    def __init__(self, request: Request, component: str, kind: str, kept: Kept | None = None) -> None:
+    def __init__(self, request: Request, component: str, kind: str, location: StateLocation | None = None) -> None:
         self.request = request
         self.component = component
         self.kind = kind
-        self.kept = kept
+        self.location = location
         request.handles.append(self)
 
     def fork(self) -> StateHandle:
         """A handle for a copy of the state as it is now."""
-        if self.kept is None:
+        if self.location is None:
             return StateHandle(self.request, self.component, self.kind)
-        copy = Kept(self.kept.peer, self.request.new_number())
-        self.request.forks.append((self.kept, copy))
+        copy = StateLocation(self.location.peer, self.request.new_state_number())
+        self.request.pending_forks.append((self.location, copy))
         return StateHandle(self.request, self.component, self.kind, copy)
 
 
 @dataclass(slots=True)
-class Record:
+class WalkResult:
     """What a walk that has ended gave."""
 
     name: str
@@ -57,7 +58,7 @@ class Record:
 
 
 @dataclass(eq=False, slots=True)
-class Tour:
+class WalkRun:
     """The walk that runs, and who runs it."""
 
     call: WalkCall[Any, Any]
@@ -66,13 +67,13 @@ class Tour:
     """How many walks of the request came before it."""
     seats: tuple[Peer, ...] = ()
     """Empty while it waits for a worker."""
-    since: float = 0.0
+    waiting_since: float = 0.0
     """When it began to wait."""
-    left: set[int] = field(default_factory=set[int])
+    pending_seats: set[int] = field(default_factory=set[int])
     """Seats that have not come to their end."""
     outputs: dict[int, Any] = field(default_factory=dict[int, Any])
-    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
-    moved: dict[int, Kept] = field(default_factory=dict[int, Kept])
+    emission_counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    state_locations: dict[int, StateLocation] = field(default_factory=dict[int, StateLocation])
     """Where the last version of each input state is."""
 
     @property
@@ -85,69 +86,69 @@ class Tour:
 class Request:
     """One request."""
 
-    def __init__(self, submit: Submit, front: Peer, now: float) -> None:
+    def __init__(self, submit: Submit, frontend: Peer, now: float) -> None:
         self.submit = submit
         self.rid = submit.rid
-        self.front = front
-        self.deadline = now + submit.patience
-        self.came = now
+        self.frontend = frontend
+        self.deadline = now + submit.timeout_s
+        self.submitted_at = now
         """When it was first heard of."""
-        self.asked = now
+        self.last_input_at = now
         """When its client last said something: from then on it waits for the first of an answer."""
-        self.due: dict[str, float] = {}
+        self.next_due: dict[str, float] = {}
         """When the client will have nothing left, by kind, as far as walks that have ended told."""
-        self.forecast = 0.0
+        self.predicted_ttft_s = 0.0
         """How many seconds it was thought to take until the first emission, when it was taken on."""
         self.attempt = 0
-        self.restarts = 0
-        self.has_emitted = submit.after >= 0
+        self.retries = 0
+        self.has_emitted = submit.last_seen_attempt >= 0
         """Whether its client may have something of it."""
-        self.edition: int | None = None
+        self.weights_version: int | None = None
         """The edition of the weights that it began with; it is finished with the same."""
         self.route: RouteRun | None = None
-        self.tour: Tour | None = None
-        self.ears = Ears()
-        self.is_waiting = False
+        self.walk_run: WalkRun | None = None
+        self.inputs = InputLog()
+        self.is_awaiting_input = False
         """Whether the route waits for what its client says."""
-        self.walks = 0
+        self.walk_count = 0
         """How many walks the route has asked for in this attempt."""
-        self.furthest = 0
+        self.max_walk_started = 0
         """The largest number of a walk that was begun, in any attempt."""
-        self.records: list[Record] = []
+        self.walk_results: list[WalkResult] = []
         self.handles: list[StateHandle] = []
-        self.forks: list[tuple[Kept, Kept]] = []
+        self.pending_forks: list[tuple[StateLocation, StateLocation]] = []
         """Copies that the route has asked for and nobody has been told of."""
         self.workers: set[Peer] = set()
         """Who holds something of this attempt."""
-        self.deaths: dict[Peer, int] = {}
+        self.worker_deaths: dict[Peer, int] = {}
         """Workers that died while they computed for it, and how many of its calls they had completed."""
-        self.careful = 0
+        self.isolate_at_call = 0
         """About the so-manieth call of each op it is run alone: see `Start`."""
-        self._numbers = 0
+        self._last_state_number = 0
 
-    def listen(self, say: Say) -> Said | None:
+    def add_input(self, client_input: m.ClientInput) -> ClientInput | None:
         """The client says something; None if that was known. When it was heard is kept, so that it is again."""
-        if say.number != len(self.ears.said):
+        if client_input.index != len(self.inputs.inputs):
             return None
-        walk = say.walk if say.walk >= 0 else max(self.walks, self.furthest)
-        self.ears.said.append(Said(say.value.it, walk, say.counts))
-        return self.ears.said[-1]
+        walk = client_input.walk_index if client_input.walk_index >= 0 else max(self.walk_count, self.max_walk_started)
+        self.inputs.inputs.append(ClientInput(client_input.value.content, walk, client_input.received_counts))
+        return self.inputs.inputs[-1]
 
-    def new_number(self) -> int:
+    def new_state_number(self) -> int:
         """A number for a state that the route has copied: below zero, so that it is nobody else's."""
-        self._numbers -= 1
-        return self._numbers
+        self._last_state_number -= 1
+        return self._last_state_number
 
     @property
     def totals(self) -> dict[str, int]:
         """How many emissions of each kind its walks have made."""
         found: defaultdict[str, int] = defaultdict(int)
-        for record in self.records[: self.walks]:
+        for record in self.walk_results[: self.walk_count]:
             for kind, count in record.counts.items():
                 found[kind] += count
         return dict(found)
 
     def needs(self, peer: Peer) -> bool:
         """Whether it cannot go on without this worker."""
-        is_there = self.tour is not None and peer in self.tour.seats
-        return is_there or any(handle.kept is not None and handle.kept.peer == peer for handle in self.handles)
+        is_there = self.walk_run is not None and peer in self.walk_run.seats
+        return is_there or any(handle.location is not None and handle.location.peer == peer for handle in self.handles)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mstar.draw.parts import Item, Link, Sheet, sheets
+from mstar.draw.elements import Item, Link, Subgraph, iter_subgraphs
 
-Homes = frozenset[tuple[str, ...]]
+WorkerSets = frozenset[tuple[str, ...]]
 
 
-def mark_crossings(sheet: Sheet) -> None:
+def mark_crossings(sheet: Subgraph) -> None:
     """Set `crosses` on every link, on this sheet and those inside it, that leads to another worker."""
-    _Crossing(sheet).mark()
+    _CrossingMarker(sheet).mark()
 
 
-class _Crossing:
-    def __init__(self, sheet: Sheet) -> None:
+class _CrossingMarker:
+    def __init__(self, sheet: Subgraph) -> None:
         self.items: dict[str, Item] = {}
         self.links: list[Link] = []
         self.before: defaultdict[str, list[Link]] = defaultdict(list)
         self.after: defaultdict[str, list[Link]] = defaultdict(list)
-        for inner in sheets(sheet):
+        for inner in iter_subgraphs(sheet):
             self.items |= inner.items
             self.links += inner.links
         for link in self.links:
@@ -33,11 +33,11 @@ class _Crossing:
 
     def mark(self) -> None:
         for link in self.links:
-            makers = self.homes(link.source, upward=True, seen=frozenset())
-            takers = self.homes(link.target, upward=False, seen=frozenset())
+            makers = self.worker_sets(link.source, upward=True, seen=frozenset())
+            takers = self.worker_sets(link.target, upward=False, seen=frozenset())
             link.crosses = any(maker != taker for maker in makers for taker in takers)
 
-    def homes(self, name: str, *, upward: bool, seen: frozenset[str]) -> Homes:
+    def worker_sets(self, name: str, *, upward: bool, seen: frozenset[str]) -> WorkerSets:
         """The workers of the ops that a link's end stands for."""
         item = self.items[name]
         if name in seen:
@@ -52,8 +52,8 @@ class _Crossing:
         links = self.before[name] if upward else self.after[name]
         return self.gather([link.source if upward else link.target for link in links], upward=upward, seen=seen)
 
-    def gather(self, names: list[str], *, upward: bool, seen: frozenset[str]) -> Homes:
-        found: Homes = frozenset()
+    def gather(self, names: list[str], *, upward: bool, seen: frozenset[str]) -> WorkerSets:
+        found: WorkerSets = frozenset()
         for name in names:
-            found |= self.homes(name, upward=upward, seen=seen)
+            found |= self.worker_sets(name, upward=upward, seen=seen)
         return found

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from mstar.draw.builder import WorkersByOp, build_drawing
 from mstar.draw.crossing import mark_crossings
-from mstar.draw.parts import Item, Link, Sheet, sheets
-from mstar.draw.sketch import Placement, sketch
+from mstar.draw.elements import Item, Link, Subgraph, iter_subgraphs
 from mstar.graph.ir import Walk
 
 SHAPES = {
@@ -25,59 +25,59 @@ SHAPES = {
 }
 """How each shape is bracketed; the others are like inputs."""
 
-CROSSING = "stroke:#cf5a1c,stroke-width:2px"
+CROSSING_STYLE = "stroke:#cf5a1c,stroke-width:2px"
 
 
-def to_mermaid(walk: Walk, placement: Placement | None = None) -> str:
+def to_mermaid(walk: Walk, placement: WorkersByOp | None = None) -> str:
     """The walk as a flowchart; with a placement, ops name their workers and links to another worker stand out."""
-    sheet = sketch(walk, placement)
+    sheet = build_drawing(walk, placement)
     mark_crossings(sheet)
-    arrows = {f"  {_name(way.source)} {_arrow(way)} {_name(way.head)}": way.crosses for way in _ways(sheet)}
+    arrows = {f"  {_node_id(way.source)} {_arrow(way)} {_node_id(way.head)}": way.crosses for way in _box_links(sheet)}
     crossing = [str(at) for at, crosses in enumerate(arrows.values()) if crosses]
     lines = [
         "flowchart LR",
         *_nodes(sheet, "  "),
         *arrows,
-        *([f"  linkStyle {','.join(crossing)} {CROSSING}"] if crossing else []),
+        *([f"  linkStyle {','.join(crossing)} {CROSSING_STYLE}"] if crossing else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _name(item: str) -> str:
+def _node_id(item: str) -> str:
     """An id that Mermaid accepts and that is none of its words."""
     return "n_" + "".join(char if char.isalnum() else "_" for char in item)
 
 
-def _quoted(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _nodes(sheet: Sheet, pad: str) -> Iterator[str]:
+def _nodes(sheet: Subgraph, pad: str) -> Iterator[str]:
     for item in sheet.items.values():
-        if item.inside is not None and _has_boxes(item.inside):
-            yield f'{pad}subgraph {_name(item.id)}["{_quoted(item.title)}"]'
-            yield from _nodes(item.inside, pad + "  ")
+        if item.subgraph is not None and _has_boxes(item.subgraph):
+            yield f'{pad}subgraph {_node_id(item.id)}["{_escape(item.title)}"]'
+            yield from _nodes(item.subgraph, pad + "  ")
             yield f"{pad}end"
         elif item.shape != "port":
-            yield pad + _name(item.id) + _label(item)  # a frame without boxes too: a subgraph must not be empty
+            yield pad + _node_id(item.id) + _label(item)  # a frame without boxes too: a subgraph must not be empty
 
 
-def _has_boxes(sheet: Sheet) -> bool:
-    return any(item.shape not in ("port", "frame") for inner in sheets(sheet) for item in inner.items.values())
+def _has_boxes(sheet: Subgraph) -> bool:
+    return any(item.shape not in ("port", "frame") for inner in iter_subgraphs(sheet) for item in inner.items.values())
 
 
 def _label(item: Item) -> str:
     before, after = SHAPES.get(item.shape, SHAPES["input"])
     texts = (item.title, item.note, ", ".join(item.workers))
-    return before + "<br/>".join(_quoted(text) for text in texts if text) + after
+    return before + "<br/>".join(_escape(text) for text in texts if text) + after
 
 
-def _ways(sheet: Sheet) -> Iterator[Link]:
+def _box_links(sheet: Subgraph) -> Iterator[Link]:
     """Links from box to box, with what they pass through left out."""
     items: dict[str, Item] = {}
     into: defaultdict[str, list[Link]] = defaultdict(list)
     starts: set[str] = set()
-    for inner in sheets(sheet):
+    for inner in iter_subgraphs(sheet):
         items |= inner.items
         for link in inner.links:
             into[link.target].append(link)
@@ -99,7 +99,7 @@ def _ways(sheet: Sheet) -> Iterator[Link]:
 
 
 def _arrow(link: Link) -> str:
-    label = f'|"{_quoted(link.label)}"|' if link.label else ""
+    label = f'|"{_escape(link.label)}"|' if link.label else ""
     if link.style == "pipe":
         return f"-.->{label}"
     if link.is_back:

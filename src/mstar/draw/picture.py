@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mstar.draw.builder import WorkersByOp, build_drawing, type_text
 from mstar.draw.crossing import mark_crossings
-from mstar.draw.measure import LABEL, text_width
-from mstar.draw.parts import Shape, Sheet, Style, sheets
-from mstar.draw.plate import Plate, lay_out
-from mstar.draw.route import Path
-from mstar.draw.sketch import Placement, sketch, type_text
+from mstar.draw.edge_routing import Path
+from mstar.draw.elements import Shape, Style, Subgraph, iter_subgraphs
+from mstar.draw.layout import SubgraphLayout, lay_out
+from mstar.draw.text_size import LABEL, text_width
 from mstar.graph.ir import Open, Walk, binds, defines, flat
 
 MARGIN, LEGEND_ROW, SAMPLE = 16, 20, 26
-CROWDED = 1100
+MAX_LABELLED_WIDTH_PX = 1100
 """A picture that would be wider than this leaves the types on its edges to tooltips."""
 
-STYLES = {
+STYLE_LABELS = {
     "value": "value",
     "carry": "carried to the next iteration",
     "extends": "state, extended",
@@ -85,7 +85,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class LegendEntry:
     """One entry of the legend: a colour (by number) or a style of edge, and what it stands for."""
 
     text: str
@@ -105,22 +105,22 @@ class Picture:
     boxes: tuple[Box, ...]
     frames: tuple[Frame, ...]
     edges: tuple[Edge, ...]
-    legend: tuple[Key, ...]
+    legend: tuple[LegendEntry, ...]
 
 
-def picture(walk: Walk, placement: Placement | None = None) -> Picture:
+def to_picture(walk: Walk, placement: WorkersByOp | None = None) -> Picture:
     """A walk's picture; with a placement ("component.op" to worker names), by workers and with their crossings."""
-    sheet = sketch(walk, placement)
+    sheet = build_drawing(walk, placement)
     plate = lay_out(sheet)
-    if plate.w > CROWDED:
-        sheet = sketch(walk, placement, shows_types=False)
+    if plate.w > MAX_LABELLED_WIDTH_PX:
+        sheet = build_drawing(walk, placement, show_types=False)
         plate = lay_out(sheet)
     mark_crossings(sheet)
     groups = _groups(sheet)
-    through = _through(sheet)
-    types = _types(walk)
-    placed = list(_plates(plate, MARGIN, MARGIN))
-    parts = [part for at, x, y in placed for part in _parts(at, x, y, groups)]
+    through = _relay_ports(sheet)
+    types = _value_types(walk)
+    placed = list(_positioned_layouts(plate, MARGIN, MARGIN))
+    parts = [part for at, x, y in placed for part in _boxes_and_frames(at, x, y, groups)]
     boxes = tuple(part for part in parts if isinstance(part, Box))
     frames = tuple(part for part in parts if isinstance(part, Frame))
     edges = tuple(edge for at, x, y in placed for edge in _edges(at, x, y, through, types))
@@ -130,19 +130,19 @@ def picture(walk: Walk, placement: Placement | None = None) -> Picture:
     return Picture(walk.name, width + 2 * MARGIN, height + MARGIN, boxes, frames, edges, legend)
 
 
-def _groups(sheet: Sheet) -> dict[str, int]:
-    found = [item.group for inner in sheets(sheet) for item in inner.items.values() if item.group]
+def _groups(sheet: Subgraph) -> dict[str, int]:
+    found = [item.group for inner in iter_subgraphs(sheet) for item in inner.items.values() if item.group]
     return {group: at for at, group in enumerate(sorted(set(found)))}
 
 
-def _through(sheet: Sheet) -> frozenset[str]:
+def _relay_ports(sheet: Subgraph) -> frozenset[str]:
     """The ports at which links go on."""
-    starts = {link.source for inner in sheets(sheet) for link in inner.links}
-    ports = {item.id for inner in sheets(sheet) for item in inner.items.values() if item.shape == "port"}
+    starts = {link.source for inner in iter_subgraphs(sheet) for link in inner.links}
+    ports = {item.id for inner in iter_subgraphs(sheet) for item in inner.items.values() if item.shape == "port"}
     return frozenset(ports & starts)
 
 
-def _types(walk: Walk) -> dict[str, str]:
+def _value_types(walk: Walk) -> dict[str, str]:
     """The types of values and streams, by the names that links have."""
     nodes = list(flat(walk.body))
     values = [*walk.inputs, *(value for node in nodes for value in (*binds(node), *defines(node)))]
@@ -150,27 +150,27 @@ def _types(walk: Walk) -> dict[str, str]:
     return {value.name: type_text(value.type) for value in values} | streams
 
 
-def _plates(plate: Plate, x: int, y: int) -> Iterator[tuple[Plate, int, int]]:
+def _positioned_layouts(plate: SubgraphLayout, x: int, y: int) -> Iterator[tuple[SubgraphLayout, int, int]]:
     yield plate, x, y
     for cell in plate.cells:
-        if cell.id in plate.plates:
-            yield from _plates(plate.plates[cell.id], x + cell.x, y + int(cell.y))
+        if cell.id in plate.inner:
+            yield from _positioned_layouts(plate.inner[cell.id], x + cell.x, y + int(cell.y))
 
 
-def _parts(plate: Plate, x: int, y: int, groups: dict[str, int]) -> Iterator[Box | Frame]:
+def _boxes_and_frames(plate: SubgraphLayout, x: int, y: int, groups: dict[str, int]) -> Iterator[Box | Frame]:
     for cell in plate.cells:
         assert cell.item is not None
         item, left, top = cell.item, x + cell.x, y + int(cell.y)
-        if item.inside is not None:
-            caption_x = left + plate.plates[item.id].caption_x
+        if item.subgraph is not None:
+            caption_x = left + plate.inner[item.id].caption_x
             where = (caption_x, left, top, cell.w, cell.h)
-            yield Frame(item.id, item.inside.kind, item.title, *where, frame=plate.sheet.id)
+            yield Frame(item.id, item.subgraph.kind, item.title, *where, frame=plate.sheet.id)
         else:
             where, colour = (left, top, cell.w, cell.h), groups.get(item.group)
             yield Box(item.id, item.shape, item.title, item.note, *where, plate.sheet.id, item.workers, colour)
 
 
-def _edges(plate: Plate, x: int, y: int, through: frozenset[str], types: dict[str, str]) -> Iterator[Edge]:
+def _edges(plate: SubgraphLayout, x: int, y: int, through: frozenset[str], types: dict[str, str]) -> Iterator[Edge]:
     for routed in plate.routes:
         link = routed.link
         path = tuple(tuple(number + (y if at % 2 else x) for at, number in enumerate(step)) for step in routed.path)
@@ -183,18 +183,18 @@ def _edges(plate: Plate, x: int, y: int, through: frozenset[str], types: dict[st
         )
 
 
-def _legend(groups: dict[str, int], edges: tuple[Edge, ...], width: int, y: int) -> tuple[Key, ...]:
+def _legend(groups: dict[str, int], edges: tuple[Edge, ...], width: int, y: int) -> tuple[LegendEntry, ...]:
     """The colours and the styles that occur, in rows under the picture."""
     wanted: list[tuple[str, int | None, str]] = [(group, at, "") for group, at in groups.items()]
     seen = {("carry" if edge.is_back and edge.style == "value" else edge.style) for edge in edges}
     seen |= {"crosses" for edge in edges if edge.crosses}
-    wanted += [(text, None, style) for style, text in STYLES.items() if style in seen]
-    keys: list[Key] = []
+    wanted += [(text, None, style) for style, text in STYLE_LABELS.items() if style in seen]
+    keys: list[LegendEntry] = []
     x = MARGIN
     for text, colour, style in wanted:
         room = SAMPLE + 8 + text_width(text, LABEL) + 18
         if x > MARGIN and (x + room > width or (style and keys and not keys[-1].style)):
             x, y = MARGIN, y + LEGEND_ROW
-        keys.append(Key(text, x, y, colour, style))
+        keys.append(LegendEntry(text, x, y, colour, style))
         x += room
     return tuple(keys)

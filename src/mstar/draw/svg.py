@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from mstar.draw.measure import CAPTION, LABEL, NOTE, TITLE, item_lines
-from mstar.draw.picture import SAMPLE, Box, Edge, Frame, Key, Picture
-from mstar.draw.route import Path
+from mstar.draw.edge_routing import Path
+from mstar.draw.picture import SAMPLE, Box, Edge, Frame, LegendEntry, Picture
+from mstar.draw.text_size import CAPTION, LABEL, NOTE, TITLE, item_lines
 
 LIGHT = {
     "ink": "#1f2328",
@@ -67,21 +67,21 @@ def to_svg(picture: Picture) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>',
         f'<title id="mstar-title">{escape(picture.name)}</title>',
-        f'<desc id="mstar-desc">{escape(_described(picture))}</desc>',
+        f'<desc id="mstar-desc">{escape(_description(picture))}</desc>',
         f"<style>{_css()}</style>",
         _markers(),
         f'<rect class="page" width="{picture.width}" height="{picture.height}" rx="8"/>',
         f'<text class="name" x="16" y="30">{escape(picture.name)}</text>',
         *_frames(picture),
-        *(line for edge in sorted(picture.edges, key=_depth) for line in _edge(edge)),
+        *(line for edge in sorted(picture.edges, key=_z_order) for line in _edge(edge)),
         *(line for box in picture.boxes for line in _box(box)),
-        *(line for key in picture.legend for line in _key(key)),
+        *(line for key in picture.legend for line in _legend_entry(key)),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _described(picture: Picture) -> str:
+def _description(picture: Picture) -> str:
     ops = ", ".join(dict.fromkeys(box.title for box in picture.boxes if box.shape == "op"))
     regions = "; ".join(frame.caption for frame in picture.frames)
     return f"Walk {picture.name}. Ops: {ops}." + (f" Regions: {regions}." if regions else "")
@@ -124,7 +124,7 @@ def _markers() -> str:
     return f"<defs>{marks}</defs>"
 
 
-def _depth(edge: Edge) -> tuple[bool, bool]:
+def _z_order(edge: Edge) -> tuple[bool, bool]:
     # Pipes lie under thin lines, and what crosses lies on top.
     return edge.style != "pipe", edge.crosses
 
@@ -145,7 +145,7 @@ def _frame(frame: Frame, depth: int) -> Iterator[str]:
     yield f'<text class="c" x="{frame.caption_x}" y="{frame.y + 18}">{escape(frame.caption)}</text>'
 
 
-def path_text(path: Path) -> str:
+def to_svg_path(path: Path) -> str:
     """A path in the words of SVG."""
     first, *rest = path
     letters = {2: "L", 4: "Q", 6: "C"}
@@ -155,7 +155,7 @@ def path_text(path: Path) -> str:
 
 def _edge(edge: Edge) -> Iterator[str]:
     style = "carry" if edge.is_back and edge.style == "value" else edge.style
-    way = path_text(edge.path)
+    way = to_svg_path(edge.path)
     head = "cross" if edge.crosses and style in ("value", "carry", "pipe") else style
     end = f' marker-end="url(#mstar-{head})"' if edge.has_arrow else ""
     crossing = " cross" if edge.crosses else ""
@@ -203,7 +203,7 @@ def _box(box: Box) -> Iterator[str]:
         yield f'<text class="{look} m{" emit-t" if is_emission else ""}" x="{x}" y="{y - 4}">{escape(text)}</text>'
 
 
-def _key(key: Key) -> Iterator[str]:
+def _legend_entry(key: LegendEntry) -> Iterator[str]:
     end = key.x + SAMPLE
     if key.colour is not None:
         tint = f"k{key.colour % len(LIGHT_TINTS)}"

@@ -17,21 +17,21 @@ class Job:
     """Where the piece ends that is run now; set by the engine, as is what follows."""
     length: int = 0
     """How many positions there are."""
-    ran: int = 0
+    chunk_length: int = 0
     """How many the piece has that is run now."""
-    pieces: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """What earlier pieces gave."""
 
 
 @dataclass(slots=True)
-class Done:
+class JobDone:
     """The op ran; what it gave."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Failed:
+class JobFailed:
     """The call failed, and left its states as they were."""
 
     error: Exception
@@ -45,5 +45,5 @@ class Unfinished:
 UNFINISHED = Unfinished()
 """The only one there is."""
 
-Result = Done | Failed | Unfinished
+Result = JobDone | JobFailed | Unfinished
 """What came of a job."""

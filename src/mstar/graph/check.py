@@ -56,23 +56,23 @@ class _Checker:
         scope = {value.name: value.type for value in walk.inputs}
         self.use(walk.outputs, self.body(walk.body, scope), walk.site)
 
-    def wrong(self, site: str, what: str, fix: str) -> None:
+    def add_problem(self, site: str, what: str, fix: str) -> None:
         self.problems.append(Problem(site, f"walk `{self.subject.name}`: {what}", fix))
 
     def bind(self, values: Iterable[Value], site: str) -> None:
         for value in values:
             if value.name in self.made:
-                self.wrong(site, f"{value} is made twice", "give each value a name of its own")
+                self.add_problem(site, f"{value} is made twice", "give each value a name of its own")
             self.made.add(value.name)
 
     def use(self, values: Iterable[Value], scope: dict[str, Type], site: str) -> None:
         for value in values:
             if value.name not in scope:
                 fix = "use it where it was made, or bring it out by a carry, a collection or an arm's result"
-                self.wrong(site, f"{value} is used where it does not exist", fix)
+                self.add_problem(site, f"{value} is used where it does not exist", fix)
             elif scope[value.name] != value.type:
                 what = f"{value} was made as {scope[value.name]} and is used as {value.type}"
-                self.wrong(site, what, "use it with the type it was made with")
+                self.add_problem(site, what, "use it with the type it was made with")
 
     def body(self, body: tuple[Node, ...], outer: dict[str, Type]) -> dict[str, Type]:
         scope = dict(outer)
@@ -82,7 +82,9 @@ class _Checker:
             self.bind((*binds(node), *defines(node)), node.site)
             if isinstance(node, Open):
                 if node.stream in self.streams:
-                    self.wrong(node.site, f"stream ~{node.stream} is opened twice", "give each stream its own name")
+                    self.add_problem(
+                        node.site, f"stream ~{node.stream} is opened twice", "give each stream its own name"
+                    )
                 self.streams[node.stream] = node.item
             self.node(node, scope)
             scope.update({value.name: value.type for value in defines(node)})
@@ -103,55 +105,59 @@ class _Checker:
                 given = {arg.name for _, arg in node.args if isinstance(arg, Value)}
                 for value in node.extends:
                     if value.name not in given or not isinstance(value.type, StateType):
-                        self.wrong(node.site, f"{value} is extended but is no state argument", "extend only states")
+                        self.add_problem(
+                            node.site, f"{value} is extended but is no state argument", "extend only states"
+                        )
             case New() | Fork():
-                self.same(node.out, StateType, node.site)
+                self.require_state(node.out, StateType, node.site)
             case Take():
                 self.take(node)
             case Put():
-                self.value_only(node.value, "put into a stream", node.site)
-                self.streamed(node.stream, node.value.type, node.site)
+                self.reject_state(node.value, "put into a stream", node.site)
+                self.check_stream_item(node.stream, node.value.type, node.site)
             case Get():
-                self.streamed(node.stream, node.default.type, node.site)
-                self.streamed(node.stream, node.out.type, node.site)
+                self.check_stream_item(node.stream, node.default.type, node.site)
+                self.check_stream_item(node.stream, node.out.type, node.site)
             case Emit():
-                self.value_only(node.value, "emitted", node.site)
+                self.reject_state(node.value, "emitted", node.site)
             case Const() | Field() | Open():
                 pass
 
-    def same(self, value: Value, wanted: type, site: str) -> None:
+    def require_state(self, value: Value, wanted: type, site: str) -> None:
         if not isinstance(value.type, wanted):
-            self.wrong(site, f"{value} is {value.type}, not a state", "give it a state type")
+            self.add_problem(site, f"{value} is {value.type}, not a state", "give it a state type")
 
-    def value_only(self, value: Value, done: str, site: str) -> None:
+    def reject_state(self, value: Value, done: str, site: str) -> None:
         if isinstance(value.type, StateType):
-            self.wrong(site, f"{value} is a state and is {done}", "states stay where they are; pass them to ops")
+            self.add_problem(site, f"{value} is a state and is {done}", "states stay where they are; pass them to ops")
 
-    def streamed(self, stream: str, got: Type, site: str) -> None:
+    def check_stream_item(self, stream: str, got: Type, site: str) -> None:
         if stream not in self.streams:
-            self.wrong(site, f"stream ~{stream} does not exist here", "open it in this body or an outer one first")
+            self.add_problem(
+                site, f"stream ~{stream} does not exist here", "open it in this body or an outer one first"
+            )
         elif not accepts(self.streams[stream], got):
             what = f"stream ~{stream} holds {self.streams[stream]}, not {got}"
-            self.wrong(site, what, "put and read one type per stream")
+            self.add_problem(site, what, "put and read one type per stream")
 
-    def agree(self, site: str, what: str, wanted: Type | None, got: Type) -> None:
+    def require_same_type(self, site: str, what: str, wanted: Type | None, got: Type) -> None:
         if wanted != got:
-            self.wrong(site, f"{what} is {got}, not {wanted}", "make the two types equal")
+            self.add_problem(site, f"{what} is {got}, not {wanted}", "make the two types equal")
 
     def take(self, node: Take) -> None:
-        self.agree(node.site, f"index {node.index}", INT, node.index.type)
-        self.agree(node.site, f"element {node.out}", item_of(node.src.type), node.out.type)
+        self.require_same_type(node.site, f"index {node.index}", INT, node.index.type)
+        self.require_same_type(node.site, f"element {node.out}", item_of(node.src.type), node.out.type)
 
     def loop(self, node: Loop, scope: dict[str, Type]) -> None:
         if isinstance(node.steps, Value):
-            self.agree(node.site, f"steps {node.steps}", INT, node.steps.type)
-        self.agree(node.site, f"step {node.step}", INT, node.step.type)
+            self.require_same_type(node.site, f"steps {node.steps}", INT, node.steps.type)
+        self.require_same_type(node.site, f"step {node.step}", INT, node.step.type)
         for carry in node.carry:
-            self.value_only(carry.init, "carried by a loop", node.site)
-            self.agree(node.site, f"carry `{carry.name}`: {carry.out}", carry.inner.type, carry.out.type)
+            self.reject_state(carry.init, "carried by a loop", node.site)
+            self.require_same_type(node.site, f"carry `{carry.name}`: {carry.out}", carry.inner.type, carry.out.type)
             for part in (carry.init, carry.next):
                 if not accepts(carry.inner.type, part.type):
-                    self.agree(node.site, f"carry `{carry.name}`: {part}", carry.inner.type, part.type)
+                    self.require_same_type(node.site, f"carry `{carry.name}`: {part}", carry.inner.type, part.type)
         inside = self.inside(node, node.body, scope)
         self.use((carry.next for carry in node.carry), inside, node.site)
         self.collected(node, inside)
@@ -161,32 +167,36 @@ class _Checker:
 
     def flag(self, flag: Value, site: str) -> None:
         if not is_flag(flag.type):
-            self.wrong(site, f"{flag} is {flag.type}, not a flag", "use a bool, or a bool tensor of one element")
+            self.add_problem(site, f"{flag} is {flag.type}, not a flag", "use a bool, or a bool tensor of one element")
 
     def windows(self, node: Windows, scope: dict[str, Type]) -> None:
         if not (1 <= node.stride <= node.size and 1 <= node.first <= node.size):
             sizes = f"size={node.size} stride={node.stride} first={node.first}"
-            self.wrong(node.site, f"these windows lose items or never come: {sizes}", "1 <= stride, first <= size")
+            self.add_problem(
+                node.site, f"these windows lose items or never come: {sizes}", "1 <= stride, first <= size"
+            )
         if node.stream in self.streams:
             uniform = node.first == node.size and not node.flush
             item = self.streams[node.stream]
             if uniform or not isinstance(stacked_type(item, 1), type(node.item.type)):
-                self.agree(node.site, f"window {node.item}", stacked_type(item, node.size), node.item.type)
+                self.require_same_type(node.site, f"window {node.item}", stacked_type(item, node.size), node.item.type)
         else:
-            self.streamed(node.stream, node.item.type, node.site)
-        self.agree(node.site, f"fresh {node.fresh}", INT, node.fresh.type)
+            self.check_stream_item(node.stream, node.item.type, node.site)
+        self.require_same_type(node.site, f"fresh {node.fresh}", INT, node.fresh.type)
         self.inside(node, node.body, scope)
 
     def each(self, node: Each, scope: dict[str, Type]) -> None:
-        self.agree(node.site, f"item {node.item}", item_of(node.items.type), node.item.type)
-        self.agree(node.site, f"index {node.index}", INT, node.index.type)
+        self.require_same_type(node.site, f"item {node.item}", item_of(node.items.type), node.item.type)
+        self.require_same_type(node.site, f"index {node.index}", INT, node.index.type)
         self.collected(node, self.inside(node, node.body, scope))
 
     def collected(self, node: Loop | Each, inside: dict[str, Type]) -> None:
         for collect in node.collect:
-            self.value_only(collect.inner, "collected", node.site)
+            self.reject_state(collect.inner, "collected", node.site)
             self.use((collect.inner,), inside, node.site)
-            self.agree(node.site, f"collection {collect.out}", ListType(collect.inner.type), collect.out.type)
+            self.require_same_type(
+                node.site, f"collection {collect.out}", ListType(collect.inner.type), collect.out.type
+            )
 
     def choose(self, node: Choose, scope: dict[str, Type]) -> None:
         self.flag(node.flag, node.site)
@@ -198,12 +208,12 @@ class _Checker:
     def arm(self, node: Choose, arm: Arm) -> None:
         if len(arm.results) != len(node.outs):
             what = f"an arm gives {len(arm.results)} values, the choice has {len(node.outs)}"
-            self.wrong(node.site, what, "make both arms give as many values")
+            self.add_problem(node.site, what, "make both arms give as many values")
             return
         for value, out in zip(arm.results, node.outs, strict=True):
-            self.value_only(value, "given by an arm", node.site)
+            self.reject_state(value, "given by an arm", node.site)
             if not accepts(out.type, value.type):
-                self.agree(node.site, f"arm result {value}", out.type, value.type)
+                self.require_same_type(node.site, f"arm result {value}", out.type, value.type)
 
     def inside(self, node: Node, body: tuple[Node, ...], scope: dict[str, Type]) -> dict[str, Type]:
         return self.body(body, scope | {value.name: value.type for value in binds(node)})

@@ -34,19 +34,19 @@ def check_overlap(walk: Walk, *, is_whole: bool = True) -> list[Problem]:
 
     When tracing met problems the graph is not whole: then nothing is said of what it lacks.
     """
-    found = [*_bodies(walk.body, is_whole), *_eaches(walk.body), *_owners(walk.body)]
-    return [Problem(p.site, f"walk `{walk.name}`: {p.what}", p.fix) for p in found]
+    found = [*_bodies(walk.body, is_whole), *_each_conflicts(walk.body), *_state_owners(walk.body)]
+    return [Problem(p.site, f"walk `{walk.name}`: {p.message}", p.fix) for p in found]
 
 
 def _bodies(body: tuple[Node, ...], is_whole: bool) -> Iterator[Problem]:
-    yield from _streams(body, is_whole)
-    yield from _waits(body)
+    yield from _stream_order(body, is_whole)
+    yield from _deadlocks(body)
     for node in body:
         for inner in bodies(node):
             yield from _bodies(inner, is_whole)
 
 
-def _streams(body: tuple[Node, ...], is_whole: bool) -> Iterator[Problem]:
+def _stream_order(body: tuple[Node, ...], is_whole: bool) -> Iterator[Problem]:
     """Rule 1, for the streams opened in this body."""
     for start, opened in enumerate(body):
         if not isinstance(opened, Open):
@@ -80,7 +80,7 @@ def _nested_windows(body: tuple[Node, ...], stream: str) -> Iterator[Problem]:
                     yield Problem(found.site, what, fix)
 
 
-def _waits(body: tuple[Node, ...]) -> Iterator[Problem]:
+def _deadlocks(body: tuple[Node, ...]) -> Iterator[Problem]:
     """Rule 2: find a reader whose start waits for something that cannot happen before it has started."""
     events = _Events(body)
     for r in range(len(body)):
@@ -88,7 +88,7 @@ def _waits(body: tuple[Node, ...]) -> Iterator[Problem]:
         if ("start", r) in needed:
             waited = [q for q in sorted(events.before[r]) if ("start", r) in events.needed(("end", q))]
             writers = [p for p in events.writers(r) if needed & {("end", p), ("go on", p)}]
-            yield _waiting(body, writers, waited[0], r)
+            yield _deadlock_problem(body, writers, waited[0], r)
 
 
 class _Events:
@@ -135,7 +135,7 @@ class _Events:
         return found
 
 
-def _waiting(body: tuple[Node, ...], writers: list[int], waited: int, r: int) -> Problem:
+def _deadlock_problem(body: tuple[Node, ...], writers: list[int], waited: int, r: int) -> Problem:
     """Say why node r, which reads what `writers` fill, waits for node `waited` for ever."""
     reader = access(body[r])
     for p in writers:
@@ -161,7 +161,7 @@ def _line(node: Node) -> str:
     return "line " + node.site.rpartition(":")[2] if node.site else "another node"
 
 
-def _eaches(body: tuple[Node, ...]) -> Iterator[Problem]:
+def _each_conflicts(body: tuple[Node, ...]) -> Iterator[Problem]:
     """Rule 3."""
     fixes = {
         "state": "fork() it inside the body: mine = {}.fork()",
@@ -178,7 +178,7 @@ def _eaches(body: tuple[Node, ...]) -> Iterator[Problem]:
                 yield Problem(sites[-1], what, fixes[kind].format(name))
 
 
-def _owners(body: tuple[Node, ...]) -> Iterator[Problem]:
+def _state_owners(body: tuple[Node, ...]) -> Iterator[Problem]:
     """Rule 4. A state without a `New` came in as an input: its first user owns it."""
     root: dict[str, str] = {}
     owner: dict[str, str] = {}

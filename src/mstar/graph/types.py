@@ -97,12 +97,12 @@ def accepts(wide: Type, narrow: Type) -> bool:
             return wide == narrow
 
 
-def joined(one: Type, other: Type, fresh: Callable[[str], str]) -> Type | None:
+def merged_type(one: Type, other: Type, fresh: Callable[[str], str]) -> Type | None:
     """The type that accepts both, or None. Sizes that only ops know and that differ become one that is neither."""
     if one == other or not accepts(one, other):
         return one if one == other else None
     if isinstance(one, ListType) and isinstance(other, ListType):
-        item = joined(one.item, other.item, fresh)
+        item = merged_type(one.item, other.item, fresh)
         return ListType(item) if item is not None else None
     assert isinstance(one, TensorType)
     assert isinstance(other, TensorType)

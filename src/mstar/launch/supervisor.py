@@ -17,42 +17,42 @@ from signal import SIGKILL, SIGTERM
 
 import msgspec
 
-from mstar.config import ConductorSettings, Options, WorkerSettings
+from mstar.config import ConductorConfig, RuntimeConfig, WorkerConfig
 from mstar.errors import MstarError
-from mstar.launch.restarts import Restarts
-from mstar.launch.running import Running, Starter
+from mstar.launch.process_handle import ProcessHandle, ProcessStarter
+from mstar.launch.restart_backoff import RestartBackoff
 from mstar.plan.shards import Shard
 from mstar.wire.messages import (
-    Busy,
     Drain,
     Drained,
-    Gone,
-    Hello,
     Kill,
-    Meet,
     Message,
     Peer,
+    PeerAddress,
+    ProcessExited,
     Ready,
-    Renew,
-    Renewed,
-    Retire,
-    Wanted,
+    Register,
+    RollWeights,
+    StartWorker,
+    StillComputing,
+    StopWorker,
+    WeightsRolled,
 )
-from mstar.wire.node import Node
-from mstar.wire.whereabouts import Whereabouts
+from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.address_book import AddressBook
 
 LAUNCHER = Peer("launcher", 0)
-SPARE = "spare"
-SPARE_AFTER_S = 0.5
+STANDBY_NAME = "standby"
+STANDBY_DELAY_S = 0.5
 """How long after another child a spare is started: those who wait for the child need the cores more."""
-LOOK_S, BUSY = 0.2, 0.1
+SAMPLE_INTERVAL_S, BUSY_FRACTION = 0.2, 0.1
 """How often it is looked who computes, and in which part of that time at least."""
-RETIRE_S = 2.0
+STOP_TIMEOUT_S = 2.0
 """How long a worker that is not needed may take to end before it is killed."""
-RESTING = "not needed now"
+NOT_NEEDED = "not needed now"
 """The state of a worker that is planned and not wanted."""
-DEATHS_KEPT = 1000
-WORDS_KEPT = 20
+MAX_EXITS_KEPT = 1000
+MAX_TAIL_LINES = 20
 
 log = logging.getLogger("mstar.launch")
 
@@ -68,12 +68,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes
     models: dict[str, str]
     placements: dict[str, str]
-    options: Options
+    options: RuntimeConfig
     shards: dict[str, Shard]
     """By the name of its conductor."""
-    has_spare: bool
+    has_standby: bool
 
-    def shard_of(self, name: str) -> str:
+    def conductor_of(self, name: str) -> str:
         """The conductor of a worker; that of a conductor is itself."""
         return next(conductor for conductor, shard in self.shards.items() if name in (conductor, *shard.workers))
 
@@ -81,28 +81,28 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """A name, and the life it has now."""
 
-    def __init__(self, name: str, *, is_wanted: bool = True) -> None:
+    def __init__(self, name: str, *, is_needed: bool = True) -> None:
         self.peer = Peer(name, -1)
-        self.process: Running | None = None
-        self.restarts = Restarts()
-        self.is_wanted = is_wanted
-        self.due: float | None = 0.0
+        self.process: ProcessHandle | None = None
+        self.backoff = RestartBackoff()
+        self.is_needed = is_needed
+        self.start_at: float | None = 0.0
         """When it is to be started if it is wanted and has no process; None if it is given up."""
         self.is_up = False
-        self.used = 0.0
+        self.cpu_s = 0.0
         """How many seconds of processor time it had used when that was looked at last."""
-        self.sentence = ""
+        self.kill_reason = ""
         """Why it is killed, if it is."""
-        self.retired: float | None = None
+        self.stopping_since: float | None = None
         """When it was told to end because nobody needs it."""
 
     def state(self) -> str:
         """What an operator wants to know of it."""
         if self.process:
-            return "up" if self.is_up else self.process.waits() or "starting"
-        if not self.is_wanted:
-            return RESTING
-        return "given up: it died at every start" if self.due is None else "waiting to be started"
+            return "up" if self.is_up else self.process.pending_reason() or "starting"
+        if not self.is_needed:
+            return NOT_NEEDED
+        return "given up: it died at every start" if self.start_at is None else "waiting to be started"
 
 
 class Supervisor:
@@ -112,130 +112,132 @@ class Supervisor:
 
     def __init__(
         self,
-        node: Node,
+        actor_loop: ActorLoop,
         deployment: Deployment,
-        whereabouts: Whereabouts,
-        starter: Callable[[Callable[[Running], None]], Starter],
+        address_book: AddressBook,
+        create_starter: Callable[[Callable[[ProcessHandle], None]], ProcessStarter],
     ) -> None:
         shards = deployment.shards
         self.children = {name: Child(name) for name in shards} | {
-            name: Child(name, is_wanted=name in shard.first) for shard in shards.values() for name in shard.workers
+            name: Child(name, is_needed=name in shard.initial_workers)
+            for shard in shards.values()
+            for name in shard.workers
         }
-        self.spare = Child(SPARE)
+        self.standby = Child(STANDBY_NAME)
         """A process without a name yet, which can take the place of a dead one at once."""
-        self.fronts: dict[str, int] = {}
-        self.deaths: deque[tuple[float, Peer, str]] = deque(maxlen=DEATHS_KEPT)
-        self.restarted = 0
-        self.news: queue.SimpleQueue[str | LaunchError | None] = queue.SimpleQueue()
+        self.frontends: dict[str, int] = {}
+        self.exits: deque[tuple[float, Peer, str]] = deque(maxlen=MAX_EXITS_KEPT)
+        self.restart_count = 0
+        self.start_events: queue.SimpleQueue[str | LaunchError | None] = queue.SimpleQueue()
         self.is_starting = True
         self.is_closing = False
         self.is_draining = False
         self.drained = threading.Event()
-        self.edition = 0
-        self.renewed = threading.Event()
+        self.weights_version = 0
+        self.weights_rolled = threading.Event()
         """Set as long as every worker has the present edition, as far as conductors have said."""
-        self.renewed.set()
-        self._unready, self._undrained, self._unrenewed = {*shards}, {*shards}, set[str]()
+        self.weights_rolled.set()
+        self._unready, self._undrained, self._unrolled = {*shards}, {*shards}, set[str]()
         """Conductors that have not said yet that all are there; that nothing is left; that all are renewed."""
-        self._is_old = False
+        self._is_roll_requested = False
         """Whether there are newer weights than those of the edition."""
-        self.starter = starter(lambda process: node.call(lambda: self._died(process)))
-        self._looked = 0.0
-        self._node = node
+        self.starter = create_starter(lambda process: actor_loop.call_soon(lambda: self._on_exit(process)))
+        self._sampled_at = 0.0
+        self._actor_loop = actor_loop
         self._deployment = deployment
-        self._whereabouts = whereabouts
+        self._address_book = address_book
 
-    def processes(self) -> dict[str, Running]:
+    def processes(self) -> dict[str, ProcessHandle]:
         """Those that run, by name."""
-        every = [*self.children.values(), self.spare]
+        every = [*self.children.values(), self.standby]
         return {
-            child.peer.name: process for child in every if (process := child.process) and not process.ended.is_set()
+            child.peer.name: process for child in every if (process := child.process) and not process.exited.is_set()
         }
 
     def drain(self) -> None:
         """Have conductors finish what they have; `drained` is set when all say so, or can no more."""
         self.is_draining = True
-        self._tell(Drain(), *self._deployment.shards)
+        self._send_to_conductors(Drain(), *self._deployment.shards)
 
-    def renew(self) -> None:
+    def reload_weights(self) -> None:
         """Have every worker replaced by one that loads the weights anew; `renewed` is set when that is done.
 
         One renewal after the other: a request that began with an edition finds it wherever it goes on.
         """
-        self._is_old = True
-        if self.renewed.is_set():
-            self.renewed.clear()
-            self._go_on_renewing()
+        self._is_roll_requested = True
+        if self.weights_rolled.is_set():
+            self.weights_rolled.clear()
+            self._start_next_roll()
 
-    def _go_on_renewing(self) -> None:
+    def _start_next_roll(self) -> None:
         """Begin the renewal that was asked for since the last one began, or be done."""
-        if not self._is_old:
-            self.renewed.set()
+        if not self._is_roll_requested:
+            self.weights_rolled.set()
             return
-        self._is_old = False
-        self.edition += 1
-        self._unrenewed = {*self._deployment.shards}
-        self._tell(Renew(self.edition), *self._deployment.shards)
+        self._is_roll_requested = False
+        self.weights_version += 1
+        self._unrolled = {*self._deployment.shards}
+        self._send_to_conductors(RollWeights(self.weights_version), *self._deployment.shards)
 
-    def welcome(self, front: Peer) -> None:
+    def add_frontend(self, frontend: Peer) -> None:
         """A front end is there."""
-        self.fronts[front.name] = front.incarnation
-        self._introduce(front, self._whereabouts.mine)
+        self.frontends[frontend.name] = frontend.incarnation
+        self._broadcast_address(frontend, self._address_book.own_address)
 
-    def close(self) -> list[Running]:
+    def close(self) -> list[ProcessHandle]:
         """Start nothing more; what is left to be ended."""
         self.is_closing = True
         return list(self.processes().values())
 
-    def _tell(self, message: Message, *conductors: str) -> None:
+    def _send_to_conductors(self, message: Message, *conductors: str) -> None:
         for child in (self.children[name] for name in conductors):
             if child.process:
-                self._node.send(LAUNCHER, child.peer, message)
+                self._actor_loop.send(LAUNCHER, child.peer, message)
 
     # ---------------------------------------------------------------- as an actor
     def receive(self, now: float, sender: Peer, message: Message) -> None:
         """Take a message."""
         match message:
-            case Hello():
-                self._came_up(now, sender)
+            case Register():
+                self._on_up(now, sender)
             case Ready() if self.is_starting:
-                self._is_ready(now, sender.name)
-            case Meet(peer=peer, address=address) if sender == peer:
-                self._introduce(peer, address)
-            case Kill() | Wanted() | Retire():
-                self._obey(now, message)
-            case Renewed(edition=self.edition) if _is_last(self._unrenewed, sender.name):
-                self._go_on_renewing()
-            case Drained() if _is_last(self._undrained, sender.name):
+                self._on_ready(now, sender.name)
+            case PeerAddress(peer=peer, address=address) if sender == peer:
+                self._broadcast_address(peer, address)
+            case Kill() | StartWorker() | StopWorker():
+                self._on_worker_command(now, message)
+            case WeightsRolled(weights_version=self.weights_version) if _check_off(self._unrolled, sender.name):
+                self._start_next_roll()
+            case Drained() if _check_off(self._undrained, sender.name):
                 self.drained.set()
             case _:
                 pass
 
-    def _is_ready(self, now: float, conductor: str) -> None:
+    def _on_ready(self, now: float, conductor: str) -> None:
         """All are there that a conductor needs."""
         for name in (conductor, *self._deployment.shards[conductor].workers):
             if self.children[name].process:  # the conductor may have heard of them first
-                self._came_up(now, self.children[name].peer)
-        if _is_last(self._unready, conductor):
+                self._on_up(now, self.children[name].peer)
+        if _check_off(self._unready, conductor):
             self.is_starting = False
-            self.news.put(None)
+            self.start_events.put(None)
 
-    def _obey(self, now: float, message: Kill | Wanted | Retire) -> None:
+    def _on_worker_command(self, now: float, message: Kill | StartWorker | StopWorker) -> None:
         """Do what a conductor says of a worker."""
-        child = self.children.get(message.worker if isinstance(message, Wanted) else message.peer.name)
+        child = self.children.get(message.worker if isinstance(message, StartWorker) else message.peer.name)
         if child is None:
             return
-        if isinstance(message, Wanted):
-            if not child.is_wanted:
-                child.is_wanted, child.due = True, now
+        if isinstance(message, StartWorker):
+            if not child.is_needed:
+                child.is_needed, child.start_at = True, now
                 self.tick(now)
         elif child.process and child.peer == message.peer:
             if isinstance(message, Kill):
-                child.sentence = message.why
-                child.process.send(SIGKILL)
-            elif child.retired is None:
-                child.is_wanted, child.retired, child.sentence = False, now, RESTING
-                child.process.send(SIGTERM)
+                child.kill_reason = message.reason
+                child.process.send_signal(SIGKILL)
+            elif child.stopping_since is None:
+                child.is_needed, child.stopping_since, child.kill_reason = False, now, NOT_NEEDED
+                child.process.send_signal(SIGTERM)
 
     def tick(self, now: float) -> None:
         """Start whoever is to be started now, and end whoever should have ended."""
@@ -243,172 +245,174 @@ class Supervisor:
             return
         for child in self.children.values():
             if child.process is None:
-                if child.is_wanted and child.due is not None and child.due <= now:
+                if child.is_needed and child.start_at is not None and child.start_at <= now:
                     self._start(now, child)
-            elif child.process.is_lost():
-                self._over(now, child, child.sentence or "cannot be reached")
-            elif child.retired is not None and now - child.retired > RETIRE_S:
-                child.retired = now
-                child.process.send(SIGKILL)
+            elif child.process.is_unreachable():
+                self._on_child_exited(now, child, child.kill_reason or "cannot be reached")
+            elif child.stopping_since is not None and now - child.stopping_since > STOP_TIMEOUT_S:
+                child.stopping_since = now
+                child.process.send_signal(SIGKILL)
         self.starter.tick(now)
-        self._look(now)
-        spare = self.spare
-        is_due = spare.due is not None and spare.due <= now
-        if self._deployment.has_spare and not self.is_starting and not spare.process and is_due:
-            spare.process = self.starter.start(SPARE)
+        self._report_computing(now)
+        spare = self.standby
+        is_due = spare.start_at is not None and spare.start_at <= now
+        if self._deployment.has_standby and not self.is_starting and not spare.process and is_due:
+            spare.process = self.starter.start(STANDBY_NAME)
 
-    def _look(self, now: float) -> None:
+    def _report_computing(self, now: float) -> None:
         """Tell conductors which workers compute: one that does is not dead, even if it is not heard of."""
-        if now - self._looked < LOOK_S:
+        if now - self._sampled_at < SAMPLE_INTERVAL_S:
             return
-        spent, self._looked = now - self._looked, now
+        spent, self._sampled_at = now - self._sampled_at, now
         for name, child in self.children.items():
             if child.process:
-                used = child.process.used()
-                if name not in self._deployment.shards and used - child.used > BUSY * spent:
-                    self._tell(Busy(child.peer), self._deployment.shard_of(name))
-                child.used = used
+                used = child.process.cpu_seconds()
+                if name not in self._deployment.shards and used - child.cpu_s > BUSY_FRACTION * spent:
+                    self._send_to_conductors(StillComputing(child.peer), self._deployment.conductor_of(name))
+                child.cpu_s = used
 
     # ---------------------------------------------------------------- birth
     def _start(self, now: float, child: Child) -> None:
         try:
-            process = self.spare.process or self.starter.start(child.peer.name)
+            process = self.standby.process or self.starter.start(child.peer.name)
         except OSError as error:
-            self._over(now, child, f"could not be started: {error}")
+            self._on_child_exited(now, child, f"could not be started: {error}")
             return
-        self.spare.process = None
-        if self.spare.due is not None:
-            self.spare.due = now + SPARE_AFTER_S
+        self.standby.process = None
+        if self.standby.start_at is not None:
+            self.standby.start_at = now + STANDBY_DELAY_S
         child.process = process
         child.peer = Peer(child.peer.name, child.peer.incarnation + 1)
-        child.sentence, child.retired = "", None
-        self.restarted += child.peer.incarnation > 0
+        child.kill_reason, child.stopping_since = "", None
+        self.restart_count += child.peer.incarnation > 0
         if shard := self._deployment.shards.get(child.peer.name):
-            _rouse([self.children[name] for name in shard.first], now)
-        process.become(self._settings(child.peer))
+            _restart_initial_workers([self.children[name] for name in shard.initial_workers], now)
+        process.configure(self._child_config(child.peer))
 
-    def _settings(self, me: Peer) -> ConductorSettings | WorkerSettings:
-        conductor = self._deployment.shard_of(me.name)
+    def _child_config(self, child_peer: Peer) -> ConductorConfig | WorkerConfig:
+        conductor = self._deployment.conductor_of(child_peer.name)
         shard = self._deployment.shards[conductor]
         # The conductor in any case: one that is dead now will greet who is there when it comes back.
         children = [self.children[name] for name in (conductor, *shard.workers)]
         there = [child.peer for child in children if child.process or child.peer.name == conductor]
-        peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.fronts
-        peers |= {peer.name: peer.incarnation for peer in there if peer != me}
-        known = _known(self._whereabouts, self.fronts)
+        peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.frontends
+        peers |= {peer.name: peer.incarnation for peer in there if peer != child_peer}
+        known = _known_addresses(self._address_book, self.frontends)
         told = {
-            "name": me.name,
-            "incarnation": me.incarnation,
+            "name": child_peer.name,
+            "incarnation": child_peer.incarnation,
             "peers": peers,
             "directory": str(self._deployment.directory),
             "key": self._deployment.key,
-            "ip": self._whereabouts.ip,
+            "ip": self._address_book.ip,
             "addresses": {name: known[Peer(name, n)] for name, n in peers.items() if Peer(name, n) in known},
-            "edition": self.edition,
+            "weights_version": self.weights_version,
             "models": {name: self._deployment.models[name] for name in shard.models},
             "placements": {name: self._deployment.placements[name] for name in shard.models},
             "options": self._deployment.options,
         }
-        if me.name == conductor:
-            return ConductorSettings(**told)
-        return WorkerSettings(**told, conductor=conductor, black_box=str(self._deployment.directory / f"{me}.box"))
+        if child_peer.name == conductor:
+            return ConductorConfig(**told)
+        return WorkerConfig(
+            **told, conductor=conductor, black_box=str(self._deployment.directory / f"{child_peer}.box")
+        )
 
-    def _introduce(self, peer: Peer, address: str) -> None:
+    def _broadcast_address(self, peer: Peer, address: str) -> None:
         """Tell every child where another one is, and that one where all are: what it was told may be old by now."""
-        if not self._whereabouts.ip:
+        if not self._address_book.ip:
             return
         for child in self.children.values():
             if child.process and child.peer != peer:
-                self._node.send(LAUNCHER, child.peer, Meet(peer, address))
+                self._actor_loop.send(LAUNCHER, child.peer, PeerAddress(peer, address))
         if peer.name in self.children:
-            for other, where in _known(self._whereabouts, self.fronts).items():
+            for other, where in _known_addresses(self._address_book, self.frontends).items():
                 if other != peer:
-                    self._node.send(LAUNCHER, peer, Meet(other, where))
+                    self._actor_loop.send(LAUNCHER, peer, PeerAddress(other, where))
 
-    def _came_up(self, now: float, sender: Peer) -> None:
+    def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
         if child is None or child.peer != sender:
             return  # a front end
         if self.is_starting and not child.is_up:
-            self.news.put(f"{sender.name} is up")
+            self.start_events.put(f"{sender.name} is up")
         is_new, child.is_up = not child.is_up, True
-        child.restarts.up(now)
+        child.backoff.on_up(now)
         if sender.name in self._deployment.shards and is_new:  # the one that was asked is dead
             if self.is_draining:
-                self._tell(Drain(), sender.name)
-            if not self.renewed.is_set():
-                self._tell(Renew(self.edition), sender.name)
+                self._send_to_conductors(Drain(), sender.name)
+            if not self.weights_rolled.is_set():
+                self._send_to_conductors(RollWeights(self.weights_version), sender.name)
 
     # ---------------------------------------------------------------- death
-    def _died(self, process: Running) -> None:
+    def _on_exit(self, process: ProcessHandle) -> None:
         now = time.monotonic()
-        if process is self.spare.process:
-            self.spare.process = None
-            wait = self.spare.restarts.died(now)
-            self.spare.due = None if wait is None else now + max(wait, SPARE_AFTER_S)
+        if process is self.standby.process:
+            self.standby.process = None
+            wait = self.standby.backoff.on_exit(now)
+            self.standby.start_at = None if wait is None else now + max(wait, STANDBY_DELAY_S)
             return
         child = next((child for child in self.children.values() if child.process is process), None)
         if child:  # another has taken the place of one that was lost
-            self._over(now, child, child.sentence or process.why())
+            self._on_child_exited(now, child, child.kill_reason or process.exit_reason())
 
-    def _over(self, now: float, child: Child, why: str) -> None:
+    def _on_child_exited(self, now: float, child: Child, reason: str) -> None:
         peer, process = child.peer, child.process
         child.process, child.is_up = None, False
-        self.deaths.append((now, peer, why))
-        self._node.forget(peer)
-        suspects = process.remains() if process else []
+        self.exits.append((now, peer, reason))
+        self._actor_loop.forget(peer)
+        suspects = process.crash_suspects() if process else []
         if self.is_closing:
             return
-        log.log(logging.WARNING if child.retired is None else logging.INFO, "%s %s", peer, why)
+        log.log(logging.WARNING if child.stopping_since is None else logging.INFO, "%s %s", peer, reason)
         if self.is_starting:
             self.is_closing = True
-            self.news.put(_stillborn(peer, why, process))
+            self.start_events.put(_start_error(peer, reason, process))
             return
-        self._tell(Gone(peer, why, suspects), self._deployment.shard_of(peer.name))
-        self._plan_next(now, child)
+        self._send_to_conductors(ProcessExited(peer, reason, suspects), self._deployment.conductor_of(peer.name))
+        self._schedule_restart(now, child)
         self.tick(now)
 
-    def _plan_next(self, now: float, child: Child) -> None:
+    def _schedule_restart(self, now: float, child: Child) -> None:
         """Decide when a name that has died is started again."""
-        if child.retired is not None:
-            child.due = now  # if it is wanted again already
-            if not child.is_wanted:
-                self.starter.rest(child.peer.name)
+        if child.stopping_since is not None:
+            child.start_at = now  # if it is wanted again already
+            if not child.is_needed:
+                self.starter.release(child.peer.name)
             return
-        wait = child.restarts.died(now)
-        child.due = None if wait is None else now + wait
+        wait = child.backoff.on_exit(now)
+        child.start_at = None if wait is None else now + wait
         if wait is None:
             log.error("%s died at every start and is given up", child.peer.name)
-            if _is_last(self._undrained, child.peer.name):  # nobody is left who could finish anything
+            if _check_off(self._undrained, child.peer.name):  # nobody is left who could finish anything
                 self.drained.set()
 
 
-def _is_last(waited: set[str], conductor: str) -> bool:
+def _check_off(pending: set[str], conductor: str) -> bool:
     """Tick a conductor off; whether it was the last that was waited for."""
-    was_waited = conductor in waited
-    waited.discard(conductor)
-    return was_waited and not waited
+    was_waited = conductor in pending
+    pending.discard(conductor)
+    return was_waited and not pending
 
 
-def _known(whereabouts: Whereabouts, fronts: Mapping[str, int]) -> dict[Peer, str]:
+def _known_addresses(address_book: AddressBook, frontends: Mapping[str, int]) -> dict[Peer, str]:
     """Where everybody is, as far as it is known; nobody, on a single machine."""
-    if not whereabouts.ip:
+    if not address_book.ip:
         return {}
-    here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in fronts.items())]
-    return whereabouts.known() | dict.fromkeys(here, whereabouts.mine)
+    here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in frontends.items())]
+    return address_book.addresses() | dict.fromkeys(here, address_book.own_address)
 
 
-def _rouse(first: Iterable[Child], now: float) -> None:
+def _restart_initial_workers(initial_workers: Iterable[Child], now: float) -> None:
     """There is a new conductor, which does not know of models that rest: those run that run from the start."""
-    for child in first:
-        if not child.is_wanted:
-            child.is_wanted, child.due = True, now
+    for child in initial_workers:
+        if not child.is_needed:
+            child.is_needed, child.start_at = True, now
 
 
-def _stillborn(peer: Peer, why: str, process: Running | None) -> LaunchError:
-    lines = (process.last_words() if process else "").splitlines()[-WORDS_KEPT:] or ["(it wrote nothing)"]
+def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> LaunchError:
+    lines = (process.stderr_tail() if process else "").splitlines()[-MAX_TAIL_LINES:] or ["(it wrote nothing)"]
     said = "\n".join(f"    {line}" for line in lines)
     where, fix = "", "see what it says"
     if process and process.host:
         where, fix = f" at {process.host}", f"{fix}; models and weights have to be at the same path on every host"
-    return LaunchError(f"{peer.name}{where} {why} before everything was up. Its last words:\n{said}\n  fix: {fix}")
+    return LaunchError(f"{peer.name}{where} {reason} before everything was up. Its last words:\n{said}\n  fix: {fix}")

@@ -18,7 +18,7 @@ from mstar.errors import LoadError
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
-UNKNOWN = 0xFFFFFFFF
+UNKNOWN_SIZE = 0xFFFFFFFF
 """The size in a WAV header of what is not yet known to end."""
 
 
@@ -34,12 +34,12 @@ class Format:
     options: Mapping[str, str] | None = None
 
 
-_OPUS = (8000, 12000, 16000, 24000, 48000)
+_OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 FORMATS: dict[str, Format] = {
     "mp3": Format("audio/mpeg", container="mp3", codec="libmp3lame", options={"write_xing": "0", "id3v2_version": "0"}),
     "opus": Format(
         "audio/ogg",
-        _OPUS,
+        _OPUS_RATES,
         container="ogg",
         codec="libopus",
         options={"page_duration": "60000", "fflags": "+bitexact"},  # else each stream gets a number by chance
@@ -64,7 +64,7 @@ class Encoder(Protocol):
         ...
 
 
-class Pcm:
+class PcmEncoder:
     """16 bits a sample, the lower byte first, and nothing else."""
 
     def feed(self, samples: Samples) -> bytes:
@@ -76,12 +76,14 @@ class Pcm:
         return b""
 
 
-class Wav(Pcm):
+class WavEncoder(PcmEncoder):
     """One header that leaves the length open, then the samples."""
 
     def __init__(self, rate: int) -> None:
         about = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
-        self._header = struct.pack("<4sI4s", b"RIFF", UNKNOWN, b"WAVE") + about + struct.pack("<4sI", b"data", UNKNOWN)
+        self._header = (
+            struct.pack("<4sI4s", b"RIFF", UNKNOWN_SIZE, b"WAVE") + about + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
+        )
 
     def feed(self, samples: Samples) -> bytes:
         """What these samples add."""
@@ -93,7 +95,7 @@ class Wav(Pcm):
         return self._header
 
 
-class Packed:
+class FFmpegEncoder:
     """A compressed format, by FFmpeg's libraries."""
 
     def __init__(self, format: Format, rate: int) -> None:
@@ -101,7 +103,7 @@ class Packed:
 
         self._av = av
         self._rate = rate
-        self._sink = _Sink()
+        self._sink = _ByteSink()
         options = dict(format.options or {}) | {"flush_packets": "1"}
         self._container = av.open(self._sink, "w", format=format.container, options=options)
         self._stream: Any = self._container.add_stream(format.codec, rate=rate, layout="mono")
@@ -112,16 +114,16 @@ class Packed:
             frame = self._av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
             frame.sample_rate = self._rate
             self._container.mux(self._stream.encode(frame))
-        return self._sink.take()
+        return self._sink.drain()
 
     def finish(self) -> bytes:
         """What was held back."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._sink.take()
+        return self._sink.drain()
 
 
-class _Sink:
+class _ByteSink:
     """What an encoder writes to. It cannot seek, and so nothing that was sent is changed."""
 
     def __init__(self) -> None:
@@ -131,7 +133,7 @@ class _Sink:
         self._written += data
         return len(data)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         taken = bytes(self._written)
         self._written.clear()
         return taken
@@ -142,15 +144,15 @@ class Resampler:
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._from = rate
+        self._source_rate = rate
         self._stream: Any = None
 
     def feed(self, samples: Samples, rate: int) -> Samples:
         """The next samples at the client's rate; some are held back."""
-        rest = self.finish() if rate != self._from else samples[:0]
-        if rate != self._from:
-            self._from = rate
-            self._stream = _resampling(rate, self._rate) if rate != self._rate else None
+        rest = self.finish() if rate != self._source_rate else samples[:0]
+        if rate != self._source_rate:
+            self._source_rate = rate
+            self._stream = _make_resampler(rate, self._rate) if rate != self._rate else None
         if self._stream is not None:
             samples = self._stream.resample_chunk(samples)
         return np.concatenate((rest, samples)) if len(rest) else samples
@@ -161,19 +163,19 @@ class Resampler:
         return none if self._stream is None else self._stream.resample_chunk(none, last=True)
 
 
-def _resampling(source: int, target: int) -> Any:
-    _need("soxr", f"from {source} to {target} samples a second", "media")
+def _make_resampler(source: int, target: int) -> Any:
+    _require_package("soxr", f"from {source} to {target} samples a second", "media")
     import soxr  # only who changes rates needs it
 
     return soxr.ResampleStream(source, target, 1, dtype="float32")
 
 
-def _need(package: str, what: str, extra: str) -> None:
+def _require_package(package: str, what: str, extra: str) -> None:
     if find_spec(package) is None:
         raise LoadError(f"{what} needs {package}, not installed here\n  fix: pip install 'mstar-serve[{extra}]'")
 
 
-class Track:
+class AudioStreamEncoder:
     """One stream of sound on its way to a client."""
 
     def __init__(self, name: str, rate: int) -> None:
@@ -182,12 +184,14 @@ class Track:
             rates = ", ".join(map(str, format.rates))
             raise ValueError(f"{name} has {rates} samples a second, and not {rate}\n  fix: ask for one of these")
         if format.codec:
-            _need("av", f"the format {name}", "media")
+            _require_package("av", f"the format {name}", "media")
         self.format = format
         self.rate = rate
-        self.seconds = 0.0
+        self.duration_s = 0.0
         """How much sound was fed."""
-        self._encoder: Encoder = Packed(format, rate) if format.codec else Wav(rate) if name == "wav" else Pcm()
+        self._encoder: Encoder = (
+            FFmpegEncoder(format, rate) if format.codec else WavEncoder(rate) if name == "wav" else PcmEncoder()
+        )
         self._resampler = Resampler(rate)
 
     @property
@@ -198,8 +202,8 @@ class Track:
 
     def feed(self, value: Any, rate: int) -> bytes:
         """What an emission adds: samples as an array of any library, at this rate."""
-        samples = samples_of(value)
-        self.seconds += len(samples) / rate
+        samples = to_samples(value)
+        self.duration_s += len(samples) / rate
         return self._encoder.feed(self._resampler.feed(samples, rate))
 
     def finish(self) -> bytes:
@@ -207,7 +211,7 @@ class Track:
         return self._encoder.feed(self._resampler.finish()) + self._encoder.finish()
 
 
-def samples_of(value: Any) -> Samples:
+def to_samples(value: Any) -> Samples:
     """An emission's value as mono float32, from -1 to 1. Whole numbers are taken as 16 bits."""
     if not isinstance(value, np.ndarray) and hasattr(value, "detach"):  # a tensor, perhaps of a type numpy has not
         value = value.detach().float().numpy() if value.is_floating_point() else value.numpy()

@@ -25,22 +25,22 @@ class ContentCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._entries: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def find(self, key: bytes) -> Tensor | None:
+    def get(self, key: bytes) -> Tensor | None:
         """What is kept under a key; it is then the most recently used."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
 
-    def keep(self, key: bytes, value: Tensor) -> None:
+    def put(self, key: bytes, value: Tensor) -> None:
         """Keep a tensor under a new key, unless it is larger than the cache."""
         if value.nbytes > self.limit_bytes:
             return
-        self._kept[key] = value
+        self._entries[key] = value
         self.size_bytes += value.nbytes
         while self.size_bytes > self.limit_bytes:
-            self.size_bytes -= self._kept.popitem(last=False)[1].nbytes
+            self.size_bytes -= self._entries.popitem(last=False)[1].nbytes
 
 
 def content_key(value: Tensor, tenant: str) -> bytes:
@@ -53,8 +53,8 @@ def content_key(value: Tensor, tenant: str) -> bytes:
     return digest.digest()
 
 
-def numbered(embeddings: Tensor) -> Tensor:
-    """A number for each row of embeddings, by its content and above those of all tokens: see `CausalLM.next_shown`."""
+def hash_embeddings(embeddings: Tensor) -> Tensor:
+    """A number for each row of embeddings, by its content and above those of all tokens: see `CausalLM.next_token_mixed`."""
     import numpy as np
     import torch
 
@@ -63,7 +63,7 @@ def numbered(embeddings: Tensor) -> Tensor:
     return torch.from_numpy((np.frombuffer(digests, np.uint64) >> 2 | 1 << 61).astype(np.int64))
 
 
-class Owner(State):
+class TenantState(State):
     """Whose a request is, for an op that keeps what it gives and must not share it: its `tenant` says so."""
 
 
@@ -80,7 +80,7 @@ class Encoder(Component):
     ) -> None:
         self._load = network
         self._buckets = sorted(buckets)
-        self._is_tried = False
+        self._is_checked = False
         self.cache = ContentCache(cache_bytes)
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class Encoder(Component):
         return self._encode(features.unbind(), rows(tenant))
 
     @op(batch=ragged("S"))
-    def sound(self, samples: Float[Tensor, "S"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
+    def audio(self, samples: Float[Tensor, "S"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
         """The hidden states of a recording of any length."""
         return self._encode(samples.split(layout.lengths), rows(tenant))
 
@@ -117,14 +117,14 @@ class Encoder(Component):
     def _encode(self, inputs: Sequence[Tensor], tenants: Sequence[str]) -> Any:
         """What each input gives: from the cache, or by running the network once for each that is new."""
         keys = [content_key(value, tenant) for value, tenant in zip(inputs, tenants, strict=True)]
-        results = {key: self.cache.find(key) for key in keys}
+        results = {key: self.cache.get(key) for key in keys}
         groups: defaultdict[int, dict[bytes, Tensor]] = defaultdict(dict)
         for key, value in zip(keys, inputs, strict=True):
             if results[key] is None:
                 groups[self._size(value)][key] = value
         for size, group in groups.items():
             for key, result in zip(group, self._run([*group.values()], size), strict=True):
-                self.cache.keep(key, result)
+                self.cache.put(key, result)
                 results[key] = result
         return [results[key] for key in keys]
 
@@ -138,7 +138,7 @@ class Encoder(Component):
         import torch
         from torch.nn.functional import pad
 
-        from mstar.nn.trial import refuse_unlike
+        from mstar.nn.self_check import require_close
 
         lengths = [value.shape[-1] for value in inputs]
         with torch.inference_mode():
@@ -149,12 +149,12 @@ class Encoder(Component):
             hidden = self._hidden(batch, attention_mask=mask)
             shorter = getattr(self.network, "_get_feat_extract_output_lengths", lambda length: length)
             results = [row[: int(shorter(length))].clone() for row, length in zip(hidden, lengths, strict=True)]
-            if not self._is_tried:
+            if not self._is_checked:
                 shortest = lengths.index(min(lengths))
                 what = f"{type(self.network).__name__} gives other hidden states for an input that was filled up"
                 fix = "give no buckets, so that only inputs of equal length share a forward"
-                refuse_unlike(results[shortest], self._hidden(inputs[shortest][None])[0], what, fix)
-                self._is_tried = True
+                require_close(results[shortest], self._hidden(inputs[shortest][None])[0], what, fix)
+                self._is_checked = True
         return results
 
     def _hidden(self, batch: Tensor, **mask: Tensor) -> Tensor:

@@ -11,32 +11,32 @@ from typing import Any
 
 from mstar.graph import ir
 from mstar.graph.types import StateType
+from mstar.plan.critical_path import CriticalPaths
 from mstar.plan.lower import STREAM_END, Body, Lowered, Step, Val, lower
+from mstar.plan.partitioner import REGIONS, Partitioner, all_inner, all_steps
 from mstar.plan.placement import Placement
-from mstar.plan.seats import REGIONS, Seating, all_inner, all_steps
-from mstar.plan.straight import straighten
+from mstar.plan.straight_line import compile_straight_line
 from mstar.plan.tables import (
-    Arrival,
     BatchKey,
     BodyTable,
     Call,
-    Crossing,
-    Do,
+    CutEdge,
     Emit,
     Instruction,
     NewState,
-    Part,
+    Opcode,
+    PartitionProgram,
     Plan,
     Plans,
     Reader,
     Region,
+    RemoteInput,
     Send,
     Window,
     Writer,
 )
-from mstar.plan.tails import Tails
 
-LEAST_BOUND = 32
+MIN_STREAM_BOUND_ITEMS = 32
 """How many items a stream may hold at least: enough that a producer seldom waits for a consumer's turn."""
 
 
@@ -46,7 +46,7 @@ def plan(graphs: Mapping[str, ir.Walk], placement: Placement | None = None) -> P
     placement.check(graphs)
     keys: dict[BatchKey, int] = {}
     walks = {name: _Planner(lower(graph), placement, keys).plan() for name, graph in graphs.items()}
-    return Plans(walks, tuple(keys), placement.workers(), placement.crews())
+    return Plans(walks, tuple(keys), placement.workers(), placement.replica_groups())
 
 
 class _Planner:
@@ -54,9 +54,9 @@ class _Planner:
 
     def __init__(self, lowered: Lowered, placement: Placement, keys: dict[BatchKey, int]) -> None:
         self.lowered = lowered
-        self.seating = Seating(lowered, placement)
+        self.partitioner = Partitioner(lowered, placement)
         self.keys = keys
-        self.tails = Tails(lowered, self.key)
+        self.critical_paths = CriticalPaths(lowered, self.key)
         steps = [*all_steps(lowered.root)]
         self.stream_numbers = {name: number for number, name in enumerate(lowered.readers)}
         readers = [step for found in lowered.readers.values() for step in found]
@@ -66,8 +66,8 @@ class _Planner:
         }
         self.bodies = [lowered.root, *(inner for step in steps for inner in step.inner)]
         calls = [(step, step.node) for step in steps if isinstance(step.node, ir.Call)]
-        self.calls = tuple((self.key(node), self.seating.seat(step)) for step, node in calls)
-        self.places = {step: at for at, (step, _) in enumerate(calls)}
+        self.calls = tuple((self.key(node), self.partitioner.step_seat(step)) for step, node in calls)
+        self.call_indexes = {step: at for at, (step, _) in enumerate(calls)}
 
     def key(self, call: ir.Call) -> int:
         return self.keys.setdefault(BatchKey(call.component, call.op, call.static), len(self.keys))
@@ -76,69 +76,73 @@ class _Planner:
         """The seats other than its home that are sent a value when it comes to be."""
         if value.carry is not None or value.is_counter or value in self.lowered.inputs or value.type is STREAM_END:
             return []
-        home = self.seating.home(value)
-        return [s for s in range(len(self.seating.spots)) if s != home and (s, value) in self.seating.needs.present]
+        home = self.partitioner.value_seat(value)
+        return [
+            s
+            for s in range(len(self.partitioner.worker_sets))
+            if s != home and (s, value) in self.partitioner.requirements.present
+        ]
 
     def plan(self) -> Plan:
-        lowered, spots = self.lowered, tuple(self.seating.spots)
-        parts = tuple(_Part(self, seat).part() for seat in range(len(spots)))
+        lowered, spots = self.lowered, tuple(self.partitioner.worker_sets)
+        parts = tuple(_PartitionCompiler(self, seat).program() for seat in range(len(spots)))
         return Plan(
             lowered.walk.name,
             spots,
             parts,
-            tuple(self.crossings()),
+            tuple(self.cut_edges()),
             tuple(value.name for value in lowered.walk.inputs),
             lowered.walk.is_tuple,
             self.calls,
             tuple((f"~{name}", self.bound(name)) for name in self.stream_numbers),
         )
 
-    def least(self, stream: str) -> int:
+    def min_bound(self, stream: str) -> int:
         """So many items must have room in a stream for its largest window to fill."""
         nodes = [step.node for step in self.lowered.readers[stream]]
         return max(1, *(node.size for node in nodes if isinstance(node, ir.Windows)), 1)
 
     def bound(self, stream: str) -> int:
         """How many items a stream holds at most."""
-        return max(LEAST_BOUND, 2 * self.least(stream))
+        return max(MIN_STREAM_BOUND_ITEMS, 2 * self.min_bound(stream))
 
-    def crossings(self) -> list[Crossing]:
-        found: list[Crossing] = []
+    def cut_edges(self) -> list[CutEdge]:
+        found: list[CutEdge] = []
         for step in all_steps(self.lowered.root):
             for value in (*step.makes, *step.window):
-                home, depth = self.seating.home(value), value.body.depth()
-                found += [Crossing(value.name, value.type, home, target, depth) for target in self.targets(value)]
+                home, depth = self.partitioner.value_seat(value), value.body.depth()
+                found += [CutEdge(value.name, value.type, home, target, depth) for target in self.targets(value)]
             if isinstance(step.node, ir.Put):
-                value, home = step.uses[0], self.seating.seat(step)
+                value, home = step.uses[0], self.partitioner.step_seat(step)
                 depth = step.body.depth()
                 for reader in self.lowered.readers[step.node.stream]:
-                    if (target := self.seating.seat(reader)) != home:
+                    if (target := self.partitioner.step_seat(reader)) != home:
                         name = f"~{step.node.stream}"
-                        found.append(Crossing(name, value.type, home, target, depth, is_stream=True))
+                        found.append(CutEdge(name, value.type, home, target, depth, is_stream=True))
         return list(dict.fromkeys(found))
 
 
-class _Part:
+class _PartitionCompiler:
     """The tables of one seat."""
 
     def __init__(self, planner: _Planner, seat: int) -> None:
         self.planner = planner
-        self.seating = planner.seating
-        self.needs = planner.seating.needs
+        self.partitioner = planner.partitioner
+        self.requirements = planner.partitioner.requirements
         self.seat = seat
         self.slots: dict[Body, dict[Val, int]] = {}
-        self.local: dict[Body, dict[int, int]] = {}
-        self.arrivals: dict[Body, list[Val]] = {}
+        self.local_indexes: dict[Body, dict[int, int]] = {}
+        self.remote_inputs: dict[Body, list[Val]] = {}
 
-    def part(self) -> Part:
+    def program(self) -> PartitionProgram:
         lowered = self.planner.lowered
-        mine = [body for body in self.planner.bodies if (self.seat, body) in self.needs.takes_part]
+        mine = [body for body in self.planner.bodies if (self.seat, body) in self.requirements.participants]
         for body in mine:
             self.number(body)
         tables = {body.number: self.table(body) for body in mine}
         root = self.slots.get(lowered.root, {})
-        home = self.seating.home
-        return Part(
+        home = self.partitioner.value_seat
+        return PartitionProgram(
             self.seat,
             tables,
             tuple((i, root[value]) for i, value in enumerate(lowered.inputs) if value in root),
@@ -148,54 +152,54 @@ class _Part:
 
     def number(self, body: Body) -> None:
         """Give the steps of a body that are here their indices, and its values their slots."""
-        here = [step for step in body.steps if self.is_here(step)]
-        self.local[body] = {step.index: index for index, step in enumerate(here)}
+        here = [step for step in body.steps if self.is_local(step)]
+        self.local_indexes[body] = {step.index: index for index, step in enumerate(here)}
         slots: dict[Val, int] = {}
-        captured = sorted(self.needs.captured[self.seat, body], key=lambda value: value.number)
+        captured = sorted(self.requirements.captured[self.seat, body], key=lambda value: value.number)
         made = [value for step in here for value in step.makes]
         region = body.owner
         bound = [*(carry.inner for carry in region.carries), *region.window] if region is not None else []
         if body.counter is not None:
             bound.append(body.counter)
         inputs = self.planner.lowered.inputs if region is None else []
-        self.arrivals[body] = self.arriving(body)
-        for value in (*inputs, *captured, *bound, *self.arrivals[body], *made):
-            if (self.seat, value) in self.needs.present or self.is_made_here(value):
-                self.give_slot(value, body, slots)
+        self.remote_inputs[body] = self.incoming_values(body)
+        for value in (*inputs, *captured, *bound, *self.remote_inputs[body], *made):
+            if (self.seat, value) in self.requirements.present or self.is_made_locally(value):
+                self.assign_slot(value, body, slots)
         self.slots[body] = slots
 
-    def is_made_here(self, value: Val) -> bool:
-        return value.maker is not None and self.seating.home(value) == self.seat
+    def is_made_locally(self, value: Val) -> bool:
+        return value.maker is not None and self.partitioner.value_seat(value) == self.seat
 
-    def give_slot(self, value: Val, body: Body, slots: dict[Val, int]) -> None:
+    def assign_slot(self, value: Val, body: Body, slots: dict[Val, int]) -> None:
         """A state that a call here extends in place keeps its slot; anything else gets the next one."""
         before = value.extended_from
-        if before is not None and value.body is body and self.is_made_here(value):
+        if before is not None and value.body is body and self.is_made_locally(value):
             slots[value] = slots[before]
         else:
             slots.setdefault(value, len(set(slots.values())))
 
-    def arriving(self, body: Body) -> list[Val]:
+    def incoming_values(self, body: Body) -> list[Val]:
         """Values of this body that come from other seats. Whether there is one more window is waited for apart."""
         makers = [value for step in body.steps for value in step.makes]
         windows = body.owner.window[1:] if body.owner is not None and body.owner.window else []
         return [value for value in (*makers, *windows) if self.seat in self.planner.targets(value)]
 
-    def is_here(self, step: Step) -> bool:
+    def is_local(self, step: Step) -> bool:
         if step.kind in REGIONS:
-            return (self.seat, step.inner[0]) in self.needs.takes_part
-        return self.seating.seat(step) == self.seat
+            return (self.seat, step.inner[0]) in self.requirements.participants
+        return self.partitioner.step_seat(step) == self.seat
 
     def table(self, body: Body) -> BodyTable:
-        here = [body.steps[index] for index in self.local[body]]
-        slots, arrivals = self.slots[body], self.arrivals[body]
+        here = [body.steps[index] for index in self.local_indexes[body]]
+        slots, arrivals = self.slots[body], self.remote_inputs[body]
         waits: list[set[int]] = []
         wanting: defaultdict[Val, list[int]] = defaultdict(list)
         for index, step in enumerate(here):
-            taken = self.taken(step)
+            taken = self.required_values(step)
             makers = {value.maker.index for value in taken if value.maker is not None and value.maker.body is body}
             before = (step.before | makers) - {step.index}
-            waits.append({self.local[body][i] for i in before if i in self.local[body]})
+            waits.append({self.local_indexes[body][i] for i in before if i in self.local_indexes[body]})
             for value in taken:
                 if value in arrivals:
                     wanting[value].append(index)
@@ -215,33 +219,33 @@ class _Part:
             tuple(pending),
             tuple(index for index, count in enumerate(pending) if count == 0),
             len(here) + len(arrivals),
-            {value.number: Arrival(slots[value], tuple(wanting[value])) for value in arrivals},
+            {value.number: RemoteInput(slots[value], tuple(wanting[value])) for value in arrivals},
         )
-        return straighten(table)
+        return compile_straight_line(table)
 
-    def taken(self, step: Step) -> list[Val]:
+    def required_values(self, step: Step) -> list[Val]:
         """The values of its own body that a step must have here before it starts."""
         if step.kind not in REGIONS:
             return step.uses
-        inside = {value for inner in step.inner for value in self.needs.captured[self.seat, inner]}
+        inside = {value for inner in step.inner for value in self.requirements.captured[self.seat, inner]}
         inits = [carry.init for carry in step.carries if carry.inner in self.slots[step.inner[0]]]
         control = [step.control] if step.control is not None else []
-        reader = step.uses if step.kind == "windows" and self.seating.seat(step) == self.seat else []
+        reader = step.uses if step.kind == "windows" and self.partitioner.step_seat(step) == self.seat else []
         return sorted({*inside, *inits, *control, *reader}, key=lambda value: value.number)
 
     def sends(self, values: list[Val], slots: dict[Val, int]) -> tuple[Send, ...]:
         return tuple(
             Send(slots[value], target, value.number, isinstance(value.type, StateType))
             for value in values
-            if self.is_made_here(value)
+            if self.is_made_locally(value)
             for target in self.planner.targets(value)
         )
 
     def instruction(self, index: int, step: Step, wakes: tuple[int, ...]) -> Instruction:
         slots = self.slots[step.body]
-        do = Do[step.kind.upper()]
+        do = Opcode[step.kind.upper()]
         uses = step.uses if step.kind not in REGIONS else [v for v in step.uses if v.type is STREAM_END and v in slots]
-        outs = [value for value in step.makes if value.extended_from is None and self.is_made_here(value)]
+        outs = [value for value in step.makes if value.extended_from is None and self.is_made_locally(value)]
         sends = self.sends(step.makes, slots)
         args = tuple(slots[value] for value in uses)
         return Instruction(index, do, args, tuple(slots[v] for v in outs), wakes, sends, self.detail(step))
@@ -254,9 +258,9 @@ class _Part:
             case "call", ir.Call():
                 names = tuple(name for name, arg in node.args if isinstance(arg, ir.Value))
                 constants = tuple((name, arg) for name, arg in node.args if not isinstance(arg, ir.Value))
-                leads = self.planner.tails.leads(step)
+                leads = self.planner.critical_paths.paths(step)
                 constants += node.static
-                return Call(self.planner.key(node), names, constants, leads, self.planner.places[step])
+                return Call(self.planner.key(node), names, constants, leads, self.planner.call_indexes[step])
             case "new", ir.New():
                 return NewState(node.component, str(node.out.type).partition(" ")[2])
             case "const", ir.Const():
@@ -268,21 +272,21 @@ class _Part:
             case "reader", ir.Get() | ir.Windows():
                 number = self.planner.reader_numbers[step.makes[0]]
                 stream = self.planner.stream_numbers[node.stream]
-                source = self.seating.seat(self.planner.writers[node.stream])
-                return Reader(number, stream, source, self.beside(step))
+                source = self.partitioner.step_seat(self.planner.writers[node.stream])
+                return Reader(number, stream, source, self.sibling_readers(step))
             case "emit", ir.Emit():
                 return Emit(node.kind, node.clock)
             case _:
                 return None
 
-    def beside(self, step: Step) -> tuple[int, ...]:
+    def sibling_readers(self, step: Step) -> tuple[int, ...]:
         """Other readers made in the same body, at the same seat, that one region of it reads too."""
         mine = [region for region in step.body.steps if self.reads(region, step)]
         others = [other for other in step.body.steps if other.kind == "reader" and other is not step]
         return tuple(
             self.planner.reader_numbers[other.makes[0]]
             for other in others
-            if self.seating.seat(other) == self.seat and any(self.reads(region, other) for region in mine)
+            if self.partitioner.step_seat(other) == self.seat and any(self.reads(region, other) for region in mine)
         )
 
     def reads(self, region: Step, reader: Step) -> bool:
@@ -293,22 +297,22 @@ class _Part:
     def writer(self, node: ir.Open) -> Writer:
         planner = self.planner
         steps = planner.lowered.readers[node.stream]
-        readers = tuple((self.seating.seat(step), planner.reader_numbers[step.makes[0]]) for step in steps)
+        readers = tuple((self.partitioner.step_seat(step), planner.reader_numbers[step.makes[0]]) for step in steps)
         name = node.stream
-        return Writer(planner.stream_numbers[name], readers, planner.bound(name), planner.least(name))
+        return Writer(planner.stream_numbers[name], readers, planner.bound(name), planner.min_bound(name))
 
     def region(self, step: Step) -> Region:
         outer = self.slots[step.body]
         inner = [self.slots[body] for body in step.inner]
-        is_reading = step.kind == "windows" and self.seating.seat(step) == self.seat
+        is_reading = step.kind == "windows" and self.partitioner.step_seat(step) == self.seat
         counter = step.inner[0].counter
         node = step.node
         return Region(
             bodies=tuple(body.number for body in step.inner),
-            bring=tuple(self.brought(step, body) for body in step.inner),
-            carry=self.moves(step, inner[0]) if step.carries else (),
-            give=self.given(step),
-            collect=tuple((inner[0][v], outer[out]) for v, out in step.collects if self.is_made_here(out)),
+            copy_in=tuple(self.copies_in(step, body) for body in step.inner),
+            carry=self.carry_copies(step, inner[0]) if step.carries else (),
+            copy_out=self.copies_out(step),
+            collect=tuple((inner[0][v], outer[out]) for v, out in step.collects if self.is_made_locally(out)),
             stop=tuple(inner[0][flag] for flag in step.stops),
             control=outer[step.control] if step.control is not None else -1,
             steps=node.steps if isinstance(node, ir.Loop) and isinstance(node.steps, int) else 0,
@@ -324,21 +328,21 @@ class _Part:
         sends = self.sends(step.window, inner)
         return Window(node.size, node.stride, node.first, node.flush, more, item, fresh, sends)
 
-    def brought(self, step: Step, body: Body) -> tuple[tuple[int, int], ...]:
+    def copies_in(self, step: Step, body: Body) -> tuple[tuple[int, int], ...]:
         """Outer slots to copy into an inner body at its start: what it captures, and what its carries start from."""
         outer, inner = self.slots[step.body], self.slots[body]
-        captured = sorted(self.needs.captured[self.seat, body], key=lambda value: value.number)
+        captured = sorted(self.requirements.captured[self.seat, body], key=lambda value: value.number)
         inits = [(outer[carry.init], inner[carry.inner]) for carry in step.carries if carry.inner in inner]
         return (*((outer[value], inner[value]) for value in captured), *inits)
 
-    def moves(self, step: Step, inner: dict[Val, int]) -> tuple[tuple[int, int], ...]:
+    def carry_copies(self, step: Step, inner: dict[Val, int]) -> tuple[tuple[int, int], ...]:
         pairs = [(inner[c.next], inner[c.inner]) for c in step.carries if c.inner in inner]
         return tuple((source, target) for source, target in pairs if source != target)
 
-    def given(self, step: Step) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def copies_out(self, step: Step) -> tuple[tuple[tuple[int, int], ...], ...]:
         outer = self.slots[step.body]
         if step.kind == "choose":
-            mine = [choice for choice in step.choices if self.is_made_here(choice.out)]
+            mine = [choice for choice in step.choices if self.is_made_locally(choice.out)]
             arms = [[(choice.then, choice.out) for choice in mine], [(choice.otherwise, choice.out) for choice in mine]]
             slots = [self.slots[body] for body in step.inner]
             return tuple(
@@ -346,5 +350,5 @@ class _Part:
                 for inner, pairs in zip(slots, arms, strict=True)
             )
         inner = self.slots[step.inner[0]]
-        mine = [carry for carry in step.carries if self.is_made_here(carry.out)]
+        mine = [carry for carry in step.carries if self.is_made_locally(carry.out)]
         return (tuple((inner[carry.inner], outer[carry.out]) for carry in mine),)

@@ -111,7 +111,7 @@ def lower(walk: ir.Walk) -> Lowered:
     root = lowering.new_body(None)
     env = {value.name: lowering.new(value.name, value.type, root) for value in walk.inputs}
     inputs = list(env.values())
-    lowering.fill(root, walk.body, env)
+    lowering.lower_body(root, walk.body, env)
     outputs = [env[value.name] for value in walk.outputs]
     states = [(i, env[v.name]) for i, v in enumerate(walk.inputs) if isinstance(v.type, StateType)]
     return Lowered(walk, root, inputs, outputs, states, lowering.readers)
@@ -133,13 +133,13 @@ class _Lowering:
         self.values += 1
         return Val(self.values - 1, name, type_, body, maker)
 
-    def made(self, step: Step, value: ir.Value, env: dict[str, Val]) -> Val:
+    def make_value(self, step: Step, value: ir.Value, env: dict[str, Val]) -> Val:
         val = self.new(value.name, value.type, step.body, step)
         step.makes.append(val)
         env[value.name] = val
         return val
 
-    def extra(self, body: Body, kind: str, node: ir.Node, uses: list[Val], name: str, type_: Type) -> Step:
+    def add_implicit_step(self, body: Body, kind: str, node: ir.Node, uses: list[Val], name: str, type_: Type) -> Step:
         """A step that the graph implies but does not write. It makes one value, unless the name is empty."""
         step = Step(kind, node, body, len(body.steps), uses)
         body.steps.append(step)
@@ -147,7 +147,7 @@ class _Lowering:
             step.makes.append(self.new(name, type_, body, step))
         return step
 
-    def fill(self, body: Body, nodes: tuple[ir.Node, ...], env: dict[str, Val]) -> None:
+    def lower_body(self, body: Body, nodes: tuple[ir.Node, ...], env: dict[str, Val]) -> None:
         """Lower the nodes of a body, leaving the last version of every state in `env`."""
         offset = len(body.steps)  # an each's own take comes first
         waits = order(nodes)
@@ -159,15 +159,15 @@ class _Lowering:
             self.step(step, node, env)
         for node in nodes:
             if isinstance(node, ir.Open):
-                self.finish(body, nodes, node, offset)
+                self.finish_stream(body, nodes, node, offset)
 
-    def finish(self, body: Body, nodes: tuple[ir.Node, ...], opened: ir.Open, offset: int) -> None:
+    def finish_stream(self, body: Body, nodes: tuple[ir.Node, ...], opened: ir.Open, offset: int) -> None:
         """When all that fills a stream has ended it is closed; when all that gets from it has, it is let go."""
-        close = self.extra(body, "close", opened, [self.writers[opened.stream]], "", STREAM_END)
+        close = self.add_implicit_step(body, "close", opened, [self.writers[opened.stream]], "", STREAM_END)
         close.before = {offset + i for i, node in enumerate(nodes) if opened.stream in fills(node)}
         getting = {offset + i for i, node in enumerate(nodes) if ("get", opened.stream) in access(node).extends}
         if getting:
-            done = self.extra(body, "let_go", opened, [self.getters[opened.stream]], "", STREAM_END)
+            done = self.add_implicit_step(body, "detach", opened, [self.getters[opened.stream]], "", STREAM_END)
             done.before = getting
 
     def step(self, step: Step, node: ir.Node, env: dict[str, Val]) -> None:  # noqa: C901 - a case for each node
@@ -175,12 +175,12 @@ class _Lowering:
         match node:
             case ir.Call():
                 for out in node.outs:
-                    self.made(step, out, env)
+                    self.make_value(step, out, env)
                 for state in node.extends:
                     before = env[state.name]
-                    self.made(step, state, env).extended_from = before
+                    self.make_value(step, state, env).extended_from = before
             case ir.New() | ir.Fork() | ir.Const() | ir.Take() | ir.Field():
-                self.made(step, node.out, env)
+                self.make_value(step, node.out, env)
             case ir.Open():
                 self.open(step, node)
             case ir.Put():
@@ -189,7 +189,7 @@ class _Lowering:
                 if node.stream not in self.getters:
                     self.getters[node.stream] = self.reader(node)
                 step.uses.append(self.getters[node.stream])
-                self.made(step, node.out, env)
+                self.make_value(step, node.out, env)
             case ir.Emit():
                 pass
             case ir.Loop():
@@ -209,7 +209,7 @@ class _Lowering:
 
     def reader(self, node: ir.Get | ir.Windows) -> Val:
         opened = self.writers[node.stream].body
-        step = self.extra(opened, "reader", node, [], f"~{node.stream}", STREAM_END)
+        step = self.add_implicit_step(opened, "reader", node, [], f"~{node.stream}", STREAM_END)
         self.readers[node.stream].append(step)
         return step.makes[0]
 
@@ -248,10 +248,10 @@ class _Lowering:
         inner = {carry.name: self.new(carry.inner.name, carry.inner.type, body) for carry in node.carry}
         inside = env | start | {node.step.name: body.counter}
         inside |= {carry.inner.name: inner[carry.name] for carry in node.carry}
-        self.fill(body, node.body, inside)
+        self.lower_body(body, node.body, inside)
         for carry in node.carry:
             init, next_ = env[carry.init.name], inside[carry.next.name]
-            self.carry(step, init, inner[carry.name], next_, self.made(step, carry.out, env))
+            self.carry(step, init, inner[carry.name], next_, self.make_value(step, carry.out, env))
         self.collect(step, node, env, inside)
         self.carry_states(step, env, inside, start)
         step.stops = [inside[flag.name] for flag in node.stop]
@@ -266,25 +266,25 @@ class _Lowering:
         inside[node.item.name] = self.new(node.item.name, node.item.type, body, step)
         inside[node.fresh.name] = self.new(node.fresh.name, INT, body, step)
         step.window = [more, inside[node.item.name], inside[node.fresh.name]]
-        self.fill(body, node.body, inside)
+        self.lower_body(body, node.body, inside)
         self.carry_states(step, env, inside, start)
 
     def each(self, step: Step, node: ir.Each, env: dict[str, Val]) -> None:
         items = env[node.items.name]
-        count = self.extra(step.body, "count", node, [items], f"{node.items.name}.count", INT)
+        count = self.add_implicit_step(step.body, "count", node, [items], f"{node.items.name}.count", INT)
         step.control = count.makes[0]
         step.uses = [step.control]
         body = self.enter(step)
         body.counter = self.new(node.index.name, INT, body)
         body.counter.is_counter = True
-        take = self.extra(body, "take", node, [items, body.counter], node.item.name, node.item.type)
+        take = self.add_implicit_step(body, "take", node, [items, body.counter], node.item.name, node.item.type)
         inside = env | {node.index.name: body.counter, node.item.name: take.makes[0]}
-        self.fill(body, node.body, inside)
+        self.lower_body(body, node.body, inside)
         self.collect(step, node, env, inside)
 
     def collect(self, step: Step, node: ir.Loop | ir.Each, env: dict[str, Val], inside: dict[str, Val]) -> None:
         for collect in node.collect:
-            step.collects.append((inside[collect.inner.name], self.made(step, collect.out, env)))
+            step.collects.append((inside[collect.inner.name], self.make_value(step, collect.out, env)))
 
     def choose(self, step: Step, node: ir.Choose, env: dict[str, Val]) -> None:
         step.control = env[node.flag.name]
@@ -292,12 +292,12 @@ class _Lowering:
         ends: list[dict[str, Val]] = []
         for arm in (node.then, node.otherwise):
             inside = dict(env)
-            self.fill(self.enter(step), arm.body, inside)
+            self.lower_body(self.enter(step), arm.body, inside)
             ends.append(inside)
         given = list(zip(node.then.results, node.otherwise.results, node.outs, strict=True))
         for then, otherwise, out in given:
             parts = ends[0][then.name], ends[1][otherwise.name]
-            step.choices.append(Choice(self.made(step, out, env), *parts))
+            step.choices.append(Choice(self.make_value(step, out, env), *parts))
         for name in names:
             parts = ends[0][name], ends[1][name]
             step.choices.append(Choice(self.version(step, name, env), *parts))

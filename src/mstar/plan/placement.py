@@ -4,7 +4,7 @@
     lm = "gpu0"                       # a component
     "lm.prefill" = "gpu1"             # one of its ops
     snac = ["gpu1", "gpu2"]           # replicas: each request uses one of them
-    vae = { workers = ["gpu2", "gpu3"], least = 0 }   # as many of them run as are needed, from none on
+    vae = { workers = ["gpu2", "gpu3"], min_replicas = 0 }   # as many of them run as are needed, from none on
 
     [walks.draw]                      # for one walk only
     lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # the states of one request go to different ones
@@ -27,38 +27,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from mstar.errors import PlacementError, Problem, listed, nearest
+from mstar.errors import PlacementError, Problem, format_names, suggest_name
 from mstar.graph import ir
 
-LOCAL = "local"
+LOCAL_WORKER = "local"
 """The one worker of a model that has no placement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class WorkerSet:
     """Workers of which a request uses one. States that are spread differ in `lane`."""
 
     workers: tuple[str, ...]
-    lane: int = 0
+    spread_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlacementRule:
     """One line of a placement."""
 
     workers: tuple[str, ...]
     spread: bool = False
-    least: int | None = None
+    min_replicas: int | None = None
     """How many of the workers run even when there is little to do; None for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Resources:
     """What a worker takes of a host."""
 
     cpus: float = 1.0
     gpus: float = 0.0
-    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    custom: Mapping[str, float] = field(default_factory=dict[str, float])
     host: str = ""
     """The IP address of the only host it may be on; nothing for any."""
 
@@ -67,48 +67,48 @@ class Share:
 class Placement:
     """Entries by "component" or "component.op", for all walks and for single ones; and what workers take of hosts."""
 
-    place: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
-    walks: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict[str, Mapping[str, Entry]])
+    place: Mapping[str, PlacementRule] = field(default_factory=dict[str, PlacementRule])
+    walks: Mapping[str, Mapping[str, PlacementRule]] = field(default_factory=dict[str, Mapping[str, PlacementRule]])
 
-    shares: Mapping[str, Share] = field(default_factory=dict[str, Share])
+    worker_resources: Mapping[str, Resources] = field(default_factory=dict[str, Resources])
 
-    def entry(self, walk: str, component: str, op: str) -> Entry | None:
+    def rule(self, walk: str, component: str, op: str) -> PlacementRule | None:
         """The entry that decides for an op in a walk."""
         for entries in (self.walks.get(walk, {}), self.place):
             for key in (f"{component}.{op}", component):
                 if key in entries:
                     return entries[key]
-        return None if self.place or self.walks else Entry((LOCAL,))
+        return None if self.place or self.walks else PlacementRule((LOCAL_WORKER,))
 
-    def spot(self, walk: str, call: ir.Call, lane: int) -> Spot:
+    def worker_set(self, walk: str, call: ir.Call, spread_index: int) -> WorkerSet:
         """Where a call runs; `lane` counts the request's states."""
-        entry = self.entry(walk, call.component, call.op)
+        entry = self.rule(walk, call.component, call.op)
         assert entry is not None, "check() comes first"
-        return Spot(entry.workers, lane % len(entry.workers) if entry.spread else 0)
+        return WorkerSet(entry.workers, spread_index % len(entry.workers) if entry.spread else 0)
 
-    def anywhere(self) -> Spot:
+    def any_worker_set(self) -> WorkerSet:
         """A spot for a walk that calls nothing."""
-        return Spot(self.workers()[:1])
+        return WorkerSet(self.workers()[:1])
 
     def workers(self) -> tuple[str, ...]:
         """Every worker named, in order of first mention."""
-        entries = self.entries()
-        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers)) or (LOCAL,)
+        entries = self.rules()
+        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers)) or (LOCAL_WORKER,)
 
-    def first_workers(self) -> tuple[str, ...]:
+    def initial_workers(self) -> tuple[str, ...]:
         """The workers that run from the start: of each entry as many as it wants at least."""
-        entries = self.entries()
-        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers[: entry.least])) or (
-            () if entries else (LOCAL,)
+        entries = self.rules()
+        return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers[: entry.min_replicas])) or (
+            () if entries else (LOCAL_WORKER,)
         )
 
-    def crews(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+    def replica_groups(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         """Of each entry: its workers, and how many of them run at least."""
-        entries = self.entries() or [Entry((LOCAL,))]
-        least = (len(entry.workers) if entry.least is None else entry.least for entry in entries)
+        entries = self.rules() or [PlacementRule((LOCAL_WORKER,))]
+        least = (len(entry.workers) if entry.min_replicas is None else entry.min_replicas for entry in entries)
         return tuple(dict.fromkeys(zip((entry.workers for entry in entries), least, strict=True)))
 
-    def entries(self) -> list[Entry]:
+    def rules(self) -> list[PlacementRule]:
         """Every line of it."""
         return [*self.place.values(), *(entry for walk in self.walks.values() for entry in walk.values())]
 
@@ -118,15 +118,15 @@ class Placement:
         problems: list[Problem] = []
         for walk in self.walks:
             if walk not in graphs:
-                what = f"[walks.{walk}] names no walk{nearest(walk, graphs)}"
-                problems.append(Problem(site, what, f"use one of {listed(graphs)}"))
+                what = f"[walks.{walk}] names no walk{suggest_name(walk, graphs)}"
+                problems.append(Problem(site, what, f"use one of {format_names(graphs)}"))
         every = {call for found in calls.values() for call in found}
-        problems += _unknown(self.place, every, site, "[place]")
+        problems += _unknown_keys(self.place, every, site, "[place]")
         for walk, entries in self.walks.items():
-            problems += _unknown(entries, calls.get(walk, every), site, f"[walks.{walk}]")
+            problems += _unknown_keys(entries, calls.get(walk, every), site, f"[walks.{walk}]")
         for walk, found in calls.items():
             for component, op in sorted(found):
-                if self.entry(walk, component, op) is None:
+                if self.rule(walk, component, op) is None:
                     what = f"nothing says where {component}.{op} of walk `{walk}` runs"
                     problems.append(Problem(site, what, f'[place]\n{component} = "a worker"'))
         if problems:
@@ -137,11 +137,15 @@ def _calls(graph: ir.Walk) -> set[tuple[str, str]]:
     return {(node.component, node.op) for node in ir.flat(graph.body) if isinstance(node, ir.Call)}
 
 
-def _unknown(entries: Mapping[str, Entry], calls: set[tuple[str, str]], site: str, where: str) -> list[Problem]:
+def _unknown_keys(
+    rules: Mapping[str, PlacementRule], calls: set[tuple[str, str]], site: str, where: str
+) -> list[Problem]:
     known = sorted({component for component, _ in calls} | {f"{component}.{op}" for component, op in calls})
     return [
-        Problem(site, f"{where} names `{key}`, which no walk calls{nearest(key, known)}", f"use {listed(known)}")
-        for key in entries
+        Problem(
+            site, f"{where} names `{key}`, which no walk calls{suggest_name(key, known)}", f"use {format_names(known)}"
+        )
+        for key in rules
         if key not in known
     ]
 
@@ -159,84 +163,92 @@ def read_placement(path: Path) -> Placement:
 
 def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placement:
     """A placement from parsed TOML."""
-    reader = _Reader(site)
+    reader = _PlacementParser(site)
     reader.keys(table, ("place", "walks", "workers"), "the file")
-    place = reader.entries(table.get("place", {}), "[place]")
+    place = reader.rules(table.get("place", {}), "[place]")
     walks = {
-        name: reader.entries(entries, f"[walks.{name}]")
+        name: reader.rules(entries, f"[walks.{name}]")
         for name, entries in reader.table(table.get("walks", {}), "[walks]").items()
     }
     shares = {
-        name: reader.share(fields, f"[workers.{name}]")
+        name: reader.resources(fields, f"[workers.{name}]")
         for name, fields in reader.table(table.get("workers", {}), "[workers]").items()
     }
     placement = Placement(place, walks, shares)
     for name in shares:
         if name not in placement.workers():
             known = placement.workers()
-            reader.wrong(f"[workers.{name}] is no worker{nearest(name, known)}", f"use one of {listed(known)}")
+            reader.add_problem(
+                f"[workers.{name}] is no worker{suggest_name(name, known)}", f"use one of {format_names(known)}"
+            )
     if reader.problems:
         raise PlacementError("placement", reader.problems)
     return placement
 
 
-class _Reader:
+class _PlacementParser:
     def __init__(self, site: str) -> None:
         self.site = site
         self.problems: list[Problem] = []
 
-    def wrong(self, what: str, fix: str) -> None:
+    def add_problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.site, what, fix))
 
     def keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in table:
             if key not in known:
-                self.wrong(f"{where} has the unknown key `{key}`{nearest(key, known)}", f"use {listed(known)}")
+                self.add_problem(
+                    f"{where} has the unknown key `{key}`{suggest_name(key, known)}", f"use {format_names(known)}"
+                )
 
     def table(self, value: Any, where: str) -> Mapping[str, Any]:
         if isinstance(value, Mapping):
             return cast("Mapping[str, Any]", value)
-        self.wrong(f"{where} is {value!r}, not a table", f'{where}\nlm = "gpu0"')
+        self.add_problem(f"{where} is {value!r}, not a table", f'{where}\nlm = "gpu0"')
         return {}
 
-    def entries(self, value: Any, where: str) -> dict[str, Entry]:
-        return {key: self.entry(line, f"{where} {key}") for key, line in self.table(value, where).items()}
+    def rules(self, value: Any, where: str) -> dict[str, PlacementRule]:
+        return {key: self.rule(line, f"{where} {key}") for key, line in self.table(value, where).items()}
 
-    def entry(self, line: Any, where: str) -> Entry:
+    def rule(self, line: Any, where: str) -> PlacementRule:
         workers, spread, least = line, False, None
         if isinstance(line, Mapping):
             fields = cast("Mapping[str, Any]", line)
-            if fields and not {"workers", "spread", "least"} & fields.keys():
+            if fields and not {"workers", "spread", "min_replicas"} & fields.keys():
                 fix = f'write the key in quotes: "{where.rpartition(" ")[2]}.{next(iter(fields))}" = ...'
-                self.wrong(f"{where} is a table of {listed(fields)}: a key with a dot makes one", fix)
-                return Entry((LOCAL,))
-            self.keys(fields, ("workers", "spread", "least"), where)
+                self.add_problem(f"{where} is a table of {format_names(fields)}: a key with a dot makes one", fix)
+                return PlacementRule((LOCAL_WORKER,))
+            self.keys(fields, ("workers", "spread", "min_replicas"), where)
             workers, spread = fields.get("workers", []), fields.get("spread", False)
-            least = fields.get("least")
+            least = fields.get("min_replicas")
         names = cast("list[Any]", [workers] if isinstance(workers, str) else workers)
         if not isinstance(cast("object", names), list) or not names or not all(isinstance(n, str) and n for n in names):
-            self.wrong(f"{where} = {line!r} names no workers", 'write "gpu0", ["gpu0", "gpu1"], or { workers = [...] }')
-            return Entry((LOCAL,))
+            self.add_problem(
+                f"{where} = {line!r} names no workers", 'write "gpu0", ["gpu0", "gpu1"], or { workers = [...] }'
+            )
+            return PlacementRule((LOCAL_WORKER,))
         if len(set(names)) < len(names):
-            self.wrong(f"{where} names a worker twice: {names}", "name each worker once")
+            self.add_problem(f"{where} names a worker twice: {names}", "name each worker once")
         if not isinstance(spread, bool):
-            self.wrong(f"{where}: spread = {spread!r}", "spread = true or spread = false")
+            self.add_problem(f"{where}: spread = {spread!r}", "spread = true or spread = false")
         if least is not None and not (type(least) is int and 0 <= least <= len(names)):
-            self.wrong(f"{where}: least = {least!r}", f"write how many of the {len(names)} workers always run")
+            self.add_problem(
+                f"{where}: min_replicas = {least!r}", f"write how many of the {len(names)} workers always run"
+            )
             least = None
-        return Entry(tuple(names), bool(spread), least)
+        return PlacementRule(tuple(names), bool(spread), least)
 
-    def share(self, value: Any, where: str) -> Share:
+    def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)
         self.keys(fields, ("cpus", "gpus", "resources", "host"), where)
         amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
         resources = self.table(fields.get("resources", {}), f"{where} resources")
         for name, amount in (*amounts.items(), *resources.items()):
             if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
-                self.wrong(f"{where}: {name} = {amount!r}", f"{name} = 1")
-                return Share()
+                self.add_problem(f"{where}: {name} = {amount!r}", f"{name} = 1")
+                return Resources()
         host = fields.get("host", "")
         if not isinstance(host, str):
-            self.wrong(f"{where}: host = {host!r}", 'write an IP address: host = "10.0.0.2"')
-            return Share()
-        return Share(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host)
+            self.add_problem(f"{where}: host = {host!r}", 'write an IP address: host = "10.0.0.2"')
+            return Resources()
+        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host)

@@ -17,18 +17,18 @@ class Shard:
 
     models: tuple[str, ...]
     workers: tuple[str, ...]
-    first: tuple[str, ...]
+    initial_workers: tuple[str, ...]
     """The workers that run from the start."""
 
 
-def shards(placements: Mapping[str, Placement], most: int) -> list[Shard]:
+def split_into_shards(placements: Mapping[str, Placement], max_shards: int) -> list[Shard]:
     """At most so many shards, each with about as many models as the others."""
     groups: list[set[str]] = []
     for model, placement in placements.items():
         workers = set(placement.workers())
         sharing = [group for group in groups if any(workers & {*placements[other].workers()} for other in group)]
         groups = [group for group in groups if group not in sharing] + [{model}.union(*sharing)]
-    parts: list[set[str]] = [set() for _ in range(max(1, min(most, len(groups))))]
+    parts: list[set[str]] = [set() for _ in range(max(1, min(max_shards, len(groups))))]
     for group in sorted(groups, key=len, reverse=True):
         min(parts, key=len).update(group)
     return [_shard({name: one for name, one in placements.items() if name in part}) for part in parts]
@@ -36,5 +36,5 @@ def shards(placements: Mapping[str, Placement], most: int) -> list[Shard]:
 
 def _shard(placements: Mapping[str, Placement]) -> Shard:
     workers = dict.fromkeys(worker for one in placements.values() for worker in one.workers())
-    first = dict.fromkeys(worker for one in placements.values() for worker in one.first_workers())
+    first = dict.fromkeys(worker for one in placements.values() for worker in one.initial_workers())
     return Shard(tuple(placements), tuple(workers), tuple(first))

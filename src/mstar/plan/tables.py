@@ -12,10 +12,10 @@ from typing import Any
 
 from mstar.graph.ir import Literal
 from mstar.graph.types import StateType, Type
-from mstar.plan.placement import Spot
+from mstar.plan.placement import WorkerSet
 
 
-class Do(IntEnum):
+class Opcode(IntEnum):
     """What an instruction does."""
 
     CALL = 0
@@ -30,7 +30,7 @@ class Do(IntEnum):
     PUT = 9
     GET = 10
     CLOSE = 11
-    LET_GO = 12
+    DETACH = 12
     EMIT = 13
     LOOP = 14
     WINDOWS = 15
@@ -62,13 +62,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RemainingIterations:
     """A loop on the way from a call to an emission, `up` frames above the call's: the calls of one time round.
 
     It goes round as often as it still has to; or, if a stream comes out of it, until the next window of that is full.
     """
 
-    up: int
+    levels_up: int
     keys: tuple[tuple[int, int], ...]
     first: int = 0
     stride: int = 0
@@ -76,7 +76,7 @@ class Round:
     offset: int = 0
     """How many items beyond the loop's index there are when the way leads to the stream for the first time."""
 
-    def times(self, index: int, limit: int) -> int:
+    def count_iterations(self, index: int, limit: int) -> int:
         """How many times round it is, for a loop that is there and may go as far as `limit`."""
         if not self.stride:
             return max(0, limit - index - 1)
@@ -85,12 +85,12 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class PathToOutput:
     """What comes between a call and the next emission of a kind (of none: the end of the walk): calls, by batch key."""
 
     kind: str
     keys: tuple[tuple[int, int], ...]
-    rounds: tuple[Round, ...] = ()
+    loops: tuple[RemainingIterations, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class Call:
     key: int
     names: tuple[str, ...]
     constants: tuple[tuple[str, Literal], ...]
-    leads: tuple[Lead, ...] = ()
-    at: int = 0
+    paths: tuple[PathToOutput, ...] = ()
+    index: int = 0
     """Which of the calls of its walk it is, in program order."""
 
 
@@ -123,7 +123,7 @@ class Writer:
     stream: int
     readers: tuple[tuple[int, int], ...]
     bound: int
-    least: int
+    min_bound: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Reader:
     reader: int
     stream: int
     writer_seat: int
-    beside: tuple[int, ...] = ()
+    siblings: tuple[int, ...] = ()
     """Other readers here that the same region reads: while it waits for one, it is not slow with the others."""
 
 
@@ -168,9 +168,9 @@ class Region:
     """
 
     bodies: tuple[int, ...]
-    bring: tuple[tuple[tuple[int, int], ...], ...]
+    copy_in: tuple[tuple[tuple[int, int], ...], ...]
     carry: tuple[tuple[int, int], ...] = ()
-    give: tuple[tuple[tuple[int, int], ...], ...] = ()
+    copy_out: tuple[tuple[tuple[int, int], ...], ...] = ()
     collect: tuple[tuple[int, int], ...] = ()
     stop: tuple[int, ...] = ()
     control: int = -1
@@ -189,15 +189,15 @@ class Instruction:
     """One step at one seat: which slots it reads and fills, whom it wakes, what it sends."""
 
     index: int
-    do: Do
+    opcode: Opcode
     args: tuple[int, ...]
     outs: tuple[int, ...]
-    wakes: tuple[int, ...]
+    dependents: tuple[int, ...]
     sends: tuple[Send, ...]
     detail: Any = None
     """What it needs beside slots, by what it does: a Call, NewState, Writer, Reader, Emit or Region; a constant itself;
     a field's name."""
-    then: Segment | None = None
+    next_segment: Segment | None = None
     """Of a call in a straight body: what follows it, so that nothing needs to be counted."""
 
 
@@ -205,16 +205,16 @@ class Instruction:
 class Segment:
     """In a straight body, what happens between two calls: acts in order, then a call, or (None) the body's end."""
 
-    acts: tuple[Instruction, ...]
+    instructions: tuple[Instruction, ...]
     call: Instruction | None
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RemoteInput:
     """A value of this body that another seat sends each time the body runs."""
 
     slot: int
-    wakes: tuple[int, ...]
+    dependents: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +227,15 @@ class BodyTable:
     pending: tuple[int, ...]
     entry: tuple[int, ...]
     count: int
-    arrivals: dict[int, Arrival]
-    first: Segment | None = None
+    remote_inputs: dict[int, RemoteInput]
+    first_segment: Segment | None = None
     """How a straight body begins: one that nothing from elsewhere enters and whose calls follow one another."""
     order: tuple[int, ...] = ()
     """The instructions of a straight body in the order in which they are done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionProgram:
     """What one seat does in a walk."""
 
     seat: int
@@ -249,7 +249,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CutEdge:
     """A value that goes from one seat to another, inside so many regions."""
 
     name: str
@@ -270,9 +270,9 @@ class Plan:
     """One walk under one placement."""
 
     walk: str
-    spots: tuple[Spot, ...]
-    parts: tuple[Part, ...]
-    crossings: tuple[Crossing, ...]
+    worker_sets: tuple[WorkerSet, ...]
+    programs: tuple[PartitionProgram, ...]
+    cut_edges: tuple[CutEdge, ...]
     input_names: tuple[str, ...]
     gives_tuple: bool
     calls: tuple[tuple[int, int], ...]
@@ -283,8 +283,8 @@ class Plan:
     @property
     def emits(self) -> bool:
         """Whether it gives the client anything."""
-        bodies = (body for part in self.parts for body in part.bodies.values())
-        return any(instruction.do is Do.EMIT for body in bodies for instruction in body.instructions)
+        bodies = (body for part in self.programs for body in part.bodies.values())
+        return any(instruction.opcode is Opcode.EMIT for body in bodies for instruction in body.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,5 +294,5 @@ class Plans:
     walks: dict[str, Plan]
     keys: tuple[BatchKey, ...]
     workers: tuple[str, ...]
-    crews: tuple[tuple[tuple[str, ...], int], ...] = ()
+    replica_groups: tuple[tuple[tuple[str, ...], int], ...] = ()
     """Of each entry of the placement: its workers, and how many of them run even when there is little to do."""

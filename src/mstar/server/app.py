@@ -20,147 +20,172 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mstar.asks import Acting, Chat, Drawing, Embedding, Filming, Imagining, Speech, Transcription
-from mstar.errors import nearest
+from mstar.errors import suggest_name
 from mstar.media.audio import FORMATS
-from mstar.server import (
-    actions,
-    chat,
-    embeddings,
-    events,
-    generate,
-    graphs,
-    hearing,
-    images,
-    models,
-    openapi,
-    operations,
-    realtime,
-    rest,
-    speech,
-    talk,
-    traces,
-    videos,
-    voices,
-    worlds,
+from mstar.requests import (
+    ActionRequest,
+    ChatRequest,
+    EmbeddingRequest,
+    ImageRequest,
+    RolloutRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    VideoRequest,
 )
-from mstar.server.browsers import authorization, is_elsewhere
-from mstar.server.calls import METHOD, Caller, line
-from mstar.server.door import Door, Surface, Terms
-from mstar.server.logs import Traffic
-from mstar.server.refusals import Refusal
-from mstar.server.schema import ChatBody, EmbeddingBody, GenerateBody
-from mstar.server.visit import BROKEN, Endpoint, Passage, answered, named
+from mstar.server import openapi
+from mstar.server.access.browser_auth import authorization_from, is_cross_origin
+from mstar.server.admin import events, graphs, health, model_loading, traces
+from mstar.server.errors import ApiError
+from mstar.server.generic import generate
+from mstar.server.http_exchange import INTERNAL_ERROR, HttpHandler, RequestContext, json_response, request_id_from
+from mstar.server.openai import chat, embeddings, images, models, speech, speech_stream, transcriptions, videos, voices
+from mstar.server.openai.schema import ChatBody, EmbeddingBody, GenerateBody
+from mstar.server.realtime import session
+from mstar.server.robotics import actions, worlds
+from mstar.server.state import Endpoint, EndpointSchema, ServerState
+from mstar.server.telemetry.logs import ByteCounter
+from mstar.server.websocket_session import WEBSOCKET_METHOD, WebSocketHandler, websocket_endpoint
 
 log = logging.getLogger("mstar.server")
 
-_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
-_SOUNDS = (*sorted({form.media_type for form in FORMATS.values()}), _EVENTS)
-_HEARD = Terms(hearing.Form, {"file": True}, answers=(_JSON, _TEXT, _EVENTS))
-_DRAWN = Terms(images.DrawingBody, answers=(_JSON, _EVENTS))
-_EDITED = Terms(images.DrawingForm, {"image": True, "mask": False}, answers=(_JSON, _EVENTS))
-_FILMED = Terms(videos.FilmingForm, {"input_reference": False})
-_CONTENT = Terms(query=("variant",), answers=("video/mp4",))
-_NATIVE = Terms(GenerateBody, answers=(_EVENTS, generate.MSGPACK))
-_OF_MODEL, _PLAIN = Terms(query=("model",)), Terms(answers=(_TEXT,))
-SURFACES: Sequence[Surface] = (
-    Surface(
+_JSON, _EVENT_STREAM, _TEXT = "application/json", "text/event-stream", "text/plain"
+_AUDIO_MEDIA_TYPES = (*sorted({form.media_type for form in FORMATS.values()}), _EVENT_STREAM)
+_TRANSCRIPTION_SCHEMA = EndpointSchema(
+    transcriptions.TranscriptionForm, {"file": True}, response_media_types=(_JSON, _TEXT, _EVENT_STREAM)
+)
+_IMAGE_SCHEMA = EndpointSchema(images.ImageBody, response_media_types=(_JSON, _EVENT_STREAM))
+_IMAGE_EDIT_SCHEMA = EndpointSchema(
+    images.ImageEditForm, {"image": True, "mask": False}, response_media_types=(_JSON, _EVENT_STREAM)
+)
+_VIDEO_SCHEMA = EndpointSchema(videos.VideoForm, {"input_reference": False})
+_VIDEO_CONTENT_SCHEMA = EndpointSchema(query_params=("variant",), response_media_types=("video/mp4",))
+_GENERATE_SCHEMA = EndpointSchema(GenerateBody, response_media_types=(_EVENT_STREAM, generate.MSGPACK))
+_MODEL_QUERY_SCHEMA, _PLAIN_TEXT_SCHEMA = (
+    EndpointSchema(query_params=("model",)),
+    EndpointSchema(response_media_types=(_TEXT,)),
+)
+ENDPOINTS: Sequence[Endpoint] = (
+    Endpoint(
         "POST",
         "/v1/chat/completions",
-        chat.complete,
-        Chat,
-        terms=Terms(ChatBody, answers=(_JSON, _EVENTS)),
-        patient=b'"flex"',
+        chat.create_completion,
+        ChatRequest,
+        schema=EndpointSchema(ChatBody, response_media_types=(_JSON, _EVENT_STREAM)),
+        best_effort_marker=b'"flex"',
     ),
-    Surface("POST", "/v1/embeddings", embeddings.embed, Embedding, terms=Terms(EmbeddingBody)),
-    Surface("POST", "/v1/audio/speech", speech.speak, Speech, terms=Terms(speech.SpeechBody, answers=_SOUNDS)),
-    line("/v1/audio/speech/stream", talk.talk, Speech),
-    Surface("GET", "/v1/audio/voices", voices.list_voices, Speech, terms=_OF_MODEL),
-    Surface("POST", "/v1/audio/transcriptions", hearing.transcribe, Transcription, 64 << 20, _HEARD),
-    Surface("POST", "/v1/audio/translations", hearing.translate, Transcription, 64 << 20, _HEARD),
-    Surface("POST", "/v1/images/generations", images.generate, Drawing, terms=_DRAWN),
-    Surface("POST", "/v1/images/edits", images.edit, Drawing, 256 << 20, _EDITED),
-    Surface("POST", "/v1/videos", videos.create, Filming, 64 << 20, _FILMED, is_batch=True),
-    Surface("GET", "/v1/videos", videos.catalogue),
-    Surface("GET", "/v1/videos/{video}", videos.show),
-    Surface("DELETE", "/v1/videos/{video}", videos.delete),
-    Surface("GET", "/v1/videos/{video}/content", videos.content, terms=_CONTENT),
-    Surface("POST", "/v1/actions", actions.act, Acting),
-    Surface("GET", "/v1/actions/metadata", actions.robot, Acting, terms=_OF_MODEL),
-    line("/", actions.speak_openpi, Acting),
-    Surface("GET", "/healthz", actions.healthz, terms=_PLAIN, is_open=True),
-    Surface("POST", "/v1/worlds", worlds.create, Imagining),
-    Surface("GET", "/v1/worlds/{world}", worlds.show),
-    Surface("DELETE", "/v1/worlds/{world}", worlds.close),
-    Surface("POST", "/v1/worlds/{world}/step", worlds.step),
-    Surface("POST", "/v1/worlds/{world}/fork", worlds.fork),
-    Surface("POST", "/v1/worlds/{world}/reset", worlds.reset),
-    line("/v1/realtime", realtime.converse, Chat),
-    Surface("POST", "/v1/generate", generate.generate, None, 256 << 20, _NATIVE),
-    Surface("GET", "/v1/models", models.catalogue),
-    Surface("GET", "/v1/models/{model:path}/graph", graphs.graph),
-    Surface("POST", "/v1/models/{model:path}/load", rest.load),
-    Surface("POST", "/v1/models/{model:path}/unload", rest.unload),
-    Surface("GET", "/v1/models/{model:path}", models.entry),
-    Surface("GET", "/v1/events", events.events, terms=Terms(answers=(_EVENTS,))),
-    Surface("GET", "/v1/requests", traces.recent),
-    Surface("GET", "/v1/requests/{id:path}/trace", traces.trace, terms=Terms(query=("format",))),
-    Surface("POST", "/v1/requests/{id:path}/cancel", traces.cancel),
-    Surface("GET", "/health", operations.health, is_open=True),
-    Surface("GET", "/ready", operations.ready),
-    Surface("GET", "/metrics", operations.metrics, terms=_PLAIN),
-    Surface("GET", "/openapi.json", openapi.describe),
+    Endpoint(
+        "POST", "/v1/embeddings", embeddings.create_embeddings, EmbeddingRequest, schema=EndpointSchema(EmbeddingBody)
+    ),
+    Endpoint(
+        "POST",
+        "/v1/audio/speech",
+        speech.create_speech,
+        SpeechRequest,
+        schema=EndpointSchema(speech.SpeechBody, response_media_types=_AUDIO_MEDIA_TYPES),
+    ),
+    websocket_endpoint("/v1/audio/speech/stream", speech_stream.stream_speech, SpeechRequest),
+    Endpoint("GET", "/v1/audio/voices", voices.list_voices, SpeechRequest, schema=_MODEL_QUERY_SCHEMA),
+    Endpoint(
+        "POST",
+        "/v1/audio/transcriptions",
+        transcriptions.transcribe,
+        TranscriptionRequest,
+        64 << 20,
+        _TRANSCRIPTION_SCHEMA,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/audio/translations",
+        transcriptions.translate,
+        TranscriptionRequest,
+        64 << 20,
+        _TRANSCRIPTION_SCHEMA,
+    ),
+    Endpoint("POST", "/v1/images/generations", images.generate, ImageRequest, schema=_IMAGE_SCHEMA),
+    Endpoint("POST", "/v1/images/edits", images.edit, ImageRequest, 256 << 20, _IMAGE_EDIT_SCHEMA),
+    Endpoint("POST", "/v1/videos", videos.create, VideoRequest, 64 << 20, _VIDEO_SCHEMA, best_effort=True),
+    Endpoint("GET", "/v1/videos", videos.list_videos),
+    Endpoint("GET", "/v1/videos/{video}", videos.retrieve),
+    Endpoint("DELETE", "/v1/videos/{video}", videos.delete),
+    Endpoint("GET", "/v1/videos/{video}/content", videos.content, schema=_VIDEO_CONTENT_SCHEMA),
+    Endpoint("POST", "/v1/actions", actions.predict_actions, ActionRequest),
+    Endpoint("GET", "/v1/actions/metadata", actions.show_robot_spec, ActionRequest, schema=_MODEL_QUERY_SCHEMA),
+    websocket_endpoint("/", actions.serve_openpi, ActionRequest),
+    Endpoint("GET", "/healthz", actions.healthz, schema=_PLAIN_TEXT_SCHEMA, is_public=True),
+    Endpoint("POST", "/v1/worlds", worlds.create, RolloutRequest),
+    Endpoint("GET", "/v1/worlds/{world}", worlds.retrieve),
+    Endpoint("DELETE", "/v1/worlds/{world}", worlds.close),
+    Endpoint("POST", "/v1/worlds/{world}/step", worlds.step),
+    Endpoint("POST", "/v1/worlds/{world}/fork", worlds.fork),
+    Endpoint("POST", "/v1/worlds/{world}/reset", worlds.reset),
+    websocket_endpoint("/v1/realtime", session.serve_realtime, ChatRequest),
+    Endpoint("POST", "/v1/generate", generate.generate, None, 256 << 20, _GENERATE_SCHEMA),
+    Endpoint("GET", "/v1/models", models.list_models),
+    Endpoint("GET", "/v1/models/{model:path}/graph", graphs.graph),
+    Endpoint("POST", "/v1/models/{model:path}/load", model_loading.load),
+    Endpoint("POST", "/v1/models/{model:path}/unload", model_loading.unload),
+    Endpoint("GET", "/v1/models/{model:path}", models.retrieve_model),
+    Endpoint("GET", "/v1/events", events.stream_events, schema=EndpointSchema(response_media_types=(_EVENT_STREAM,))),
+    Endpoint("GET", "/v1/requests", traces.list_requests),
+    Endpoint(
+        "GET", "/v1/requests/{id:path}/trace", traces.retrieve_trace, schema=EndpointSchema(query_params=("format",))
+    ),
+    Endpoint("POST", "/v1/requests/{id:path}/cancel", traces.cancel_request),
+    Endpoint("GET", "/health", health.health, is_public=True),
+    Endpoint("GET", "/ready", health.ready),
+    Endpoint("GET", "/metrics", health.metrics, schema=_PLAIN_TEXT_SCHEMA),
+    Endpoint("GET", "/openapi.json", openapi.openapi_document),
 )
-_READS = ("GET", "HEAD")
-_ELSEWHERE = Refusal(
+_READ_METHODS = ("GET", "HEAD")
+_CROSS_ORIGIN_ERROR = ApiError(
     403, "cross_origin", "a page of another origin may not use a server without keys; give it some, or use its own page"
 )
-OPEN = frozenset(one.path for one in SURFACES if one.is_open)
-LINES = frozenset(one.path for one in SURFACES if one.method == METHOD)
+PUBLIC_PATHS = frozenset(one.path for one in ENDPOINTS if one.is_public)
+WEBSOCKET_PATHS = frozenset(one.path for one in ENDPOINTS if one.method == WEBSOCKET_METHOD)
 
 
-PAGES = "/studio"
+PAGES_LABEL = "/studio"
 """What all files of pages are counted under."""
 
 
-def application(door: Door, extra: Sequence[Route] = ()) -> Starlette:
+def build_app(state: ServerState, pages: Sequence[Route] = ()) -> Starlette:
     """The application that speaks to clients. `extra` are pages, which anybody may read."""
-    door.surfaces = SURFACES
+    state.endpoints = ENDPOINTS
     return Starlette(
-        routes=[*(_route(door, one) for one in SURFACES), *extra],
-        middleware=[Middleware(Gate, door=door, pages=frozenset(one.path for one in extra))],
-        exception_handlers={Refusal: _refused, HTTPException: _not_routed},
+        routes=[*(_build_route(state, one) for one in ENDPOINTS), *pages],
+        middleware=[Middleware(RequestMiddleware, state=state, pages=frozenset(one.path for one in pages))],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
 
 
-def _route(door: Door, one: Surface) -> Route | WebSocketRoute:
-    if one.method == METHOD:
-        return WebSocketRoute(one.path, Caller(door, one))
-    return Route(one.path, Endpoint(door, one), methods=[one.method])
+def _build_route(state: ServerState, endpoint: Endpoint) -> Route | WebSocketRoute:
+    if endpoint.method == WEBSOCKET_METHOD:
+        return WebSocketRoute(endpoint.path, WebSocketHandler(state, endpoint))
+    return Route(endpoint.path, HttpHandler(state, endpoint), methods=[endpoint.method])
 
 
-async def _refused(request: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal), "it was asked for these only"
-    request.scope["passage"].refused(refusal)
-    return answered(refusal.content, refusal.status, refusal.headers)
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError), "it was asked for these only"
+    request.scope["request_context"].record_error(error)
+    return json_response(error.content, error.status, error.headers)
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "it was asked for these only"
     if error.status_code == 404:
-        near = nearest(request.url.path, [one.path for one in SURFACES])
-        return await _refused(request, Refusal(404, "no_such_path", f"there is no {request.url.path}{near}"))
-    refused = await _refused(request, Refusal(error.status_code, "bad_request", error.detail))
+        near = suggest_name(request.url.path, [one.path for one in ENDPOINTS])
+        return await _on_api_error(request, ApiError(404, "no_such_path", f"there is no {request.url.path}{near}"))
+    refused = await _on_api_error(request, ApiError(error.status_code, "bad_request", error.detail))
     refused.headers.update(error.headers or {})  # which methods there are
     return refused
 
 
-class Gate:
+class RequestMiddleware:
     """Middleware around everything."""
 
-    def __init__(self, app: ASGIApp, door: Door, pages: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, pages: frozenset[str] = frozenset()) -> None:
         self._app = app
-        self._door = door
+        self._state = state
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,9 +194,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        passage = scope["passage"] = Passage(named(headers.get("x-request-id", "")))
-        is_started, traffic = False, Traffic(receive, send)
-        entry = self._door.timelines.begin(passage, headers.get("traceparent", ""))
+        passage = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
+        is_started, traffic = False, ByteCounter(receive, send)
+        entry = self._state.recent_requests.begin(passage, headers.get("traceparent", ""))
 
         async def sending(message: Message) -> None:
             nonlocal is_started
@@ -182,49 +207,53 @@ class Gate:
             await traffic.send(message)
 
         try:
-            await self._pass(scope, headers, traffic.receive, sending)
+            await self._authorize_and_forward(scope, headers, traffic.receive, sending)
         except Exception:
             log.exception("request %s", passage.id)
             if is_started:
                 return  # the connection is closed before its body is complete, and so the client knows
-            await _answer(BROKEN, scope, receive, sending)
+            await _send_error(INTERNAL_ERROR, scope, receive, sending)
         finally:
-            self._door.ended(entry, traffic.bytes_in, traffic.bytes_out)
+            self._state.record_request_end(entry, traffic.bytes_in, traffic.bytes_out)
 
-    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        passage: Passage = scope["passage"]
-        is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READS
-        if is_page or scope["path"] in OPEN:
-            passage.surface = PAGES if is_page else passage.surface
+    async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        passage: RequestContext = scope["request_context"]
+        is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READ_METHODS
+        if is_page or scope["path"] in PUBLIC_PATHS:
+            passage.endpoint = PAGES_LABEL if is_page else passage.endpoint
             await self._app(scope, receive, send)
             return
-        shown = authorization(headers, scope.get("subprotocols", ()))
-        passage.holder = holder = self._door.keys.holder(shown)
+        shown = authorization_from(headers, scope.get("subprotocols", ()))
+        passage.tenant = holder = self._state.keys.authenticate(shown)
         if holder is None:
-            await _answer(Refusal(401, "invalid_api_key", "a valid API key is needed"), scope, receive, send)
+            await _send_error(ApiError(401, "invalid_api_key", "a valid API key is needed"), scope, receive, send)
             return
-        if not self._door.keys.are_needed and scope.get("method") not in _READS and is_elsewhere(headers):
-            await _answer(_ELSEWHERE, scope, receive, send)
+        if not self._state.keys.is_required and scope.get("method") not in _READ_METHODS and is_cross_origin(headers):
+            await _send_error(_CROSS_ORIGIN_ERROR, scope, receive, send)
             return
         costs = scope["type"] == "websocket" or scope["method"] == "POST"
-        if costs and (wait := holder.wait(time.monotonic())):
+        if costs and (wait := holder.acquire(time.monotonic())):
             what = "this key has asked for more than it may"
-            await _answer(Refusal(429, "rate_limited", what, retry_after=wait), scope, receive, send)
+            await _send_error(ApiError(429, "rate_limited", what, retry_after=wait), scope, receive, send)
             return
-        holder.live += costs
-        self._door.visits += costs
-        is_call = scope["type"] == "websocket" and scope["path"] in LINES
+        holder.active_requests += costs
+        self._state.active_requests += costs
+        is_call = scope["type"] == "websocket" and scope["path"] in WEBSOCKET_PATHS
         try:
-            with self._door.meters.calls.labels(scope["path"]).track_inprogress() if is_call else nullcontext():
+            with (
+                self._state.metrics.websockets_open.labels(scope["path"]).track_inprogress()
+                if is_call
+                else nullcontext()
+            ):
                 await self._app(scope, receive, send)
         finally:
-            holder.live -= costs
-            self._door.visits -= costs
+            holder.active_requests -= costs
+            self._state.active_requests -= costs
 
 
-async def _answer(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["passage"].refused(refusal)
+async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["request_context"].record_error(error)
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+        await send({"type": "websocket.close", "code": 1008, "reason": error.message})
         return
-    await answered(refusal.content, refusal.status, refusal.headers)(scope, receive, send)
+    await json_response(error.content, error.status, error.headers)(scope, receive, send)

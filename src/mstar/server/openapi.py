@@ -15,89 +15,103 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from mstar.server.calls import METHOD
-from mstar.server.door import Door, Surface
-from mstar.server.pacing import FORMS, HEADER
-from mstar.server.visit import Visit, answered
+from mstar.server.access.slo import SLO_HEADER, SLO_SYNTAX
+from mstar.server.http_exchange import HttpExchange, json_response
+from mstar.server.state import Endpoint, ServerState
+from mstar.server.websocket_session import WEBSOCKET_METHOD
 
-_REF = "#/components/schemas/"
-_PLACE = re.compile(r"{(\w+)(?::\w+)?}")
-_TEXT = {"type": "string"}
-_PACE = {"name": HEADER, "in": "header", "description": f"how soon it is wanted: {FORMS}", "schema": _TEXT}
-_REFUSED = {
-    "description": "refused; the reason is told",
-    "content": {"application/json": {"schema": {"$ref": f"{_REF}Error"}}},
+_REF_PREFIX = "#/components/schemas/"
+_PATH_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_STRING = {"type": "string"}
+_SLO_PARAMETER = {
+    "name": SLO_HEADER,
+    "in": "header",
+    "description": f"how soon it is wanted: {SLO_SYNTAX}",
+    "schema": _STRING,
 }
-_FIELDS = {"type": _TEXT, "code": _TEXT, "message": _TEXT, "param": {"type": ["string", "null"]}}
-_ERROR = {
+_ERROR_RESPONSE = {
+    "description": "refused; the reason is told",
+    "content": {"application/json": {"schema": {"$ref": f"{_REF_PREFIX}Error"}}},
+}
+_ERROR_FIELDS = {"type": _STRING, "code": _STRING, "message": _STRING, "param": {"type": ["string", "null"]}}
+_ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
-    "properties": {"error": {"type": "object", "required": [*_FIELDS], "properties": _FIELDS}},
+    "properties": {"error": {"type": "object", "required": [*_ERROR_FIELDS], "properties": _ERROR_FIELDS}},
 }
 
 
-async def describe(visit: Visit) -> Response:
+async def openapi_document(exchange: HttpExchange) -> Response:
     """GET /openapi.json: this."""
-    return answered(_described(visit.door))
+    return json_response(_cached_document(exchange.state))
 
 
 @functools.lru_cache(maxsize=1)  # it takes long enough for others to wait
-def _described(door: Door) -> dict[str, Any]:
-    return document(door.surfaces)
+def _cached_document(state: ServerState) -> dict[str, Any]:
+    return build_document(state.endpoints)
 
 
-def document(surfaces: Sequence[Surface]) -> dict[str, Any]:
+def build_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The description of some surfaces."""
-    bodies = {one.terms.body for one in surfaces if one.terms.body is not None}
+    bodies = {one.schema.body for one in endpoints if one.schema.body is not None}
     named, definitions = models_json_schema(
-        [(body, "validation") for body in sorted(bodies, key=lambda one: one.__name__)], ref_template=f"{_REF}{{model}}"
+        [(body, "validation") for body in sorted(bodies, key=lambda one: one.__name__)],
+        ref_template=f"{_REF_PREFIX}{{model}}",
     )
     refs = {body: schema for (body, _), schema in named.items()}
     paths: dict[str, dict[str, Any]] = {}
-    for one in surfaces:
-        if one.method != METHOD:
-            paths.setdefault(_PLACE.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, refs)
+    for one in endpoints:
+        if one.method != WEBSOCKET_METHOD:
+            paths.setdefault(_PATH_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, refs)
     return {
         "openapi": "3.1.0",
         "info": {"title": "mstar", "version": version("mstar-serve")},
         "security": [{"key": []}],
         "paths": paths,
-        "x-websockets": {one.path: _about(one) for one in surfaces if one.method == METHOD},
+        "x-websockets": {one.path: _description(one) for one in endpoints if one.method == WEBSOCKET_METHOD},
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": definitions["$defs"] | {"Error": _ERROR},
+            "schemas": definitions["$defs"] | {"Error": _ERROR_SCHEMA},
         },
     }
 
 
-def _operation(one: Surface, refs: dict[Any, Any]) -> dict[str, Any]:
-    inside = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in _PLACE.findall(one.path)]
-    behind = [{"name": name, "in": "query", "schema": _TEXT} for name in one.terms.query]
-    answer = {"description": "what was asked for", "content": {kind: dict[str, Any]() for kind in one.terms.answers}}
-    told: dict[str, Any] = {
-        "operationId": f"{one.handle.__module__.rpartition('.')[2]}.{one.handle.__name__}",
-        "description": _about(one),
-        "parameters": inside + behind + ([_PACE] if one.method == "POST" and one.ask is not None else []),
-        "responses": {"2XX": answer, "4XX": _REFUSED, "5XX": _REFUSED},
+def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
+    inside = [
+        {"name": name, "in": "path", "required": True, "schema": _STRING}
+        for name in _PATH_PARAMETER.findall(endpoint.path)
+    ]
+    behind = [{"name": name, "in": "query", "schema": _STRING} for name in endpoint.schema.query_params]
+    answer = {
+        "description": "what was asked for",
+        "content": {kind: dict[str, Any]() for kind in endpoint.schema.response_media_types},
     }
-    if one.is_open:
+    told: dict[str, Any] = {
+        "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}.{endpoint.handler.__name__}",
+        "description": _description(endpoint),
+        "parameters": inside
+        + behind
+        + ([_SLO_PARAMETER] if endpoint.method == "POST" and endpoint.request_type is not None else []),
+        "responses": {"2XX": answer, "4XX": _ERROR_RESPONSE, "5XX": _ERROR_RESPONSE},
+    }
+    if endpoint.is_public:
         told["security"] = []
-    if one.method == "POST" and (one.terms.body is not None or one.ask is not None):
-        told["requestBody"] = {"required": True, "content": _content(one, refs)}
+    if endpoint.method == "POST" and (endpoint.schema.body is not None or endpoint.request_type is not None):
+        told["requestBody"] = {"required": True, "content": _body_content(endpoint, refs)}
     return told
 
 
-def _content(one: Surface, refs: dict[Any, Any]) -> dict[str, Any]:
+def _body_content(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     """What a body is: JSON, or a form if there are files in it."""
-    model = {"type": "object", "required": ["model"], "properties": {"model": _TEXT}}
-    schema = refs[one.terms.body] if one.terms.body is not None else model
-    if not one.terms.files:
+    model = {"type": "object", "required": ["model"], "properties": {"model": _STRING}}
+    schema = refs[endpoint.schema.body] if endpoint.schema.body is not None else model
+    if not endpoint.schema.files:
         return {"application/json": {"schema": schema}}
-    files = {name: {"type": "string", "format": "binary"} for name in one.terms.files}
-    needed = [name for name, is_needed in one.terms.files.items() if is_needed]
+    files = {name: {"type": "string", "format": "binary"} for name in endpoint.schema.files}
+    needed = [name for name, is_needed in endpoint.schema.files.items() if is_needed]
     return {"multipart/form-data": {"schema": {"allOf": [schema, {"properties": files, "required": needed}]}}}
 
 
-def _about(one: Surface) -> str:
+def _description(endpoint: Endpoint) -> str:
     """What a surface says of itself."""
-    return " ".join((one.handle.__doc__ or "").split())
+    return " ".join((endpoint.handler.__doc__ or "").split())

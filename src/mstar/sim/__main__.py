@@ -5,7 +5,7 @@ People use `mstar sim run`, which starts these.
 
 import sys
 
-from mstar.sim.runs import run_here
+from mstar.sim.runner import run_in_process
 
 first, last, minutes = sys.argv[1:]
-sys.stdout.write(run_here(range(int(first), int(last)), float(minutes)).to_json())
+sys.stdout.write(run_in_process(range(int(first), int(last)), float(minutes)).to_json())

@@ -12,12 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mstar.engine.frameless import frameless
-from mstar.engine.jobs import UNFINISHED, Done, Failed, Job, Result
+from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed, Result
+from mstar.engine.tracebacks import strip_traceback
 from mstar.plan.tables import BatchKey
-from mstar.sim.models import Memory, model_of
+from mstar.sim.models import DigestState, sim_model
 from mstar.wire.messages import Suspect
-from mstar.worker.commands import Batch, Cargo, Command, Export, Exported, Fork, Free, Load, Make, Ran, StateRef
+from mstar.worker.commands import (
+    Batch,
+    BatchFinished,
+    Command,
+    CreateState,
+    Export,
+    ExportedState,
+    ExportFinished,
+    Fork,
+    Free,
+    LoadState,
+    StateRef,
+)
 
 
 class NeverFits(Exception):
@@ -25,25 +37,25 @@ class NeverFits(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class EngineCosts:
     """What a scenario's engines cost and can hold."""
 
-    batch: float
+    batch_s: float
     """Seconds for a batch."""
-    job: float
+    job_s: float
     """Seconds more for each of its jobs."""
     pages: int
     """How much all resident states of a worker may take."""
-    unfinished: float
+    unfinished_probability: float
     """How likely it is that a job has to be handed in once more."""
 
 
 @functools.cache
-def body_of(model: str, key: BatchKey) -> tuple[Callable[..., Any], Any, bool, int, bool]:
+def resolve_op(model: str, key: BatchKey) -> tuple[Callable[..., Any], Any, bool, int, bool]:
     """How to run an op: its body, its component, whether it gives a tuple, how many values, whether only once."""
-    component = model_of(model).components()[key.component]
+    component = sim_model(model).components()[key.component]
     op = component.ops()[key.op]
-    return op.body, component, op.signature.gives_tuple, len(op.signature.outs), op.once
+    return op.body, component, op.signature.gives_tuple, len(op.signature.outs), not op.idempotent
 
 
 class SimEngine:
@@ -52,83 +64,89 @@ class SimEngine:
     `start` is told how many seconds the batch takes that begins; its owner calls `end` when they are over.
     """
 
-    def __init__(self, drawn: random.Random, costs: Costs, once: list[tuple[int, ...]]) -> None:
-        self.states: dict[int, Memory] = {}
+    def __init__(self, rng: random.Random, costs: EngineCosts, non_idempotent_calls: list[tuple[int, ...]]) -> None:
+        self.states: dict[int, DigestState] = {}
         self.batch: Batch | None = None
         """What runs."""
-        self.answers: list[Exported] = []
+        self.outputs: list[ExportFinished] = []
         """What its owner is to be told."""
-        self._drawn = drawn
+        self._rng = rng
         self._costs = costs
-        self._once = once
+        self._non_idempotent_calls = non_idempotent_calls
         self._queue: deque[Command] = deque()
         self._resident: dict[int, None] = {}  # the one that was not used for longest comes first
         self._used = 0
-        self._handed_in: dict[int, int] = {}
+        self._submissions: dict[int, int] = {}
 
     @property
     def suspects(self) -> list[Suspect]:
         """Whose calls run."""
         return self.batch.suspects if self.batch is not None else []
 
-    def take(self, command: Command) -> float | None:
+    def submit(self, command: Command) -> float | None:
         """A new command. How long the batch takes that begins with it, if one does."""
         self._queue.append(command)
-        return self._go_on() if self.batch is None else None
+        return self._start_next() if self.batch is None else None
 
-    def _go_on(self) -> float | None:
+    def _start_next(self) -> float | None:
         while self._queue:
             command = self._queue.popleft()
             if isinstance(command, Batch):
                 self.batch = command
-                return self._costs.batch + self._costs.job * len(command.jobs)
-            self._do(command)
+                return self._costs.batch_s + self._costs.job_s * len(command.jobs)
+            self._apply(command)
         return None
 
-    def _do(self, command: Command) -> None:
+    def _apply(self, command: Command) -> None:
         match command:
-            case Make():
-                self._keep(command.state, Memory())
+            case CreateState():
+                self._store_state(command.state, DigestState())
             case Fork():
-                self._keep(command.copy, self.states[command.state].fork())
+                self._store_state(command.copy, self.states[command.state].fork())
             case Free():
                 for number in command.states:
-                    self._leave(number)
+                    self._evict(number)
                     del self.states[number]
             case Export():
                 state = self.states[command.state]
-                self.answers.append(Exported(command.ticket, Cargo("", "Memory", (state.digest, state.size))))
-            case Load():
-                self._keep(command.state, Memory(*command.cargo.data))
+                self.outputs.append(
+                    ExportFinished(command.ticket, ExportedState("", "Memory", (state.digest, state.size)))
+                )
+            case LoadState():
+                self._store_state(command.state, DigestState(*command.exported.data))
             case Batch():
                 raise AssertionError("a batch takes time")
 
-    def _keep(self, number: int, state: Memory) -> None:
+    def _store_state(self, number: int, state: DigestState) -> None:
         if number in self.states:
             raise AssertionError(f"state {number} is made twice")
         self.states[number] = state
 
-    def _leave(self, number: int) -> None:
+    def _evict(self, number: int) -> None:
         if number in self._resident:
             del self._resident[number]
             self._used -= self.states[number].size
 
     # ---------------------------------------------------------------- batches
-    def end(self) -> tuple[Ran, float | None]:
+    def finish_batch(self) -> tuple[BatchFinished, float | None]:
         """The batch has run: what came of it, and how long the next one takes. A trap may raise Crash."""
         batch = self.batch
         assert batch is not None
         evicted: list[int] = []
-        results = [self._run(batch, job, evicted) for job in batch.jobs]
+        results = [self._run_job(batch, job, evicted) for job in batch.jobs]
         self.batch = None
-        seconds = self._costs.batch + self._costs.job * len(batch.jobs)
-        return Ran(batch.number, results, seconds, tuple(evicted)), self._go_on()
+        seconds = self._costs.batch_s + self._costs.job_s * len(batch.jobs)
+        return BatchFinished(batch.number, results, seconds, tuple(evicted)), self._start_next()
 
-    def _run(self, batch: Batch, job: Job, evicted: list[int]) -> Result:
-        if self._costs.unfinished and self._drawn.random() < self._costs.unfinished and job.done < 2:
+    def _run_job(self, batch: Batch, job: Job, evicted: list[int]) -> Result:
+        if (
+            self._costs.unfinished_probability
+            and self._rng.random() < self._costs.unfinished_probability
+            and job.done < 2
+        ):
             job.done += 1
             return UNFINISHED
-        body, component, gives_tuple, count, is_once = body_of(batch.model, batch.key)
+        body, component, gives_tuple, count, is_once = resolve_op(batch.model, batch.key)
         arguments, used = job.arguments, None
         for name, value in arguments.items():
             if isinstance(value, StateRef):
@@ -137,23 +155,25 @@ class SimEngine:
                 used.append(value.number)
                 arguments[name] = self.states[value.number]
         if is_once:
-            self._once.append(tuple(job.arguments.values()))
+            self._non_idempotent_calls.append(tuple(job.arguments.values()))
         try:
             given = (
-                self._with_states(body, component, arguments, used, evicted) if used else body(component, **arguments)
+                self._run_with_states(body, component, arguments, used, evicted)
+                if used
+                else body(component, **arguments)
             )
         except Exception as error:  # noqa: BLE001 - whatever a request makes an op raise ends that request only
-            return Failed(frameless(error))
-        return Done(given if gives_tuple else (given,) if count else ())
+            return JobFailed(strip_traceback(error))
+        return JobDone(given if gives_tuple else (given,) if count else ())
 
-    def _with_states(
+    def _run_with_states(
         self, body: Callable[..., Any], component: Any, arguments: dict[str, Any], used: list[int], evicted: list[int]
     ) -> Any:
         """Run a body whose states have to be resident; others make room."""
         states = [self.states[number] for number in used]
         before = [(state.digest, state.size) for state in states]
         for number in used:
-            self._leave(number)
+            self._evict(number)
         try:
             given = body(component, **arguments)
             size = sum(state.size for state in states)
@@ -169,6 +189,6 @@ class SimEngine:
                 self._used += state.size
         while self._used > self._costs.pages:
             oldest = next(iter(self._resident))
-            self._leave(oldest)
+            self._evict(oldest)
             evicted.append(oldest)
         return given

@@ -18,20 +18,20 @@ class Violation(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Seen:
+class ClientView:
     """One request as its client has seen it."""
 
-    streams: Mapping[str, Sequence[bytes]]
+    expected_streams: Mapping[str, Sequence[bytes]]
     """What it should give: a digest for each emission of each kind."""
-    result: bytes
+    expected_result: bytes
     """A digest of what its route should return."""
-    submitted: float
-    got: dict[str, int] = field(default_factory=dict[str, int])
+    submitted_at: float
+    delivered: dict[str, int] = field(default_factory=dict[str, int])
     """How many emissions of each kind were delivered."""
     status: str = ""
     """How it ended."""
-    ended: float = 0.0
-    has_left: bool = False
+    ended_at: float = 0.0
+    has_disconnected: bool = False
     is_admitted: bool = False
     """Something of it was delivered, or whoever keeps this history knows that it was taken on."""
 
@@ -40,11 +40,11 @@ class History:
     """What the clients of one run have seen, by request."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, Seen] = {}
+        self.requests: dict[str, ClientView] = {}
 
-    def submit(self, now: float, rid: str, streams: Mapping[str, Sequence[bytes]], result: bytes) -> Seen:
+    def submit(self, now: float, rid: str, streams: Mapping[str, Sequence[bytes]], result: bytes) -> ClientView:
         """A client asks for something that should give this."""
-        seen = self.requests[rid] = Seen(streams, result, now)
+        seen = self.requests[rid] = ClientView(streams, result, now)
         return seen
 
     def deliver(self, rid: str, kind: str, index: int, digest: bytes) -> None:
@@ -52,38 +52,38 @@ class History:
         seen = self.requests[rid]
         if seen.status:
             raise Violation(f"I2 {rid} was given {kind} {index} after it ended {seen.status}")
-        if seen.has_left:
+        if seen.has_disconnected:
             raise Violation(f"I8 {rid} was given {kind} {index} after its client left")
-        before = seen.got.get(kind, 0)
+        before = seen.delivered.get(kind, 0)
         if index != before:
             raise Violation(f"I1 {rid} was given {kind} {index} after {before} of them")
-        want = seen.streams.get(kind, ())
+        want = seen.expected_streams.get(kind, ())
         if index >= len(want) or digest != want[index]:
             wanted = want[index].decode() if index < len(want) else "nothing"
             raise Violation(f"I1 {rid} was given {kind} {index} = {digest.decode()}, not {wanted}")
-        seen.got[kind] = before + 1
+        seen.delivered[kind] = before + 1
         seen.is_admitted = True
 
-    def leave(self, rid: str) -> None:
+    def disconnect(self, rid: str) -> None:
         """A client is gone."""
-        self.requests[rid].has_left = True
+        self.requests[rid].has_disconnected = True
 
     def end(self, now: float, rid: str, status: str, result: bytes) -> None:
         """A client was told how its request has ended."""
         seen = self.requests[rid]
         if seen.status:
             raise Violation(f"I2 {rid} ended {status} after it ended {seen.status}")
-        if seen.has_left:
+        if seen.has_disconnected:
             raise Violation(f"I8 {rid} ended {status} after its client left")
         if status == REFUSED and seen.is_admitted:
             raise Violation(f"I4 {rid} was refused after it was taken on")
         if status == "ok":
-            want = {kind: len(digests) for kind, digests in seen.streams.items()}
-            if want != seen.got or result != seen.result:
-                got = f"{seen.got} and {result.decode()}, not {want} and {seen.result.decode()}"
+            want = {kind: len(digests) for kind, digests in seen.expected_streams.items()}
+            if want != seen.delivered or result != seen.expected_result:
+                got = f"{seen.delivered} and {result.decode()}, not {want} and {seen.expected_result.decode()}"
                 raise Violation(f"I3 {rid} ended ok with {got}")
-        seen.status, seen.ended = status, now
+        seen.status, seen.ended_at = status, now
 
-    def open(self) -> list[str]:
+    def pending_requests(self) -> list[str]:
         """Requests whose clients still wait."""
-        return [rid for rid, seen in self.requests.items() if not seen.status and not seen.has_left]
+        return [rid for rid, seen in self.requests.items() if not seen.status and not seen.has_disconnected]

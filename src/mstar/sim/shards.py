@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar.conductor.core import Served
+from mstar.conductor.core import ConductorModel
 from mstar.sim.scenario import Scenario
 
 CONDUCTOR = "conductor"
 
 
-class Shards:
+class ConductorShards:
     """The conductors of one world."""
 
-    def __init__(self, scenario: Scenario, served: Mapping[str, Served]) -> None:
+    def __init__(self, scenario: Scenario, served: Mapping[str, ConductorModel]) -> None:
         self.models = {f"{CONDUCTOR}-{name}": (name,) for name in served}
         """Of each conductor."""
         if not scenario.is_sharded:
@@ -23,7 +23,7 @@ class Shards:
             for conductor, models in self.models.items()
         }
         """Of each conductor."""
-        self._fronts = scenario.fronts
+        self._frontends = scenario.frontends
 
     def __contains__(self, name: str) -> bool:
         return name in self.models
@@ -32,7 +32,7 @@ class Shards:
         """The conductor of a worker or of a model; that of a conductor is itself."""
         return next(one for one, models in self.models.items() if name in (one, *models, *self.workers[one]))
 
-    def is_met(self, name: str, other: str) -> bool:
+    def has_link(self, name: str, other: str) -> bool:
         """Whether a process has to do with another."""
-        has_front = name in self._fronts or other in self._fronts
+        has_front = name in self._frontends or other in self._frontends
         return has_front or self.conductor(name) == self.conductor(other)

@@ -13,36 +13,38 @@ from typing import Any, cast
 
 from mstar.errors import ParityError
 from mstar.graph import ir
-from mstar.plan.placement import Entry, Placement
-from mstar.testing.local import LocalRuntime
+from mstar.plan.placement import Placement, PlacementRule
+from mstar.testing.local_runtime import LocalRuntime
+from mstar.walk.client_input import ClientInput
 from mstar.walk.emissions import Emission
 from mstar.walk.model import Model, Outcome
-from mstar.walk.said import Said
 from mstar.walk.values import is_array
 
 
-def parity(model: Model, request: Any, *, said: Sequence[Said] = (), schedules: int = 5, seed: int = 0) -> None:
+def parity(
+    model: Model, request: Any, *, inputs: Sequence[ClientInput] = (), schedules: int = 5, seed: int = 0
+) -> None:
     """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer.
 
     `said` is what its client says while it runs. A request that fails eagerly must fail in the same way when it is
     served. What it raised is raised at the end.
     """
-    parity_all(model, [request], said=said, schedules=schedules, seed=seed)
+    parity_all(model, [request], inputs=inputs, schedules=schedules, seed=seed)
 
 
 def parity_all(
-    model: Model, requests: Sequence[Any], *, said: Sequence[Said] = (), schedules: int = 5, seed: int = 0
+    model: Model, requests: Sequence[Any], *, inputs: Sequence[ClientInput] = (), schedules: int = 5, seed: int = 0
 ) -> None:
     """The same for several requests that are served at the same time and share batches."""
-    eager = [_eager(model, request, said) for request in requests]
+    eager = [_run_eager(model, request, inputs) for request in requests]
     graphs = model.graphs()
     for schedule in range(schedules):
         chosen = random.Random(f"{seed}/{schedule}")
         placement = None if schedule == 0 else random_placement(graphs, chosen)
-        how: dict[str, Any] = {"seed": chosen.randrange(1 << 30), "is_tight": chosen.random() < 0.5}
-        runtime = LocalRuntime(model, placement, token_budget=chosen.choice((None, 1, 5, 30)), **how)
-        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests, said), strict=True)):
-            if (what := difference(want, got)) is not None:
+        how: dict[str, Any] = {"seed": chosen.randrange(1 << 30), "min_stream_buffers": chosen.random() < 0.5}
+        runtime = LocalRuntime(model, placement, max_batched_tokens=chosen.choice((None, 1, 5, 30)), **how)
+        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests, inputs), strict=True)):
+            if (what := first_difference(want, got)) is not None:
                 raise ParityError(
                     f"request {number} of {type(model).__name__}: {what}\n"
                     f"  schedule {schedule} of seed {seed}, placement {placement}"
@@ -52,9 +54,9 @@ def parity_all(
             raise outcome.error
 
 
-def _eager(model: Model, request: Any, said: Sequence[Said]) -> Outcome:
+def _run_eager(model: Model, request: Any, inputs: Sequence[ClientInput]) -> Outcome:
     try:
-        return model.run(request, said)
+        return model.run(request, inputs)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the eager answer
         return Outcome([], error=error)
 
@@ -64,9 +66,9 @@ def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Pl
     ops = sorted({(n.component, n.op) for g in graphs.values() for n in ir.flat(g.body) if isinstance(n, ir.Call)})
     workers = [f"w{number}" for number in range(chosen.randint(1, 4))]
 
-    def entry() -> Entry:
+    def entry() -> PlacementRule:
         count = chosen.choice((1, 1, 1, 2, 3))
-        return Entry(tuple(chosen.sample(workers, min(count, len(workers)))), spread=chosen.random() < 0.3)
+        return PlacementRule(tuple(chosen.sample(workers, min(count, len(workers)))), spread=chosen.random() < 0.3)
 
     place = {component: entry() for component, _ in ops}
     place |= {f"{component}.{op}": entry() for component, op in ops if chosen.random() < 0.4}
@@ -78,7 +80,7 @@ def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Pl
     return Placement(place, {name: entries for name, entries in walks.items() if entries})
 
 
-def difference(want: Outcome, got: Outcome) -> str | None:
+def first_difference(want: Outcome, got: Outcome) -> str | None:
     """The first thing in which two outcomes differ, or None. Kinds of emissions are not ordered among each other."""
     if want.error is not None or got.error is not None:
         is_same = type(want.error) is type(got.error) and str(want.error) == str(got.error)
@@ -88,11 +90,11 @@ def difference(want: Outcome, got: Outcome) -> str | None:
         if len(wanted[kind]) != len(had[kind]):
             return f"{len(had[kind])} {kind} emissions, eager gave {len(wanted[kind])}"
         for number, (a, b) in enumerate(zip(wanted[kind], had[kind], strict=True)):
-            if not same(a.value, b.value) or a.clock != b.clock:
+            if not is_identical(a.value, b.value) or a.clock != b.clock:
                 return f"{kind} emission {number} is {b}, eager gave {a}"
-    if not same(want.result, got.result):
+    if not is_identical(want.result, got.result):
         return f"the result is {got.result!r}, eager gave {want.result!r}"
-    if not same(want.answers, got.answers):
+    if not is_identical(want.answers, got.answers):
         return f"the answers are {got.answers!r}, eager gave {want.answers!r}"
     return None
 
@@ -104,15 +106,15 @@ def _by_kind(emissions: list[Emission]) -> defaultdict[str, list[Emission]]:
     return kinds
 
 
-def same(a: Any, b: Any) -> bool:
+def is_identical(a: Any, b: Any) -> bool:
     """Equal to the last bit: arrays by dtype, shape and content, and a NaN equal to a NaN."""
     if is_array(a) and is_array(b):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (_nan(a) & _nan(b))).all())
+        return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (_is_nan(a) & _is_nan(b))).all())
     if isinstance(a, list | tuple) and type(cast("object", a)) is type(b):
         xs, ys = cast("Sequence[Any]", a), cast("Sequence[Any]", b)
-        return len(xs) == len(ys) and all(same(x, y) for x, y in zip(xs, ys, strict=True))
-    return bool(a == b or (_nan(a) and _nan(b)))
+        return len(xs) == len(ys) and all(is_identical(x, y) for x, y in zip(xs, ys, strict=True))
+    return bool(a == b or (_is_nan(a) and _is_nan(b)))
 
 
-def _nan(value: Any) -> Any:
+def _is_nan(value: Any) -> Any:
     return value != value  # noqa: PLR0124 - only a NaN differs from itself

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mstar.testing.toys import WIDTH, Toy, Writer, cut_rows, entries_of, spread, token_of
+from mstar.testing.toy_language import WIDTH, TokenDecoder, ToyComponent, kv_entries, split_rows, to_floats, to_token
 from mstar.walk.batching import ONE_ROW, Layout, padded, ragged, rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV, State
@@ -25,7 +25,7 @@ class CodecState(State):
 
 
 # ---------------------------------------------------------------- speaking
-class AudioEncoder(Toy):
+class AudioEncoder(ToyComponent):
     """Spectrogram frames to embeddings, one for each."""
 
     @op(batch=padded("F"))
@@ -33,20 +33,20 @@ class AudioEncoder(Toy):
         """The frames, seen as a whole. What fills up the shorter rows is not looked at."""
         out = np.zeros((*mel.shape[:2], WIDTH), np.float32)
         for row, length in enumerate(layout.lengths):
-            out[row, :length] = spread(self.mark(mel[row, :length]), (length, WIDTH))
+            out[row, :length] = to_floats(self.weighted_digest(mel[row, :length]), (length, WIDTH))
         return cast("Any", out)
 
 
-class Snac(Toy):
+class Snac(ToyComponent):
     """Codes to sound: a window of 28 codes gives the sound of its middle ones."""
 
     @op(batch=stacked)
     def decode(self, codes: Int64[Tensor, "28 1"]) -> Float32[Tensor, "2048"]:
         """The sound of a window."""
-        return cast("Any", np.stack([spread(self.mark(window), (2048,)) for window in codes]))
+        return cast("Any", np.stack([to_floats(self.weighted_digest(window), (2048,)) for window in codes]))
 
 
-class StreamingCodec(Toy):
+class StreamingCodec(ToyComponent):
     """Codes to sound one frame at a time, with a memory of the frames before."""
 
     @op(batch=stacked)
@@ -54,13 +54,13 @@ class StreamingCodec(Toy):
         """The sound of one frame after those that the state has seen."""
         sounds: list[Any] = []
         for codes, past in zip(frame, rows(state), strict=True):
-            past.tail = [*past.tail[-3:], self.mark(codes)]
+            past.tail = [*past.tail[-3:], self.weighted_digest(codes)]
             past.count += 1
-            sounds.append(spread(self.mark(past.tail, past.count), (1920,)))
+            sounds.append(to_floats(self.weighted_digest(past.tail, past.count), (1920,)))
         return cast("Any", np.stack(sounds))
 
 
-class Talker(Writer):
+class Talker(TokenDecoder):
     """Writes the first code of each frame of speech, led by a thinker's hidden states."""
 
     @op(batch=ragged("T"))
@@ -68,8 +68,8 @@ class Talker(Writer):
         self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Float32[Tensor, "64"]]:
         """Read the prompt; the first code, and the hidden state behind it."""
-        for ids, cache in zip(cut_rows(tokens, layout), rows(kv), strict=True):
-            entries_of(cache).extend(map(int, ids))
+        for ids, cache in zip(split_rows(tokens, layout), rows(kv), strict=True):
+            kv_entries(cache).extend(map(int, ids))
         return self._next(kv)
 
     @op(batch=stacked)
@@ -78,21 +78,21 @@ class Talker(Writer):
     ) -> tuple[Int64[Tensor, "1"], Float32[Tensor, "64"]]:
         """Read a frame and a thought; the next frame's first code, and the hidden state behind it."""
         for codes, hidden, cache in zip(frame, thought, rows(kv), strict=True):
-            entries_of(cache).append(self.mark(codes, hidden))
+            kv_entries(cache).append(self.weighted_digest(codes, hidden))
         return self._next(kv)
 
     @op
     def pad(self) -> Float32[Tensor, "64"]:
         """The thought of one who has nothing more to say."""
-        return spread(self.seed, (WIDTH,))
+        return to_floats(self.seed, (WIDTH,))
 
     def _next(self, kv: KV) -> tuple[Any, Any]:
-        marks = [self.recall(cache) for cache in rows(kv)]
-        codes, hidden = [token_of(mark, self.vocab) for mark in marks], [spread(mark, (WIDTH,)) for mark in marks]
+        marks = [self.cache_digest(cache) for cache in rows(kv)]
+        codes, hidden = [to_token(mark, self.vocab) for mark in marks], [to_floats(mark, (WIDTH,)) for mark in marks]
         return np.stack(codes), np.stack(hidden)
 
 
-class CodePredictor(Toy):
+class CodePredictor(ToyComponent):
     """Completes a frame: fifteen residual codes, one after the other, with a cache of its own for each frame."""
 
     @op(batch=stacked)
@@ -109,12 +109,12 @@ class CodePredictor(Toy):
         """The frame with one more code, after the `step` + 1 it has."""
         frames = np.array(frame)
         for codes, thought, at, cache in zip(frames, hidden, rows(step), rows(kv), strict=True):
-            entries_of(cache).append(self.mark(codes[: at + 1], thought))
-            codes[at + 1] = self.recall(cache) % 1024
+            kv_entries(cache).append(self.weighted_digest(codes[: at + 1], thought))
+            codes[at + 1] = self.cache_digest(cache) % 1024
         return cast("Any", frames)
 
 
-class Vocoder(Toy):
+class Vocoder(ToyComponent):
     """Frames of codes to sound: sees earlier frames too, and gives the sound of the fresh ones."""
 
     hop = 1920
@@ -123,12 +123,12 @@ class Vocoder(Toy):
     @op(batch=ragged("W"))
     def decode(self, codes: Int64[Tensor, "W 16"], fresh: int, layout: Layout = ONE_ROW) -> Float32[Tensor, "S"]:
         """The sound of the last `fresh` frames."""
-        pairs = zip(cut_rows(codes, layout), rows(fresh), strict=True)
-        return cast("Any", [spread(self.mark(frames, new), (new * self.hop,)) for frames, new in pairs])
+        pairs = zip(split_rows(codes, layout), rows(fresh), strict=True)
+        return cast("Any", [to_floats(self.weighted_digest(frames, new), (new * self.hop,)) for frames, new in pairs])
 
 
 # ---------------------------------------------------------------- hearing
-class Ear(Toy):
+class ChunkedAudioEncoder(ToyComponent):
     """Cuts a long recording into overlapping chunks, and encodes them."""
 
     chunk, overlap, hop = 64, 16, 8
@@ -142,32 +142,34 @@ class Ear(Toy):
     @op(batch=ragged("C"))
     def encode(self, chunk: Float32[Tensor, "C"], layout: Layout = ONE_ROW) -> Float32[Tensor, "F 64"]:
         """An embedding for every eight samples."""
-        parts = cut_rows(chunk, layout)
-        return cast("Any", [spread(self.mark(part), (-(-len(part) // self.hop), WIDTH)) for part in parts])
+        parts = split_rows(chunk, layout)
+        return cast(
+            "Any", [to_floats(self.weighted_digest(part), (-(-len(part) // self.hop), WIDTH)) for part in parts]
+        )
 
 
-class Scribe(Writer):
+class AsrDecoder(TokenDecoder):
     """Writes down what it hears in a chunk."""
 
     @op(batch=ragged("F"))
     def listen(self, heard: Float32[Tensor, "F 64"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
         """Read a chunk's embeddings; the first token."""
-        for part, cache in zip(cut_rows(heard, layout), rows(kv), strict=True):
-            entries_of(cache).extend(self.mark(frame) for frame in part)
+        for part, cache in zip(split_rows(heard, layout), rows(kv), strict=True):
+            kv_entries(cache).extend(self.weighted_digest(frame) for frame in part)
         return self._next(kv)
 
     @op(batch=stacked)
     def write(self, token: Int64[Tensor, "1"], kv: KV) -> Int64[Tensor, "1"]:
         """Write a token down; the one that follows it."""
         for ids, cache in zip(token, rows(kv), strict=True):
-            entries_of(cache).append(int(ids[0]))
+            kv_entries(cache).append(int(ids[0]))
         return self._next(kv)
 
     def _next(self, kv: KV) -> Any:
-        return np.stack([token_of(self.recall(cache), self.vocab) for cache in rows(kv)])
+        return np.stack([to_token(self.cache_digest(cache), self.vocab) for cache in rows(kv)])
 
 
-class Stitcher(Toy):
+class TranscriptMerger(ToyComponent):
     """Joins the texts of overlapping chunks."""
 
     @op

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mstar.testing.toys import WIDTH, Toy, cut_rows, digest, entries_of, spread
+from mstar.testing.toy_language import WIDTH, ToyComponent, digest, kv_entries, split_rows, to_floats
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV
@@ -16,7 +16,7 @@ from mstar.walk.types import Float32, Int64, Tensor, View
 
 
 # ---------------------------------------------------------------- pictures
-class ImageEncoder(Toy):
+class ImageEncoder(ToyComponent):
     """A vision transformer: a picture to embeddings of its patches."""
 
     patch = 4
@@ -25,10 +25,10 @@ class ImageEncoder(Toy):
     def encode(self, image: Float32[Tensor, "3 H W"]) -> Float32[Tensor, "P 64"]:
         """An embedding for each patch."""
         count = (image.shape[1] // self.patch) * (image.shape[2] // self.patch)
-        return spread(self.mark(image), (count, WIDTH))
+        return to_floats(self.weighted_digest(image), (count, WIDTH))
 
 
-class Vae(Toy):
+class Vae(ToyComponent):
     """Pictures to latents and back; a latent stands for 8 × 8 pixels."""
 
     pixels = 8
@@ -37,22 +37,22 @@ class Vae(Toy):
     def encode(self, image: Float32[Tensor, "3 H W"]) -> Float32[Tensor, "Q 64"]:
         """A picture as latents."""
         count = (image.shape[1] // self.pixels) * (image.shape[2] // self.pixels)
-        return spread(self.mark(image), (count, WIDTH))
+        return to_floats(self.weighted_digest(image), (count, WIDTH))
 
     @op
     def decode(self, x: Float32[Tensor, "N 64"]) -> Float32[Tensor, "3 H W"]:
         """Latents of a square picture as the picture."""
         side = isqrt(len(x)) * self.pixels
-        return spread(self.mark(x), (3, side, side))
+        return to_floats(self.weighted_digest(x), (3, side, side))
 
 
-class Guidance(Toy):
+class Guidance(ToyComponent):
     """The arithmetic around a flow model. It has no weights."""
 
     @op
     def noise(self, side: int, seed: int) -> Float32[Tensor, "N 64"]:
         """Latents to start from, for a square picture."""
-        return spread(digest(side, seed), (side * side, WIDTH))
+        return to_floats(digest(side, seed), (side * side, WIDTH))
 
     @op(batch=ragged("N"))
     def mix(
@@ -75,7 +75,7 @@ class Guidance(Toy):
 
 
 # ---------------------------------------------------------------- robots
-class Policy(Toy):
+class Policy(ToyComponent):
     """A vision-language backbone and the action expert that reads its cache, in one set of weights."""
 
     chunk, width, joints = 50, 32, 7
@@ -94,22 +94,22 @@ class Policy(Toy):
         layout: Layout = ONE_ROW,
     ) -> None:
         """Read what the cameras see, the task, and where the robot is."""
-        for seen, ids, where, cache in zip(rows(views), cut_rows(tokens, layout), pose, rows(kv), strict=True):
-            entries = entries_of(cache)
-            entries.extend(self.mark(patch) for view in seen for patch in view)
+        for seen, ids, where, cache in zip(rows(views), split_rows(tokens, layout), pose, rows(kv), strict=True):
+            entries = kv_entries(cache)
+            entries.extend(self.weighted_digest(patch) for view in seen for patch in view)
             entries.extend(map(int, ids))
-            entries.append(self.mark(where))
+            entries.append(self.weighted_digest(where))
 
     @op
     def noise(self, seed: int) -> Float32[Tensor, "50 32"]:
         """Actions to start from."""
-        return spread(digest(seed), (self.chunk, self.width))
+        return to_floats(digest(seed), (self.chunk, self.width))
 
     @op(batch=stacked)
     def flow(self, actions: Float32[Tensor, "50 32"], step: int, kv: View[KV]) -> Float32[Tensor, "50 32"]:
         """Where the actions should go, given the prefix."""
         parts = zip(actions, rows(step), rows(kv), strict=True)
-        return cast("Any", np.stack([spread(self.recall(kv, x, at), x.shape) for x, at, kv in parts]))
+        return cast("Any", np.stack([to_floats(self.cache_digest(kv, x, at), x.shape) for x, at, kv in parts]))
 
     @op(batch=stacked)
     def move(self, actions: Float32[Tensor, "50 32"], v: Float32[Tensor, "50 32"]) -> Float32[Tensor, "50 32"]:
@@ -123,7 +123,7 @@ class Policy(Toy):
 
 
 # ---------------------------------------------------------------- worlds
-class VideoEncoder(Toy):
+class VideoEncoder(ToyComponent):
     """Frames of a video to embeddings of their patches."""
 
     patch = 8
@@ -132,17 +132,17 @@ class VideoEncoder(Toy):
     def encode(self, frames: Float32[Tensor, "F 3 H W"]) -> Float32[Tensor, "N 64"]:
         """An embedding for each patch of each frame."""
         count, _, height, width = frames.shape
-        return spread(self.mark(frames), (count * (height // self.patch) * (width // self.patch), WIDTH))
+        return to_floats(self.weighted_digest(frames), (count * (height // self.patch) * (width // self.patch), WIDTH))
 
 
-class Predictor(Toy):
+class Predictor(ToyComponent):
     """Imagines what follows an action, with a cache of what was imagined before."""
 
     @op(batch=ragged("N"))
     def observe(self, z: Float32[Tensor, "N 64"], kv: KV, layout: Layout = ONE_ROW) -> None:
         """Read what is really seen into the cache."""
-        for latents, cache in zip(cut_rows(z, layout), rows(kv), strict=True):
-            entries_of(cache).append(self.mark(latents))
+        for latents, cache in zip(split_rows(z, layout), rows(kv), strict=True):
+            kv_entries(cache).append(self.weighted_digest(latents))
 
     @op(batch=ragged("N"))
     def advance(
@@ -155,13 +155,13 @@ class Predictor(Toy):
     ) -> tuple[Float32[Tensor, "N 64"], Float32[Tensor, "7"]]:
         """What is seen after an action, and where the robot then is."""
         following: list[Any] = []
-        for latents, act, where, cache in zip(cut_rows(z, layout), action, pose, rows(kv), strict=True):
-            entries_of(cache).append(self.mark(latents, act, where))
-            following.append(spread(self.recall(cache), latents.shape))
+        for latents, act, where, cache in zip(split_rows(z, layout), action, pose, rows(kv), strict=True):
+            kv_entries(cache).append(self.weighted_digest(latents, act, where))
+            following.append(to_floats(self.cache_digest(cache), latents.shape))
         return cast("Any", np.concatenate(following)), cast("Any", np.mod(pose + 3 * action, 251))
 
 
-class CrossEntropy(Toy):
+class CrossEntropy(ToyComponent):
     """Planning by the cross-entropy method: sample plans, score them, refit to the best."""
 
     def __init__(self, candidates: int = 5, elites: int = 2, seed: int = 0) -> None:
@@ -178,13 +178,13 @@ class CrossEntropy(Toy):
     @op
     def sample(self, mean: Float32[Tensor, "H 7"], std: Float32[Tensor, "H 7"], step: int) -> Float32[Tensor, "K H 7"]:
         """Plans around the mean."""
-        noise = spread(self.mark(step), (self.candidates, *mean.shape))
+        noise = to_floats(self.weighted_digest(step), (self.candidates, *mean.shape))
         return cast("Any", np.floor(mean + std * noise / 125))
 
     @op(batch=stacked)
     def score(self, z: Float32[Tensor, "N 64"], goal: Float32[Tensor, "M 64"]) -> Float32[Tensor, ""]:
         """How far an imagined end is from the goal."""
-        far = [self.mark(*pair) % 1009 for pair in zip(z, goal, strict=True)]
+        far = [self.weighted_digest(*pair) % 1009 for pair in zip(z, goal, strict=True)]
         return cast("Any", np.array(far, np.float32))
 
     @op

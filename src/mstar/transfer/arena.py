@@ -26,24 +26,24 @@ import msgspec
 
 from mstar.transfer.errors import ReadFailed
 
-CAPACITY = 256 << 20
+DEFAULT_CAPACITY_BYTES = 256 << 20
 """How many bytes an arena has for what is sent. Memory is taken only where it was used."""
 
-_NAME = "mstar-arena"
-_SLOT = 16 << 10
+_MEMFD_NAME = "mstar-arena"
+_BYTES_PER_SLOT = 16 << 10
 """There is one slot for so many bytes of capacity; below that size nothing should come here."""
-_ALIGN = 64
-_WORD = 8
-_ID, _SLOTS, _HEAD = range(3)
+_ALIGN_BYTES = 64
+_WORD_BYTES = 8
+_ARENA_ID, _SLOT_COUNT, _HEADER_WORDS = range(3)
 """The words before the table: which arena it is, and how many slots it has."""
-_ENTRY = 4
+_ENTRY_WORDS = 4
 """The words of a slot's entry in the table."""
-_GENERATION, _OFFSET, _LENGTH, _READ = range(_ENTRY)
-ENTRY_BYTES = _WORD * _ENTRY
-MARK_AT = _WORD * _READ
+_GENERATION, _OFFSET, _LENGTH, _READ = range(_ENTRY_WORDS)
+ENTRY_BYTES = _WORD_BYTES * _ENTRY_WORDS
+MARK_OFFSET_BYTES = _WORD_BYTES * _READ
 """Where in its entry a reader leaves the generation that it has read."""
 _FREE = 0
-_FREED = b"\xdb"
+_POISON = b"\xdb"
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +60,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Used:
+class _UsedSlot:
     descriptor: Descriptor
     size: int
     to: Hashable
@@ -69,68 +69,68 @@ class _Used:
 class Arena:
     """The arena of this process. With `poison` bytes that are freed are overwritten, so that a test sees them used."""
 
-    def __init__(self, capacity: int = CAPACITY, *, poison: bool = False) -> None:
-        count = max(1, capacity // _SLOT)
-        first, capacity = aligned(entry_at(count)), aligned(capacity)
+    def __init__(self, capacity: int = DEFAULT_CAPACITY_BYTES, *, poison: bool = False) -> None:
+        count = max(1, capacity // _BYTES_PER_SLOT)
+        first, capacity = align_up(entry_offset(count)), align_up(capacity)
         self._poison = poison
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, first + capacity)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on its size
-        self.memory = Memory(self._fd)
+        self.memory = ArenaMemory(self._fd)
         self._key = (os.getpid(), self._fd, secrets.randbits(64))
-        self.memory.words[_ID], self.memory.words[_SLOTS] = self._key[2], count
-        self._used: dict[int, _Used] = {}
+        self.memory.words[_ARENA_ID], self.memory.words[_SLOT_COUNT] = self._key[2], count
+        self._used: dict[int, _UsedSlot] = {}
         self._slots = list(range(count - 1, -1, -1))
         self._gaps = [(first, capacity)]
         """(offset, size) of what is free, in order; no two of them touch."""
-        self._look_at = 1
+        self._reclaim_at = 1
         """At how many used slots it is time to look which were read: so looking costs little for each."""
 
     def put(self, data: memoryview, to: Hashable) -> Descriptor | None:
         """Copy bytes for a peer; None if there is no room for them now."""
-        return self.put_together((data,), to)
+        return self.put_parts((data,), to)
 
-    def put_together(self, parts: Sequence[memoryview], to: Hashable) -> Descriptor | None:
+    def put_parts(self, parts: Sequence[memoryview], to: Hashable) -> Descriptor | None:
         """Copy several pieces into one slot, each where `places` says."""
-        if len(self._used) >= self._look_at:
+        if len(self._used) >= self._reclaim_at:
             self.reclaim()
-        starts, length = places([len(part) for part in parts])
-        size = aligned(length)
-        offset = self._cut(size)
+        starts, length = layout_parts([len(part) for part in parts])
+        size = align_up(length)
+        offset = self._allocate(size)
         if offset is None:
             self.reclaim()
-            offset = self._cut(size)
+            offset = self._allocate(size)
         if offset is None:
             return None
         slot, generation = self._slots.pop(), secrets.randbits(63) + 1
         descriptor = Descriptor(*self._key, slot, offset, length, generation)
         for start, part in zip(starts, parts, strict=True):
             self.memory.view[offset + start : offset + start + len(part)] = part
-        words, entry = self.memory.words, _entry(slot)
+        words, entry = self.memory.words, _entry_index(slot)
         words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, length, _FREE
         words[entry + _GENERATION] = generation  # last: from now on it can be read
-        self._used[slot] = _Used(descriptor, size, to)
+        self._used[slot] = _UsedSlot(descriptor, size, to)
         return descriptor
 
     def reclaim(self) -> None:
         """Free what was read."""
         words = self.memory.words
         used = self._used.items()
-        read = [slot for slot, one in used if words[_entry(slot) + _READ] == one.descriptor.generation]
+        read = [slot for slot, one in used if words[_entry_index(slot) + _READ] == one.descriptor.generation]
         for slot in read:
             self._release(slot)
-        self._look_at = 2 * len(self._used) + 1
+        self._reclaim_at = 2 * len(self._used) + 1
 
     def forget(self, peer: Hashable) -> None:
         """Free what was for a peer whose life is over."""
         for slot in [slot for slot, used in self._used.items() if used.to == peer]:
             self._release(slot)
 
-    def take_back(self, descriptor: Descriptor) -> None:
+    def cancel(self, descriptor: Descriptor) -> None:
         """Free what will not be sent after all."""
         self._release(descriptor.slot)
 
-    def stock(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """How many slots, and how many bytes of them, are still to be read."""
         self.reclaim()
         return {"slots": len(self._used), "slot_bytes": sum(used.descriptor.length for used in self._used.values())}
@@ -140,7 +140,7 @@ class Arena:
         self.memory.close()
         os.close(self._fd)
 
-    def _cut(self, size: int) -> int | None:
+    def _allocate(self, size: int) -> int | None:
         """The offset of so many free bytes: the first ones that suffice, as those were used before."""
         if not self._slots:
             return None
@@ -153,9 +153,9 @@ class Arena:
     def _release(self, slot: int) -> None:
         used = self._used.pop(slot)
         start, end = used.descriptor.offset, used.descriptor.offset + used.size
-        self.memory.words[_entry(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
+        self.memory.words[_entry_index(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
         if self._poison:
-            self.memory.view[start:end] = _FREED * used.size
+            self.memory.view[start:end] = _POISON * used.size
         self._slots.append(slot)
         at = bisect.bisect(self._gaps, (start, 0))
         if at < len(self._gaps) and self._gaps[at][0] == end:
@@ -166,59 +166,61 @@ class Arena:
         self._gaps.insert(at, (start, end - start))
 
 
-class Reader:
+class ArenaReader:
     """The arenas of other processes, each opened when something is first read from it."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, tuple[tuple[int, int, int], Memory]] = {}
+        self._arenas: dict[Hashable, tuple[tuple[int, int, int], ArenaMemory]] = {}
 
-    def take(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
+    def read(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
         """A copy of what a sender has put, and its slot is free. Raises ReadFailed unless it is that for certain."""
-        memory = self._arena(descriptor, sender)
+        memory = self._open_arena(descriptor, sender)
         slot, start, length, generation = descriptor.slot, descriptor.offset, descriptor.length, descriptor.generation
         if not memory.holds(slot, generation, start, length):
-            raise lost(length, sender, "they were read before, or given up")
+            raise read_failure(length, sender, "they were read before, or given up")
         data = bytearray(memory.view[start : start + length])
         if not memory.holds(slot, generation, start, length):
-            raise lost(length, sender, "they were given up while they were read")
-        memory.mark(slot, generation)
+            raise read_failure(length, sender, "they were given up while they were read")
+        memory.mark_read(slot, generation)
         return data
 
     def forget(self, peer: Hashable) -> None:
         """Close the arena of a peer whose life is over."""
-        if (known := self._open.pop(peer, None)) is not None:
+        if (known := self._arenas.pop(peer, None)) is not None:
             known[1].close()
 
     def close(self) -> None:
         """Close all arenas."""
-        for peer in list(self._open):
+        for peer in list(self._arenas):
             self.forget(peer)
 
-    def _arena(self, descriptor: Descriptor, sender: Hashable) -> Memory:
+    def _open_arena(self, descriptor: Descriptor, sender: Hashable) -> ArenaMemory:
         key = (descriptor.pid, descriptor.fd, descriptor.arena)
-        known = self._open.get(sender)
+        known = self._arenas.get(sender)
         if known is not None and known[0] == key:
             return known[1]
         self.forget(sender)
         path = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
         try:
-            if os.readlink(path) != f"/memfd:{_NAME} (deleted)":
+            if os.readlink(path) != f"/memfd:{_MEMFD_NAME} (deleted)":
                 raise FileNotFoundError("it has no arena there")
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                memory = Memory(fd)
+                memory = ArenaMemory(fd)
             finally:
                 os.close(fd)
         except (OSError, ValueError) as error:
-            raise lost(descriptor.length, sender, f"its arena cannot be opened ({type(error).__name__})") from error
-        if memory.words[_ID] != descriptor.arena:
+            raise read_failure(
+                descriptor.length, sender, f"its arena cannot be opened ({type(error).__name__})"
+            ) from error
+        if memory.words[_ARENA_ID] != descriptor.arena:
             memory.close()
-            raise lost(descriptor.length, sender, "its arena is another one now")
-        self._open[sender] = key, memory
+            raise read_failure(descriptor.length, sender, "its arena is another one now")
+        self._arenas[sender] = key, memory
         return memory
 
 
-class Memory:
+class ArenaMemory:
     """An arena's memory, as bytes and as words."""
 
     def __init__(self, fd: int) -> None:
@@ -233,14 +235,14 @@ class Memory:
 
     def holds(self, slot: int, generation: int, offset: int, length: int) -> bool:
         """Whether a slot holds exactly this, unread."""
-        if not 0 <= slot < self.words[_SLOTS]:
+        if not 0 <= slot < self.words[_SLOT_COUNT]:
             return False
-        entry = _entry(slot)
-        return is_unread(self.words[entry : entry + _ENTRY], generation, offset, length)
+        entry = _entry_index(slot)
+        return is_unread(self.words[entry : entry + _ENTRY_WORDS], generation, offset, length)
 
-    def mark(self, slot: int, generation: int) -> None:
+    def mark_read(self, slot: int, generation: int) -> None:
         """This generation of a slot was read."""
-        self.words[_entry(slot) + _READ] = generation
+        self.words[_entry_index(slot) + _READ] = generation
 
     def close(self) -> None:
         """Unmap it."""
@@ -249,14 +251,14 @@ class Memory:
         self._map.close()
 
 
-def _entry(slot: int) -> int:
+def _entry_index(slot: int) -> int:
     """The first word of a slot's entry in the table."""
-    return _HEAD + _ENTRY * slot
+    return _HEADER_WORDS + _ENTRY_WORDS * slot
 
 
-def entry_at(slot: int) -> int:
+def entry_offset(slot: int) -> int:
     """Where a slot's entry in the table begins, in bytes."""
-    return _WORD * _entry(slot)
+    return _WORD_BYTES * _entry_index(slot)
 
 
 def is_unread(entry: memoryview, generation: int, offset: int, length: int) -> bool:
@@ -265,22 +267,22 @@ def is_unread(entry: memoryview, generation: int, offset: int, length: int) -> b
     return entry[:_READ].tolist() == [generation, offset, length] and entry[_READ] != generation
 
 
-def aligned(size: int) -> int:
+def align_up(size: int) -> int:
     """How many bytes something takes in an arena."""
-    return -(-max(size, 1) // _ALIGN) * _ALIGN
+    return -(-max(size, 1) // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def places(lengths: Sequence[int]) -> tuple[list[int], int]:
+def layout_parts(lengths: Sequence[int]) -> tuple[list[int], int]:
     """Where each of several pieces begins that lie in one slot, and how long they are together."""
     starts: list[int] = []
     end = 0
     for length in lengths:
-        starts.append(aligned(end) if end else 0)
+        starts.append(align_up(end) if end else 0)
         end = starts[-1] + length
     return starts, end
 
 
-def lost(length: int, sender: Hashable, why: str) -> ReadFailed:
+def read_failure(length: int, sender: Hashable, reason: str) -> ReadFailed:
     """What is said when bytes cannot be had."""
-    what = f"{length} bytes of {sender} cannot be read: {why}"
+    what = f"{length} bytes of {sender} cannot be read: {reason}"
     return ReadFailed(f"{what}\n  fix: none here; whoever needs them must ask for them again")

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from mstar.transfer import values
-from mstar.transfer.afar import Afar, Reach
-from mstar.transfer.arena import CAPACITY, Arena, Descriptor, Reader
-from mstar.transfer.errors import NotHere, ReadFailed
-from mstar.transfer.stores import Far
+from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES, Arena, ArenaReader, Descriptor
+from mstar.transfer.errors import ReadFailed, WouldBlock
+from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
+from mstar.transfer.remote_store import RemoteSlot
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +24,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 
     placed: list[Descriptor]
     value: msgspec.Raw
-    far: Far | None = None
+    remote_slot: RemoteSlot | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,16 +38,18 @@ class ArenaCodec:
     `reach` there are other hosts; one that has no address is none.
     """
 
-    def __init__(self, capacity: int = CAPACITY, *, is_plain: bool = False, reach: Reach | None = None) -> None:
+    def __init__(
+        self, capacity: int = DEFAULT_CAPACITY_BYTES, *, numpy_only: bool = False, endpoint: HostEndpoint | None = None
+    ) -> None:
         self._arena = Arena(capacity)
-        self._reader = Reader()
-        self._is_plain = is_plain
-        self._afar = Afar(reach, self._arena) if reach is not None and reach.ip else None
+        self._reader = ArenaReader()
+        self._numpy_only = numpy_only
+        self._remote_arrays = RemoteArrays(endpoint, self._arena) if endpoint is not None and endpoint.ip else None
 
     def pack(self, value: Any, to: Hashable) -> bytes:
         """A value for a peer. Raises Unpackable."""
-        if self._afar is not None and not self._afar.is_here(to):
-            return self._pack_afar(self._afar, value, to)
+        if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
+            return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
 
         def place(data: memoryview) -> int | None:
@@ -60,11 +62,11 @@ class ArenaCodec:
             packed = values.pack(value, place)
         except BaseException:
             for descriptor in placed:
-                self._arena.take_back(descriptor)
+                self._arena.cancel(descriptor)
             raise
         return _encode((placed, msgspec.Raw(packed)))
 
-    def _pack_afar(self, afar: Afar, value: Any, to: Hashable) -> bytes:
+    def _pack_remote(self, remote_arrays: RemoteArrays, value: Any, to: Hashable) -> bytes:
         parts: list[memoryview] = []
 
         def gather(data: memoryview) -> int:
@@ -74,9 +76,9 @@ class ArenaCodec:
         packed = values.pack(value, gather)
         if not parts:
             return _encode(((), msgspec.Raw(packed)))
-        if (descriptor := self._arena.put_together(parts, to)) is None:
+        if (descriptor := self._arena.put_parts(parts, to)) is None:
             return _encode(((), msgspec.Raw(values.pack(value))))
-        return _encode(((), msgspec.Raw(packed), afar.sign(descriptor, tuple(map(len, parts)))))
+        return _encode(((), msgspec.Raw(packed), remote_arrays.to_remote_slot(descriptor, tuple(map(len, parts)))))
 
     def unpack(self, data: bytes | memoryview, sender: Hashable, *, may_wait: bool = False) -> Any:
         """The value that a peer has packed for this process. Raises ReadFailed.
@@ -89,23 +91,23 @@ class ArenaCodec:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             fix = "send it again; if that does not help, the two processes run different code"
             raise ReadFailed(f"{len(data)} bytes of {sender} hold no value: {error}\n  fix: {fix}") from error
-        if packed.far is None:
-            placed = self._taken(packed.placed, sender)
+        if packed.remote_slot is None:
+            placed = self._read_placed(packed.placed, sender)
         elif not may_wait:
-            raise NotHere
-        elif self._afar is None:
+            raise WouldBlock
+        elif self._remote_arrays is None:
             fix = "give every process the address of its host"
             raise ReadFailed(f"a value of {sender} is on another host, and this process knows none\n  fix: {fix}")
         else:
-            placed = self._afar.fetch(packed.far, sender)
-        return values.unpack(packed.value, placed, is_plain=self._is_plain)
+            placed = self._remote_arrays.fetch(packed.remote_slot, sender)
+        return values.unpack(packed.value, placed, numpy_only=self._numpy_only)
 
-    def _taken(self, descriptors: list[Descriptor], sender: Hashable) -> list[bytearray]:
+    def _read_placed(self, descriptors: list[Descriptor], sender: Hashable) -> list[bytearray]:
         placed: list[bytearray] = []
         failed: ReadFailed | None = None
         for descriptor in descriptors:  # all of them, whatever happens: what is not taken is not freed
             try:
-                placed.append(self._reader.take(descriptor, sender))
+                placed.append(self._reader.read(descriptor, sender))
             except ReadFailed as error:
                 failed = error
         if failed is not None:
@@ -116,16 +118,16 @@ class ArenaCodec:
         """That life is over: free what was kept for it, and close what it had."""
         self._arena.forget(peer)
         self._reader.forget(peer)
-        if self._afar is not None:
-            self._afar.forget(peer)
+        if self._remote_arrays is not None:
+            self._remote_arrays.forget(peer)
 
-    def stock(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """How much is kept for peers that have not read it."""
-        return self._arena.stock()
+        return self._arena.stats()
 
     def close(self) -> None:
         """Give all memory up."""
-        if self._afar is not None:
-            self._afar.close()
+        if self._remote_arrays is not None:
+            self._remote_arrays.close()
         self._reader.close()
         self._arena.close()

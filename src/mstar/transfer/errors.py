@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mstar.errors import MstarError, NotHere
+from mstar.errors import MstarError, WouldBlock
 
-__all__ = ["NotHere", "ReadFailed", "Unpackable"]  # wire, which knows nothing of transfer, catches NotHere
+__all__ = ["NotSerializable", "ReadFailed", "WouldBlock"]  # wire, which knows nothing of transfer, catches NotHere
 
 
-class Unpackable(MstarError):
+class NotSerializable(MstarError):
     """A value cannot leave its process."""
 
 

@@ -22,53 +22,53 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext, decode, encode
 
-from mstar.transfer.arrays import Place, array_packer, unpack_array
-from mstar.transfer.errors import ReadFailed, Unpackable
+from mstar.transfer.arrays import PlaceArray, array_packer, unpack_array
+from mstar.transfer.errors import NotSerializable, ReadFailed
 
 _TUPLE, _SET, _FROZENSET, _DICT, _DATACLASS, _ENUM, _INT, _STR, _ARRAY = range(9)
 
 
 # ---------------------------------------------------------------- packing
-def pack(value: Any, place: Place | None = None) -> bytes:
+def pack(value: Any, place: PlaceArray | None = None) -> bytes:
     """A value as bytes. Raises Unpackable."""
     try:
-        return encode(_tree(value, place))
+        return encode(_to_msgpack(value, place))
     except RecursionError:
         fix = "send a value that is not part of itself"
-        raise Unpackable(f"a {type(value).__name__} is nested too deeply to be sent\n  fix: {fix}") from None
+        raise NotSerializable(f"a {type(value).__name__} is nested too deeply to be sent\n  fix: {fix}") from None
 
 
-def _tree(value: Any, place: Place | None) -> Any:
+def _to_msgpack(value: Any, place: PlaceArray | None) -> Any:
     """A value as what msgpack knows."""
     return _packer(type(value))(value, place)
 
 
 @functools.lru_cache(1024)
-def _packer(kind: type) -> Callable[[Any, Place | None], Any]:
+def _packer(kind: type) -> Callable[[Any, PlaceArray | None], Any]:
     """How values of a type are packed."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+    if kind in _PACKERS:
+        return _PACKERS[kind]
     if (array := array_packer(kind)) is not None:
         return lambda value, place: Ext(_ARRAY, array(value, place))
     if issubclass(kind, enum.Enum):
-        return functools.partial(_enum, _name(kind))
+        return functools.partial(_enum, _class_path(kind))
     if dataclasses.is_dataclass(kind):
-        return functools.partial(_dataclass, _name(kind), _fields(kind))
+        return functools.partial(_dataclass, _class_path(kind), _fields(kind))
     fix = "send plain values, lists, dicts, dataclasses, enums or arrays"
-    raise Unpackable(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process\n  fix: {fix}")
+    raise NotSerializable(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process\n  fix: {fix}")
 
 
-def _same(value: Any, _: Place | None) -> Any:
+def _identity(value: Any, _: PlaceArray | None) -> Any:
     return value
 
 
-def _int(value: int, _: Place | None) -> Any:
+def _int(value: int, _: PlaceArray | None) -> Any:
     if -(1 << 63) <= value < 1 << 64:
         return value
     return Ext(_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
-def _str(value: str, _: Place | None) -> Any:
+def _str(value: str, _: PlaceArray | None) -> Any:
     if not value.isascii():
         try:
             value.encode()
@@ -77,44 +77,47 @@ def _str(value: str, _: Place | None) -> Any:
     return value
 
 
-def _list(value: list[Any], place: Place | None) -> Any:
+def _list(value: list[Any], place: PlaceArray | None) -> Any:
     if set(map(type, value)) == {int} and min(value) >= -(1 << 63) and max(value) < 1 << 64:
         return value  # a prompt, which may be long
-    return [_tree(item, place) for item in value]
+    return [_to_msgpack(item, place) for item in value]
 
 
-def _tuple(value: tuple[Any, ...], place: Place | None) -> Any:
-    return Ext(_TUPLE, encode([_tree(item, place) for item in value]))
+def _tuple(value: tuple[Any, ...], place: PlaceArray | None) -> Any:
+    return Ext(_TUPLE, encode([_to_msgpack(item, place) for item in value]))
 
 
-def _set(code: int, value: set[Any], place: Place | None) -> Any:
-    return Ext(code, encode(sorted(encode(_tree(item, place)) for item in value)))  # its own order differs by process
-
-
-def _dict(value: dict[Any, Any], place: Place | None) -> Any:
-    if all(type(key) is str and key.isascii() for key in value):
-        return {key: _tree(item, place) for key, item in value.items()}
-    return Ext(_DICT, encode([_tree(each, place) for pair in value.items() for each in pair]))
-
-
-def _enum(name: str, value: enum.Enum, place: Place | None) -> Any:
-    which = value.value if isinstance(value, enum.Flag) else value.name  # several flags together have no name
-    return Ext(_ENUM, encode([name, _tree(which, place)]))
-
-
-def _dataclass(name: str, fields: Sequence[str], value: Any, place: Place | None) -> Any:
+def _set(code: int, value: set[Any], place: PlaceArray | None) -> Any:
     return Ext(
-        _DATACLASS, encode([name, {own: _tree(getattr(value, own), place) for own in fields if hasattr(value, own)}])
+        code, encode(sorted(encode(_to_msgpack(item, place)) for item in value))
+    )  # its own order differs by process
+
+
+def _dict(value: dict[Any, Any], place: PlaceArray | None) -> Any:
+    if all(type(key) is str and key.isascii() for key in value):
+        return {key: _to_msgpack(item, place) for key, item in value.items()}
+    return Ext(_DICT, encode([_to_msgpack(each, place) for pair in value.items() for each in pair]))
+
+
+def _enum(name: str, value: enum.Enum, place: PlaceArray | None) -> Any:
+    which = value.value if isinstance(value, enum.Flag) else value.name  # several flags together have no name
+    return Ext(_ENUM, encode([name, _to_msgpack(which, place)]))
+
+
+def _dataclass(name: str, fields: Sequence[str], value: Any, place: PlaceArray | None) -> Any:
+    return Ext(
+        _DATACLASS,
+        encode([name, {own: _to_msgpack(getattr(value, own), place) for own in fields if hasattr(value, own)}]),
     )
 
 
-_PLAIN: dict[type, Callable[[Any, Place | None], Any]] = {
-    type(None): _same,
-    bool: _same,
+_PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
+    type(None): _identity,
+    bool: _identity,
     int: _int,
-    float: _same,
+    float: _identity,
     str: _str,
-    bytes: _same,
+    bytes: _identity,
     list: _list,
     tuple: _tuple,
     set: functools.partial(_set, _SET),
@@ -127,53 +130,53 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _name(kind: type) -> str:
+def _class_path(kind: type) -> str:
     """How another process finds a class."""
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if kind.__module__ == "__main__" or _found(name) is not kind:
+    if kind.__module__ == "__main__" or _find_class(name) is not kind:
         fix = "define it at the top of a module that both processes import"
-        raise Unpackable(f"no other process would find the class {name}\n  fix: {fix}")
+        raise NotSerializable(f"no other process would find the class {name}\n  fix: {fix}")
     if not issubclass(kind, enum.Enum):
         try:
             object.__new__(kind)
         except TypeError as error:  # it is also a list, an exception or the like, which is more than its fields
             fix = "send a dataclass that is nothing else"
-            raise Unpackable(f"a {name} has more to it than its fields: {error}\n  fix: {fix}") from None
+            raise NotSerializable(f"a {name} has more to it than its fields: {error}\n  fix: {fix}") from None
     return name
 
 
 # ---------------------------------------------------------------- unpacking
-_DAMAGE = (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError)
-_DAMAGE += (ArithmeticError, RuntimeError, struct.error)
+_DECODE_ERRORS = (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError)
+_DECODE_ERRORS += (ArithmeticError, RuntimeError, struct.error)
 """What bytes that were not packed here may lead to."""
 
 
-def unpack(data: bytes | memoryview, placed: Sequence[bytearray | memoryview] = (), *, is_plain: bool = False) -> Any:
+def unpack(data: bytes | memoryview, placed: Sequence[bytearray | memoryview] = (), *, numpy_only: bool = False) -> Any:
     """The value that was packed; `placed` are the bytes of its arrays that are not inline. Raises ReadFailed.
 
     If `is_plain`, tensors are arrays of numpy.
     """
     try:
-        return _Reader(placed, is_plain=is_plain).read(data)
-    except _DAMAGE as error:
+        return _Decoder(placed, numpy_only=numpy_only).read(data)
+    except _DECODE_ERRORS as error:
         fix = "send it again; if that does not help, the two processes run different code"
         raise ReadFailed(f"{len(data)} bytes hold no value: {error}\n  fix: {fix}") from error
 
 
-class _Reader:
+class _Decoder:
     """Turns extension types back into what they stand for."""
 
-    def __init__(self, placed: Sequence[bytearray | memoryview], *, is_plain: bool) -> None:
+    def __init__(self, placed: Sequence[bytearray | memoryview], *, numpy_only: bool) -> None:
         self._placed = placed
-        self._is_plain = is_plain
+        self._numpy_only = numpy_only
 
     def read(self, data: bytes | memoryview) -> Any:
         return decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == _ARRAY:
-            return unpack_array(data, self._placed, is_plain=self._is_plain)
-        return _READERS[code](self, data)
+            return unpack_array(data, self._placed, numpy_only=self._numpy_only)
+        return _DECODERS[code](self, data)
 
     def set(self, data: memoryview) -> set[Any]:
         return {self.read(item) for item in self.read(data)}
@@ -184,14 +187,14 @@ class _Reader:
 
     def enum(self, data: memoryview) -> enum.Enum:
         name, which = self.read(data)
-        kind = _found(name)
+        kind = _find_class(name)
         if kind is None or not issubclass(kind, enum.Enum):
             raise TypeError(f"this process has no enum {name!r}")
         return kind(which) if issubclass(kind, enum.Flag) else kind.__members__[which]
 
     def dataclass(self, data: memoryview) -> Any:
         name, given = self.read(data)
-        kind = _found(name)
+        kind = _find_class(name)
         if kind is None or not dataclasses.is_dataclass(kind):
             raise TypeError(f"this process has no dataclass {name!r}")
         if unknown := given.keys() - set(_fields(kind)):
@@ -202,19 +205,19 @@ class _Reader:
         return made
 
 
-_READERS: dict[int, Callable[[_Reader, memoryview], Any]] = {
+_DECODERS: dict[int, Callable[[_Decoder, memoryview], Any]] = {
     _TUPLE: lambda reader, data: tuple(reader.read(data)),
-    _SET: _Reader.set,
+    _SET: _Decoder.set,
     _FROZENSET: lambda reader, data: frozenset(reader.set(data)),
-    _DICT: _Reader.dict,
-    _ENUM: _Reader.enum,
-    _DATACLASS: _Reader.dataclass,
+    _DICT: _Decoder.dict,
+    _ENUM: _Decoder.enum,
+    _DATACLASS: _Decoder.dataclass,
     _INT: lambda _, data: int.from_bytes(data, "little", signed=True),
     _STR: lambda _, data: str(data, errors="surrogatepass"),
 }
 
 
-def _found(name: str) -> type | None:
+def _find_class(name: str) -> type | None:
     """The class of this name in a module that is already here. Nothing is imported, no attribute code is run."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)

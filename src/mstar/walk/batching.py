@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Batch:
     """A way of joining: its name, and the dimension along which rows differ in length, if they may."""
 
-    how: str
+    mode: str
     dim: str = ""
 
     def axis(self, type_: Type) -> int | None:
@@ -57,7 +57,7 @@ class Layout:
     rows: int = 1
     lengths: tuple[int, ...] = ()
     unfinished: frozenset[int] = frozenset()
-    """Rows of an op `in_pieces` whose call goes on with another piece: what is given for them is not used, except along
+    """Rows of an op `chunked` whose call goes on with another piece: what is given for them is not used, except along
     the joined dimension."""
 
     @property
@@ -75,7 +75,7 @@ def rows(batched: T) -> Sequence[T]:
     return cast("Sequence[T]", batched)
 
 
-def join(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:
+def join_arguments(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:
     """Each parameter's values, one for each call, as what the op's body takes."""
     joined: dict[str, Any] = {}
     for name, column in columns.items():
@@ -84,14 +84,14 @@ def join(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) ->
         elif (axis := batch.axis(types[name])) is None:
             joined[name] = stack(column)
         else:
-            joined[name] = concatenate(column, axis) if batch.how == "ragged" else pad(column, axis)
+            joined[name] = concatenate(column, axis) if batch.mode == "ragged" else pad(column, axis)
     return joined
 
 
-def part(batch: Batch, type_: Type, value: Any, layout: Layout) -> list[Any]:
+def split_result(batch: Batch, type_: Type, value: Any, layout: Layout) -> list[Any]:
     """One joined result as one value per call."""
     axis = batch.axis(type_)
-    is_ragged = axis is not None and batch.how == "ragged"
+    is_ragged = axis is not None and batch.mode == "ragged"
     has, wants = (value.shape[axis], sum(layout.lengths)) if is_ragged else (len(value), layout.rows)
     if has != wants:
         fix = "give one entry for each row, and along the batch's dimension one for each position"

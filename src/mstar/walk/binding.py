@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar.graph import ir
 from mstar.graph.types import Dim, ListType, ObjectType, StateType, TensorType, Type
 from mstar.walk.states import State
-from mstar.walk.symbols import Symbol, python_of, shown, value_of
+from mstar.walk.symbols import Symbol, describe, python_of, value_of
 from mstar.walk.types import Hint, fits
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def bind_call(recorder: Recorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ..
     try:
         given = call.op.bind(call.component, call.args, call.kwargs)
     except TypeError as error:
-        recorder.problem(f"{call.name}: {error}", f"call it as {call.name}{_shown_signature(call.op)}")
+        recorder.problem(f"{call.name}: {error}", f"call it as {call.name}{_format_signature(call.op)}")
         return None
     binder = _Binder(recorder, call)
     args = [(name, binder.argument(name, value, signature.params[name])) for name, value in given.items()]
@@ -64,13 +64,13 @@ def bind_call(recorder: Recorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ..
     return node, outs
 
 
-def _shown_signature(op: Op) -> str:
+def _format_signature(op: Op) -> str:
     params = list(op.call_signature.parameters.values())[1:]
     names = [str(p.replace(annotation=p.empty)) for p in params if p.name != op.signature.layout]
     return f"({', '.join(names)})"
 
 
-def foreign_fix(given: Any) -> str:
+def fix_for_foreign_value(given: Any) -> str:
     """What to do with an object that is neither a value of the walk nor a constant."""
     if given is None:
         return "pass a value; an op that is declared -> None gives none"
@@ -102,7 +102,7 @@ class _Binder:
         got = [value.type for value, _, _ in self.misfits.values()]
         if len(got) > 1 and all(any(fits(params[name].type, other) for other in got) for name in self.misfits):
             given = ", ".join(f"`{name}` got %{value.name}" for name, (value, _, _) in self.misfits.items())
-            fix = f"call it as {self.call.name}{_shown_signature(self.call.op)}"
+            fix = f"call it as {self.call.name}{_format_signature(self.call.op)}"
             self.fail(f"{self.call.name}: these arguments are in the wrong order: {given}", fix)
         else:
             for _, what, fix in self.misfits.values():
@@ -116,7 +116,7 @@ class _Binder:
         literal = _literal(given)
         if literal is None and given is not None:
             what = f"{where} is a {type(given).__name__}, which is neither a value of this walk nor a literal"
-            self.fail(what, foreign_fix(given))
+            self.fail(what, fix_for_foreign_value(given))
         elif not hint.is_static and not fits(hint.type, ObjectType(type(given).__name__)):
             self.fail(f"{where} wants {hint.type}, got the constant {given!r}", self.advice(hint.type))
         return given if literal is not None else None
@@ -127,9 +127,9 @@ class _Binder:
         if value is None:
             self.failed = True
         elif hint.is_static:
-            self.fail(f"{where} is static, but got {shown(given)}", "pass a constant, or drop Static from the op")
+            self.fail(f"{where} is static, but got {describe(given)}", "pass a constant, or drop Static from the op")
         elif not (self.is_kind(given, hint) if isinstance(hint.type, StateType) else fits(hint.type, value.type)):
-            self.misfits[name] = (value, f"{where} wants {hint.type}, got {shown(given)}", self.advice(hint.type))
+            self.misfits[name] = (value, f"{where} wants {hint.type}, got {describe(given)}", self.advice(hint.type))
         else:
             self.unify(where, hint.type, value.type, given)
             if isinstance(hint.type, StateType) and not hint.is_view:
@@ -154,20 +154,18 @@ class _Binder:
             return
         if len(want.dims) != len(got.dims):
             counts = f"{len(got.dims)} dimensions instead of {len(want.dims)}"
-            what = f"{where} wants {want}, got {shown(given)}: {counts}"
+            what = f"{where} wants {want}, got {describe(given)}: {counts}"
             self.fail(what, "pass a value of that shape, or reshape it in an @op")
             return
         for wanted, has in zip(want.dims, got.dims, strict=True):
             if isinstance(wanted, str):
                 if self.dims.setdefault(wanted, has) != has:
-                    what = (
-                        f"{where}: `{wanted}` is {self.dims[wanted]} in another argument but {has} here, {shown(given)}"
-                    )
+                    what = f"{where}: `{wanted}` is {self.dims[wanted]} in another argument but {has} here, {describe(given)}"
                     self.fail(what, "pass values that agree in that dimension")
             elif wanted != has:
                 is_cut = isinstance(has, str) and has.startswith("W#")
                 fix = "pass a value of that shape" + (": windows without context, first and flush" if is_cut else "")
-                self.fail(f"{where} wants {want}, got {shown(given)}", fix)
+                self.fail(f"{where} wants {want}, got {describe(given)}", fix)
                 return
 
     def result(self, type_: Type) -> Type:

@@ -13,10 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from mstar.errors import BadShape, NotFinite, RouteError, RowsFailed, counted, listed, nearest, shown
+from mstar.errors import (
+    BadShape,
+    NotFinite,
+    RouteError,
+    RowsFailed,
+    format_count,
+    format_site,
+)
 from mstar.graph.types import FLOATS, StateType, TensorType, Type
 from mstar.walk import context
-from mstar.walk.batching import Batch, Layout, alone, join, part
+from mstar.walk.batching import Batch, Layout, alone, join_arguments, split_result
 from mstar.walk.states import KV, State
 from mstar.walk.types import Hint, read_hint, read_return
 from mstar.walk.values import is_finite
@@ -39,15 +46,15 @@ class Signature:
 class Op:
     """One callable of a component: the unit of batching, compiling, placing and metering."""
 
-    def __init__(self, body: Callable[..., Any], batch: Batch, *, in_pieces: bool, once: bool) -> None:
-        if in_pieces and not batch.dim:
-            raise TypeError(f"op `{body.__name__}` is in_pieces, and batch={batch.how} has no dimension to cut")
+    def __init__(self, body: Callable[..., Any], batch: Batch, *, chunked: bool, idempotent: bool) -> None:
+        if chunked and not batch.dim:
+            raise TypeError(f"op `{body.__name__}` is chunked, and batch={batch.mode} has no dimension to cut")
         self.body = body
         self.batch = batch
-        self.in_pieces = in_pieces
+        self.chunked = chunked
         """Whether a call may be run in several pieces along the batch's dimension."""
-        self.once = once
-        """Whether it acts on the world, so that a call must not be run again when a worker was lost."""
+        self.idempotent = idempotent
+        """Whether a call may be run again when a worker was lost; False for an op that acts on the world."""
         self.name = body.__name__
         self.call_signature = inspect.signature(body)
 
@@ -86,7 +93,7 @@ class Op:
         return {name: axis for name, axis in found.items() if axis is not None}
 
     @functools.cached_property
-    def _sized(self) -> tuple[str, int]:
+    def _sized_parameter(self) -> tuple[str, int]:
         return next(iter(self.axes.items()), ("", 0))
 
     @functools.cached_property
@@ -106,10 +113,10 @@ class Op:
 
     def length(self, arguments: dict[str, Any]) -> int:
         """The size of a call along the batch's dimension."""
-        name, axis = self._sized
+        name, axis = self._sized_parameter
         return arguments[name].shape[axis] if name else 0
 
-    def alike(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    def batch_key(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
         """Calls share a batch only if this is equal: dtypes, and the sizes that joining does not level."""
         if self.batch is alone:
             return ()
@@ -119,7 +126,7 @@ class Op:
             shape = getattr(value, "shape", None)
             if shape is None or len(shape) != len(type_.dims):
                 given = f"a {type(value).__name__}" if shape is None else f"one of shape {tuple(shape)}"
-                fix = f"pass an array of {counted(len(type_.dims), 'dimension')}"
+                fix = f"pass an array of {format_count(len(type_.dims), 'dimension')}"
                 raise BadShape(f"op `{self.name}` takes `{name}` as {type_} and was given {given}\n  fix: {fix}")
             found.append(value.dtype)
             if axis is None:
@@ -137,31 +144,31 @@ class Op:
     ) -> list[tuple[Any, ...]]:
         """Run so many calls as one batch, given each parameter's values; the results in the same order.
 
-        Static arguments must be equal, and so must `alike`. Calls that give NaN or infinity are named by RowsFailed.
+        Static arguments must be equal, and so must `batch_key`. Calls that give NaN or infinity are named by RowsFailed.
         """
         if self.batch is alone:
             calls = ({name: column[row] for name, column in columns.items()} for row in range(count))
             results = [self._results(self.body(component, **call)) for call in calls]
-            self._refuse(component, results, self._floats)
+            self._raise_not_finite(component, results, self._floats)
             return results
         signature = self.signature
         static = {name: column[0] for name, column in columns.items() if name not in self._types}
         dynamic = {name: column for name, column in columns.items() if name in self._types}
-        sized, axis = self._sized
+        sized, axis = self._sized_parameter
         layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
         given = static | ({signature.layout: layout} if signature.layout else {})
-        joined = self._results(self.body(component, **join(self.batch, self._types, dynamic), **given))
+        joined = self._results(self.body(component, **join_arguments(self.batch, self._types, dynamic), **given))
         if not joined:
             return [()] * count
         hints = signature.outs
-        parted = [part(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
+        parted = [split_result(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
         results = list(zip(*parted, strict=True))
         # one look at what is joined: what was only padded may be anything, so a row is judged by its own part
         if suspects := [number for number in self._floats if not is_finite(joined[number])]:
-            self._refuse(component, results, suspects, unfinished)
+            self._raise_not_finite(component, results, suspects, unfinished)
         return results
 
-    def _refuse(
+    def _raise_not_finite(
         self,
         component: Component,
         results: list[tuple[Any, ...]],
@@ -191,11 +198,11 @@ class Op:
             return tracer.call(component, self, args, kwargs)
         if context.session.get() is not None:
             raise RouteError(
-                f"{shown(context.author_site())}: the route called the op {component.name}.{self.name}\n"
+                f"{format_site(context.author_site())}: the route called the op {component.name}.{self.name}\n"
                 f"  fix: ops run on workers: call it inside a walk, and await that walk"
             )
         given = self.bind(component, args, kwargs)
-        self.alike(given)  # raises, here as in a crowd, if an argument has too many dimensions or too few
+        self.batch_key(given)  # raises, here as in a crowd, if an argument has too many dimensions or too few
         try:
             (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)
         except RowsFailed as failed:
@@ -208,18 +215,18 @@ class Op:
 @overload
 def op(body: F) -> F: ...
 @overload
-def op(*, batch: Batch = alone, in_pieces: bool = False, once: bool = False) -> Callable[[F], F]: ...
+def op(*, batch: Batch = alone, chunked: bool = False, idempotent: bool = True) -> Callable[[F], F]: ...
 def op(
-    body: F | None = None, *, batch: Batch = alone, in_pieces: bool = False, once: bool = False
+    body: F | None = None, *, batch: Batch = alone, chunked: bool = False, idempotent: bool = True
 ) -> F | Callable[[F], F]:
     """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
 
-    `in_pieces` says that a long call may be run in several pieces along the batch's dimension, one after the other.
-    `once` says that it acts on the world, as a robot's arm does: it is not done again when a worker was lost.
+    `chunked` says that a long call may be run in several pieces along the batch's dimension, one after the other.
+    `idempotent=False` says that it acts on the world, as a robot's arm does: it is not done again when a worker was lost.
     """
     if body is None:
-        return cast("Callable[[F], F]", functools.partial(op, batch=batch, in_pieces=in_pieces, once=once))
-    the_op = Op(body, batch, in_pieces=in_pieces, once=once)
+        return cast("Callable[[F], F]", functools.partial(op, batch=batch, chunked=chunked, idempotent=idempotent))
+    the_op = Op(body, batch, chunked=chunked, idempotent=idempotent)
 
     @functools.wraps(body)
     def call(self: Component, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +244,7 @@ class Component:
     threads: int | None = None
     """How many threads its ops may use; None leaves it to the libraries. Whoever runs it there says so."""
     weights: tuple[Any, ...] = ()
-    """The files that it loads, as values of `mstar.nn.weights`, for those who ask what a model needs."""
+    """The files that it loads, as values of `mstar.nn.weights.sources`, for those who ask what a model needs."""
 
     def kv(self) -> KV:
         """A fresh attention cache."""
@@ -264,12 +271,12 @@ class Component:
     def prepare(self) -> None:
         """Load what the ops need now, and not with the first request. Override it when there is something to load."""
 
-    def stock(self) -> dict[str, int]:
+    def memory_stats(self) -> dict[str, int]:
         """How much of its memory is used, counted. Override it when memory is limited."""
         return {}
 
-    def bring_back(self, states: list[State]) -> None:
-        """Make states that have left resident again, or raise OutOfPages. Override it when states `can_leave`."""
+    def restore(self, states: list[State]) -> None:
+        """Make states that have left resident again, or raise OutOfPages. Override it when states `is_evictable`."""
 
     @classmethod
     def ops(cls) -> dict[str, Op]:

@@ -27,7 +27,7 @@ class Session(Protocol):
         """A fresh state, or a handle for one that lives on a worker."""
         ...
 
-    def called(self, call: WalkCall[object, object]) -> None:
+    def on_walk_called(self, call: WalkCall[object, object]) -> None:
         """A walk was called; it runs when it is awaited."""
         ...
 
@@ -35,22 +35,22 @@ class Session(Protocol):
 tracer: ContextVar[Tracer | None] = ContextVar("mstar.tracer", default=None)
 session: ContextVar[Session | None] = ContextVar("mstar.session", default=None)
 
-_HERE = str(Path(__file__).parent)
-_STANDARD = str(Path(os.__file__).parent)
+_PACKAGE_DIR = str(Path(__file__).parent)
+_STDLIB_DIR = str(Path(os.__file__).parent)
 
 
-def is_author(frame: FrameType) -> bool:
+def is_author_frame(frame: FrameType) -> bool:
     """Whether a frame runs code of the author: neither of this package, nor of a library that an author calls."""
     path = frame.f_code.co_filename
     _, is_installed, inside = path.rpartition(f"{os.sep}site-packages{os.sep}")
     if is_installed:
-        return inside.partition(os.sep)[0] not in ("numpy", "torch") and not path.startswith(_HERE)
-    return not path.startswith((_HERE, _STANDARD, "<frozen"))
+        return inside.partition(os.sep)[0] not in ("numpy", "torch") and not path.startswith(_PACKAGE_DIR)
+    return not path.startswith((_PACKAGE_DIR, _STDLIB_DIR, "<frozen"))
 
 
 def author_site() -> str:
     """`file:line` of the nearest frame that is the author's own."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and not is_author(frame):
+    while frame.f_back is not None and not is_author_frame(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from mstar.errors import listed, nearest
+from mstar.errors import format_names, suggest_name
 from mstar.walk import context
 from mstar.walk.context import author_site
 from mstar.walk.values import is_array, stack
@@ -17,21 +17,21 @@ from mstar.walk.values import is_array, stack
 T = TypeVar("T")
 
 
-class _Named:
+class _Region:
     """An object whose attributes are values of a region."""
 
-    def _note(self, *whats: str) -> None:
+    def _record_site(self, *whats: str) -> None:
         """While tracing, remember on which line of the author this was said."""
         if (tracer := context.tracer.get()) is not None:
             self.__dict__["_sites"].update(dict.fromkeys(whats, tracer.site()))
 
-    def _inside(self, method: str) -> None:
+    def _require_open(self, method: str) -> None:
         """While tracing, complain about what has an effect only inside the body."""
         if (tracer := context.tracer.get()) is not None and not self.__dict__["_is_open"]:
             what = f"{method}(...) is called outside the body of its {type(self).__name__}, where it does nothing"
             tracer.problem(what, f"call it inside the body: for ... in s: s.{method}(...)")
 
-    def _free(self, names: Iterable[str], taken: Iterable[str]) -> None:
+    def _require_unused(self, names: Iterable[str], taken: Iterable[str]) -> None:
         """While tracing, complain about a name that would hide something else."""
         if (tracer := context.tracer.get()) is not None:
             for name in sorted({*names} & {*taken, *dir(type(self))}):
@@ -44,7 +44,7 @@ class _Named:
         raise AttributeError(f"{what}\n  fix: {fix}", name=name)
 
 
-class loop(_Named):  # noqa: N801 - reads as a verb where it is used
+class loop(_Region):  # noqa: N801 - reads as a verb where it is used
     """`s = loop(steps=n, x=x0)`, then `for step in s:`; `s.x` is read and assigned inside, and is the last one after.
 
     Values cross iterations only this way. `s.stop_when(flag)` ends the loop after the iteration that sets the flag.
@@ -54,15 +54,15 @@ class loop(_Named):  # noqa: N801 - reads as a verb where it is used
     def __init__(self, *, steps: Any, **carry: Any) -> None:
         self.__dict__.update(carry, _steps=steps, _names=tuple(carry), _stops=[], _kept={}, _lists={}, _sites={})
         self.__dict__["_is_open"] = False
-        self._note("loop")
-        self._free(carry, ())
+        self._record_site("loop")
+        self._require_unused(carry, ())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__["_names"]:
             self._not_carried(name)
         else:
             self.__dict__[name] = value
-            self._note(name)
+            self._record_site(name)
 
     def __getattr__(self, name: str) -> Any:
         lists = self.__dict__["_lists"]
@@ -70,21 +70,21 @@ class loop(_Named):  # noqa: N801 - reads as a verb where it is used
 
     def _not_carried(self, name: str) -> Any:
         names = self.__dict__["_names"]
-        what = f"this loop does not carry `{name}`{nearest(name, names)}; it carries {listed(names)}"
+        what = f"this loop does not carry `{name}`{suggest_name(name, names)}; it carries {format_names(names)}"
         return self._unknown(name, what, f"loop(..., {name}=<its first value>)")
 
     def stop_when(self, flag: Any) -> None:
         """End the loop after this iteration if the flag is set. With several calls, any of them does."""
-        self._inside("stop_when")
+        self._require_open("stop_when")
         self.__dict__["_stops"].append(flag)
-        self._note(f"stop {len(self.__dict__['_stops'])}")
+        self._record_site(f"stop {len(self.__dict__['_stops'])}")
 
     def collect(self, **values: Any) -> None:
         """Keep a value of this iteration."""
-        self._inside("collect")
-        self._free(values, self.__dict__["_names"])
+        self._require_open("collect")
+        self._require_unused(values, self.__dict__["_names"])
         self.__dict__["_kept"].update(values)
-        self._note(*(f"collect {name}" for name in values))
+        self._record_site(*(f"collect {name}" for name in values))
 
     def __iter__(self) -> Iterator[int]:
         if (tracer := context.tracer.get()) is not None:
@@ -97,7 +97,7 @@ class loop(_Named):  # noqa: N801 - reads as a verb where it is used
             kept.append(self.__dict__["_kept"])
             if any(bool(flag) for flag in self.__dict__["_stops"]):
                 break
-        self.__dict__["_lists"] = gathered(kept)
+        self.__dict__["_lists"] = collect_lists(kept)
 
 
 class Stream:
@@ -169,7 +169,7 @@ class windows:  # noqa: N801 - reads as a verb where it is used
             seen, end = min(end, len(items)), end + self.stride
 
 
-class each(_Named):  # noqa: N801 - reads as a verb where it is used
+class each(_Region):  # noqa: N801 - reads as a verb where it is used
     """`e = each(items)`, then `for item in e:`: the bodies run side by side, once for each item.
 
     `e.collect(y=value)` keeps a value of each body: afterwards `e.y` is the list of them, in order. `items` is a list,
@@ -184,19 +184,19 @@ class each(_Named):  # noqa: N801 - reads as a verb where it is used
         self.lists: Mapping[str, Any] = {}
         self._is_open = False
         self._sites: dict[str, str] = {}
-        self._note("each")
+        self._record_site("each")
 
     def collect(self, **values: Any) -> None:
         """Keep a value of this body."""
-        self._inside("collect")
-        self._free(values, ("items", "index", "kept", "lists"))
+        self._require_open("collect")
+        self._require_unused(values, ("items", "index", "kept", "lists"))
         self.kept.update(values)
-        self._note(*(f"collect {name}" for name in values))
+        self._record_site(*(f"collect {name}" for name in values))
 
     def __getattr__(self, name: str) -> Any:
         if name in self.lists:
             return self.lists[name]
-        what = f"this each collects no `{name}`{nearest(name, self.lists)}; it collects {listed(self.lists)}"
+        what = f"this each collects no `{name}`{suggest_name(name, self.lists)}; it collects {format_names(self.lists)}"
         return self._unknown(name, what, f"e.collect({name}=...) in its body")
 
     def __iter__(self) -> Iterator[Any]:
@@ -208,7 +208,7 @@ class each(_Named):  # noqa: N801 - reads as a verb where it is used
             self.index, self.kept = index, {}
             yield self.items[index]
             kept.append(self.kept)
-        self.lists = gathered(kept)
+        self.lists = collect_lists(kept)
 
 
 class _Empty(dict[str, list[Any]]):
@@ -221,7 +221,7 @@ class _Empty(dict[str, list[Any]]):
         return []
 
 
-def gathered(kept: list[dict[str, Any]]) -> Mapping[str, Any]:
+def collect_lists(kept: list[dict[str, Any]]) -> Mapping[str, Any]:
     """The values of all bodies, by name."""
     return {name: [row[name] for row in kept] for name in kept[0]} if kept else _Empty()
 

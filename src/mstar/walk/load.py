@@ -17,17 +17,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mstar.errors import LoadError, listed, nearest, shown
+from mstar.errors import LoadError, format_names, format_site, suggest_name
 from mstar.walk.model import Model
 
-GROUP = "mstar.models"
+ENTRY_POINT_GROUP = "mstar.models"
 
 
 def load_model(target: str) -> Model:
     """The model that a path or name stands for, built. Raises LoadError with what to do."""
     where, _, weights = target.partition("@")
     path, _, name = where.partition(":")
-    found = _in_file(Path(path), name) if path.endswith(".py") else _installed(where)
+    found = _model_from_file(Path(path), name) if path.endswith(".py") else _model_from_entry_point(where)
     parameters, given = inspect.signature(found).parameters, {"weights": weights} if weights else {}
     if given and "weights" not in parameters:
         fix = f"{where}, without what is after the @"
@@ -41,32 +41,34 @@ def load_model(target: str) -> Model:
     ]
     if needed:
         raise LoadError(
-            f"{target}: {found.__name__} cannot be made without {listed(needed)}\n  fix: give them defaults"
+            f"{target}: {found.__name__} cannot be made without {format_names(needed)}\n  fix: give them defaults"
         )
-    with _blaming(f"{target}: making {found.__name__}()"):
+    with _as_load_error(f"{target}: making {found.__name__}()"):
         return found(**given)
 
 
-def name_of(target: str) -> str:
+def default_model_name(target: str) -> str:
     """What a model is called unless it is told otherwise."""
     return Path(target.partition("@")[0].partition(":")[0]).stem
 
 
 @contextmanager
-def _blaming(doing: str) -> Generator[None]:
+def _as_load_error(doing: str) -> Generator[None]:
     """What an author's code raises becomes a LoadError that says what was being done."""
     try:
         yield
     except Exception as error:
         what = f"{doing} failed: {type(error).__name__}: {error}"
         frame = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
-        raise LoadError(f"{what}\n  fix: look at {shown(f'{frame.filename}:{frame.lineno}')}") from error
+        raise LoadError(f"{what}\n  fix: look at {format_site(f'{frame.filename}:{frame.lineno}')}") from error
 
 
-def _in_file(path: Path, name: str) -> type[Model]:
+def _model_from_file(path: Path, name: str) -> type[Model]:
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise LoadError(f"{path}: no such file{nearest(path.name, beside)}\n  fix: pass the path of a model's .py file")
+        raise LoadError(
+            f"{path}: no such file{suggest_name(path.name, beside)}\n  fix: pass the path of a model's .py file"
+        )
     module = _import(path)
     models: dict[str, type[Model]] = {
         key: value
@@ -74,12 +76,14 @@ def _in_file(path: Path, name: str) -> type[Model]:
         if isinstance(value, type) and issubclass(value, Model) and value.__module__ == module.__name__
     }
     if name and name not in models:
-        raise LoadError(f"{path}: it has no model `{name}`{nearest(name, models)}\n  fix: use one of {listed(models)}")
+        raise LoadError(
+            f"{path}: it has no model `{name}`{suggest_name(name, models)}\n  fix: use one of {format_names(models)}"
+        )
     if not name and len(models) != 1:
         if not models:
             raise LoadError(f"{path}: it holds no model\n  fix: class MyModel(mstar.Model), with a walk")
         which = f"{path}:{next(iter(models))}"
-        raise LoadError(f"{path}: it holds the models {listed(models)}, so one must be named\n  fix: {which}")
+        raise LoadError(f"{path}: it holds the models {format_names(models)}, so one must be named\n  fix: {which}")
     return models[name] if name else next(iter(models.values()))
 
 
@@ -92,7 +96,7 @@ def _import(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and type hints look their module up by name
     sys.path.insert(0, str(path.parent.resolve()))  # a model may import what lies beside it
     try:
-        with _blaming(f"{path}: importing it"):
+        with _as_load_error(f"{path}: importing it"):
             spec.loader.exec_module(module)
     except LoadError:
         del sys.modules[name]
@@ -102,14 +106,14 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _installed(name: str) -> type[Model]:
-    known = {point.name: point for point in metadata.entry_points(group=GROUP)}
+def _model_from_entry_point(name: str) -> type[Model]:
+    known = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
     if name not in known:
         raise LoadError(
-            f"no installed model is called `{name}`{nearest(name, known)}; there are {listed(known)}\n"
-            f"  fix: pass the path of a model's .py file, or install a package with an entry point in {GROUP}"
+            f"no installed model is called `{name}`{suggest_name(name, known)}; there are {format_names(known)}\n"
+            f"  fix: pass the path of a model's .py file, or install a package with an entry point in {ENTRY_POINT_GROUP}"
         )
-    with _blaming(f"importing the installed model `{name}`"):
+    with _as_load_error(f"importing the installed model `{name}`"):
         found: Any = known[name].load()
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise LoadError(

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
-from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, listed, nearest, shown
+from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, format_names, format_site
 from mstar.walk import context
+from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, Interrupted, NextInput, received_emissions
 from mstar.walk.component import Component
 from mstar.walk.emissions import Emission
-from mstar.walk.said import CUT, Cut, Ears, More, Said, kept
 from mstar.walk.states import State
 
 if TYPE_CHECKING:
@@ -41,27 +41,27 @@ class WalkCall(Generic[E, R]):
         self.arguments = arguments
         self.site = context.author_site()
         self.is_started = False
-        self.is_cuttable = False
+        self.is_interruptible = False
         """Whether it ends when the client says more."""
         self.emissions: list[E] = []
         if (session := context.session.get()) is not None:
-            session.called(cast("WalkCall[object, object]", self))
+            session.on_walk_called(cast("WalkCall[object, object]", self))
 
     def __await__(self) -> Generator[WalkCall[E, R], R, R]:
         self.is_started = True
         return (yield self)
 
-    def until_more(self) -> UntilMore[E, R]:
+    def interruptible(self) -> InterruptibleWalk[E, R]:
         """For a route to await: the walk until it ends, or is cut by what the client says meanwhile; then CUT."""
-        self.is_cuttable = True
-        return UntilMore(self)
+        self.is_interruptible = True
+        return InterruptibleWalk(self)
 
     def __iter__(self) -> Generator[E, None, R]:
         """Run the walk eagerly; its emissions as they come."""
         self.is_started = True
         if context.session.get() is not None:
             raise RouteError(
-                f"{shown(self.site)}: a route iterated walk `{self.name}`\n  fix: await self.{self.name}(...)"
+                f"{format_site(self.site)}: a route iterated walk `{self.name}`\n  fix: await self.{self.name}(...)"
             )
         result = self.function(self.model, **self.arguments)
         if inspect.isgenerator(result):
@@ -80,17 +80,17 @@ class WalkCall(Generic[E, R]):
     def __del__(self) -> None:
         if not self.is_started:
             fix = f"await self.{self.name}(...) in a route; elsewhere iterate it, or .run()"
-            text = f"{shown(self.site)}: walk `{self.name}` was called but never run\n  fix: {fix}"
+            text = f"{format_site(self.site)}: walk `{self.name}` was called but never run\n  fix: {fix}"
             warnings.warn(text, WalkNotRun, stacklevel=2)
 
 
-class UntilMore(Generic[E, R]):
+class InterruptibleWalk(Generic[E, R]):
     """A walk that what the client says may cut."""
 
     def __init__(self, call: WalkCall[E, R]) -> None:
         self._call = call
 
-    def __await__(self) -> Generator[WalkCall[E, R], R, R | Cut]:
+    def __await__(self) -> Generator[WalkCall[E, R], R, R | Interrupted]:
         return (yield from self._call.__await__())
 
 
@@ -117,7 +117,7 @@ def walk(function: Callable[..., Any]) -> Callable[..., Any]:
         states = [id(value) for value in arguments.values() if isinstance(value, State)]
         if len(set(states)) < len(states):
             raise RouteError(
-                f"{shown(context.author_site())}: walk `{function.__name__}` was given one state for two inputs\n"
+                f"{format_site(context.author_site())}: walk `{function.__name__}` was given one state for two inputs\n"
                 f"  fix: fork() it for one of them"
             )
         made: WalkCall[Any, Any] = WalkCall(self, function, arguments)
@@ -127,10 +127,10 @@ def walk(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def kinds_of(request: Any) -> tuple[Any, ...]:
+def expand_union(annotation: Any) -> tuple[Any, ...]:
     """The types of request that an annotation stands for."""
-    is_union = isinstance(request, UnionType) or typing.get_origin(request) is typing.Union
-    return typing.get_args(request) if is_union else (request,)
+    is_union = isinstance(annotation, UnionType) or typing.get_origin(annotation) is typing.Union
+    return typing.get_args(annotation) if is_union else (annotation,)
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Model:
         walks = self.walks()
         if len(walks) != 1 or not isinstance(request, Mapping):
             raise RouteError(
-                f"{type(self).__name__} has the walks {listed(walks)} and no route, so a request cannot choose\n"
+                f"{type(self).__name__} has the walks {format_names(walks)} and no route, so a request cannot choose\n"
                 f"  fix: async def route(self, request): await self.{next(iter(walks), 'walk')}(...)"
             )
         arguments = cast("Mapping[str, Any]", request)
@@ -211,45 +211,45 @@ class Model:
         hints.pop("return", None)
         return next(iter(hints.values()), Any)
 
-    def spell(self, tokens: Sequence[int], /) -> str:
+    def detokenize(self, tokens: Sequence[int], /) -> str:
         """Tokens of its Text emissions as text, wherever they were made. Who emits strings has nothing to spell."""
         raise NotImplementedError(
-            f"{type(self).__name__} emits tokens and cannot spell them\n  fix: def spell(self, tokens)"
+            f"{type(self).__name__} emits tokens and cannot detokenize them\n  fix: def detokenize(self, tokens)"
         )
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """Requests to be served before clients come, so that no client waits for what only the first one takes."""
         return ()
 
-    def more(self, answer: Any = None) -> More:
+    def next_input(self, answer: Any = None) -> NextInput:
         """For a route to await: what the client says next, or None if it says no more.
 
         `answer` is what the client is told of what it has said so far.
         """
-        return More(answer)
+        return NextInput(answer)
 
-    def run(self, request: Any, said: Sequence[Said] = ()) -> Outcome:
+    def run(self, request: Any, inputs: Sequence[ClientInput] = ()) -> Outcome:
         """Serve one request eagerly, here and now: the oracle of every other way to run it.
 
-        `said` is what its client says while it runs.
+        `inputs` is what its client says while it runs.
         """
-        outcome, ears, walks = Outcome([]), Ears(said), 0
+        outcome, ears, walks = Outcome([]), InputLog(inputs), 0
         route = RouteRun(self, request, lambda component, kind: component.make_state(kind))
         wanted = route.advance(None)
         while wanted is not None:
-            if isinstance(wanted, More):
+            if isinstance(wanted, NextInput):
                 outcome.answers.append(wanted.answer)
-                wanted = route.advance(ears.hear())
+                wanted = route.advance(ears.consume())
                 continue
-            cut = ears.cutting(walks) if wanted.is_cuttable else None
+            cut = ears.find_interruption(walks) if wanted.is_interruptible else None
             walks += 1
             if cut is not None:  # it runs on copies: its states stay as they are
                 given = wanted.arguments.items()
                 wanted.arguments = {name: one.fork() if isinstance(one, State) else one for name, one in given}
             result = wanted.run()
             emitted = wanted.emissions
-            outcome.emissions.extend(emitted if cut is None else kept(emitted, outcome.emissions, cut))
-            wanted = route.advance(result if cut is None else CUT)
+            outcome.emissions.extend(emitted if cut is None else received_emissions(emitted, outcome.emissions, cut))
+            wanted = route.advance(result if cut is None else INTERRUPTED)
         outcome.result = route.result
         return outcome
 
@@ -271,7 +271,7 @@ class RouteRun:
         """The route asked for a state."""
         return self._new_state(component, kind)
 
-    def called(self, call: WalkCall[object, object]) -> None:
+    def on_walk_called(self, call: WalkCall[object, object]) -> None:
         """The route called a walk."""
         self._calls.append(call)
 
@@ -282,7 +282,7 @@ class RouteRun:
         self._calls.clear()
         self._route.close()
 
-    def advance(self, result: Any) -> WalkCall[Any, Any] | More | None:
+    def advance(self, result: Any) -> WalkCall[Any, Any] | NextInput | None:
         """Give what the route awaited; get the next walk, or that it waits for more; None when it has ended."""
         token = context.session.set(self)
         try:
@@ -293,14 +293,14 @@ class RouteRun:
             wanted = None
         finally:
             context.session.reset(token)
-        if wanted is not None and not isinstance(wanted, WalkCall | More):
-            fix = "await walks and self.more() only; they are all that waits"
+        if wanted is not None and not isinstance(wanted, WalkCall | NextInput):
+            fix = "await walks and self.next_input() only; they are all that waits"
             raise RouteError(f"a route awaited a {type(wanted).__name__}\n  fix: {fix}")
         dropped = [call for call in self._calls if not call.is_started]
         if dropped and self.is_done:
             for call in dropped:
                 call.is_started = True  # said here, louder than the warning
             first = dropped[0]
-            text = f"{shown(first.site)}: the route called walk `{first.name}` and never awaited it"
+            text = f"{format_site(first.site)}: the route called walk `{first.name}` and never awaited it"
             raise RouteError(f"{text}\n  fix: await self.{first.name}(...)")
-        return cast("WalkCall[Any, Any] | More | None", wanted)
+        return cast("WalkCall[Any, Any] | NextInput | None", wanted)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from mstar.errors import Problem, listed, nearest
+from mstar.errors import Problem, format_names, suggest_name
 from mstar.graph import ir
 from mstar.graph.types import BOOL, INT, ObjectType, StateType, Type, item_of
-from mstar.walk.binding import Call, bind_call, foreign_fix
+from mstar.walk.binding import Call, bind_call, fix_for_foreign_value
 from mstar.walk.context import author_site
 from mstar.walk.emissions import Emission
 from mstar.walk.states import State
-from mstar.walk.symbols import Missing, Scope, Symbol, python_of, scope_of, shown, value_of
+from mstar.walk.symbols import Missing, Scope, Symbol, describe, python_of, scope_of, value_of
 from mstar.walk.types import fields_of
 
 if TYPE_CHECKING:
@@ -39,30 +39,30 @@ class Recorder:
         self.walk = walk
         self.problems: list[Problem] = []
         self.is_over = False
-        self.at: str | None = None
+        self.site_override: str | None = None
         """The author's line, where it is not the line of a running frame: a generator that has yielded."""
         self._scopes = [Scope("walk", site)]
         self._names: Counter[str] = Counter()
         self._dims: Counter[str] = Counter()
         self._branches: Counter[str] = Counter()
         self.has_branched = False
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     # ---------------------------------------------------------------- problems
     def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
         """Note a problem, and give a symbol to go on with."""
         found = Problem(site or self.site(), f"walk `{self.walk}`: {what}", fix)
         key = found.site, _NUMBER.sub("", what)  # Python's own loops repeat a mistake under other numbers
-        if not self.is_over and key not in self._told:
+        if not self.is_over and key not in self._reported:
             self.problems.append(found)
-            self._told.add(key)
-        return self.nothing()
+            self._reported.add(key)
+        return self.placeholder()
 
     def site(self) -> str:
         """The author's current line."""
-        return self.at or author_site()
+        return self.site_override or author_site()
 
-    def stuck(self, symbol: Symbol, what: str, fix: str) -> NoReturn:
+    def stop_tracing(self, symbol: Symbol, what: str, fix: str) -> NoReturn:
         """Note a problem after which this walk's code cannot be run further."""
         if value_of(symbol) is not None:
             self.problem(what, fix)
@@ -71,7 +71,7 @@ class Recorder:
 
     def missing(self, what: str, known: Iterable[str]) -> Missing:
         """A component or op that does not exist: note it, and give something that can be called."""
-        self.problem(what, f"use one of {listed(sorted(known))}")
+        self.problem(what, f"use one of {format_names(sorted(known))}")
         return Missing(self, None, self._scopes[-1])
 
     def branch(self, symbol: Symbol) -> bool:
@@ -79,7 +79,7 @@ class Recorder:
         site = self.site()
         if value_of(symbol) is not None:
             self.problem(
-                f"a walk cannot branch on {shown(symbol)}: its value is not known until it is served",
+                f"a walk cannot branch on {describe(symbol)}: its value is not known until it is served",
                 "to end a loop: s.stop_when(flag); to pick one of two: choose(flag, a, b);\n"
                 "to decide per request: branch in route()",
             )
@@ -105,7 +105,7 @@ class Recorder:
         self._dims[name] += 1
         return f"{name}#{self._dims[name]}"
 
-    def nothing(self) -> Symbol:
+    def placeholder(self) -> Symbol:
         """What to go on with where a value could not be made."""
         return Symbol(self, None, self._scopes[-1])
 
@@ -114,14 +114,16 @@ class Recorder:
         if isinstance(given, Symbol):
             value = value_of(given)
             if value is not None and scope_of(given) not in self._scopes:
-                if ("leak", value.name) not in self._told:  # it is one mistake, however often it is used
+                if ("leak", value.name) not in self._reported:  # it is one mistake, however often it is used
                     self.problem(*_out_of_scope(given, value, self._scopes))
-                self._told.add(("leak", value.name))
+                self._reported.add(("leak", value.name))
                 return None
             return value
         type_ = _LITERALS.get(cast("Any", type(given)))
         if type_ is None:
-            self.problem(f"{role} is a {type(given).__name__}, which is not a value of this walk", foreign_fix(given))
+            self.problem(
+                f"{role} is a {type(given).__name__}, which is not a value of this walk", fix_for_foreign_value(given)
+            )
             return None
         out = ir.Value(self.unique("const"), type_)
         self.add(ir.Const(given, out, self.site()))
@@ -134,26 +136,26 @@ class Recorder:
     # ---------------------------------------------------------------- single nodes
     def call(self, component: Component, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op was called."""
-        self.named(component)
+        self.require_named(component)
         bound = bind_call(self, Call(component, op, args, kwargs))
         if bound is None:
-            return failed_call(self, op)
+            return placeholder_results(self, op)
         node, outs = bound
         self.add(node)
         if op.signature.gives_tuple:
             return outs
         return outs[0] if outs else None
 
-    def named(self, component: Component) -> None:
+    def require_named(self, component: Component) -> None:
         """Complain when a component is no attribute of the model, once for each."""
-        if component.name == "?" and ("component", str(id(component))) not in self._told:
-            self._told.add(("component", str(id(component))))
+        if component.name == "?" and ("component", str(id(component))) not in self._reported:
+            self._reported.add(("component", str(id(component))))
             what = f"this {type(component).__name__} is no attribute of the model, so it has no name to be placed by"
             self.problem(what, f"give each component an attribute of its own: self.part = {type(component).__name__}()")
 
     def new_state(self, component: Component, kind: type[State]) -> Symbol:
         """A component was asked for a state."""
-        self.named(component)
+        self.require_named(component)
         out = self.new(StateType(kind.__name__), kind.__name__.lower(), kind)
         self.add(ir.New(component.name, cast("ir.Value", value_of(out)), self.site()))
         return out
@@ -164,7 +166,7 @@ class Recorder:
         if src is None:
             return symbol
         if not isinstance(src.type, StateType):
-            return self.problem(f"{shown(symbol)} is no state, so it cannot be forked", "fork states only")
+            return self.problem(f"{describe(symbol)} is no state, so it cannot be forked", "fork states only")
         out = self.new(src.type, src.name.partition(".")[0], python_of(symbol))
         self.add(ir.Fork(src, cast("ir.Value", value_of(out)), self.site()))
         return out
@@ -176,13 +178,13 @@ class Recorder:
             return symbol
         item = item_of(src.type)
         if item is None:
-            return self.problem(f"{shown(symbol)} has no first axis to index", "index a tensor or a list")
+            return self.problem(f"{describe(symbol)} has no first axis to index", "index a tensor or a list")
         at = self.use(index, "the index") if isinstance(index, Symbol | int) else None
         if at is None or at.type != INT:
             if isinstance(index, Symbol) and value_of(index) is None:
                 return index
-            got = "a slice" if isinstance(index, slice) else shown(index)
-            return self.problem(f"{shown(symbol)} is indexed by {got}", "index by one int; slice inside an @op")
+            got = "a slice" if isinstance(index, slice) else describe(index)
+            return self.problem(f"{describe(symbol)} is indexed by {got}", "index by one int; slice inside an @op")
         out = self.new(item, src.name.partition(".")[0], python_of(symbol))
         self.add(ir.Take(src, at, cast("ir.Value", value_of(out)), self.site()))
         return out
@@ -196,8 +198,8 @@ class Recorder:
         if name not in known:
             fix = "do tensor work inside a component's @op, and call that op here"
             if known:
-                fix = f"use one of its fields: {listed(known)}"
-            self.problem(f"{shown(symbol)} has no `.{name}` in a walk{nearest(name, known)}", fix)
+                fix = f"use one of its fields: {format_names(known)}"
+            self.problem(f"{describe(symbol)} has no `.{name}` in a walk{suggest_name(name, known)}", fix)
             return Missing(self, None, self._scopes[-1])
         self.use(symbol, "the object")
         out = self.new(known[name].type, name, known[name].python)
@@ -207,7 +209,7 @@ class Recorder:
     def emit(self, emission: Any) -> None:
         """The walk yielded."""
         if not isinstance(emission, Emission):
-            got = shown(emission) if isinstance(emission, Symbol) else f"a {type(emission).__name__}"
+            got = describe(emission) if isinstance(emission, Symbol) else f"a {type(emission).__name__}"
             fix = "yield Text(x), Audio(x, rate=...), Image(x), Video(x, fps=...), Action(x, rate=...) or Latents(x)"
             if not isinstance(emission, Symbol) or value_of(emission) is not None:
                 self.problem(f"a walk yielded {got}, which does not say what it is to the client", fix)
@@ -230,13 +232,13 @@ class Recorder:
         return True
 
 
-def failed_call(recorder: Recorder, op: Op) -> Any:
+def placeholder_results(recorder: Recorder, op: Op) -> Any:
     """What to go on with when a call has a problem: as many parts as it would have given."""
     try:
         outs = op.signature.outs
     except (TypeError, NameError):
-        return recorder.nothing()
-    return tuple(recorder.nothing() for _ in outs) if op.signature.gives_tuple else recorder.nothing()
+        return recorder.placeholder()
+    return tuple(recorder.placeholder() for _ in outs) if op.signature.gives_tuple else recorder.placeholder()
 
 
 def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple[str, str]:
@@ -245,28 +247,31 @@ def _out_of_scope(symbol: Symbol, value: ir.Value, scopes: list[Scope]) -> tuple
     line = made.site.rpartition(":")[2]
     if isinstance(value.type, StateType):
         place = "an arm of choose()" if made.kind == "choice" else f"the {made.kind} at line {line}"
-        return f"{shown(symbol)} is made inside {place} and used when that body has ended", "make the state before it"
+        return (
+            f"{describe(symbol)} is made inside {place} and used when that body has ended",
+            "make the state before it",
+        )
     if any(scope.earlier is made for scope in scopes):
         return (
-            f"{shown(symbol)} is made in one iteration and used in the next, but the {made.kind} does not carry it",
+            f"{describe(symbol)} is made in one iteration and used in the next, but the {made.kind} does not carry it",
             f"s = loop(..., {name}=<its first value>), then assign s.{name} in the body",
         )
     if made.kind == "choice":
         return (
-            f"{shown(symbol)} is made inside an arm of choose() and used outside it",
+            f"{describe(symbol)} is made inside an arm of choose() and used outside it",
             "give it as the arm's result: x = choose(flag, lambda: ..., lambda: ...)",
         )
     if made.kind == "windows":
         return (
-            f"{shown(symbol)} is made inside the windows at line {line} and used after them",
+            f"{describe(symbol)} is made inside the windows at line {line} and used after them",
             "use it inside their body: emit it, or put it into a stream",
         )
     if made.kind == "each":
         return (
-            f"{shown(symbol)} is made inside the each at line {line} and used after it",
+            f"{describe(symbol)} is made inside the each at line {line} and used after it",
             f"collect it: e.collect({name}=...) in the body; afterwards e.{name} is a list",
         )
     return (
-        f"{shown(symbol)} is made inside the {made.kind} at line {line} and used after it ended",
+        f"{describe(symbol)} is made inside the {made.kind} at line {line} and used after it ended",
         f"carry it, so that its last value has a name: s = loop(..., {name}=...)",
     )

@@ -16,8 +16,8 @@ class State:
     What is here suits any plain Python object; a state that can do better, such as one made of pages, overrides it.
     """
 
-    can_leave: ClassVar[bool] = False
-    """Whether it can give its memory in the component up for a while (`leave`, `Component.bring_back`)."""
+    is_evictable: ClassVar[bool] = False
+    """Whether it can give its memory in the component up for a while (`evict`, `Component.restore`)."""
     tenant: str = ""
     """Whose it is. What is shared by content is shared only among the states of one tenant."""
     is_resident: bool = True
@@ -27,21 +27,21 @@ class State:
         """A state that starts as a copy of this one and goes its own way."""
         return copy.deepcopy(self)
 
-    def mark(self) -> Any:
-        """What `go_back` needs, to forget all that happens from now on. A mark is used at most once."""
+    def snapshot(self) -> Any:
+        """What `rollback` needs, to forget all that happens from now on. A mark is used at most once."""
         return copy.deepcopy(vars(self))
 
-    def go_back(self, mark: Any) -> None:
+    def rollback(self, snapshot: Any) -> None:
         """Be again what it was at the mark: an op that was extending it has failed."""
         vars(self).clear()
-        vars(self).update(mark)
+        vars(self).update(snapshot)
 
     def export(self) -> Any:
         """All of it as a value that can be sent; `Component.load_state` makes a state of that, here or elsewhere."""
         return copy.deepcopy(vars(self))
 
-    def leave(self) -> None:
-        """Give its memory in the component up, in a way that the component can undo. Only asked of what `can_leave`."""
+    def evict(self) -> None:
+        """Give its memory in the component up, in a way that the component can undo. Only asked of what `is_evictable`."""
         raise NotImplementedError
 
 

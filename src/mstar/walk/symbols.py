@@ -25,7 +25,7 @@ class Scope:
     nodes: list[ir.Node] = field(default_factory=list[ir.Node])
 
 
-_OP = "do it inside a component's @op, and call that op here"
+_OP_FIX = "do it inside a component's @op, and call that op here"
 
 
 class Symbol:
@@ -54,14 +54,14 @@ class Symbol:
         return self._tracer.branch(self)
 
     def __iter__(self) -> Any:
-        return self._tracer.stuck(
+        return self._tracer.stop_tracing(
             self,
-            f"a walk cannot take {shown(self)} apart: how many parts it has is not known yet",
+            f"a walk cannot take {describe(self)} apart: how many parts it has is not known yet",
             "for step in loop(steps=...), for item in each(...), or an @op that gives a tuple",
         )
 
     def __repr__(self) -> str:
-        return shown(self) if self._value is not None else "a value with a problem of its own"
+        return describe(self) if self._value is not None else "a value with a problem of its own"
 
     def fork(self) -> Any:
         """A fork of the state this stands for."""
@@ -82,7 +82,7 @@ class Missing(Symbol):
         return self
 
 
-def shown(given: Any) -> str:
+def describe(given: Any) -> str:
     """What an author passed, in a sentence: a value's name and type, or a constant."""
     value = value_of(given) if isinstance(given, Symbol) else None
     return f"%{value.name} ({value.type})" if value is not None else repr(given)
@@ -103,12 +103,12 @@ def python_of(symbol: Symbol) -> Any:
     return symbol._python  # pyright: ignore[reportPrivateUsage]
 
 
-def _refuse(sign: str, fix: str = _OP) -> Any:
+def _unsupported_operator(sign: str, fix: str = _OP_FIX) -> Any:
     def method(self: Symbol, *_: Any) -> Any:
         if value_of(self) is None:
             return self
         return self._tracer.problem(  # pyright: ignore[reportPrivateUsage]
-            f"a walk cannot compute `{sign}` on {shown(self)}: its value is not known until it is served", fix
+            f"a walk cannot compute `{sign}` on {describe(self)}: its value is not known until it is served", fix
         )
 
     return method
@@ -118,34 +118,40 @@ for _name, _sign in {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
     "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>",
 }.items():  # fmt: skip
-    setattr(Symbol, f"__{_name}__", _refuse(_sign))
-    setattr(Symbol, f"__r{_name}__", _refuse(_sign))
+    setattr(Symbol, f"__{_name}__", _unsupported_operator(_sign))
+    setattr(Symbol, f"__r{_name}__", _unsupported_operator(_sign))
 for _name, _sign in {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }.items():  # fmt: skip
-    setattr(Symbol, f"__{_name}__", _refuse(_sign, _OP + ";\nto decide per request: compare in route()"))
+    setattr(
+        Symbol, f"__{_name}__", _unsupported_operator(_sign, _OP_FIX + ";\nto decide per request: compare in route()")
+    )
 for _name, _sign in {
     "neg": "-", "pos": "+", "invert": "~", "abs": "abs()", "round": "round()",
 }.items():  # fmt: skip
-    setattr(Symbol, f"__{_name}__", _refuse(_sign))
+    setattr(Symbol, f"__{_name}__", _unsupported_operator(_sign))
 Symbol.__hash__ = object.__hash__  # setting __eq__ after the class would otherwise leave it; keep identity
 
 
-def _need_value(what: str, fix: str) -> Any:
+def _requires_value(what: str, fix: str) -> Any:
     def method(self: Symbol, *_: Any) -> Any:
-        return self._tracer.stuck(  # pyright: ignore[reportPrivateUsage]
-            self, f"a walk cannot {what.format(shown(self))}: it is not known until it is served", fix
+        return self._tracer.stop_tracing(  # pyright: ignore[reportPrivateUsage]
+            self, f"a walk cannot {what.format(describe(self))}: it is not known until it is served", fix
         )
 
     return method
 
 
-_STEPS = "loop(steps=...) takes it as it is; for anything else, " + _OP
+_STEPS_FIX = "loop(steps=...) takes it as it is; for anything else, " + _OP_FIX
 for _name in ("int", "float", "complex"):
-    setattr(Symbol, f"__{_name}__", _need_value(f"make a Python number of {{}} by {_name}()", _STEPS))
+    setattr(Symbol, f"__{_name}__", _requires_value(f"make a Python number of {{}} by {_name}()", _STEPS_FIX))
 for _name, _what, _fix in (
-    ("index", "count with {} by range(), or index a Python object with it", _STEPS),
-    ("len", "ask for len() of {}", "for item in each(...) goes over the items of a list; for anything else, " + _OP),
-    ("contains", "look into {} by `in`", _OP),
+    ("index", "count with {} by range(), or index a Python object with it", _STEPS_FIX),
+    (
+        "len",
+        "ask for len() of {}",
+        "for item in each(...) goes over the items of a list; for anything else, " + _OP_FIX,
+    ),
+    ("contains", "look into {} by `in`", _OP_FIX),
 ):
-    setattr(Symbol, f"__{_name}__", _need_value(_what, _fix))
+    setattr(Symbol, f"__{_name}__", _requires_value(_what, _fix))

@@ -17,13 +17,13 @@ from mstar.errors import Problem
 from mstar.graph import ir
 from mstar.graph.check import check
 from mstar.graph.overlap import check_overlap
-from mstar.graph.types import INT, ListType, ObjectType, Type, accepts, is_flag, item_of, joined, stacked_type
+from mstar.graph.types import INT, ListType, ObjectType, Type, accepts, is_flag, item_of, merged_type, stacked_type
 from mstar.walk import context
-from mstar.walk.context import author_site, is_author
+from mstar.walk.context import author_site, is_author_frame
 from mstar.walk.control import Stream, arm
 from mstar.walk.emissions import Emission
 from mstar.walk.recorder import Recorder, TraceStopped
-from mstar.walk.symbols import Scope, Symbol, python_of, shown, value_of
+from mstar.walk.symbols import Scope, Symbol, describe, python_of, value_of
 from mstar.walk.types import UnknownHint, read_hint
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Tracer(Recorder):
         super().__init__(walk, site)
         self._streams: dict[Stream, tuple[str, Scope]] = {}
         self._items: dict[str, Type] = {}
-        self._spoilt: set[str] = set()
+        self._invalid_streams: set[str] = set()
         """Streams into which something was put that has a problem."""
-        self.left: tuple[str, str, str] | None = None
+        self.early_exit: tuple[str, str, str] | None = None
         """Where a region's body did not come back, and the problem if that was no error."""
 
     # ---------------------------------------------------------------- streams
@@ -64,9 +64,9 @@ class Tracer(Recorder):
         """`.put(x)` was called."""
         name, value = self._stream(stream), self.use(given, "what is put")
         if name is None or value is None or self.is_state(value, "put into a stream", "put what an op makes of it"):
-            self._spoilt.add(name or "")
+            self._invalid_streams.add(name or "")
             return
-        held = joined(self._items.setdefault(name, value.type), value.type, self.dim)
+        held = merged_type(self._items.setdefault(name, value.type), value.type, self.dim)
         if held is None:
             what = f"stream ~{name} holds {self._items[name]}, but %{value.name} is {value.type}"
             self.problem(what, "put one type into a stream; use two streams for two")
@@ -76,10 +76,10 @@ class Tracer(Recorder):
     def get(self, stream: Stream, default: Any) -> Any:
         """`.get(default)` was called."""
         name, value = self._stream(stream), self.use(default, "the default")
-        has = self._held(name)
+        has = self._item_type(name)
         if name is None or value is None or has is None:
-            return self.nothing()
-        held = joined(has, value.type, self.dim)
+            return self.placeholder()
+        held = merged_type(has, value.type, self.dim)
         if held is None:
             fix = "give a default of the type the stream holds"
             return self.problem(f"stream ~{name} holds {has}, but the default is {value.type}", fix)
@@ -88,18 +88,18 @@ class Tracer(Recorder):
         self.add(ir.Get(name, value, cast("ir.Value", value_of(out)), author_site()))
         return out
 
-    def _held(self, name: str | None) -> Type | None:
-        if name is not None and name not in self._items and name not in self._spoilt:
+    def _item_type(self, name: str | None) -> Type | None:
+        if name is not None and name not in self._items and name not in self._invalid_streams:
             what = f"stream ~{name} is read before anything is put into it"
             self.problem(what, f"{name}.put(value) first: write the part that reads after the part that fills")
         return self._items.get(name) if name is not None else None
 
     # ---------------------------------------------------------------- regions
-    def _enter(self, kind: str, site: str, earlier: Scope | None = None) -> Scope:
+    def _open_body(self, kind: str, site: str, earlier: Scope | None = None) -> Scope:
         self._scopes.append(Scope(kind, site, earlier))
         return self._scopes[-1]
 
-    def leave(self) -> tuple[ir.Node, ...]:
+    def close_body(self) -> tuple[ir.Node, ...]:
         """End the current body; its nodes, with the streams' types filled in."""
         return tuple(
             ir.Open(node.stream, self._items.get(node.stream, node.item), node.site)
@@ -108,24 +108,24 @@ class Tracer(Recorder):
             for node in self._scopes.pop().nodes
         )
 
-    def _passes(self, kind: str, site: str, widen: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    def _trace_passes(self, kind: str, site: str, widen: Callable[[], bool] = lambda: False) -> Iterator[bool]:
         """Open a body twice, True for the time that is kept; afterwards that body is current once more.
 
         If what came out of the body makes what goes into it wider, it is begun anew.
         """
         start = self._names.copy(), self._dims.copy()
-        kept = self._enter(kind, site)
+        kept = self._open_body(kind, site)
         yield True
         self._scopes.pop()
         while widen():
             self._names = start[0].copy()
             start = self._names.copy(), self._dims.copy()
-            kept = self._enter(kind, site)
+            kept = self._open_body(kind, site)
             yield True
             self._scopes.pop()
         after = self._names, self._dims
         self._names, self._dims = start[0].copy(), start[1].copy()  # the same names, so the same problems
-        again = self._enter(kind, site, earlier=kept)
+        again = self._open_body(kind, site, earlier=kept)
         yield False
         self._scopes.pop()
         self._names, self._dims = after
@@ -143,7 +143,11 @@ class Tracer(Recorder):
             fix = "every item is visited: let an @op pass over those that are not wanted"
             if kind == "loop":
                 fix = "s.stop_when(flag) ends a loop after the iteration that sets the flag"
-            self.left = self.left or (author_site(), f"the {kind} is left by break or return in its body", fix)
+            self.early_exit = self.early_exit or (
+                author_site(),
+                f"the {kind} is left by break or return in its body",
+                fix,
+            )
             self.is_over = True
             raise
         finally:
@@ -154,7 +158,7 @@ class Tracer(Recorder):
         site = author_site()
         inits: dict[str, ir.Value] = {}
         python: dict[str, Any] = {}
-        with _at(self, region["_sites"]["loop"]):
+        with _reporting_at(self, region["_sites"]["loop"]):
             steps = self._steps(region["_steps"])
             for name in region["_names"]:
                 value = self.use(region[name], f"loop({name}=...)")
@@ -165,26 +169,26 @@ class Tracer(Recorder):
         types = {name: value.type for name, value in inits.items()}
         inner: dict[str, Symbol] = {}
         ends: tuple[dict[str, ir.Value], dict[str, ir.Value], list[ir.Value]] = ({}, {}, [])
-        step = self.nothing()
+        step = self.placeholder()
 
         def widen() -> bool:
             """A carry whose first and next values have sizes that only ops know, and not the same, has its own."""
             news = {
                 name: value.type for name, value in ends[0].items() if types[name] == inits[name].type != value.type
             }
-            types.update({name: joined(types[name], type_, self.dim) or type_ for name, type_ in news.items()})
+            types.update({name: merged_type(types[name], type_, self.dim) or type_ for name, type_ in news.items()})
             return bool(news)
 
-        for is_kept in self._passes("loop", site, widen):
+        for is_kept in self._trace_passes("loop", site, widen):
             this = {name: self.new(type_, name, python[name]) for name, type_ in types.items()}
             index = self.new(INT, "step", int)
-            failed = {name: self.nothing() for name in region["_names"] if name not in inits}
+            failed = {name: self.placeholder() for name in region["_names"] if name not in inits}
             region.update(this | failed, _stops=[], _kept={})
             yield from self._body("loop", region, index)
             result = self._nexts(region, types), self._kept(region["_kept"], region["_sites"]), self._flags(region)
             if is_kept:
                 inner, step, ends = this, index, result
-        body = self.leave()
+        body = self.close_body()
         outs = {name: self.new(type_, name, python[name]) for name, type_ in types.items()}
         carry = tuple(
             ir.Carry(name, init, _value(inner[name]), ends[0][name], _value(outs[name]))
@@ -192,7 +196,7 @@ class Tracer(Recorder):
             if name in ends[0]
         )
         collect, lists = self._lists(ends[1])
-        failed = {name: self.nothing() for name in region["_kept"] if name not in lists}
+        failed = {name: self.placeholder() for name in region["_kept"] if name not in lists}
         region.update(outs, _lists=lists | failed)
         self.add(ir.Loop(steps, _value(step), carry, collect, tuple(ends[2]), body, site))
 
@@ -200,7 +204,7 @@ class Tracer(Recorder):
         """The values a body collects."""
         found: dict[str, ir.Value] = {}
         for name, given in kept.items():
-            with _at(self, sites[f"collect {name}"]):
+            with _reporting_at(self, sites[f"collect {name}"]):
                 value = self.use(given, f"collect({name}=...)")
                 if value is not None and not self.is_state(value, "collected", "keep states inside the body"):
                     found[name] = value
@@ -216,13 +220,13 @@ class Tracer(Recorder):
             return given
         value = self.use(given, "loop(steps=...)")
         if value is not None and value.type != INT:
-            self.problem(f"loop(steps=...) wants an int, got {shown(given)}", "pass an int, or a value of type int")
+            self.problem(f"loop(steps=...) wants an int, got {describe(given)}", "pass an int, or a value of type int")
         return value if value is not None else 0
 
     def _nexts(self, region: dict[str, Any], types: dict[str, Type]) -> dict[str, ir.Value]:
         nexts: dict[str, ir.Value] = {}
         for name, type_ in types.items():
-            with _at(self, region["_sites"].get(name)):
+            with _reporting_at(self, region["_sites"].get(name)):
                 value = self.use(region[name], f"s.{name}")
                 if value is not None and not accepts(type_, value.type):
                     what = f"the loop carries `{name}` as {type_}, but an iteration turns it into {value.type}"
@@ -234,14 +238,16 @@ class Tracer(Recorder):
     def _flags(self, region: dict[str, Any]) -> list[ir.Value]:
         flags: list[ir.Value | None] = []
         for number, given in enumerate(region["_stops"], 1):
-            with _at(self, region["_sites"][f"stop {number}"]):
+            with _reporting_at(self, region["_sites"][f"stop {number}"]):
                 flags.append(self._flag(given, "stop_when(...)"))
         return [flag for flag in flags if flag is not None]
 
     def _flag(self, given: Any, role: str) -> ir.Value | None:
         value = self.use(given, role)
         if value is not None and not is_flag(value.type):
-            self.problem(f"{role} wants a flag, got {shown(given)}", 'give it a bool, or Bool[Tensor, ""], from an @op')
+            self.problem(
+                f"{role} wants a flag, got {describe(given)}", 'give it a bool, or Bool[Tensor, ""], from an @op'
+            )
             return None
         return value
 
@@ -253,18 +259,18 @@ class Tracer(Recorder):
             fix = "1 <= stride <= size, 1 <= first <= size"
             self.problem(f"these windows lose items or never come: {sizes}", fix, region.site)
         name = self._stream(region.stream)
-        held = self._held(name)
+        held = self._item_type(name)
         is_uniform = region.first == region.size and not region.flush
         size = region.size if is_uniform else self.dim("W")
-        item = fresh = self.nothing()
-        for is_kept in self._passes("windows", site):
-            this = self.new(stacked_type(held, size), "window") if held is not None else self.nothing()
+        item = fresh = self.placeholder()
+        for is_kept in self._trace_passes("windows", site):
+            this = self.new(stacked_type(held, size), "window") if held is not None else self.placeholder()
             count = self.new(INT, "fresh", int)
             region.fresh = cast("int", count)
             yield from self._body("windows", vars(region), this)
             if is_kept:
                 item, fresh = this, count
-        body = self.leave()
+        body = self.close_body()
         if name is not None and held is not None:
             numbers = (region.size, region.stride, region.first, region.flush)
             self.add(ir.Windows(name, _value(item), _value(fresh), *numbers, body, site))
@@ -273,25 +279,25 @@ class Tracer(Recorder):
         """`for item in each(items)`."""
         site = author_site()
         sites = vars(region)["_sites"]
-        with _at(self, sites["each"]):
+        with _reporting_at(self, sites["each"]):
             items = self.use(region.items, "each(...)")
             item_type = item_of(items.type) if items is not None else None
             if items is not None and item_type is None:
-                what = f"each(...) wants a list or a tensor with a first axis, got {shown(region.items)}"
+                what = f"each(...) wants a list or a tensor with a first axis, got {describe(region.items)}"
                 self.problem(what, "pass a list, or a tensor whose first axis is the items")
-        item = index = self.nothing()
+        item = index = self.placeholder()
         kept: dict[str, ir.Value] = {}
-        for is_kept in self._passes("each", site):
-            this = self.new(item_type, "item", python_of(region.items)) if item_type else self.nothing()
+        for is_kept in self._trace_passes("each", site):
+            this = self.new(item_type, "item", python_of(region.items)) if item_type else self.placeholder()
             at = self.new(INT, "index", int)
             region.index, region.kept = cast("int", at), {}
             yield from self._body("each", vars(region), this)
             result = self._kept(region.kept, sites)
             if is_kept:
                 item, index, kept = this, at, result
-        body = self.leave()
+        body = self.close_body()
         collect, lists = self._lists(kept)
-        region.lists = lists | {name: self.nothing() for name in region.kept if name not in lists}
+        region.lists = lists | {name: self.placeholder() for name in region.kept if name not in lists}
         if items is not None and item_type is not None:
             self.add(ir.Each(items, _value(item), _value(index), collect, body, site))
 
@@ -302,40 +308,40 @@ class Tracer(Recorder):
         arms: list[ir.Arm] = []
         shape: list[Any] = []
         for given in (then, otherwise):
-            self._enter("choice", site)
+            self._open_body("choice", site)
             result = arm(given)
             shape.append(result)
             values = [self.use(part, "what an arm gives") for part in _parts(result)]
-            arms.append(ir.Arm(self.leave(), tuple(value for value in values if value is not None)))
+            arms.append(ir.Arm(self.close_body(), tuple(value for value in values if value is not None)))
         kinds = [[value.type for value in each_arm.results] for each_arm in arms]
         wanted = [len(_parts(result)) for result in shape]
         if flags is None or [len(types) for types in kinds] != wanted:
-            return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
-        types = [joined(one, other, self.dim) for one, other in zip(kinds[0], kinds[1], strict=False)]
+            return _shaped_like(shape[0], [self.placeholder() for _ in _parts(shape[0])])
+        types = [merged_type(one, other, self.dim) for one, other in zip(kinds[0], kinds[1], strict=False)]
         if len(kinds[0]) != len(kinds[1]) or None in types:
             got = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
             what = f"the arms of choose() give different things: {got}"
             failed = self.problem(what, "let both arms give as many values, of the same types")
-            return _like(shape[0], [failed for _ in _parts(shape[0])])
+            return _shaped_like(shape[0], [failed for _ in _parts(shape[0])])
         if any(self.is_state(value, "given by an arm", "use states inside the arms") for value in arms[0].results):
-            return _like(shape[0], [self.nothing() for _ in _parts(shape[0])])
+            return _shaped_like(shape[0], [self.placeholder() for _ in _parts(shape[0])])
         named = zip(types, arms[0].results, strict=True)
         outs = [self.new(type_, value.name.partition(".")[0]) for type_, value in named if type_ is not None]
         self.add(ir.Choose(flags, arms[0], arms[1], tuple(map(_value, outs)), site))
-        return _like(shape[0], outs)
+        return _shaped_like(shape[0], outs)
 
 
 @contextlib.contextmanager
-def _at(tracer: Tracer, site: str | None) -> Generator[None]:
+def _reporting_at(tracer: Tracer, site: str | None) -> Generator[None]:
     """Speak of what the author said on another line."""
-    before, tracer.at = tracer.at, site
+    before, tracer.site_override = tracer.site_override, site
     try:
         yield
     finally:
-        tracer.at = before
+        tracer.site_override = before
 
 
-def _like(shape: Any, parts: list[Symbol]) -> Any:
+def _shaped_like(shape: Any, parts: list[Symbol]) -> Any:
     if shape is None:
         return None
     return tuple(parts) if isinstance(shape, tuple) else parts[0]
@@ -363,16 +369,16 @@ def trace(function: Callable[..., Any], model: Any) -> tuple[ir.Walk, list[Probl
     try:
         outputs, is_tuple = _run(tracer, function, model, inputs)
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a problem of the walk
-        _raised(tracer, error, site)
+        _report_exception(tracer, error, site)
     finally:
         context.tracer.reset(token)
-    if tracer.left is not None and not tracer.has_branched:
-        where, what, fix = tracer.left
+    if tracer.early_exit is not None and not tracer.has_branched:
+        where, what, fix = tracer.early_exit
         tracer.is_over = False
         tracer.problem(what, fix, where)
     tracer.is_over = True
     values = tuple(value for value in map(value_of, inputs.values()) if value is not None)
-    graph = ir.Walk(name, values, tracer.leave(), outputs, is_tuple, site)
+    graph = ir.Walk(name, values, tracer.close_body(), outputs, is_tuple, site)
     if tracer.problems:
         return graph, sorted(tracer.problems + check_overlap(graph, is_whole=False), key=_line)
     return graph, check(graph)
@@ -383,12 +389,12 @@ def _line(problem: Problem) -> tuple[str, int]:
     return path, int(line)
 
 
-def _raised(tracer: Tracer, error: Exception, site: str) -> None:
+def _report_exception(tracer: Tracer, error: Exception, site: str) -> None:
     """Tell why the author's code did not come to its end."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_author(frame)]
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_author_frame(frame)]
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]
-    if tracer.left is not None and tracer.left[0] in lines:  # it was this error that left the body
-        tracer.left, tracer.is_over = None, False
+    if tracer.early_exit is not None and tracer.early_exit[0] in lines:  # it was this error that left the body
+        tracer.early_exit, tracer.is_over = None, False
     if not isinstance(error, TraceStopped):
         fix = (
             "correct this line; a walk's code runs once, at start-up, on symbols,\n"
@@ -410,7 +416,7 @@ def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str
             hint = read_hint((hints or {})[name])
             inputs[name] = tracer.new(hint.type, name, hint.python)
         except (KeyError, UnknownHint) as error:
-            inputs[name] = tracer.nothing()
+            inputs[name] = tracer.placeholder()
             if hints is not None:
                 reason = "has no annotation" if isinstance(error, KeyError) else f"cannot be typed: {error}"
                 tracer.problem(f"input `{name}` {reason}", f'annotate it: {name}: Int64[Tensor, "T"]', site)
@@ -433,10 +439,10 @@ def _run(
             except StopIteration as stop:
                 result = stop.value
                 break
-            tracer.at = _yield_site(result)
+            tracer.site_override = _yield_site(result)
             tracer.emit(emission)
-            tracer.at = None
-    tracer.at = first
+            tracer.site_override = None
+    tracer.site_override = first
     for part in _parts(result):
         if isinstance(part, Emission):
             kind = type(part).__name__

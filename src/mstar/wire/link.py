@@ -13,20 +13,20 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-WINDOW = 256
+WINDOW_FRAMES = 256
 """How many frames may be under way; more of them wait, so what comes in early is at most this much."""
-CONFIRM_EVERY = 32
-CONFIRM_AFTER = 0.02
+ACK_EVERY_FRAMES = 32
+ACK_DELAY_S = 0.02
 """A side that sends nothing itself confirms after so many frames, or so many seconds after the first of them."""
-RESEND_COUNT = CONFIRM_EVERY  # so that they are confirmed at once, and the next can follow
-RESEND_AFTER = 0.2
-RESEND_AFTER_AT_MOST = 1.0
+MAX_RESEND_FRAMES = ACK_EVERY_FRAMES  # so that they are confirmed at once, and the next can follow
+RESEND_TIMEOUT_S = 0.2
+MAX_RESEND_TIMEOUT_S = 1.0
 """When nothing was confirmed for so long, the oldest few frames are sent again; the wait doubles each time."""
 
-REFUSED_AFTER = 0.02
+REFUSED_RETRY_S = 0.02
 """The same when a frame could not be sent at all."""
 
-Sent = tuple[int, int, Any]
+OutgoingFrame = tuple[int, int, Any]
 """Number, confirmation and payload of a frame. Number 0 has no payload: the frame only confirms."""
 
 
@@ -34,116 +34,120 @@ class Link:
     """One side of a link."""
 
     __slots__ = (
-        "_again",
-        "_confirm_at",
-        "_confirmed",
-        "_early",
-        "_heard",
-        "_kept",
-        "_owed",
+        "_ack_at",
+        "_acked",
+        "_acks_owed",
+        "_last_received",
+        "_last_sent",
+        "_out_of_order",
         "_resend_at",
-        "_sent",
-        "_suspect",
-        "_wait",
+        "_resend_timeout",
+        "_resent_up_to",
+        "_send_buffer",
+        "_suspected_lost",
         "resent",
     )
 
     def __init__(self) -> None:
-        self._kept: deque[Any] = deque()  # what the other side has not confirmed; the first has number _confirmed + 1
-        self._confirmed = 0
-        self._sent = 0  # up to here, frames have been on their way
-        self._heard = 0  # up to here, everything has come in
-        self._early: dict[int, Any] = {}
-        self._owed = 0  # how many frames came in since we last confirmed
-        self._confirm_at = inf
+        self._send_buffer: deque[Any] = (
+            deque()
+        )  # what the other side has not confirmed; the first has number _confirmed + 1
+        self._acked = 0
+        self._last_sent = 0  # up to here, frames have been on their way
+        self._last_received = 0  # up to here, everything has come in
+        self._out_of_order: dict[int, Any] = {}
+        self._acks_owed = 0  # how many frames came in since we last confirmed
+        self._ack_at = inf
         self._resend_at = inf
-        self._wait = RESEND_AFTER
-        self._suspect = 0  # up to here, frames were on their way when the wait was over: they may all be lost
-        self._again = 0  # up to here, they were sent again
+        self._resend_timeout = RESEND_TIMEOUT_S
+        self._suspected_lost = 0  # up to here, frames were on their way when the wait was over: they may all be lost
+        self._resent_up_to = 0  # up to here, they were sent again
         self.resent = 0
 
     @property
     def unacked(self) -> int:
         """How many payloads the other side has not confirmed."""
-        return len(self._kept)
+        return len(self._send_buffer)
 
     @property
     def due(self) -> float:
         """When `tick` has something to send; never, if infinite."""
-        return min(self._confirm_at, self._resend_at)
+        return min(self._ack_at, self._resend_at)
 
-    def send(self, now: float, payload: Any) -> Sent | None:
+    def send(self, now: float, payload: Any) -> OutgoingFrame | None:
         """Take a payload. Returns the frame to send, or None if it has to wait: a later `tick` sends it then."""
-        self._kept.append(payload)
-        number = self._confirmed + len(self._kept)
-        if number != self._sent + 1 or number > self._confirmed + WINDOW:
+        self._send_buffer.append(payload)
+        number = self._acked + len(self._send_buffer)
+        if number != self._last_sent + 1 or number > self._acked + WINDOW_FRAMES:
             return None
         if self._resend_at == inf:
-            self._resend_at = now + self._wait
-        self._sent = number
-        self._owed, self._confirm_at = 0, inf
-        return number, self._heard, payload
+            self._resend_at = now + self._resend_timeout
+        self._last_sent = number
+        self._acks_owed, self._ack_at = 0, inf
+        return number, self._last_received, payload
 
-    def refused(self, now: float) -> None:
+    def on_refused(self, now: float) -> None:
         """A frame could not be sent: nothing will be confirmed, so it is tried again sooner."""
-        if self._kept:
-            self._resend_at = min(self._resend_at, now + REFUSED_AFTER)
+        if self._send_buffer:
+            self._resend_at = min(self._resend_at, now + REFUSED_RETRY_S)
 
     def receive(self, now: float, number: int, ack: int, payload: Any) -> Sequence[Any]:
         """Take a frame. Returns the payloads whose turn it is now."""
-        if self._confirmed < ack <= self._sent:
-            self._confirm(now, ack)
+        if self._acked < ack <= self._last_sent:
+            self._on_ack(now, ack)
         if not number:
             return ()
-        if number <= self._heard:  # our confirmation was late or lost
-            self._confirm_at = now
+        if number <= self._last_received:  # our confirmation was late or lost
+            self._ack_at = now
             return ()
-        if number > self._heard + 1:
-            if number <= self._heard + WINDOW:
-                self._early[number] = payload
+        if number > self._last_received + 1:
+            if number <= self._last_received + WINDOW_FRAMES:
+                self._out_of_order[number] = payload
             return ()
         payloads = [payload]
-        while self._early and (number := number + 1) in self._early:
-            payloads.append(self._early.pop(number))
-        self._heard += len(payloads)
-        self._owed += len(payloads)
-        self._confirm_at = now if self._owed >= CONFIRM_EVERY else min(self._confirm_at, now + CONFIRM_AFTER)
+        while self._out_of_order and (number := number + 1) in self._out_of_order:
+            payloads.append(self._out_of_order.pop(number))
+        self._last_received += len(payloads)
+        self._acks_owed += len(payloads)
+        self._ack_at = now if self._acks_owed >= ACK_EVERY_FRAMES else min(self._ack_at, now + ACK_DELAY_S)
         return payloads
 
-    def _confirm(self, now: float, ack: int) -> None:
-        for _ in range(ack - self._confirmed):
-            self._kept.popleft()
-        self._confirmed = ack
-        self._wait = RESEND_AFTER
-        if self._again <= ack < self._suspect:  # what was sent again has arrived: the next few, without a wait
+    def _on_ack(self, now: float, ack: int) -> None:
+        for _ in range(ack - self._acked):
+            self._send_buffer.popleft()
+        self._acked = ack
+        self._resend_timeout = RESEND_TIMEOUT_S
+        if (
+            self._resent_up_to <= ack < self._suspected_lost
+        ):  # what was sent again has arrived: the next few, without a wait
             self._resend_at = now
         else:
-            self._resend_at = now + RESEND_AFTER if self._kept else inf
-        if self._confirmed + len(self._kept) > self._sent:  # some wait, and now there is room for them
-            self._confirm_at = now
+            self._resend_at = now + RESEND_TIMEOUT_S if self._send_buffer else inf
+        if self._acked + len(self._send_buffer) > self._last_sent:  # some wait, and now there is room for them
+            self._ack_at = now
 
-    def tick(self, now: float) -> list[Sent]:
+    def tick(self, now: float) -> list[OutgoingFrame]:
         """What is to be sent now: again, at last, or only to confirm."""
-        frames: list[Sent] = []
+        frames: list[OutgoingFrame] = []
         if now >= self._resend_at:
-            if self._confirmed >= self._suspect:
-                self._suspect = self._sent
-            frames += self._frames(0, min(RESEND_COUNT, self._sent - self._confirmed))
-            self._again = self._confirmed + len(frames)
+            if self._acked >= self._suspected_lost:
+                self._suspected_lost = self._last_sent
+            frames += self._frames(0, min(MAX_RESEND_FRAMES, self._last_sent - self._acked))
+            self._resent_up_to = self._acked + len(frames)
             self.resent += len(frames)
-            self._wait = min(2 * self._wait, RESEND_AFTER_AT_MOST)
-            self._resend_at = now + self._wait
-        under_way = self._sent - self._confirmed
-        if under_way < WINDOW and len(self._kept) > under_way:
-            frames += self._frames(under_way, WINDOW)
-            self._sent = self._confirmed + min(WINDOW, len(self._kept))
-        if now >= self._confirm_at and not frames:
-            frames.append((0, self._heard, None))
+            self._resend_timeout = min(2 * self._resend_timeout, MAX_RESEND_TIMEOUT_S)
+            self._resend_at = now + self._resend_timeout
+        under_way = self._last_sent - self._acked
+        if under_way < WINDOW_FRAMES and len(self._send_buffer) > under_way:
+            frames += self._frames(under_way, WINDOW_FRAMES)
+            self._last_sent = self._acked + min(WINDOW_FRAMES, len(self._send_buffer))
+        if now >= self._ack_at and not frames:
+            frames.append((0, self._last_received, None))
         if frames:
-            self._owed, self._confirm_at = 0, inf
+            self._acks_owed, self._ack_at = 0, inf
         return frames
 
-    def _frames(self, start: int, stop: int) -> list[Sent]:
-        first = self._confirmed + 1
-        kept = islice(self._kept, start, stop)
-        return [(number, self._heard, payload) for number, payload in enumerate(kept, first + start)]
+    def _frames(self, start: int, stop: int) -> list[OutgoingFrame]:
+        first = self._acked + 1
+        kept = islice(self._send_buffer, start, stop)
+        return [(number, self._last_received, payload) for number, payload in enumerate(kept, first + start)]

@@ -20,13 +20,13 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 class Value:
     """A value of an author's program on its way."""
 
-    __slots__ = ("it",)
+    __slots__ = ("content",)
 
-    def __init__(self, it: Any) -> None:
-        self.it = it
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
     def __repr__(self) -> str:
-        return f"Value({self.it!r})"
+        return f"Value({self.content!r})"
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):

@@ -9,29 +9,38 @@ always larger. Whatever speaks of an attempt that is over is ignored.
 
 from __future__ import annotations
 
-from mstar.wire.figures import Load
 from mstar.wire.message import Message, Peer, Value
-from mstar.wire.pace import Pace
-from mstar.wire.questions import News, Standing, Stock, TakeNews, TakeStanding, TakeStock, TakeTimeline, Timeline
+from mstar.wire.queries import (
+    ActivityQuery,
+    ActivityReply,
+    ModelStatusQuery,
+    ModelStatusReply,
+    SpansQuery,
+    SpansReply,
+    StatsQuery,
+    StatsReply,
+)
+from mstar.wire.slo import Slo
+from mstar.wire.stats import WorkerLoad
 
 
 # ---------------------------------------------------------------- everybody
-class Hello(Message):
+class Register(Message):
     """I am here, in this life: sent by who starts, and by a new conductor to everyone. A worker tells what it holds."""
 
     components: tuple[str, ...] = ()
     """Of a worker: the components that are loaded, each as "model.component"."""
-    edition: int = 0
+    weights_version: int = 0
     """Of a worker: which edition of the weights it has loaded."""
 
 
-class Forget(Message):
+class PeerDead(Message):
     """This life of a process is over: keep nothing for it."""
 
     peer: Peer
 
 
-class Meet(Message):
+class PeerAddress(Message):
     """A process of another host is there, and found at this address."""
 
     peer: Peer
@@ -39,26 +48,26 @@ class Meet(Message):
 
 
 # ---------------------------------------------------------------- front end and conductor
-class Say(Message):
+class ClientInput(Message):
     """The client says more to a request that runs, or, with None, that it says no more."""
 
     rid: str
-    number: int
+    index: int
     """How many things it said before."""
     value: Value
-    counts: dict[str, int]
+    received_counts: dict[str, int]
     """How many emissions of each kind it had when it said so."""
-    walk: int = -1
+    walk_index: int = -1
     """When it was heard, if that is known: see `Heard`."""
 
 
-class Heard(Message):
+class InputAccepted(Message):
     """A client was heard. If it cut a walk, that is over, and what it emitted beyond `totals` is not wanted."""
 
     rid: str
-    number: int
+    index: int
     """Which of the things that it said."""
-    walk: int
+    walk_index: int
     """When: while the walk with this number ran, or before it."""
     attempt: int
     """The attempt that goes on: those before make nothing that is wanted, but what `totals` counts."""
@@ -66,13 +75,13 @@ class Heard(Message):
     """How many emissions of each kind walks that are over have made."""
 
 
-class Answered(Message):
+class TurnFinished(Message):
     """The route has done what it was told, so many things, and waits for more. By then there are `totals` emissions."""
 
     rid: str
-    number: int
+    inputs_consumed: int
     totals: dict[str, int]
-    answer: Value
+    result: Value
 
 
 class Submit(Message):
@@ -82,26 +91,26 @@ class Submit(Message):
     model: str
     request: Value
     tenant: str = ""
-    patience: float = 600.0
-    after: int = -1
+    timeout_s: float = 600.0
+    last_seen_attempt: int = -1
     """It was admitted before, and this is the last attempt the client has seen: it is not refused now."""
-    said: tuple[Say, ...] = ()
+    inputs: tuple[ClientInput, ...] = ()
     """What its client has said since, if a conductor may not know that."""
-    pace: Pace = Pace()
+    slo: Slo = Slo()
     """What its client is promised."""
 
 
-class Rest(Message):
+class UnloadModel(Message):
     """Have the workers of a model ended once nobody uses them. It is answered with a Standing."""
 
-    ticket: int
+    correlation_id: int
     model: str
 
 
-class Wake(Message):
+class LoadModel(Message):
     """Have the workers of a model started again. It is answered with a Standing."""
 
-    ticket: int
+    correlation_id: int
     model: str
 
 
@@ -111,136 +120,136 @@ class Cancel(Message):
     rid: str
 
 
-class Refused(Message):
+class RequestRejected(Message):
     """The request was not taken on; nothing of it has run."""
 
     rid: str
     status: int
     """As in HTTP: 429 for too many, 503 for nobody there, 400 for one that cannot be served."""
-    why: str
-    retry_after: float = 0.0
+    reason: str
+    retry_after_s: float = 0.0
 
 
-class Finished(Message):
+class RequestFinished(Message):
     """The request has ended. It was served whole once the client has `totals` emissions of each kind."""
 
     rid: str
     status: str
-    """ok, failed, cancelled, deadline, poison, not_replayed or unavailable."""
+    """ok, failed, cancelled, deadline, poison, not_retryable or unavailable."""
     totals: dict[str, int]
     result: Value
-    error: str = ""
+    error_type: str = ""
     """The type of what went wrong."""
-    text: str = ""
+    error_message: str = ""
     """What it says."""
 
 
 # ---------------------------------------------------------------- inputs of a walk
-class Given(Message):
+class ValueInput(Message):
     """An input that is a value."""
 
     value: Value
 
 
-class Held(Message):
+class LocalState(Message):
     """A state that this worker holds under this number."""
 
     state: int
 
 
-class Fresh(Message):
+class NewState(Message):
     """A state to be made."""
 
     component: str
     kind: str
 
 
-class Coming(Message):
+class IncomingState(Message):
     """A state that another worker will send."""
 
 
-Input = Given | Held | Fresh | Coming
+WalkInput = ValueInput | LocalState | NewState | IncomingState
 
 
 # ---------------------------------------------------------------- conductor and worker
-class Start(Message):
+class StartWalk(Message):
     """Begin your part of a walk."""
 
     rid: str
     attempt: int
-    walk: int
+    walk_index: int
     """How many walks of this request were started before, in this attempt."""
     model: str
-    name: str
+    walk_name: str
     """Which walk of the model."""
     seats: tuple[Peer, ...]
     """Who sits where."""
-    inputs: dict[int, Input]
-    first: dict[str, int]
+    inputs: dict[int, WalkInput]
+    emitted_counts: dict[str, int]
     """How many emissions of each kind earlier walks have made."""
-    front: Peer
+    frontend: Peer
     """Who gets the emissions."""
     tenant: str = ""
     """Whose request it is: what states share by content, they share among those of one tenant."""
-    careful: int = 0
+    isolate_at_call: int = 0
     """About the so-manieth call of each op it is run alone: it was in a batch that a worker did not survive."""
-    pace: Pace = Pace()
+    slo: Slo = Slo()
     """What its client is promised."""
-    first_in: float = 0.0
+    first_due_in_s: float = 0.0
     """In how many seconds the client should have the first emission of each kind that it has nothing of."""
-    due_in: dict[str, float] = {}
+    due_in_s: dict[str, float] = {}
     """In how many seconds it will have nothing left, of each kind that has begun."""
-    forecast: float = 0.0
+    predicted_ttft_s: float = 0.0
     """In how many seconds it was thought that the first emission will come, when it was taken on; 0 if not known."""
 
 
-class End(Message):
+class ReleaseAttempt(Message):
     """Drop what you hold for this request, up to and with this attempt, and say so with Released."""
 
     rid: str
     attempt: int
-    keeps_states: bool = False
+    keep_states: bool = False
     """Only its walk is over: the route's states are used by the next attempt."""
 
 
-class Released(Message):
+class AttemptReleased(Message):
     """Nothing of this attempt is left here."""
 
     rid: str
     attempt: int
 
 
-class Done(Message):
+class SeatDone(Message):
     """A seat has come to the end of its part."""
 
     rid: str
     attempt: int
-    walk: int
+    walk_index: int
     seat: int
-    outputs: dict[int, Given | Held]
+    outputs: dict[int, ValueInput | LocalState]
     states: dict[int, int]
     """Input states whose last version is here, by input, under these numbers."""
-    counts: dict[str, int]
+    emission_counts: dict[str, int]
     """How many emissions of each kind it made."""
-    due_in: dict[str, float] = {}
+    due_in_s: dict[str, float] = {}
     """In how many seconds the client will have nothing left, of each kind."""
 
 
-class Failed(Message):
+class AttemptFailed(Message):
     """The request cannot go on: something it asked for raised this."""
 
     rid: str
     attempt: int
-    error: str
-    text: str
+    error_type: str
+    error_message: str
 
 
-class Lost(Message):
+class RetryNeeded(Message):
     """The request cannot go on here through no fault of its own: something it needs could not be read. Try again."""
 
     rid: str
     attempt: int
-    text: str
+    reason: str
 
 
 class ForkState(Message):
@@ -249,7 +258,7 @@ class ForkState(Message):
     rid: str
     attempt: int
     state: int
-    copy: int
+    new_state: int
 
 
 class FreeStates(Message):
@@ -267,21 +276,21 @@ class SendState(Message):
     attempt: int
     state: int
     to: Peer
-    walk: int
-    input: int
+    walk_index: int
+    input_index: int
 
 
-class Beat(Message):
+class Heartbeat(Message):
     """I am alive. A conductor's beat is the lease by which workers may go on."""
 
-    busy: float = 0.0
+    batch_running_s: float = 0.0
     """For how many seconds the batch that runs has run."""
-    load: Load | None = None
+    load: WorkerLoad | None = None
     """Of a worker: what it has to do."""
 
 
 # ---------------------------------------------------------------- worker and worker
-class Passed(Message):
+class ValueSent(Message):
     """A value that another seat made."""
 
     value: int
@@ -289,7 +298,7 @@ class Passed(Message):
     payload: Value
 
 
-class Item(Message):
+class StreamItem(Message):
     """The next item of a stream, for one of its readers."""
 
     reader: int
@@ -297,14 +306,14 @@ class Item(Message):
     payload: Value
 
 
-class Closed(Message):
+class StreamClosed(Message):
     """Nothing more will come for this reader."""
 
     reader: int
     path: tuple[int, ...]
 
 
-class LetGo(Message):
+class StreamConsumed(Message):
     """A reader is done with the first `count` items of a stream."""
 
     stream: int
@@ -313,18 +322,18 @@ class LetGo(Message):
     count: int
 
 
-Note = Passed | Item | Closed | LetGo
+SeatEvent = ValueSent | StreamItem | StreamClosed | StreamConsumed
 
 
-class Notes(Message):
+class DataBatch(Message):
     """What seats of a walk tell one seat, in order."""
 
     rid: str
     attempt: int
-    walk: int
+    walk_index: int
     seat: int
-    notes: list[Note]
-    due_in: dict[str, float] = {}
+    events: list[SeatEvent]
+    due_in_s: dict[str, float] = {}
     """In how many seconds the client will have nothing left, of each kind that is made here."""
 
 
@@ -333,8 +342,8 @@ class StateInput(Message):
 
     rid: str
     attempt: int
-    walk: int
-    input: int
+    walk_index: int
+    input_index: int
     payload: Value
 
 
@@ -356,7 +365,7 @@ class Credit(Message):
     rid: str
     attempt: int
     kind: str
-    taken: int
+    consumed: int
 
 
 # ---------------------------------------------------------------- launcher and conductor
@@ -365,18 +374,18 @@ class Suspect(Message):
 
     rid: str
     attempt: int
-    calls: int
+    calls_completed: int
 
 
-class Gone(Message):
+class ProcessExited(Message):
     """This life of a process has ended."""
 
     peer: Peer
-    why: str
+    reason: str
     suspects: list[Suspect] = []
 
 
-class Busy(Message):
+class StillComputing(Message):
     """This process computes, whether or not it was heard of: something holds it up that it has to do."""
 
     peer: Peer
@@ -386,31 +395,31 @@ class Kill(Message):
     """This process does not answer: end it, and start it anew."""
 
     peer: Peer
-    why: str
+    reason: str
 
 
-class Wanted(Message):
+class StartWorker(Message):
     """This worker is needed: start it, if it does not run."""
 
     worker: str
 
 
-class Retire(Message):
+class StopWorker(Message):
     """Nobody uses this worker any more: end it, and start it again only when it is wanted."""
 
     peer: Peer
 
 
-class Renew(Message):
+class RollWeights(Message):
     """There is a new edition of the weights: workers that are started from now on load it; replace the others."""
 
-    edition: int
+    weights_version: int
 
 
-class Renewed(Message):
+class WeightsRolled(Message):
     """Every worker has this edition."""
 
-    edition: int
+    weights_version: int
 
 
 class Ready(Message):
@@ -425,9 +434,62 @@ class Drained(Message):
     """Nothing is left to do."""
 
 
-Told = Say | Heard | Answered | Submit | Rest | Wake | Cancel | Refused | Finished
-Ordered = Start | End | Released | Done | Failed | Lost | ForkState | FreeStates | SendState | Beat
-Watched = Gone | Busy | Kill | Wanted | Retire | Renew | Renewed | Ready | Drain | Drained
-Asked = TakeStock | Stock | TakeTimeline | Timeline | TakeNews | News | TakeStanding | Standing
-AnyMessage = Hello | Forget | Meet | Asked | Told | Ordered | Notes | StateInput | Emit | Credit | Watched
+FrontendMessage = (
+    ClientInput
+    | InputAccepted
+    | TurnFinished
+    | Submit
+    | UnloadModel
+    | LoadModel
+    | Cancel
+    | RequestRejected
+    | RequestFinished
+)
+WorkerMessage = (
+    StartWalk
+    | ReleaseAttempt
+    | AttemptReleased
+    | SeatDone
+    | AttemptFailed
+    | RetryNeeded
+    | ForkState
+    | FreeStates
+    | SendState
+    | Heartbeat
+)
+LauncherMessage = (
+    ProcessExited
+    | StillComputing
+    | Kill
+    | StartWorker
+    | StopWorker
+    | RollWeights
+    | WeightsRolled
+    | Ready
+    | Drain
+    | Drained
+)
+QueryMessage = (
+    StatsQuery
+    | StatsReply
+    | SpansQuery
+    | SpansReply
+    | ActivityQuery
+    | ActivityReply
+    | ModelStatusQuery
+    | ModelStatusReply
+)
+AnyMessage = (
+    Register
+    | PeerDead
+    | PeerAddress
+    | QueryMessage
+    | FrontendMessage
+    | WorkerMessage
+    | DataBatch
+    | StateInput
+    | Emit
+    | Credit
+    | LauncherMessage
+)
 """What a frame may hold."""

@@ -8,7 +8,7 @@ from mstar.wire.messages import Message, Peer
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """A message has come."""
 
     sender: Peer
@@ -21,7 +21,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Say something to another process."""
 
     to: Peer

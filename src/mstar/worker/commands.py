@@ -13,7 +13,7 @@ from typing import Any
 from mstar.engine.jobs import Job, Result
 from mstar.plan.tables import BatchKey
 from mstar.wire.messages import Suspect
-from mstar.wire.steps import Received, Send, Tick
+from mstar.wire.steps import MessageReceived, SendMessage, Tick
 
 
 class StateRef:
@@ -30,7 +30,7 @@ class StateRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class ExportedState:
     """A state on its way to another worker."""
 
     component: str
@@ -40,7 +40,7 @@ class Cargo:
 
 # ---------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
-class Ran:
+class BatchFinished:
     """A batch has run: what came of each job, how long it took, and which states had to make room."""
 
     number: int
@@ -50,19 +50,19 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportFinished:
     """A state is ready to go, or could not be exported."""
 
     ticket: int
-    cargo: Cargo | Exception
+    result: ExportedState | Exception
 
 
-Event = Received | Ran | Exported | Tick
+Event = MessageReceived | BatchFinished | ExportFinished | Tick
 
 
 # ---------------------------------------------------------------- actions
 @dataclass(frozen=True, slots=True)
-class Make:
+class CreateState:
     """Make a fresh state."""
 
     state: int
@@ -96,12 +96,12 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadState:
     """Make a state of what another worker exported."""
 
     state: int
     model: str
-    cargo: Cargo
+    exported: ExportedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Batch:
     jobs: list[Job]
     suspects: list[Suspect]
     """Whose they are, for the black box."""
-    cost: float | None
+    expected_s: float | None
     """How many seconds such a batch has taken lately."""
-    allowed: float = inf
+    time_limit_s: float = inf
     """How many seconds it may take if it can be run in pieces: then somebody else cannot wait any longer."""
 
 
-Command = Make | Fork | Free | Export | Load | Batch
+Command = CreateState | Fork | Free | Export | LoadState | Batch
 """What the engine does."""
-Action = Send | Command
+Action = SendMessage | Command

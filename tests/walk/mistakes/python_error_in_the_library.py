@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from mstar import KV, Int64, Latents, Model, Tensor, walk
-from tests.walk.parts import LM
+from tests.walk.toy_components import LM
 
 
 class Author(Model):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mstar import KV, Int64, Model, Tensor, Text, walk
-from tests.walk.parts import LM
+from tests.walk.toy_components import LM
 
 
 @dataclass

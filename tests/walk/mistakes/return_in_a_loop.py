@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mstar import KV, Int64, Model, Tensor, loop, walk
-from tests.walk.parts import LM
+from tests.walk.toy_components import LM
 
 
 class Author(Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mstar import Int64, Model, Tensor, Text, each, walk
-from tests.walk.parts import LM
+from tests.walk.toy_components import LM
 
 
 class Author(Model):

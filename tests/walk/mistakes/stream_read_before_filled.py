@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mstar import KV, Audio, Int64, Model, Stream, Tensor, loop, walk, windows
-from tests.walk.parts import LM, Codec
+from tests.walk.toy_components import LM, Codec
 
 
 class Author(Model):

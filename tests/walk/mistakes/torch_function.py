@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mstar import KV, Int64, Model, Tensor, Text, walk
-from tests.walk.parts import LM
+from tests.walk.toy_components import LM
 
 
 class Author(Model):

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mstar.errors import LoadError, listed, nearest
+from mstar.errors import LoadError, format_names, suggest_name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,17 +22,21 @@ class Arrival:
     at: float
     """In seconds since the run began."""
     kind: str
-    told: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
+    overrides: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
     """What a trace says of it: `text`, `model`, `body`."""
 
 
-def arrivals(rates: Mapping[str, float], burstiness: float, seed: int, seconds: float, count: int) -> list[Arrival]:
+def make_arrivals(
+    rates: Mapping[str, float], burstiness: float, seed: int, seconds: float, count: int
+) -> list[Arrival]:
     """So many requests a second of each kind, for so many seconds and at most so many in all."""
-    streams = [_each(kind, rate, burstiness, Random(f"{seed}/{kind}/at")) for kind, rate in rates.items() if rate]
+    streams = [
+        _arrivals_of_kind(kind, rate, burstiness, Random(f"{seed}/{kind}/at")) for kind, rate in rates.items() if rate
+    ]
     return list(islice(takewhile(lambda one: one.at < seconds, heapq.merge(*streams)), count))
 
 
-def _each(kind: str, rate: float, burstiness: float, rng: Random) -> Iterator[Arrival]:
+def _arrivals_of_kind(kind: str, rate: float, burstiness: float, rng: Random) -> Iterator[Arrival]:
     """Gaps of a gamma distribution, whose spread is `burstiness` times its mean; with 1 that is a Poisson process."""
     at, shape = 0.0, 1 / burstiness**2
     while True:
@@ -46,7 +50,7 @@ def read_trace(path: Path, kinds: Iterable[str], seconds: float = inf) -> list[A
         lines = path.read_text().splitlines()
     except OSError as error:
         raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: name a trace that is there") from error
-    told = [_read(f"{path}:{number}", line, set(kinds)) for number, line in enumerate(lines, 1) if line.strip()]
+    told = [_parse_line(f"{path}:{number}", line, set(kinds)) for number, line in enumerate(lines, 1) if line.strip()]
     found = sorted(one for one in told if one.at < seconds)
     if not found:
         what = f"{path}: there is no request in the first {seconds:g} s"
@@ -54,17 +58,17 @@ def read_trace(path: Path, kinds: Iterable[str], seconds: float = inf) -> list[A
     return found
 
 
-def _read(site: str, line: str, kinds: set[str]) -> Arrival:
+def _parse_line(location: str, line: str, kinds: set[str]) -> Arrival:
     try:
         told = json.loads(line)
         at, kind = float(told.pop("at")), str(told.pop("kind"))
     except (ValueError, TypeError, LookupError, AttributeError):
-        what = f"{site}: {line[:60]!r} tells no request"
+        what = f"{location}: {line[:60]!r} tells no request"
         raise LoadError(f'{what}\n  fix: write it as {{"at": 0.5, "kind": "chat"}}') from None
     if kind not in kinds:
-        what = f"{site}: there is no kind `{kind}`{nearest(kind, kinds)}"
-        raise LoadError(f"{what}\n  fix: use one of {listed(sorted(kinds))}")
+        what = f"{location}: there is no kind `{kind}`{suggest_name(kind, kinds)}"
+        raise LoadError(f"{what}\n  fix: use one of {format_names(sorted(kinds))}")
     if unknown := told.keys() - {"text", "model", "body"}:
-        what = f"{site}: a request has no {listed(sorted(unknown))}"
+        what = f"{location}: a request has no {format_names(sorted(unknown))}"
         raise LoadError(f"{what}\n  fix: beside `at` and `kind` it may have `text`, `model` and `body`")
     return Arrival(at, kind, told)

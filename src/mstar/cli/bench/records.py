@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-REFUSED = (429, 503)
+OVERLOADED_STATUSES = (429, 503)
 """How a server says that it has too much to do."""
 SKIPPED = "skipped"
 """The error of a robot's tick at which it still waited for the answer before."""
 
-Parts: TypeAlias = list[tuple[float, float]]
+ChunkTimes: TypeAlias = list[tuple[float, float]]
 """When each part of an answer came, and how much it was: seconds of sound, or else a number of things."""
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request. Times are in seconds since its run began."""
 
     kind: str
-    due: float
+    due_at: float
     """When it was to be sent."""
-    sent: float
-    parts: Parts = field(default_factory=Parts)
-    ended: float = 0.0
+    sent_at: float
+    chunks: ChunkTimes = field(default_factory=ChunkTimes)
+    ended_at: float = 0.0
     status: int = 0
     """As in HTTP; 0 if no answer came."""
     retry_after: float | None = None
@@ -32,47 +32,47 @@ class Record:
     """What went wrong, if the answer is not whole."""
     tokens: int = 0
     """How many tokens of text were written, if the server says."""
-    heard_s: float = 0.0
+    audio_input_s: float = 0.0
     """How long the sound was that came with the request."""
 
     @property
-    def is_refused(self) -> bool:
+    def is_rejected(self) -> bool:
         """Whether the server had too much to do."""
-        return self.status in REFUSED
+        return self.status in OVERLOADED_STATUSES
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer came, to its end."""
         return not self.error
 
     @property
     def is_failed(self) -> bool:
         """Whether something went wrong that is not a matter of load."""
-        return bool(self.error) and not self.is_refused and self.error != SKIPPED
+        return bool(self.error) and not self.is_rejected and self.error != SKIPPED
 
     @property
-    def took_s(self) -> float:
+    def duration_s(self) -> float:
         """How long it took in all."""
-        return self.ended - self.sent
+        return self.ended_at - self.sent_at
 
     @property
-    def first_s(self) -> float:
+    def time_to_first_s(self) -> float:
         """How long it took until the first part was there. It has one if it is whole."""
-        return self.parts[0][0] - self.sent
+        return self.chunks[0][0] - self.sent_at
 
     @property
     def amount(self) -> float:
         """How much came."""
-        return sum(amount for _, amount in self.parts)
+        return sum(amount for _, amount in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class SloTarget:
     """What a client wants of an answer, in seconds; what is None does not matter to it."""
 
     first: float | None = None
     """The first part comes within so much."""
-    whole: float | None = None
+    total: float | None = None
     """The last part comes within so much."""
     continuity: float | None = None
     """No chunk of sound comes later than its player needs it, give or take so much."""
@@ -81,14 +81,14 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """What clients saw under one load."""
 
     load: float
     """Clients, requests a second, or robots where there is nobody else."""
     unit: str
     """Which of them: `clients`, `req/s`, `robots`."""
-    records: list[Record]
+    records: list[RequestRecord]
     cpu_s: float
     """What the load generator itself computed."""
     window_s: float = 0.0
@@ -96,11 +96,11 @@ class Run:
 
     def seconds(self, kind: str = "") -> float:
         """How long requests were sent, or until the last answer came: of one kind, or of all."""
-        ends = [one.ended for one in self.records if kind in ("", one.kind)]
-        return max([*ends, *(one.due for one in self.records), self.window_s, 1e-9])
+        ends = [one.ended_at for one in self.records if kind in ("", one.kind)]
+        return max([*ends, *(one.due_at for one in self.records), self.window_s, 1e-9])
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """After how many seconds to come again, if a server says so in seconds."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         if (told := headers.get(name, "")).replace(".", "", 1).isdigit():

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mstar.errors import LoadError, MstarError, counted, listed
+from mstar.errors import LoadError, MstarError, format_count, format_names
 
 if TYPE_CHECKING:
-    from mstar.cli.conformance.site import Check, Row, Site
+    from mstar.cli.conformance.target import Check, CheckResult, ConformanceTarget
 
-PARTS = ("doors", "chat", "vectors", "sound", "hearing", "pictures", "talking", "robots")
+CHECK_MODULES = ("basics", "chat", "embeddings", "speech", "transcriptions", "images", "realtime", "robots")
 """The files with calls, in the order in which they are tried."""
 COLUMNS = "{:<28} {:<20} {:<10} {:>7}  {}"
 
@@ -36,9 +36,9 @@ def add_conformance(commands: Any) -> None:
 
 def _conformance(options: argparse.Namespace) -> None:
     try:
-        from mstar.cli.conformance.site import Site
+        from mstar.cli.conformance.target import ConformanceTarget
 
-        parts = [importlib.import_module(f"mstar.cli.conformance.{part}") for part in PARTS]
+        parts = [importlib.import_module(f"mstar.cli.conformance.{part}") for part in CHECK_MODULES]
     except ModuleNotFoundError as error:
         what = f"`{error.name}` is not installed, and a server is tried with it"
         raise LoadError(f"{what}\n  fix: pip install 'mstar-serve[client]' 'openai>=3.49' websockets") from error
@@ -46,32 +46,34 @@ def _conformance(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the libraries, which are not ours to mend
-        for site in Site.each(options.url, options.key, options.model, options.openpi_python):
+        for site in ConformanceTarget.find_targets(options.url, options.key, options.model, options.openpi_python):
             if not options.json:
                 print(
-                    f"{site.model} at {options.url}\n{COLUMNS.format('surface', 'call', 'result', 'ms', '').rstrip()}"
+                    f"{site.model} at {options.url}\n{COLUMNS.format('endpoint', 'call', 'result', 'ms', '').rstrip()}"
                 )
-            for row in _tried(site, checks):
+            for row in _run_checks(site, checks):
                 rows.append({"model": site.model, **asdict(row)})
                 if not options.json:
                     note = row.note.partition("\n")[0][:100]
-                    print(COLUMNS.format(row.surface, row.call, row.result, f"{row.ms:.0f}", note).rstrip(), flush=True)
+                    print(
+                        COLUMNS.format(row.endpoint, row.call, row.result, f"{row.ms:.0f}", note).rstrip(), flush=True
+                    )
             site.close()
-    _end(options, rows)
+    _print_summary(options, rows)
 
 
-def _tried(site: Site, checks: Sequence[Check]) -> Iterator[Row]:
+def _run_checks(site: ConformanceTarget, checks: Sequence[Check]) -> Iterator[CheckResult]:
     """Every call of what a model offers; of what it does not offer, one, to see that it says so."""
     refused: set[str] = set()
     for check in checks:
-        if not check.surface or check.surface in site.surfaces:
-            yield site.attempt(check)
-        elif check.surface not in refused:
-            refused.add(check.surface)
-            yield site.attempt_unserved(check)
+        if not check.endpoint or check.endpoint in site.endpoints:
+            yield site.run_check(check)
+        elif check.endpoint not in refused:
+            refused.add(check.endpoint)
+            yield site.run_unsupported(check)
 
 
-def _end(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def _print_summary(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     failed = [f"{row['call']}" for row in rows if row["result"] == "failed"]
     if options.json:
         json.dump({"url": options.url, "calls": rows, "failed": len(failed)}, sys.stdout, indent=2)
@@ -80,5 +82,5 @@ def _end(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         counts = {result: sum(row["result"] == result for row in rows) for result in ("ok", "failed", "not served")}
         print(", ".join(f"{count} {result}" for result, count in counts.items()))
     if failed:
-        what = f"{counted(len(failed), 'call')} failed: {listed(failed)}"
+        what = f"{format_count(len(failed), 'call')} failed: {format_names(failed)}"
         raise MstarError(f"{what}\n  fix: see the notes, and the server's log under the ids of the requests")

@@ -15,33 +15,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights
+from mstar.nn.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-PUBLISHED = "hub:ByteDance-Seed/BAGEL-7B-MoT"
-MIXTURE, VAE = "ema.safetensors", "ae.safetensors"
-THINK = (
+DEFAULT_WEIGHTS = "hub:ByteDance-Seed/BAGEL-7B-MoT"
+MIXTURE_FILE, VAE_FILE = "ema.safetensors", "ae.safetensors"
+THINKING_PROMPT = (
     "You should first think about the planning process in the mind and then generate the image. \n"
     "The planning process is enclosed within <think> </think> tags, "
     "i.e. <think> planning process here </think> image here"
 )
 """What it was trained to be told, the blank at the end of a line included, if it is to think before it draws."""
-_FIX = f"give a folder with the files of {PUBLISHED}"
+_FIX = f"give a folder with the files of {DEFAULT_WEIGHTS}"
 
 
-class Special(NamedTuple):
+class SpecialTokens(NamedTuple):
     """Tokens that are no text."""
 
-    begin: int
+    start: int
     """Before each text; an answer follows it."""
     end: int
-    picture: int
-    picture_end: int
+    image_start: int
+    image_end: int
 
 
-_NAMES = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+_SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 
 
 class Sizes(NamedTuple):
@@ -67,7 +67,7 @@ class Checkpoint:
     def __init__(self, weights: str) -> None:
         self._weights = Weights(weights)
 
-    def described(self, name: str) -> dict[str, Any]:
+    def read_config(self, name: str) -> dict[str, Any]:
         """What one of the descriptions says."""
         return json.loads(self._file(name).read_bytes())
 
@@ -86,25 +86,25 @@ class Checkpoint:
     @functools.cached_property
     def sizes(self) -> Sizes:
         """How pictures are cut."""
-        mixture, vae = self._shapes(MIXTURE), self._shapes(VAE)
+        mixture, vae = self._tensor_shapes(MIXTURE_FILE), self._tensor_shapes(VAE_FILE)
         try:
             channels = vae["decoder.conv_in.weight"][1]
             block = isqrt(mixture["vae2llm.weight"][1] // channels)
             cells, patches = (isqrt(mixture[f"{of}_pos_embed.pos_embed"][0]) for of in ("latent", "vit"))
         except KeyError as error:
-            raise LoadError(f"{self._file(MIXTURE).parent} lacks the tensor {error}\n  fix: {_FIX}") from error
+            raise LoadError(f"{self._file(MIXTURE_FILE).parent} lacks the tensor {error}\n  fix: {_FIX}") from error
         halvings = sum(name.endswith("downsample.conv.weight") for name in vae)
-        patch = self.described("vit_config.json")["patch_size"]
+        patch = self.read_config("vit_config.json")["patch_size"]
         return Sizes(patch, patches, block << halvings, cells, block, channels)
 
     @functools.cached_property
-    def special(self) -> Special:
+    def special_tokens(self) -> SpecialTokens:
         """Its tokens that are no text."""
-        found = [self.tokenizer.token_to_id(name) for name in _NAMES]
+        found = [self.tokenizer.token_to_id(name) for name in _SPECIAL_TOKENS]
         if None in found:
-            what = f"{_NAMES[found.index(None)]} is no token of {self._file(MIXTURE).parent}"
+            what = f"{_SPECIAL_TOKENS[found.index(None)]} is no token of {self._file(MIXTURE_FILE).parent}"
             raise LoadError(f"{what}\n  fix: {_FIX}")
-        return Special(*found)
+        return SpecialTokens(*found)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -119,14 +119,14 @@ class Checkpoint:
             raise LoadError(f"{file} is missing\n  fix: {_FIX}")
         return file
 
-    def _shapes(self, name: str) -> Mapping[str, list[int]]:
+    def _tensor_shapes(self, name: str) -> Mapping[str, list[int]]:
         """The shapes of a file's tensors, as its head says: a route and a conductor have no torch."""
         with self._file(name).open("rb") as file:
             head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         return {one: said["shape"] for one, said in head.items() if "shape" in said}
 
 
-def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A network that was made without memory, with these tensors. Raises LoadError unless all of it fits."""
     try:
         module.load_state_dict(tensors, strict=True, assign=True)

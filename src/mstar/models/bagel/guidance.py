@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mstar import ONE_ROW, Component, Float32, Layout, Tensor, op, ragged, rows
-from mstar.asks import Drawing
 from mstar.errors import Unsupported
 from mstar.models.bagel.checkpoint import Checkpoint
-from mstar.models.bagel.noise import noise
+from mstar.models.bagel.noise import draw_noise
+from mstar.requests import ImageRequest
 
 if TYPE_CHECKING:
     import torch
 
-_SHIFT, _TINY = 3.0, 1e-8
+_SHIFT, _EPSILON = 3.0, 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class GuidanceParams:
     """How pictures are drawn where a request does not say."""
 
     steps: int = 49
-    text: float = 4.0
+    text_scale: float = 4.0
     """How far to go away from no text; 1 is not at all."""
-    image: float = 1.5
+    image_scale: float = 1.5
     """How far to go away from no picture; 1 is not at all."""
     interval: tuple[float, float] = (0.4, 1.0)
     """The moments that have guidance, from above the first up to the second. What is drawn goes from 1 to 0."""
@@ -39,51 +39,62 @@ class Manner:
     """Guidance is made shorter at most by this factor."""
 
 
-PLAIN = Manner()
+DEFAULT_GUIDANCE = GuidanceParams()
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class FlowStep:
     """A step on the way."""
 
     step: int
     time: float
-    by_text: bool
+    is_text_guided: bool
     """Whether it has guidance, for which it needs the flow without text."""
-    by_image: bool
+    is_image_guided: bool
     """Whether it needs the flow without pictures too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Canvas:
+class DrawParams:
     """What is to be drawn."""
 
-    manner: Manner
+    guidance: GuidanceParams
     width: int
     height: int
     """In pixels; 0 is as many as there may be."""
     seed: int
     spans: tuple[int, ...]
     """How many steps come before each picture that is shown."""
-    is_alike: bool
+    is_text_only: bool
     """Whether the prompt without its pictures is the prompt."""
 
     @classmethod
-    def of(cls, ask: Drawing, manner: Manner, size: tuple[int, int], *, is_alike: bool) -> Canvas:
+    def from_request(
+        cls, request: ImageRequest, guidance: GuidanceParams, size: tuple[int, int], *, is_text_only: bool
+    ) -> DrawParams:
         """What a request wants, where it does not say in a manner and of a size."""
-        own = replace(manner, steps=ask.steps or manner.steps, text=ask.guidance or manner.text)
-        return cls(own, ask.width or size[0], ask.height or size[1], ask.seed, tuple(ask.spans(own.steps)), is_alike)
+        own = replace(
+            guidance, steps=request.steps or guidance.steps, text_scale=request.guidance or guidance.text_scale
+        )
+        return cls(
+            own,
+            request.width or size[0],
+            request.height or size[1],
+            request.seed,
+            tuple(request.steps_per_image(own.steps)),
+            is_text_only,
+        )
 
-    def time(self, step: int) -> float:
+    def time_at(self, step: int) -> float:
         """The moment of a step; the one behind the last step is 0."""
-        u = 1 - step / self.manner.steps
+        u = 1 - step / self.guidance.steps
         return _SHIFT * u / (1 + (_SHIFT - 1) * u)
 
-    def at(self, step: int) -> Moment:
+    def flow_step(self, step: int) -> FlowStep:
         """What a step needs."""
-        (low, high), time = self.manner.interval, self.time(step)
-        by_text = self.manner.text > 1 and low < time <= high
-        return Moment(step, time, by_text, by_text and self.manner.image > 1 and not self.is_alike)
+        (low, high), time = self.guidance.interval, self.time_at(step)
+        by_text = self.guidance.text_scale > 1 and low < time <= high
+        return FlowStep(step, time, by_text, by_text and self.guidance.image_scale > 1 and not self.is_text_only)
 
 
 class Guidance(Component):
@@ -93,18 +104,18 @@ class Guidance(Component):
         self._checkpoint = checkpoint
 
     @op
-    def begin(self, canvas: Canvas) -> tuple[Float32[Tensor, "N C"], Moment, int, list[int], int]:
+    def begin(self, params: DrawParams) -> tuple[Float32[Tensor, "N C"], FlowStep, int, list[int], int]:
         """Noise, when it begins, how many tokens are in a row; how many steps lead to each picture, and their count."""
         sizes = self._checkpoint.sizes
         longest = sizes.cell * sizes.cells
-        sides = height, width = canvas.height or longest, canvas.width or longest
+        sides = height, width = params.height or longest, params.width or longest
         if any(side < sizes.cell or side > longest or side % sizes.cell for side in sides):
             what = f"it draws no pictures of {width} x {height} pixels"
             fix = f"ask for sides that are multiples of {sizes.cell}, up to {longest}"
             raise Unsupported(f"{what}\n  fix: {fix}")
         rows, columns = (side // sizes.cell for side in sides)
-        x = noise((rows * columns, sizes.block**2 * sizes.channels), canvas.seed, 0)
-        return x, canvas.at(0), columns, list(canvas.spans), len(canvas.spans)
+        x = draw_noise((rows * columns, sizes.block**2 * sizes.channels), params.seed, 0)
+        return x, params.flow_step(0), columns, list(params.spans), len(params.spans)
 
     @op(batch=ragged("N"))
     def advance(  # noqa: PLR0913, PLR0917 - each flow is a tensor of its own
@@ -113,37 +124,43 @@ class Guidance(Component):
         v: Float32[Tensor, "N C"],
         no_text: Float32[Tensor, "N C"],
         no_image: Float32[Tensor, "N C"],
-        canvas: Canvas,
-        now: Moment,
+        params: DrawParams,
+        flow_step: FlowStep,
         layout: Layout = ONE_ROW,
-    ) -> tuple[Float32[Tensor, "N C"], Float32[Tensor, "N C"], Moment]:
+    ) -> tuple[Float32[Tensor, "N C"], Float32[Tensor, "N C"], FlowStep]:
         """What is drawn after a step, what it would be at the end if it went straight on, and the next step.
 
         What a step does not need may be anything.
         """
         import torch
 
-        moved, clean, then = list[Tensor](), list[Tensor](), list[Moment]()
+        moved, clean, then = list[Tensor](), list[Tensor](), list[FlowStep]()
         parts = (one.split(layout.lengths) for one in (x, v, no_text, no_image))
-        for own, flow, vt, vi, wish, moment in zip(*parts, rows(canvas), rows(now), strict=True):
-            towards = _guided(flow, vt, flow if wish.is_alike else vi, wish.manner) if moment.by_text else flow
-            then.append(wish.at(moment.step + 1))
+        for own, flow, vt, vi, wish, moment in zip(*parts, rows(params), rows(flow_step), strict=True):
+            towards = (
+                _apply_guidance(flow, vt, flow if wish.is_text_only else vi, wish.guidance)
+                if moment.is_text_guided
+                else flow
+            )
+            then.append(wish.flow_step(moment.step + 1))
             moved.append(own - towards * (moment.time - then[-1].time))
             clean.append(own - towards * moment.time)
         return torch.cat(moved), torch.cat(clean), cast("Any", then)
 
 
-def _guided(v: torch.Tensor, no_text: torch.Tensor, no_image: torch.Tensor, manner: Manner) -> torch.Tensor:
+def _apply_guidance(
+    v: torch.Tensor, no_text: torch.Tensor, no_image: torch.Tensor, params: GuidanceParams
+) -> torch.Tensor:
     """The flow of a step with guidance."""
-    guided = no_text + manner.text * (v - no_text)
-    if manner.renorm == "text_channel":
-        guided = _shortened(guided, v, manner)
-    if manner.image > 1:
-        guided = no_image + manner.image * (guided - no_image)
-    return guided if manner.renorm == "text_channel" else _shortened(guided, v, manner)
+    guided = no_text + params.text_scale * (v - no_text)
+    if params.renorm == "text_channel":
+        guided = _renormalize(guided, v, params)
+    if params.image_scale > 1:
+        guided = no_image + params.image_scale * (guided - no_image)
+    return guided if params.renorm == "text_channel" else _renormalize(guided, v, params)
 
 
-def _shortened(guided: torch.Tensor, v: torch.Tensor, manner: Manner) -> torch.Tensor:
-    axis = None if manner.renorm == "global" else -1
+def _renormalize(guided: torch.Tensor, v: torch.Tensor, params: GuidanceParams) -> torch.Tensor:
+    axis = None if params.renorm == "global" else -1
     long, longer = (one.norm(dim=axis, keepdim=axis is not None) for one in (v, guided))
-    return guided * (long / (longer + _TINY)).clamp(manner.renorm_min, 1)
+    return guided * (long / (longer + _EPSILON)).clamp(params.renorm_min, 1)

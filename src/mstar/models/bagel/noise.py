@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-_APART = 0x9E3779B97F4A7C15
+_SEED_STRIDE = 0x9E3779B97F4A7C15
 """Neighbouring seeds are of requests that were made together: what else a request draws is far from all of them."""
 
 
-def noise(shape: Sequence[int], seed: int, number: int) -> Tensor:
+def draw_noise(shape: Sequence[int], seed: int, draw_index: int) -> Tensor:
     """Numbers of a normal distribution: those with this number that a request draws."""
     import torch
 
-    drawn = torch.Generator().manual_seed((seed + number * _APART) % (1 << 63))
+    drawn = torch.Generator().manual_seed((seed + draw_index * _SEED_STRIDE) % (1 << 63))
     return torch.randn(tuple(shape), generator=drawn)

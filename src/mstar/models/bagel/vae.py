@@ -10,8 +10,8 @@ import functools
 from typing import Any
 
 from mstar import Component, Float32, Tensor, UInt8, op
-from mstar.models.bagel.checkpoint import VAE, Checkpoint, filled
-from mstar.models.bagel.noise import noise
+from mstar.models.bagel.checkpoint import VAE_FILE, Checkpoint, load_tensors
+from mstar.models.bagel.noise import draw_noise
 
 _SCALE, _SHIFT, _GROUPS = 0.3611, 0.1159, 32
 
@@ -33,7 +33,7 @@ class Vae(Component):
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-        found = self._checkpoint.tensors(VAE)
+        found = self._checkpoint.tensors(VAE_FILE)
         widths = []
         while (name := f"encoder.down.{len(widths)}.block.0.conv2.weight") in found:
             widths.append(found[name].shape[0])
@@ -49,10 +49,12 @@ class Vae(Component):
         }
         with torch.device("meta"):
             made = AutoencoderKL(**config)
-        return filled(made, convert_ldm_vae_checkpoint(found, config))
+        return load_tensors(made, convert_ldm_vae_checkpoint(found, config))
 
     @op
-    def encode(self, pixels: Float32[Tensor, "3 H W"], seed: int, number: int) -> tuple[Float32[Tensor, "N C"], int]:
+    def encode(
+        self, pixels: Float32[Tensor, "3 H W"], seed: int, image_index: int
+    ) -> tuple[Float32[Tensor, "N C"], int]:
         """A picture as tokens, and how many are in a row.
 
         Many latents stand for a picture. Which are taken, a seed says, and the number of the picture in its request.
@@ -62,7 +64,7 @@ class Vae(Component):
         block = self._checkpoint.sizes.block
         with torch.inference_mode():
             mean, spread = self.network.encoder(pixels[None].to(self.network.dtype))[0].float().chunk(2)
-        latents = _SCALE * (mean + (spread / 2).exp() * noise(mean.shape, seed, number) - _SHIFT)
+        latents = _SCALE * (mean + (spread / 2).exp() * draw_noise(mean.shape, seed, image_index) - _SHIFT)
         cells = latents.unflatten(2, (-1, block)).unflatten(1, (-1, block))  # channel, row, in it, column, in it
         return cells.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1), cells.shape[3]
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mstar.errors import LoadError, listed
-from mstar.nn.weights import Weights, untold
+from mstar.errors import LoadError, format_names
+from mstar.nn.weights.sources import Weights, ignore_progress
 
 
 class Checkpoint:
@@ -57,20 +57,18 @@ class Checkpoint:
         import torch
         from transformers.initialization import no_init_weights
 
-        from mstar.nn.checkpoints import read_tensors
+        from mstar.nn.weights.checkpoints import read_tensors
 
         folder = (self._weights / part).path()
         config = self.config(part)
         kind = getattr(diffusers, config["_class_name"])
         with no_init_weights():  # not by diffusers' own reader, which for some of them wants one more library
             network: Any = kind.from_config(config)
-        tensors = read_tensors(folder, untold)
+        tensors = read_tensors(folder, ignore_progress)
         wanted = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
         found = {name: list(tensor.shape) for name, tensor in tensors.items()}
         if faults := [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]:
-            what = (
-                f"the tensors of {folder} do not make a {kind.__name__}: {listed(faults[:20])} are missing, left over"
-            )
+            what = f"the tensors of {folder} do not make a {kind.__name__}: {format_names(faults[:20])} are missing, left over"
             raise LoadError(f"{what} or of another shape\n  fix: use the config.json that the weights were saved with")
         network.load_state_dict({name: tensor.to(torch.float32) for name, tensor in tensors.items()}, assign=True)
         return network.eval().requires_grad_(requires_grad=False)

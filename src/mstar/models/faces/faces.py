@@ -13,34 +13,38 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mstar import Image, Model, loop, walk
-from mstar.asks import Drawing
 from mstar.errors import Unsupported
-from mstar.models.faces.stages import FETCHED, Doubler, Painter, Stylist
+from mstar.models.faces.stages import DEFAULT_WEIGHTS, BandSynthesizer, StyleMapper, WaveletUpsampler
+from mstar.requests import ImageRequest
 
-SIDE = 1024
+SIDE_PX = 1024
 
 
 class Faces(Model):
     """A stylist, a painter and a doubler. `weights` is a folder."""
 
-    def __init__(self, weights: str = FETCHED) -> None:
-        self.stylist, self.painter, self.doubler = Stylist(weights), Painter(weights), Doubler()
+    def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
+        self.mapping, self.synthesis, self.upsampler = (
+            StyleMapper(weights),
+            BandSynthesizer(weights),
+            WaveletUpsampler(),
+        )
 
     @walk
     def draw(self, seed: int, sizes: int) -> Iterator[Image]:
         """The face of a seed in so many sizes, the largest last."""
-        bands = self.painter.bands(self.stylist.style(seed))
+        bands = self.synthesis.bands(self.mapping.style(seed))
         for step in loop(steps=sizes):
-            yield Image(self.doubler.picture(bands, step, sizes))
+            yield Image(self.upsampler.to_image(bands, step, sizes))
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """A face."""
-        return [Drawing("a face")]
+        return [ImageRequest("a face")]
 
-    async def route(self, request: Drawing) -> None:
+    async def route(self, request: ImageRequest) -> None:
         """Draw."""
-        is_other = (request.width, request.height) not in ((0, 0), (SIDE, SIDE))
-        if is_other or request.sources or request.negative:
-            what = f"it draws new faces of {SIDE} x {SIDE} pixels, and changes no pictures"
+        is_other = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
+        if is_other or request.sources or request.negative_prompt:
+            what = f"it draws new faces of {SIDE_PX} x {SIDE_PX} pixels, and changes no pictures"
             raise Unsupported(f"{what}\n  fix: ask for no other size, without pictures or a negative prompt")
-        await self.draw(request.seed, request.partials + 1)
+        await self.draw(request.seed, request.partial_images + 1)

@@ -18,33 +18,31 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, pixel_shuffle
 
-from mstar.errors import LoadError, listed
-from mstar.nn.weights import Weights
+from mstar.errors import LoadError, format_names
+from mstar.nn.weights.sources import Weights
 
-_SLOPE = 0.2
-_FIRST_SIDE = 4
+_LEAKY_SLOPE = 0.2
+_FIRST_SIDE_PX = 4
 
 
-def read_part(weights: str, part: str) -> nn.Module:
+def load_part(weights: str, part: str) -> nn.Module:
     """One of the two networks, `mapping` or `synthesis`. Raises LoadError unless all tensors fit."""
     folder = Weights(str(Path(weights).expanduser())).path()
     config, file = folder / "config.json", folder / "model.safetensors"
     if not (config.is_file() and file.is_file()):
         raise LoadError(f"{folder} lacks config.json or model.safetensors\n  fix: run scripts/fetch-faces again")
-    network = made(part, json.loads(config.read_bytes()))
+    network = build_network(part, json.loads(config.read_bytes()))
     own = {name.removeprefix(f"{part}."): one for name, one in load_file(file).items() if name.startswith(f"{part}.")}
     wanted = network.state_dict()
     faults = sorted(wanted.keys() ^ own.keys()) or [name for name in own if own[name].shape != wanted[name].shape]
     if faults:
-        what = (
-            f"these tensors do not make the {part} network: {listed(faults[:20])} are missing, left over or misshapen"
-        )
+        what = f"these tensors do not make the {part} network: {format_names(faults[:20])} are missing, left over or misshapen"
         raise LoadError(f"{what}\n  fix: use the config.json that the weights were saved with")
     network.load_state_dict(own)
     return network.eval().requires_grad_(requires_grad=False)
 
 
-def made(part: str, config: dict[str, Any]) -> nn.Module:
+def build_network(part: str, config: dict[str, Any]) -> nn.Module:
     """A network with random weights, of the sizes that a config.json says."""
     if part == "mapping":
         return Mapping(config["style"], config["depth"])
@@ -63,7 +61,7 @@ class Mapping(nn.Module):
         """[..., style] to [..., style]."""
         x = drawn * torch.rsqrt(drawn.square().mean(-1, keepdim=True) + 1e-8)
         for layer in self.layers:
-            x = leaky_relu(layer(x), _SLOPE) * 2**0.5
+            x = leaky_relu(layer(x), _LEAKY_SLOPE) * 2**0.5
         return x
 
 
@@ -73,10 +71,10 @@ class Synthesis(nn.Module):
     def __init__(self, style: int, channels: Sequence[int]) -> None:
         super().__init__()
         first, last = channels[0], channels[-1]
-        self.start = nn.Parameter(torch.zeros(first, _FIRST_SIDE, _FIRST_SIDE))
-        self.first = Styled(style, first, _FIRST_SIDE, nn.Conv2d(first, first, 3, padding=1))
+        self.start = nn.Parameter(torch.zeros(first, _FIRST_SIDE_PX, _FIRST_SIDE_PX))
+        self.first = ModulatedConv(style, first, _FIRST_SIDE_PX, nn.Conv2d(first, first, 3, padding=1))
         sizes = enumerate(pairwise(channels), 1)
-        self.blocks = nn.ModuleList(Block(style, into, out, _FIRST_SIDE << step) for step, (into, out) in sizes)
+        self.blocks = nn.ModuleList(Block(style, into, out, _FIRST_SIDE_PX << step) for step, (into, out) in sizes)
         self.tint = nn.Linear(style, last)
         self.paint = nn.Conv2d(last, 12, 1)
 
@@ -94,16 +92,16 @@ class Block(nn.Module):
     def __init__(self, style: int, into: int, out: int, side: int) -> None:
         super().__init__()
         self.bands = nn.Linear(style, into)
-        self.rough = Styled(style, into // 4, side, _separable(into // 4, out))
-        self.fine = Styled(style, out, side, _separable(out, out))
+        self.rough = ModulatedConv(style, into // 4, side, _separable(into // 4, out))
+        self.fine = ModulatedConv(style, out, side, _separable(out, out))
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """Twice as high and as wide."""
-        x = doubled(_scaled(x, self.bands(style)))
+        x = inverse_haar(_scaled(x, self.bands(style)))
         return self.fine(self.rough(x, style), style)
 
 
-class Styled(nn.Module):
+class ModulatedConv(nn.Module):
     """A convolution whose input a style scales, and noise that is the same in all pictures."""
 
     def __init__(self, style: int, into: int, side: int, convolution: nn.Module) -> None:
@@ -114,10 +112,10 @@ class Styled(nn.Module):
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """As high and as wide."""
-        return leaky_relu(self.convolution(_scaled(x, self.modulation(style))) + self.noise, _SLOPE)
+        return leaky_relu(self.convolution(_scaled(x, self.modulation(style))) + self.noise, _LEAKY_SLOPE)
 
 
-def doubled(bands: Tensor) -> Tensor:
+def inverse_haar(bands: Tensor) -> Tensor:
     """The inverse of Haar's wavelet: [rows, 4 C, H, W] to [rows, C, 2 H, 2 W].
 
     The first C are the low band; then each channel has three: rows that differ, columns that differ, and both.

@@ -11,13 +11,13 @@ from typing import Any
 
 from mstar import Component, Float32, LoadError, Tensor, UInt8, op
 
-FETCHED = "~/.cache/mstar/mobilestylegan-ffhq"
+DEFAULT_WEIGHTS = "~/.cache/mstar/mobilestylegan-ffhq"
 """Where `scripts/fetch-faces` puts it."""
 TRUNCATION = 0.5
 """How far a style may be from the mean of all styles: less is more alike, and finer. The publisher's choice."""
 
 
-class Stylist(Component):
+class StyleMapper(Component):
     """Seeds to styles. The same seed gives the same style."""
 
     def __init__(self, weights: str) -> None:
@@ -26,7 +26,7 @@ class Stylist(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The mapping network."""
-        return _read(self._weights, "mapping")
+        return _load_part(self._weights, "mapping")
 
     def prepare(self) -> None:
         """Load the network."""
@@ -44,7 +44,7 @@ class Stylist(Component):
             return mean + TRUNCATION * (self.network(torch.from_numpy(drawn)) - mean)
 
 
-class Painter(Component):
+class BandSynthesizer(Component):
     """Styles to pictures of half the size, as the four bands of a wavelet: one is the picture, three are its edges."""
 
     def __init__(self, weights: str) -> None:
@@ -53,7 +53,7 @@ class Painter(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The synthesis network."""
-        return _read(self._weights, "synthesis")
+        return _load_part(self._weights, "synthesis")
 
     def prepare(self) -> None:
         """Load the network."""
@@ -68,27 +68,27 @@ class Painter(Component):
             return self.network(torch.as_tensor(style)[None])[0]
 
 
-class Doubler(Component):
+class WaveletUpsampler(Component):
     """Bands to pixels."""
 
     @op
-    def picture(self, bands: Float32[Tensor, "12 H W"], step: int, sizes: int) -> UInt8[Tensor, "X Y 3"]:
+    def to_image(self, bands: Float32[Tensor, "12 H W"], step: int, sizes: int) -> UInt8[Tensor, "X Y 3"]:
         """The picture of a step: of the last one whole, of each one before half as wide as of the next."""
         import torch
         from torch.nn.functional import avg_pool2d
 
-        from mstar.models.faces.network import doubled
+        from mstar.models.faces.network import inverse_haar
 
         bands, halvings = torch.as_tensor(bands)[None], sizes - 1 - step
         low = bands[:, :3] / 2  # the mean of four pixels
-        shown = avg_pool2d(low, 2 ** (halvings - 1)) if halvings else doubled(bands)
+        shown = avg_pool2d(low, 2 ** (halvings - 1)) if halvings else inverse_haar(bands)
         return ((shown[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous()
 
 
-def _read(weights: str, part: str) -> Any:
+def _load_part(weights: str, part: str) -> Any:
     try:
-        from mstar.models.faces.network import read_part
+        from mstar.models.faces.network import load_part
     except ImportError as error:
         what = f"faces need torch and safetensors: {error}"
         raise LoadError(f"{what}\n  fix: install the torch that suits this machine, and safetensors") from error
-    return read_part(weights, part)
+    return load_part(weights, part)

@@ -2,7 +2,7 @@
 
 The policy is the one that pybullet 3.2.7 has for its HopperBulletEnv-v0 (zlib licence, beside this file): two hidden
 layers, ten thousand numbers. It sees what that environment shows and says how strongly three joints turn. The robot and
-its world are the client's: `bench.worlds.hopper` has both.
+its world are the client's: `bench.multimodal.hopper` has both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mstar import Action, Float32, Model, Tensor, walk
-from mstar.asks import Acting
 from mstar.models.hopper.policy import Policy
+from mstar.requests import ActionRequest
 
-RATE = 50
-SEEN, JOINTS = 15, 3
+ACTION_RATE_HZ = 50
+OBSERVATION_SIZE, JOINT_COUNT = 15, 3
 
 
 class Hopper(Model):
@@ -28,19 +28,19 @@ class Hopper(Model):
     @walk
     def act(self, state: Float32[Tensor, "15"]) -> Iterator[Action]:
         """One action."""
-        yield Action(self.policy.torques(state), rate=RATE)
+        yield Action(self.policy.torques(state), rate=ACTION_RATE_HZ)
 
-    async def route(self, request: Acting) -> None:
+    async def route(self, request: ActionRequest) -> None:
         """Act. The task is to hop forward, whatever the prompt says."""
         await self.act(request.observation["state"])
 
-    def robot(self) -> Mapping[str, Any]:
+    def robot_spec(self) -> Mapping[str, Any]:
         """What it sees and does, and how often."""
-        seen, done = {"dtype": "float32", "shape": [SEEN]}, {"dtype": "float32", "shape": [1, JOINTS]}
-        return {"observation": {"state": seen}, "actions": done, "rate": RATE}
+        seen, done = {"dtype": "float32", "shape": [OBSERVATION_SIZE]}, {"dtype": "float32", "shape": [1, JOINT_COUNT]}
+        return {"observation": {"state": seen}, "actions": done, "rate": ACTION_RATE_HZ}
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """A robot that stands still."""
         import numpy as np
 
-        return [Acting({"state": np.zeros(SEEN, np.float32)})]
+        return [ActionRequest({"state": np.zeros(OBSERVATION_SIZE, np.float32)})]

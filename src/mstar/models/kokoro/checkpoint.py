@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights
+from mstar.nn.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FETCHED = "~/.cache/mstar/kokoro-82m"
+DEFAULT_WEIGHTS = "~/.cache/mstar/kokoro-82m"
 """Where `scripts/fetch-kokoro` puts it."""
-_TENSORS, _VOICES, _PUBLISHED = "model.safetensors", "voices.safetensors", "kokoro-v1_0.pth"
+_TENSORS_FILE, _VOICES_FILE, _PUBLISHED_FILE = "model.safetensors", "voices.safetensors", "kokoro-v1_0.pth"
 
 
 class Checkpoint:
@@ -32,7 +32,7 @@ class Checkpoint:
 
     @functools.cached_property
     def _folder(self) -> Path:
-        folder = self._weights.path("config.json", "*.safetensors", _PUBLISHED)
+        folder = self._weights.path("config.json", "*.safetensors", _PUBLISHED_FILE)
         if not (folder / "config.json").is_file():
             raise LoadError(
                 f"{folder} holds no config.json\n  fix: give the folder of a Kokoro model, or fetch it again"
@@ -40,9 +40,9 @@ class Checkpoint:
         return folder
 
     @functools.cached_property
-    def _voices(self) -> Path | None:
+    def _voices_folder(self) -> Path | None:
         """Where voices are files of their own, as published."""
-        return None if (self._folder / _VOICES).is_file() else (self._weights / "voices").path("*.pt")
+        return None if (self._folder / _VOICES_FILE).is_file() else (self._weights / "voices").path("*.pt")
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:
@@ -52,35 +52,35 @@ class Checkpoint:
     @functools.cached_property
     def voices(self) -> tuple[str, ...]:
         """The names of its voices. Their first letter is their language, `a` and `b` are American and British."""
-        if self._voices is not None:
-            return tuple(sorted(file.stem for file in self._voices.glob("*.pt")))
+        if self._voices_folder is not None:
+            return tuple(sorted(file.stem for file in self._voices_folder.glob("*.pt")))
         from safetensors import safe_open
 
-        with safe_open(self._folder / _VOICES, framework="numpy") as opened:
+        with safe_open(self._folder / _VOICES_FILE, framework="numpy") as opened:
             return tuple(sorted(opened.keys()))
 
-    def voice(self, name: str) -> Tensor:
+    def voice_style(self, name: str) -> Tensor:
         """The style in which a voice says phrases, [510, 256], by their length."""
-        if self._voices is not None:
-            return _tensors_only(self._voices / f"{name}.pt").flatten(1)
+        if self._voices_folder is not None:
+            return _load_tensors(self._voices_folder / f"{name}.pt").flatten(1)
         from safetensors import safe_open
 
-        with safe_open(self._folder / _VOICES, framework="pt") as opened:
+        with safe_open(self._folder / _VOICES_FILE, framework="pt") as opened:
             return opened.get_tensor(name)
 
-    def part(self, name: str) -> dict[str, Tensor]:
+    def part_tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of one of its five parts, by their names in it."""
-        if (self._folder / _TENSORS).is_file():
-            from mstar.nn.checkpoints import read_tensors
-            from mstar.nn.weights import untold
+        if (self._folder / _TENSORS_FILE).is_file():
+            from mstar.nn.weights.checkpoints import read_tensors
+            from mstar.nn.weights.sources import ignore_progress
 
-            read = read_tensors(self._folder, untold, (f"{name}.",))
+            read = read_tensors(self._folder, ignore_progress, (f"{name}.",))
             return {full.removeprefix(f"{name}."): tensor for full, tensor in read.items()}
-        published = _tensors_only(self._folder / _PUBLISHED)[name]
+        published = _load_tensors(self._folder / _PUBLISHED_FILE)[name]
         return {full.removeprefix("module."): tensor for full, tensor in published.items()}
 
 
-def _tensors_only(file: Path) -> Any:
+def _load_tensors(file: Path) -> Any:
     import torch
 
     return torch.load(file, map_location="cpu", weights_only=True)  # no code of the file is run

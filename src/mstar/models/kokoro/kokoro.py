@@ -13,47 +13,47 @@ from dataclasses import replace
 from typing import Any
 
 from mstar import Audio, Model, Stream, loop, walk, windows
-from mstar.asks import Ending, Speech
-from mstar.errors import Unsupported, listed
-from mstar.models.kokoro.checkpoint import FETCHED, Checkpoint
-from mstar.models.kokoro.stages import Prosody, Reader, Vocoder
+from mstar.errors import Unsupported, format_names
+from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, Checkpoint
+from mstar.models.kokoro.stages import Processor, Prosody, Vocoder
+from mstar.requests import Finish, SpeechRequest
 
-RATE = 24_000
-VOICE = "af_heart"
+SAMPLE_RATE_HZ = 24_000
+DEFAULT_VOICE = "af_heart"
 """Who speaks when nobody is asked for."""
 
 
 class Kokoro(Model):
     """A reader, a prosody and a vocoder. `weights` is a folder, or `hub:` and a name."""
 
-    def __init__(self, weights: str = FETCHED) -> None:
+    def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
-        self.reader, self.prosody = Reader(self.checkpoint), Prosody(self.checkpoint)
+        self.processor, self.prosody = Processor(self.checkpoint), Prosody(self.checkpoint)
         self.vocoder = Vocoder(self.checkpoint)
 
     @walk
-    def speak(self, speech: Speech) -> Iterator[Audio]:
+    def speak(self, speech: SpeechRequest) -> Iterator[Audio]:
         """Say a text."""
-        phrases, count = self.reader.phrases(speech)
+        phrases, count = self.processor.phrases(speech)
         frames = Stream("frames")
         for step in loop(steps=count):
             frames.put(self.prosody.frames(phrases[step]))
         for window in windows(frames, size=1):  # runs while the loop above still runs
-            yield Audio(self.vocoder.sound(window[0]), rate=RATE)
+            yield Audio(self.vocoder.decode(window[0]), rate=SAMPLE_RATE_HZ)
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """A word."""
-        return [Speech("Hello.")]
+        return [SpeechRequest("Hello.")]
 
-    async def route(self, request: Speech) -> Ending:
+    async def route(self, request: SpeechRequest) -> Finish:
         """Speak. What it reads are characters."""
-        speech = replace(request, voice=request.voice or VOICE)
+        speech = replace(request, voice=request.voice or DEFAULT_VOICE)
         is_english = request.language.partition("-")[0] in ("", "en")
         if speech.voice not in self.voices() or request.instructions or not is_english:
-            what = f"it says English in the voices {listed(self.voices())}, without instructions"
+            what = f"it says English in the voices {format_names(self.voices())}, without instructions"
             raise Unsupported(f"{what}\n  fix: ask for nothing else")
         await self.speak(speech)
-        return Ending(read={"text": len(request.text)})
+        return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
         """The voices it has."""

@@ -23,25 +23,25 @@ from torch.nn.utils import remove_weight_norm
 from torch.overrides import TorchFunctionMode
 from transformers import AlbertConfig
 
-from mstar.errors import LoadError, listed
+from mstar.errors import LoadError, format_names
 from mstar.models.kokoro.checkpoint import Checkpoint
 
-_FIX = "pip install attrs && pip install --no-deps kokoro==0.9.4"
-UNUSED = (".norm.weight", ".norm.bias", "pooler.weight", "pooler.bias", "position_ids")
+_INSTALL_FIX = "pip install attrs && pip install --no-deps kokoro==0.9.4"
+OPTIONAL_TENSORS = (".norm.weight", ".norm.bias", "pooler.weight", "pooler.bias", "position_ids")
 """Tensors that files may lack: nothing depends on them, or they are ones and zeros."""
 
 
-def read_parts(checkpoint: Checkpoint, *names: str) -> Any:
+def load_parts(checkpoint: Checkpoint, *names: str) -> Any:
     """These parts of a model as attributes of one module, ready to run. Raises LoadError unless all tensors fit."""
     whole = nn.Module()
     for name in names:
-        part = made(name, checkpoint.config)
-        tensors = checkpoint.part(name)
+        part = build_part(name, checkpoint.config)
+        tensors = checkpoint.part_tensors(name)
         found = part.load_state_dict(tensors, strict=False)
-        faults = [one for one in found.missing_keys if not one.endswith(UNUSED)]
-        faults += [one for one in found.unexpected_keys if not one.endswith(UNUSED)]
+        faults = [one for one in found.missing_keys if not one.endswith(OPTIONAL_TENSORS)]
+        faults += [one for one in found.unexpected_keys if not one.endswith(OPTIONAL_TENSORS)]
         if faults:
-            what = f"these tensors do not make Kokoro's {name}: {listed(faults[:20])} are missing or left over"
+            what = f"these tensors do not make Kokoro's {name}: {format_names(faults[:20])} are missing or left over"
             raise LoadError(f"{what}\n  fix: use the config.json that the weights were saved with")
         for module in part.modules():
             if hasattr(module, "weight_g"):
@@ -50,9 +50,9 @@ def read_parts(checkpoint: Checkpoint, *names: str) -> Any:
     return whole.eval().requires_grad_(requires_grad=False)
 
 
-def made(name: str, config: Mapping[str, Any]) -> nn.Module:
+def build_part(name: str, config: Mapping[str, Any]) -> nn.Module:
     """A part with random weights, of the sizes that a config.json says."""
-    modules, istftnet = _library()
+    modules, istftnet = _import_networks()
     sizes, hidden, style, depth = config["plbert"], config["hidden_dim"], config["style_dim"], config["n_layer"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it still uses weight_norm, and drops out between layers where there is one
@@ -69,18 +69,18 @@ def made(name: str, config: Mapping[str, Any]) -> nn.Module:
                 return istftnet.Decoder(hidden, style, config["n_mels"], **config["istftnet"])
 
 
-def _library() -> tuple[Any, Any]:
+def _import_networks() -> tuple[Any, Any]:
     """The package's modules that hold networks, without running the package's own file, which imports all others."""
     try:
-        with _bare("kokoro"):
+        with _without_package_init("kokoro"):
             from kokoro import istftnet, modules
     except ImportError as error:
-        raise LoadError(f"this voice needs a library: {error}\n  fix: {_FIX}") from error
+        raise LoadError(f"this voice needs a library: {error}\n  fix: {_INSTALL_FIX}") from error
     return modules, istftnet
 
 
 @contextmanager
-def _bare(name: str) -> Iterator[None]:
+def _without_package_init(name: str) -> Iterator[None]:
     """Inside it, modules of a package can be imported by themselves. Who imports the package later gets all of it."""
     if name in sys.modules:
         yield
@@ -96,7 +96,7 @@ def _bare(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-class Drawn(TorchFunctionMode):
+class SeededRandom(TorchFunctionMode):
     """Inside it, what a network draws is drawn from this generator: two requests do not share one."""
 
     def __init__(self, seed: int) -> None:
@@ -126,7 +126,7 @@ def _one_thread() -> Iterator[None]:
 
 @torch.inference_mode()
 @_one_thread()
-def frames_of(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, Tensor, Tensor]:
+def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, Tensor, Tensor]:
     """What is heard in each frame of a phrase [tokens] in a style [128]: sounds, pitch and strength."""
     tokens, style = tokens[None], style[None]
     lengths, mask = torch.tensor([tokens.shape[1]]), torch.zeros(tokens.shape, dtype=torch.bool)
@@ -140,7 +140,7 @@ def frames_of(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[
 
 
 @torch.inference_mode()
-def sound_of(parts: Any, sounds: Tensor, pitch: Tensor, strength: Tensor, style: Tensor, seed: int) -> Tensor:
+def decode_audio(parts: Any, features: Tensor, pitch: Tensor, energy: Tensor, style: Tensor, seed: int) -> Tensor:
     """The sound of frames in a style [128], six hundred samples of each."""
-    with Drawn(seed):
-        return parts.decoder(sounds[None], pitch[None], strength[None], style[None])[0, 0]
+    with SeededRandom(seed):
+        return parts.decoder(features[None], pitch[None], energy[None], style[None])[0, 0]

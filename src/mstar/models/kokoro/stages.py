@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mstar import Component, Float32, Tensor, op
-from mstar.asks import Speech
 from mstar.errors import LoadError
 from mstar.models.kokoro.checkpoint import Checkpoint
-from mstar.nn.weights import PackageFile
+from mstar.nn.weights.sources import PackageFile
+from mstar.requests import SpeechRequest
 
-LONGEST = 510
+MAX_PHONEMES = 510
 """So many phonemes it says at once."""
-_TIMBRE = 128
+_TIMBRE_SIZE = 128
 """So many numbers of a style are the vocoder's; the others are the prosody's."""
-_LETTERS = functools.partial(PackageFile, "hibari-tts", "0.2.1", licence="Apache-2.0")
+_g2p_file = functools.partial(PackageFile, "hibari-tts", "0.2.1", licence="Apache-2.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,57 +42,57 @@ class Phrase:
 class Frames:
     """A phrase in frames of 25 ms: what a vocoder makes sound of."""
 
-    sounds: Any
+    features: Any
     """Float32, [512, frames]."""
     pitch: Any
     """Float32, two for each frame."""
-    strength: Any
+    energy: Any
     """Float32, two for each frame."""
     timbre: Any
     """128 numbers of a voice."""
     seed: int
 
 
-class Reader(Component):
+class Processor(Component):
     """Text to phonemes, with a voice's style for each phrase."""
 
     weights = (
-        _LETTERS("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee09f2c2ae4df6e055fc6532590fe76"),
-        _LETTERS("hibari/assets/oov_gb.onnx", "0997e3219543247de5646078d770f8ca77011d8fd0abb29fe48d12c60f53e9e1"),
+        _g2p_file("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee09f2c2ae4df6e055fc6532590fe76"),
+        _g2p_file("hibari/assets/oov_gb.onnx", "0997e3219543247de5646078d770f8ca77011d8fd0abb29fe48d12c60f53e9e1"),
     )
     """The networks that read words which are in no lexicon, American and British."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._spoken = functools.cache(checkpoint.voice)
+        self._voice_style = functools.cache(checkpoint.voice_style)
 
     def prepare(self) -> None:
         """Load the lexicons, and what voices are read with."""
         _ = self._american, self._british
-        self._spoken(self._checkpoint.voices[0])
+        self._voice_style(self._checkpoint.voices[0])
 
     @functools.cached_property
     def _american(self) -> Any:
-        return _speller(is_british=False)
+        return _load_phonemizer(is_british=False)
 
     @functools.cached_property
     def _british(self) -> Any:
-        return _speller(is_british=True)
+        return _load_phonemizer(is_british=True)
 
     def phonemes(self, text: str, voice: str) -> list[str]:
         """A text in phrases, of which none is too long: sentences, or parts of them."""
         speller = self._british if voice.startswith("b") else self._american
-        return [part for phrase in speller.phonemize(text) for part in _parts(phrase)]
+        return [part for phrase in speller.phonemize(text) for part in _split_phrase(phrase)]
 
     @op
-    def phrases(self, speech: Speech) -> tuple[list[Phrase], int]:
+    def phrases(self, speech: SpeechRequest) -> tuple[list[Phrase], int]:
         """The phrases of a text as its voice says them, and how many there are."""
         import numpy as np
 
         numbers, said = self._checkpoint.config["vocab"], list[Phrase]()
         for step, phonemes in enumerate(self.phonemes(speech.text, speech.voice)):
             tokens = [numbers[one] for one in phonemes if one in numbers]
-            style = self._spoken(speech.voice)[len(phonemes) - 1].numpy()
+            style = self._voice_style(speech.voice)[len(phonemes) - 1].numpy()
             seed = (speech.seed + step) % 2**63
             said.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed))
         return said, len(said)
@@ -107,7 +107,7 @@ class Prosody(Component):
     @functools.cached_property
     def network(self) -> Any:
         """All parts but the decoder."""
-        return _read_parts(self._checkpoint, "bert", "bert_encoder", "predictor", "text_encoder")
+        return _load_parts(self._checkpoint, "bert", "bert_encoder", "predictor", "text_encoder")
 
     def prepare(self) -> None:
         """Load the network."""
@@ -118,12 +118,12 @@ class Prosody(Component):
         """A phrase as it will be said."""
         import torch
 
-        from mstar.models.kokoro.network import frames_of
+        from mstar.models.kokoro.network import predict_frames
 
         style = torch.as_tensor(phrase.style)
-        tokens, manner = torch.as_tensor(phrase.tokens), style[_TIMBRE:]
-        sounds, pitch, strength = frames_of(self.network, tokens, manner, phrase.speed)
-        return Frames(sounds.numpy(), pitch.numpy(), strength.numpy(), phrase.style[:_TIMBRE], phrase.seed)
+        tokens, manner = torch.as_tensor(phrase.tokens), style[_TIMBRE_SIZE:]
+        sounds, pitch, strength = predict_frames(self.network, tokens, manner, phrase.speed)
+        return Frames(sounds.numpy(), pitch.numpy(), strength.numpy(), phrase.style[:_TIMBRE_SIZE], phrase.seed)
 
 
 class Vocoder(Component):
@@ -135,36 +135,36 @@ class Vocoder(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The decoder."""
-        return _read_parts(self._checkpoint, "decoder")
+        return _load_parts(self._checkpoint, "decoder")
 
     def prepare(self) -> None:
         """Load the network."""
         _ = self.network
 
     @op
-    def sound(self, frames: Frames) -> Float32[Tensor, "S"]:
+    def decode(self, frames: Frames) -> Float32[Tensor, "S"]:
         """The sound of a phrase. Its layers look at all of it, so that no part of it is known earlier."""
         import torch
 
-        from mstar.models.kokoro.network import sound_of
+        from mstar.models.kokoro.network import decode_audio
 
-        given = (frames.sounds, frames.pitch, frames.strength, frames.timbre)
+        given = (frames.features, frames.pitch, frames.energy, frames.timbre)
         sounds, pitch, strength, timbre = map(torch.as_tensor, given)
-        return sound_of(self.network, sounds, pitch, strength, timbre, frames.seed)
+        return decode_audio(self.network, sounds, pitch, strength, timbre, frames.seed)
 
 
-def _read_parts(checkpoint: Checkpoint, *names: str) -> Any:
+def _load_parts(checkpoint: Checkpoint, *names: str) -> Any:
     try:
-        from mstar.models.kokoro.network import read_parts
+        from mstar.models.kokoro.network import load_parts
     except ImportError as error:
         fix = "install the torch that suits this machine, then pip install 'mstar-serve[transformers]'"
         raise LoadError(f"this voice needs torch and transformers: {error}\n  fix: {fix}") from error
-    return read_parts(checkpoint, *names)
+    return load_parts(checkpoint, *names)
 
 
-def _speller(*, is_british: bool) -> Any:
+def _load_phonemizer(*, is_british: bool) -> Any:
     """The package's own, without the network that it speaks with."""
-    for file in Reader.weights:
+    for file in Processor.weights:
         file.path()
     try:
         import onnxruntime as _onnxruntime  # noqa: F401 - it reads words that are in no lexicon
@@ -180,10 +180,10 @@ def _speller(*, is_british: bool) -> Any:
     return Speller()
 
 
-def _parts(phonemes: str) -> Iterator[str]:
+def _split_phrase(phonemes: str) -> Iterator[str]:
     """A phrase in parts that can be said at once, cut between words where there are some."""
-    while len(phonemes) > LONGEST:
-        end = phonemes.rfind(" ", 1, LONGEST) + 1 or LONGEST
+    while len(phonemes) > MAX_PHONEMES:
+        end = phonemes.rfind(" ", 1, MAX_PHONEMES) + 1 or MAX_PHONEMES
         yield phonemes[:end]
         phonemes = phonemes[end:]
     yield phonemes

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mstar import Audio, Model, Stream, loop, walk, windows
-from mstar.asks import Ending, Speech
-from mstar.errors import Unsupported, listed
-from mstar.models.orpheus.snac import PLACES, Snac
-from mstar.models.orpheus.writer import Writer
-from mstar.nn.codec import CodecPast
-from mstar.nn.sampling import Sampling
-from mstar.nn.weights import Weights
+from mstar.errors import Unsupported, format_names
+from mstar.models.orpheus.language_model import LanguageModel
+from mstar.models.orpheus.snac import CODES_PER_FRAME, Snac
+from mstar.nn.audio.codec import CodecStreamState
+from mstar.nn.lm.sampling import Sampling
+from mstar.nn.weights.sources import Weights
+from mstar.requests import Finish, SpeechRequest
 
 VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
-RATE = 24_000
-PUBLISHED = Sampling(max_tokens=1200, temperature=0.6, top_p=0.8, repetition_penalty=1.3)
+SAMPLE_RATE_HZ = 24_000
+DEFAULT_SAMPLING = Sampling(max_tokens=1200, temperature=0.6, top_p=0.8, repetition_penalty=1.3)
 """How its authors choose codes."""
 
 
@@ -37,41 +37,44 @@ class Orpheus(Model):
         weights: str = "hub:canopylabs/orpheus-3b-0.1-ft",
         snac: str = "hub:hubertsiuzdak/snac_24khz",
         *,
-        sampling: Sampling = PUBLISHED,
-        published: bool = False,
+        sampling: Sampling = DEFAULT_SAMPLING,
+        use_published_decoder: bool = False,
     ) -> None:
-        self.lm = Writer(Weights(weights))
+        self.lm = LanguageModel(Weights(weights))
         self.snac = Snac(Weights(snac))
         self.sampling = sampling
-        self.published = published
+        self.use_published_decoder = use_published_decoder
 
     @walk
     def speak(self, text: str, voice: str, sampling: Sampling) -> Iterator[Audio]:
         """Say a text."""
         kv, codes = self.lm.kv(), Stream("codes")
-        s = loop(steps=sampling.max_tokens, token=self.lm.next(self.lm.prompt(text, voice), kv, sampling))
+        s = loop(steps=sampling.max_tokens, token=self.lm.next_token(self.lm.prompt(text, voice), kv, sampling))
         for _ in s:
-            codes.put(self.lm.code(s.token))
-            s.token = self.lm.next(s.token, kv, sampling)
+            codes.put(self.lm.token_to_code(s.token))
+            s.token = self.lm.next_token(s.token, kv, sampling)
             s.stop_when(self.lm.is_over(s.token))
-        codes.put(self.lm.code(s.token))  # the end
+        codes.put(self.lm.token_to_code(s.token))  # the end
 
-        past, w = self.snac.state(CodecPast), windows(codes, size=4 * PLACES, stride=PLACES, flush=True)
+        past, w = (
+            self.snac.state(CodecStreamState),
+            windows(codes, size=4 * CODES_PER_FRAME, stride=CODES_PER_FRAME, flush=True),
+        )
         for window in w:  # runs while the loop above still runs
-            if self.published:
-                sound = self.snac.middle(window, sampling.seed)
+            if self.use_published_decoder:
+                sound = self.snac.decode_middle_frame(window, sampling.seed)
             else:
-                sound = self.snac.go_on(window, w.fresh, past, sampling.seed)
-            yield Audio(sound, rate=RATE)
+                sound = self.snac.decode_next(window, w.fresh, past, sampling.seed)
+            yield Audio(sound, rate=SAMPLE_RATE_HZ)
 
-    async def route(self, request: Speech) -> Ending:
+    async def route(self, request: SpeechRequest) -> Finish:
         """Speak. What it reads are characters."""
         voice = request.voice or VOICES[0]
         if voice not in VOICES or request.speed != 1 or request.instructions or request.language not in ("", "en"):
-            what = f"it says English in the voices {listed(VOICES)}, at its own speed and without instructions"
+            what = f"it says English in the voices {format_names(VOICES)}, at its own speed and without instructions"
             raise Unsupported(f"{what}\n  fix: ask for nothing else")
         await self.speak(request.text, voice, replace(self.sampling, seed=request.seed))
-        return Ending(read={"text": len(request.text)})
+        return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
         """The voices it has."""

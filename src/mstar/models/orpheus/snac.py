@@ -20,16 +20,16 @@ from typing import Any, cast
 
 from mstar import Float, Int64, Tensor, op, rows, stacked
 from mstar.errors import LoadError
-from mstar.nn.codec import Codec, CodecPast, Memory
-from mstar.nn.weights import Weights
+from mstar.nn.audio.codec import Codec, CodecStreamState, LayerMemory
+from mstar.nn.weights.sources import Weights
 
-PLACES = 7
+CODES_PER_FRAME = 7
 """Codes of a frame: one of the first level, two of the second and four of the third."""
-FRAME = 2048
+SAMPLES_PER_FRAME = 2048
 """Samples of a frame."""
-END = -1
+END_OF_CODES = -1
 """What stands for a code where nothing follows."""
-_LEVELS = ([0], [1, 4], [2, 3, 5, 6])
+_LEVEL_POSITIONS = ([0], [1, 4], [2, 3, 5, 6])
 """Which codes of a frame are of which level, in the order in which Orpheus was taught to write them."""
 
 
@@ -37,81 +37,88 @@ class Snac(Codec):
     """The codec that a folder holds: its config.json, and its tensors as safetensors or, as published, as a .bin."""
 
     def __init__(self, weights: Weights) -> None:
-        super().__init__(lambda: _network(weights), _sound, hop=FRAME, lookahead=3)
+        super().__init__(lambda: _load_network(weights), _decode_frames, hop=SAMPLES_PER_FRAME, lookahead=3)
 
     @op(batch=stacked)
-    def go_on(self, codes: Int64[Tensor, "W 1"], fresh: int, past: CodecPast, seed: int) -> Float[Tensor, "S"]:
+    def decode_next(
+        self, codes: Int64[Tensor, "W 1"], fresh: int, past: CodecStreamState, seed: int
+    ) -> Float[Tensor, "S"]:
         """The sound that these codes settle, of which so many are new. The first must make three frames or end."""
         alike = defaultdict[Any, list[int]](list)
         for row, (new, one) in enumerate(zip(rows(fresh), rows(past), strict=True)):
-            alike[new, bool(codes[row, -1] == END), bool(one.memory)].append(row)
-        done: dict[int, tuple[Tensor, Memory]] = {}
+            alike[new, bool(codes[row, -1] == END_OF_CODES), bool(one.memory)].append(row)
+        done: dict[int, tuple[Tensor, LayerMemory]] = {}
         for (new, is_last, _), group in alike.items():
             memories = [rows(past)[row].memory for row in group]
             given = codes[group, codes.shape[1] - new : codes.shape[1] - is_last, 0]
             seeds = [rows(seed)[row] for row in group]
-            done |= zip(group, self._next(given, memories, seeds, is_last=is_last), strict=True)
+            done |= zip(group, self._decode_group(given, memories, seeds, is_last=is_last), strict=True)
         for row, one in enumerate(rows(past)):  # only now, so that a batch that fails changes nothing
             one.memory = done[row][1]
         return cast("Any", [done[row][0] for row in range(len(codes))])
 
-    def _next(
-        self, codes: Tensor, memories: Sequence[Memory], seeds: Sequence[int], *, is_last: bool
-    ) -> list[tuple[Tensor, Memory]]:
+    def _decode_group(
+        self, codes: Tensor, memories: Sequence[LayerMemory], seeds: Sequence[int], *, is_last: bool
+    ) -> list[tuple[Tensor, LayerMemory]]:
         """The sound of each stream's next codes, and what is remembered then. All streams begin, or none does."""
-        from mstar.nn.past import Past, following
+        from mstar.nn.audio.streaming import StreamingState, streaming
 
-        past = Past(memories, is_last=is_last)
-        if codes.shape[1] < PLACES and not past.before:
-            return [(codes.new_zeros(0).float(), Memory()) for _ in memories]
-        with following(past):
-            sounds = self._seeded(codes, seeds)
-        return [(sound, Memory(past.memory(row))) for row, sound in enumerate(sounds)]
+        past = StreamingState(memories, is_last=is_last)
+        if codes.shape[1] < CODES_PER_FRAME and not past.before:
+            return [(codes.new_zeros(0).float(), LayerMemory()) for _ in memories]
+        with streaming(past):
+            sounds = self._decode_seeded(codes, seeds)
+        return [(sound, LayerMemory(past.memory(row))) for row, sound in enumerate(sounds)]
 
     @op(batch=stacked)
-    def middle(self, codes: Int64[Tensor, "W 1"], seed: int) -> Float[Tensor, "S"]:
+    def decode_middle_frame(self, codes: Int64[Tensor, "W 1"], seed: int) -> Float[Tensor, "S"]:
         """The sound of the second of four frames; of a window that is not full, nothing."""
-        full = [row for row in range(len(codes)) if codes.shape[1] == 4 * PLACES and codes[row, -1] != END]
+        full = [
+            row for row in range(len(codes)) if codes.shape[1] == 4 * CODES_PER_FRAME and codes[row, -1] != END_OF_CODES
+        ]
         sounds = [codes.new_zeros(0).float()] * len(codes)
         if full:
             given = codes[full, :, 0]  # of numbers, a hash is the same in every process
             seeds = [hash((rows(seed)[row], *window)) for row, window in zip(full, given.tolist(), strict=True)]
-            for row, sound in zip(full, self._seeded(given, seeds), strict=True):
-                sounds[row] = sound[FRAME : 2 * FRAME]
+            for row, sound in zip(full, self._decode_seeded(given, seeds), strict=True):
+                sounds[row] = sound[SAMPLES_PER_FRAME : 2 * SAMPLES_PER_FRAME]
         return cast("Any", sounds)
 
-    def _seeded(self, codes: Tensor, seeds: Sequence[int]) -> Tensor:
+    def _decode_seeded(self, codes: Tensor, seeds: Sequence[int]) -> Tensor:
         """[rows, codes] to [rows, samples], each with the noise of its seed. Codes of no whole frame are left out."""
         import torch
 
-        from mstar.models.orpheus.noise import Noise
+        from mstar.models.orpheus.noise import SeededNoiseBlock
 
         for layer in self.network.decoder.modules():
-            if isinstance(layer, Noise):
+            if isinstance(layer, SeededNoiseBlock):
                 layer.seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds])
         with torch.inference_mode():
-            return _sound(self.network, codes[:, : codes.shape[1] // PLACES * PLACES].unflatten(1, (-1, PLACES)))
+            return _decode_frames(
+                self.network,
+                codes[:, : codes.shape[1] // CODES_PER_FRAME * CODES_PER_FRAME].unflatten(1, (-1, CODES_PER_FRAME)),
+            )
 
 
-def _sound(network: Any, codes: Tensor) -> Tensor:
+def _decode_frames(network: Any, codes: Tensor) -> Tensor:
     """[rows, frames, places] codes to [rows, samples]."""
-    levels = [codes[:, :, level].flatten(1) for level in _LEVELS]
+    levels = [codes[:, :, level].flatten(1) for level in _LEVEL_POSITIONS]
     if codes.shape[1]:
         return network.decoder(network.quantizer.from_codes(levels))[:, 0]
     return network.decoder(codes.new_zeros((len(codes), network.latent_dim, 0)).float())[:, 0]
 
 
-def _network(weights: Weights) -> Any:
+def _load_network(weights: Weights) -> Any:
     """The library's model, whose layers wait for what they look ahead to, and whose noise can be repeated."""
     import torch
     from safetensors.torch import load_file
     from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
-    from mstar.models.orpheus.noise import Noise
-    from mstar.nn.ahead import hold_back
+    from mstar.models.orpheus.noise import SeededNoiseBlock
+    from mstar.nn.audio.lookahead import make_lookahead_streaming
 
     folder = weights.path("config.json", "*.safetensors", "*.bin")
-    network = _class()(**json.loads((folder / "config.json").read_bytes()))
+    network = _import_snac()(**json.loads((folder / "config.json").read_bytes()))
     if (file := folder / "model.safetensors").is_file():
         network.load_state_dict(load_file(file))
     elif (file := folder / "pytorch_model.bin").is_file():
@@ -123,12 +130,12 @@ def _network(weights: Weights) -> Any:
         remove_parametrizations(module, "weight")  # which would be computed anew at each step
     layers = [(name, one) for name, one in network.decoder.named_modules() if type(one).__name__ == "NoiseBlock"]
     for number, (name, layer) in enumerate(layers):
-        network.decoder.set_submodule(name, Noise(layer.linear, number))
-    hold_back(network.decoder)
+        network.decoder.set_submodule(name, SeededNoiseBlock(layer.linear, number))
+    make_lookahead_streaming(network.decoder)
     return network
 
 
-def _class() -> Any:
+def _import_snac() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it scripts a function as it is imported
         try:

@@ -14,31 +14,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights, untold
+from mstar.nn.weights.sources import Weights, ignore_progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PUBLISHED, _WORDS = "hub:lerobot/pi05_base", "hub:google/paligemma-3b-pt-224"
+DEFAULT_WEIGHTS, _TOKENIZER_WEIGHTS = "hub:lerobot/pi05_base", "hub:google/paligemma-3b-pt-224"
 """A model, and where the words are that all of them share, if a folder has none."""
-_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-_SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-_SIGLIP |= {"image_size": 224, "patch_size": 14, "vision_use_head": False}
-_GEMMA = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8}
-_GEMMA |= {"num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257152, "use_bidirectional_attention": True}
-_SEES, _TIED = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.paligemma.lm_head."
-_ACTS = ("paligemma_with_expert.gemma_expert.model.", "action_in_proj.", "action_out_proj.", "time_mlp_")
+_DEFAULT_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+_SIGLIP_CONFIG = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+_SIGLIP_CONFIG |= {"image_size": 224, "patch_size": 14, "vision_use_head": False}
+_GEMMA_CONFIG = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8}
+_GEMMA_CONFIG |= {"num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257152, "use_bidirectional_attention": True}
+_PALIGEMMA_PREFIX, _TIED_EMBEDDING_PREFIX = (
+    "paligemma_with_expert.paligemma.model.",
+    "paligemma_with_expert.paligemma.lm_head.",
+)
+_EXPERT_PREFIXES = ("paligemma_with_expert.gemma_expert.model.", "action_in_proj.", "action_out_proj.", "time_mlp_")
 
 
-class Named(dict[str, "Tensor"]):
+class NamedTensors(dict[str, "Tensor"]):
     """Tensors by name; one that is missing is an error that names it."""
 
     def __missing__(self, name: str) -> Tensor:
         raise LoadError(f"the weights lack the tensor {name}\n  fix: give the folder of a pi0.5 model")
 
-    def below(self, prefix: str) -> Named:
+    def strip_prefix(self, prefix: str) -> NamedTensors:
         """Those whose names begin so, by the rest of their names."""
-        return Named({name.removeprefix(prefix): one for name, one in self.items() if name.startswith(prefix)})
+        return NamedTensors({name.removeprefix(prefix): one for name, one in self.items() if name.startswith(prefix)})
 
 
 class Checkpoint:
@@ -61,25 +64,25 @@ class Checkpoint:
         return config
 
     @property
-    def chunk(self) -> tuple[int, int]:
+    def chunk_shape(self) -> tuple[int, int]:
         """How many actions it gives, and how many numbers each has inside of the network."""
         names = ("chunk_size", "max_action_dim") if "chunk_size" in self.config else ("action_horizon", "action_dim")
         return self.config[names[0]], self.config[names[1]]
 
     @property
-    def side(self) -> int:
+    def image_size(self) -> int:
         """How wide and high its pictures are."""
-        return {**_SIGLIP, **self.config.get("vision_config", {})}["image_size"]
+        return {**_SIGLIP_CONFIG, **self.config.get("vision_config", {})}["image_size"]
 
     @property
-    def names(self) -> tuple[str, Sequence[str]]:
+    def observation_names(self) -> tuple[str, Sequence[str]]:
         """How a robot calls its pose, and its cameras in the order in which the model was trained with them."""
         features: Mapping[str, Any] = self.config.get("input_features", {})
         cameras = [name for name, one in features.items() if one["type"] == "VISUAL"]
-        return ("observation.state", cameras) if cameras else ("state", _CAMERAS)
+        return ("observation.state", cameras) if cameras else ("state", _DEFAULT_CAMERAS)
 
     @functools.cached_property
-    def ranges(self) -> Mapping[str, tuple[list[float], list[float]]]:
+    def quantiles(self) -> Mapping[str, tuple[list[float], list[float]]]:
         """Between which numbers 98 in 100 are, of a robot's `state` and of its `actions`."""
         files = sorted(self._folder.rglob("norm_stats.json"))
         if len(files) > 1:
@@ -91,56 +94,65 @@ class Checkpoint:
         return {name: (one["q01"], one["q99"]) for name, one in told.items()}
 
     @property
-    def sizes(self) -> Mapping[str, int]:
+    def vector_sizes(self) -> Mapping[str, int]:
         """How many numbers one of the robot's `actions` has, and its `state` where that is known."""
-        return {"actions": self.chunk[1]} | {name: len(low) for name, (low, _) in self.ranges.items()}
+        return {"actions": self.chunk_shape[1]} | {name: len(low) for name, (low, _) in self.quantiles.items()}
 
     @functools.cached_property
-    def words(self) -> Any:
+    def tokenizer(self) -> Any:
         """Text to tokens."""
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
             raise LoadError(f"words need a library: {error}\n  fix: pip install sentencepiece") from error
-        file = next(self._folder.glob("*.model"), None) or Weights(_WORDS).path("*.model") / "tokenizer.model"
+        file = (
+            next(self._folder.glob("*.model"), None) or Weights(_TOKENIZER_WEIGHTS).path("*.model") / "tokenizer.model"
+        )
         return SentencePieceProcessor(model_file=str(file))
 
-    def eye(self) -> Any:
+    def load_vision_encoder(self) -> Any:
         """transformers' SigLIP, with what makes embeddings of its patches as `projector`."""
         from torch.nn import Linear
         from transformers import SiglipVisionConfig, SiglipVisionModel
 
-        from mstar.nn.checkpoints import assemble
+        from mstar.nn.weights.checkpoints import assemble
 
-        tensors = self._tensors(_SEES + "vision_tower.", _SEES + "multi_modal_projector.").below(_SEES)
-        config = SiglipVisionConfig(**_SIGLIP | self.config.get("vision_config", {}))
-        network: Any = assemble(SiglipVisionModel, config, tensors.below("vision_tower."), None)
-        projector = tensors.below("multi_modal_projector.linear.")
+        tensors = self._tensors(
+            _PALIGEMMA_PREFIX + "vision_tower.", _PALIGEMMA_PREFIX + "multi_modal_projector."
+        ).strip_prefix(_PALIGEMMA_PREFIX)
+        config = SiglipVisionConfig(**_SIGLIP_CONFIG | self.config.get("vision_config", {}))
+        network: Any = assemble(SiglipVisionModel, config, tensors.strip_prefix("vision_tower."), None)
+        projector = tensors.strip_prefix("multi_modal_projector.linear.")
         size, width = projector["weight"].T.shape
         network.projector = Linear(size, width, device="meta")
         network.projector.load_state_dict(projector, assign=True)
         return network
 
-    def reader(self) -> Any:
+    def load_language_model(self) -> Any:
         """transformers' Gemma, which reads what is seen and the task."""
         from transformers import GemmaConfig, GemmaModel
 
-        from mstar.nn.checkpoints import assemble
+        from mstar.nn.weights.checkpoints import assemble
 
-        reads, config = _SEES + "language_model.", GemmaConfig(**_GEMMA | self.config.get("text_config", {}))
-        tensors = self._tensors(reads, _TIED)
-        own = tensors.below(reads)
+        reads, config = (
+            _PALIGEMMA_PREFIX + "language_model.",
+            GemmaConfig(**_GEMMA_CONFIG | self.config.get("text_config", {})),
+        )
+        tensors = self._tensors(reads, _TIED_EMBEDDING_PREFIX)
+        own = tensors.strip_prefix(reads)
         if "embed_tokens.weight" not in own:  # of a tensor that has two names, a file has one
-            own["embed_tokens.weight"] = tensors[f"{_TIED}weight"]
+            own["embed_tokens.weight"] = tensors[f"{_TIED_EMBEDDING_PREFIX}weight"]
         return assemble(GemmaModel, config, own, None)
 
-    def expert(self) -> Named:
+    def expert_tensors(self) -> NamedTensors:
         """The tensors of the action expert, those of its layers as `layers.0.` and so on."""
-        return Named({name.removeprefix(_ACTS[0]): one for name, one in self._tensors(*_ACTS).items()})
+        return NamedTensors(
+            {name.removeprefix(_EXPERT_PREFIXES[0]): one for name, one in self._tensors(*_EXPERT_PREFIXES).items()}
+        )
 
-    def _tensors(self, *prefixes: str) -> Named:
-        from mstar.nn.checkpoints import read_tensors
+    def _tensors(self, *prefixes: str) -> NamedTensors:
+        from mstar.nn.weights.checkpoints import read_tensors
 
         both = (*prefixes, *(f"model.{prefix}" for prefix in prefixes))  # as openpi has them, and lerobot
-        read = read_tensors(self._folder, untold, both)
-        return Named({name.removeprefix("model."): one for name, one in read.items()})
+        read = read_tensors(self._folder, ignore_progress, both)
+        return NamedTensors({name.removeprefix("model."): one for name, one in read.items()})

@@ -11,49 +11,56 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mstar import Action, Model, each, loop, walk
-from mstar.asks import Acting
-from mstar.models.pi05.checkpoint import PUBLISHED, Checkpoint
-from mstar.models.pi05.policy import Eye, Policy, Prefix
-from mstar.models.pi05.reader import Reader
+from mstar.models.pi05.checkpoint import DEFAULT_WEIGHTS, Checkpoint
+from mstar.models.pi05.policy import Policy, PrefixCache, VisionEncoder
+from mstar.models.pi05.processor import Processor
+from mstar.requests import ActionRequest
 
-RATE = 50
+ACTION_RATE_HZ = 50
 """How many actions a second most of its robots carry out."""
 
 
 class Pi05(Model):
     """A reader, an eye and a policy. `weights` is a folder as openpi or lerobot write it, or `hub:` and a name."""
 
-    def __init__(self, weights: str = PUBLISHED) -> None:
+    def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
-        self.reader, self.eye, self.policy = Reader(self.checkpoint), Eye(self.checkpoint), Policy(self.checkpoint)
+        self.processor, self.vision_encoder, self.policy = (
+            Processor(self.checkpoint),
+            VisionEncoder(self.checkpoint),
+            Policy(self.checkpoint),
+        )
 
     @walk
-    def act(self, acting: Acting, steps: int) -> Iterator[Action]:
+    def act(self, request: ActionRequest, steps: int) -> Iterator[Action]:
         """What to do next."""
-        views, tokens = self.reader.read(acting)
-        actions = self.flow(views, tokens, *self.reader.begin(acting), steps)
-        yield Action(self.reader.finish(actions), rate=RATE)
+        views, tokens = self.processor.process(request)
+        actions = self.flow(views, tokens, *self.processor.init_chunk(request), steps)
+        yield Action(self.processor.unnormalize(actions), rate=ACTION_RATE_HZ)
 
-    def flow(self, views: Any, tokens: Any, noise: Any, left: Any, trust: Any, steps: Any) -> Any:
+    def flow(self, views: Any, tokens: Any, noise: Any, previous_chunk: Any, guidance_weights: Any, steps: Any) -> Any:
         """Noise becomes actions: the part of the walk that is network."""
         seen = each(views)
         for view in seen:
-            seen.collect(patches=self.eye.image(view))
-        prefix = self.policy.state(Prefix)
-        self.policy.read(seen.patches, tokens, prefix)
+            seen.collect(patches=self.vision_encoder.image(view))
+        prefix = self.policy.state(PrefixCache)
+        self.policy.prefill(seen.patches, tokens, prefix)
 
         s = loop(steps=steps, actions=noise)
         for step in s:
-            s.actions = self.policy.move(s.actions, left, trust, prefix, steps, step)
+            s.actions = self.policy.denoise(s.actions, previous_chunk, guidance_weights, prefix, steps, step)
         return s.actions
 
-    async def route(self, request: Acting) -> None:
+    async def route(self, request: ActionRequest) -> None:
         """Act."""
-        self.reader.refuse_strange(request)
+        self.processor.validate_observation(request)
         await self.act(request, self.checkpoint.config.get("num_inference_steps", 10))
 
-    def robot(self) -> Mapping[str, Any]:
+    def robot_spec(self) -> Mapping[str, Any]:
         """What its robot is like. Cameras may be absent, and pictures may have any size."""
-        pose, cameras = self.checkpoint.names
-        actions = {"dtype": "float32", "shape": [self.checkpoint.chunk[0], self.checkpoint.sizes["actions"]]}
-        return {"cameras": [*cameras], "state": pose, "actions": actions, "rate": RATE}
+        pose, cameras = self.checkpoint.observation_names
+        actions = {
+            "dtype": "float32",
+            "shape": [self.checkpoint.chunk_shape[0], self.checkpoint.vector_sizes["actions"]],
+        }
+        return {"cameras": [*cameras], "state": pose, "actions": actions, "rate": ACTION_RATE_HZ}

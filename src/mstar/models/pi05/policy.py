@@ -14,23 +14,23 @@ from mstar.models.pi05.checkpoint import Checkpoint
 from mstar.nn.encoder import Encoder
 
 if TYPE_CHECKING:
-    from mstar.models.pi05.expert import Expert
+    from mstar.models.pi05.expert import ActionExpert
 
-Chunk = Float32[Tensor, "A D"]
+ActionChunk = Float32[Tensor, "A D"]
 
 
-class Eye(Encoder):
+class VisionEncoder(Encoder):
     """Sees pictures, by its op `image`. Nothing is kept: cameras do not see the same thing twice."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint.eye, cache_bytes=0)
+        super().__init__(checkpoint.load_vision_encoder, cache_bytes=0)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
         seen = self.network(batch.to(self.network.dtype)).last_hidden_state
         return self.network.projector(seen.to(self.network.projector.weight.dtype))
 
 
-class Prefix(State):
+class PrefixCache(State):
     """Keys and values of what was seen and read, [layers, 2, positions, size]. Steps look at them and add nothing."""
 
     def __init__(self) -> None:
@@ -44,29 +44,31 @@ class Policy(Component):
         self._checkpoint = checkpoint
 
     @functools.cached_property
-    def reader(self) -> Any:
+    def language_model(self) -> Any:
         """The network that reads."""
-        return self._checkpoint.reader().eval().requires_grad_(requires_grad=False)
+        return self._checkpoint.load_language_model().eval().requires_grad_(requires_grad=False)
 
     @functools.cached_property
-    def expert(self) -> Expert:
+    def expert(self) -> ActionExpert:
         """The network that acts."""
-        from mstar.models.pi05.expert import Expert
+        from mstar.models.pi05.expert import ActionExpert
 
         config = self._checkpoint.config
-        return Expert(self._checkpoint.expert(), (config.get("min_period", 4e-3), config.get("max_period", 4.0)))
+        return ActionExpert(
+            self._checkpoint.expert_tensors(), (config.get("min_period", 4e-3), config.get("max_period", 4.0))
+        )
 
     def prepare(self) -> None:
         """Load both."""
-        _ = self.reader, self.expert
+        _ = self.language_model, self.expert
 
     @op
-    def read(self, patches: list[Float[Tensor, "P W"]], tokens: Int64[Tensor, "T"], prefix: Prefix) -> None:
+    def prefill(self, patches: list[Float[Tensor, "P W"]], tokens: Int64[Tensor, "T"], prefix: PrefixCache) -> None:
         """Read what the cameras see, and then the task."""
         import torch
         from transformers import DynamicCache
 
-        network, kept = self.reader, cast("Any", DynamicCache())
+        network, kept = self.language_model, cast("Any", DynamicCache())
         with torch.inference_mode():
             hidden = torch.cat([*patches, network.embed_tokens(tokens)])[None].to(network.dtype)
             turn = network.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
@@ -78,9 +80,17 @@ class Policy(Component):
             prefix.layers = torch.stack([torch.stack([one.keys[0, 0], one.values[0, 0]]) for one in kept.layers])
 
     @op(batch=stacked)
-    def move(
-        self, actions: Chunk, left: Chunk, trust: Float32[Tensor, "A"], prefix: View[Prefix], steps: int, step: int
-    ) -> Chunk:
+    def denoise(
+        self,
+        actions: ActionChunk,
+        previous_chunk: ActionChunk,
+        guidance_weights: Float32[Tensor, "A"],
+        prefix: View[PrefixCache],
+        steps: int,
+        step: int,
+    ) -> ActionChunk:
         """A chunk one step further, pulled towards what is left of the chunk before as far as that is trusted."""
         wishes = [*zip(rows(steps), rows(step), strict=True)]
-        return self.expert.move(actions, wishes, [one.layers for one in rows(prefix)], left, trust)
+        return self.expert.denoise_step(
+            actions, wishes, [one.layers for one in rows(prefix)], previous_chunk, guidance_weights
+        )

@@ -11,19 +11,19 @@ import json
 from typing import Any
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights, untold
+from mstar.nn.weights.sources import Weights, ignore_progress
 
-PUBLISHED = "hub:Qwen/Qwen3-Omni-30B-A3B-Instruct"
-_FACES = ("model", "codec_head", "text_projection", "hidden_projection")
+DEFAULT_WEIGHTS = "hub:Qwen/Qwen3-Omni-30B-A3B-Instruct"
+_TALKER_MODULES = ("model", "codec_head", "text_projection", "hidden_projection")
 PARTS: dict[str, dict[str, str]] = {
-    "ear": {"thinker.model.audio_tower": "thinker.audio_tower."},
-    "eye": {"thinker.model.visual": "thinker.visual."},
+    "audio_encoder": {"thinker.model.audio_tower": "thinker.audio_tower."},
+    "vision_encoder": {"thinker.model.visual": "thinker.visual."},
     "thinker": {"thinker.model.language_model": "thinker.model.", "thinker.lm_head": "thinker.lm_head."},
-    "talker": {f"talker.{name}": f"talker.{name}." for name in _FACES},
+    "talker": {f"talker.{name}": f"talker.{name}." for name in _TALKER_MODULES},
     "vocoder": {"code2wav": "code2wav."},
 }
 """The modules of each part, as transformers names them, and how the names of their tensors begin in the files."""
-FIRST_CODES, OTHER_CODES = "talker.model.codec_embedding.", "talker.code_predictor."
+FIRST_CODE_PREFIX, CODE_PREDICTOR_PREFIX = "talker.model.codec_embedding.", "talker.code_predictor."
 
 
 class Checkpoint:
@@ -38,9 +38,9 @@ class Checkpoint:
 
     def tensors(self, *prefixes: str) -> Any:
         """The tensors whose names begin so."""
-        from mstar.nn.checkpoints import read_tensors
+        from mstar.nn.weights.checkpoints import read_tensors
 
-        return read_tensors(self._weights.path(), untold, prefixes)
+        return read_tensors(self._weights.path(), ignore_progress, prefixes)
 
     @functools.cached_property
     def config(self) -> Any:
@@ -59,14 +59,14 @@ class Checkpoint:
         return said["talker_config"]["speaker_id"]
 
     @functools.cached_property
-    def hearing(self) -> Any:
+    def feature_extractor(self) -> Any:
         """What makes spectra of sound."""
         from transformers import WhisperFeatureExtractor
 
         return WhisperFeatureExtractor.from_pretrained(self._weights.path("*.json"))
 
     @functools.cached_property
-    def seeing(self) -> Any:
+    def image_processor(self) -> Any:
         """What makes patches of pictures."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

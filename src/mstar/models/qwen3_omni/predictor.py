@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mstar import Component, Float, Int64, Tensor, op, rows, stacked
-from mstar.models.qwen3_omni.checkpoint import FIRST_CODES, OTHER_CODES, Checkpoint
-from mstar.nn.sampling import Sampling
+from mstar.models.qwen3_omni.checkpoint import CODE_PREDICTOR_PREFIX, FIRST_CODE_PREFIX, Checkpoint
+from mstar.nn.lm.sampling import Sampling
 
 if TYPE_CHECKING:
-    from mstar.nn.residual import ResidualCodes
+    from mstar.nn.audio.code_predictor import CodePredictor
 
-CODES = Sampling(temperature=1.0, top_k=50, top_p=0.8)
+CODE_SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.8)
 """How its authors choose codes, unless all are the likeliest."""
-_APART = 1_000_003
+_SEED_STRIDE = 1_000_003
 """How far the seeds of a request and of the next are apart, in frames."""
 
 
@@ -30,29 +30,29 @@ class Predictor(Component):
         self._checkpoint = checkpoint
 
     @functools.cached_property
-    def network(self) -> ResidualCodes:
+    def network(self) -> CodePredictor:
         """The network, loaded."""
-        from mstar.nn.residual import ResidualCodes
+        from mstar.nn.audio.code_predictor import CodePredictor
 
         shape = self._checkpoint.config.talker_config.code_predictor_config
-        tensors = self._checkpoint.tensors(FIRST_CODES, OTHER_CODES)
+        tensors = self._checkpoint.tensors(FIRST_CODE_PREFIX, CODE_PREDICTOR_PREFIX)
         own = {name.removeprefix("talker."): one for name, one in tensors.items()}
-        return ResidualCodes({**shape.to_dict(), "rope_theta": shape.rope_parameters["rope_theta"]}, own)
+        return CodePredictor({**shape.to_dict(), "rope_theta": shape.rope_parameters["rope_theta"]}, own)
 
     def prepare(self) -> None:
         """Load the network."""
         _ = self.network
 
     @op(batch=stacked)
-    def frame(
-        self, code: Int64[Tensor, "1"], thought: Float[Tensor, "H"], sampling: Sampling, step: int
+    def predict_frame(
+        self, code: Int64[Tensor, "1"], hidden_state: Float[Tensor, "H"], sampling: Sampling, step: int
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "H"]]:
         """All codes of the frame numbered `step`, and the sum of their embeddings."""
-        from mstar.nn.chooser import Chooser, choose_tokens
+        from mstar.nn.lm.sampler import SamplerState, sample_tokens
 
         wishes = [
-            replace(CODES if wish.temperature else Sampling(), seed=(wish.seed * _APART + number) % 2**63)
+            replace(CODE_SAMPLING if wish.temperature else Sampling(), seed=(wish.seed * _SEED_STRIDE + number) % 2**63)
             for wish, number in zip(rows(sampling), rows(step), strict=True)
         ]
-        choosers = [Chooser() for _ in wishes]
-        return self.network.frames(code, thought, lambda scores: choose_tokens(scores, wishes, choosers))
+        choosers = [SamplerState() for _ in wishes]
+        return self.network.predict_frames(code, hidden_state, lambda scores: sample_tokens(scores, wishes, choosers))

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Bool, Float, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.sampling import Sampling
 
 if TYPE_CHECKING:
-    from mstar.nn.axes import Axes, AxesDecoder
-    from mstar.nn.store import PagedKV
+    from mstar.nn.kv.kv_cache import PagedKV
+    from mstar.nn.lm.mrope import MRopeDecoder, MRopeModel
 
-CODES = Sampling(max_tokens=4096, temperature=0.9, top_k=50, repetition_penalty=1.05)
+CODE_SAMPLING = Sampling(max_tokens=4096, temperature=0.9, top_k=50, repetition_penalty=1.05)
 """How its authors choose codes."""
-_NO_CODES = 1024
+_NON_CODE_TOKENS = 1024
 """So many of its tokens, the last, are not codes."""
 
 
@@ -30,22 +30,24 @@ class Talker(CausalLM):
     """The network, and how it chooses codes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(self._network, end=0)  # which code that is, the checkpoint says
+        super().__init__(self._load_network, eos_token_id=0)  # which code that is, the checkpoint says
         self._checkpoint = checkpoint
 
     @functools.cached_property
-    def _parts(self) -> Any:
+    def _modules(self) -> Any:
         return self._checkpoint.network("talker").talker
 
-    def _network(self) -> Axes:
-        from mstar.nn.axes import Axes
+    def _load_network(self) -> MRopeModel:
+        from mstar.nn.lm.mrope import MRopeModel
 
-        return Axes(self._parts.model, self._parts.codec_head)  # its last hidden states are what the predictor reads
+        return MRopeModel(
+            self._modules.model, self._modules.codec_head
+        )  # its last hidden states are what the predictor reads
 
-    def _decoder_class(self) -> type[AxesDecoder]:
-        from mstar.models.qwen3_omni.spoken import SpeakingDecoder
+    def _decoder_class(self) -> type[MRopeDecoder]:
+        from mstar.models.qwen3_omni.talker_cache import TalkerDecoder
 
-        return SpeakingDecoder
+        return TalkerDecoder
 
     @functools.cached_property
     def _config(self) -> Any:
@@ -53,50 +55,56 @@ class Talker(CausalLM):
 
     # ---------------------------------------------------------------- what it reads
     @op
-    def listen(
-        self, tokens: Int64[Tensor, "T"], thoughts: Float[Tensor, "T D"], told: Int64[Tensor, "U"]
+    def project_prompt(
+        self, tokens: Int64[Tensor, "T"], hidden_states: Float[Tensor, "T D"], positions: Int64[Tensor, "U"]
     ) -> Float[Tensor, "U H"]:
         """What it makes of the thoughts in some places: of those behind text otherwise than of others."""
         import torch
 
         shown = torch.tensor([getattr(self._config, f"{kind}_token_id") for kind in ("audio", "image", "video")])
-        is_shown = torch.isin(tokens[told], shown)[:, None]
-        return self._as_seen(thoughts[told]).where(is_shown, self._as_text(thoughts[told]))
+        is_shown = torch.isin(tokens[positions], shown)[:, None]
+        return self._project_hidden(hidden_states[positions]).where(
+            is_shown, self._project_text(hidden_states[positions])
+        )
 
     @op
     def prompt(
-        self, listened: Float[Tensor, "U H"], away: Float[Tensor, "V 3"], opening: Float[Tensor, "3 D"], voice: str
+        self,
+        projected: Float[Tensor, "U H"],
+        position_offsets: Float[Tensor, "V 3"],
+        opening: Float[Tensor, "3 D"],
+        voice: str,
     ) -> Float[Tensor, "V W"]:
         """All that it reads before it speaks, as rows: what was said to it, its voice, and the first word."""
         import torch
 
-        config, (none, begin, first) = self._config, self._as_text(opening)
+        config, (none, begin, first) = self._config, self._project_text(opening)
         names = ("nothink", "think_bos", "think_eos")
         tags = [*(getattr(config, f"codec_{name}_id") for name in names), config.speaker_id[voice]]
         tags += [config.codec_pad_id, config.codec_bos_id]
-        given = torch.cat([listened, torch.stack([*[none] * 4, begin, first])])
+        given = torch.cat([projected, torch.stack([*[none] * 4, begin, first])])
         given[-len(tags) :] += self.decoder.embed(torch.tensor(tags))[:, : given.shape[1]]
-        return torch.cat([given, away], 1)
+        return torch.cat([given, position_offsets], 1)
 
-    def _as_text(self, thoughts: Tensor) -> Tensor:
-        return self._parts.text_projection(thoughts.to(self._parts.dtype)).float()
+    def _project_text(self, embeddings: Tensor) -> Tensor:
+        return self._modules.text_projection(embeddings.to(self._modules.dtype)).float()
 
-    def _as_seen(self, thoughts: Tensor) -> Tensor:
-        return self._parts.hidden_projection(thoughts.to(self._parts.dtype)).float()
+    def _project_hidden(self, hidden_states: Tensor) -> Tensor:
+        return self._modules.hidden_projection(hidden_states.to(self._modules.dtype)).float()
 
     # ---------------------------------------------------------------- what it writes
-    @op(batch=ragged("T"), in_pieces=True)
-    def begin(
-        self, given: Float[Tensor, "T W"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
+    @op(batch=ragged("T"), chunked=True)
+    def prefill(
+        self, embeddings: Float[Tensor, "T W"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "H"]]:
         """Read a prompt; the first code of the first frame, and the thought behind it."""
-        return self._read(given, list(cast("Sequence[PagedKV]", rows(kv))), rows(sampling), layout)
+        return self._next_codes(embeddings, list(cast("Sequence[PagedKV]", rows(kv))), rows(sampling), layout)
 
     @op(batch=stacked)
-    def speak(
+    def next_code(
         self,
         code: Int64[Tensor, "1"],
-        heard: Float[Tensor, "H"],
+        frame_embedding: Float[Tensor, "H"],
         text: Float[Tensor, "D"],
         kv: KV,
         sampling: Sampling,
@@ -105,19 +113,19 @@ class Talker(CausalLM):
         import torch
 
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
-        decoder = cast("AxesDecoder", self.decoder)
-        away = torch.tensor([[decoder.distance(cache)] * 3 for cache in caches])
+        decoder = cast("MRopeDecoder", self.decoder)
+        away = torch.tensor([[decoder.position_offset(cache)] * 3 for cache in caches])
         for cache, said in zip(caches, code[:, 0].tolist(), strict=True):
-            cache.read([said])
-        given = torch.cat([heard + self._as_text(text), away], 1)
-        return self._read(given, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
+            cache.append_tokens([said])
+        given = torch.cat([frame_embedding + self._project_text(text), away], 1)
+        return self._next_codes(given, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
 
-    def _read(
-        self, given: Tensor, caches: list[PagedKV], wishes: Sequence[Sampling], layout: Layout
+    def _next_codes(
+        self, embeddings: Tensor, caches: list[PagedKV], samplings: Sequence[Sampling], layout: Layout
     ) -> tuple[Tensor, Tensor]:
-        codes, end = self._config.text_config.vocab_size - _NO_CODES, self._config.codec_eos_token_id
-        own = [replace(wish, among=((0, codes), (end, end + 1))) for wish in wishes]
-        chosen, _, hidden = self.decoder.next_read(given, caches, own, layout)
+        codes, end = self._config.text_config.vocab_size - _NON_CODE_TOKENS, self._config.codec_eos_token_id
+        own = [replace(wish, allowed_ranges=((0, codes), (end, end + 1))) for wish in samplings]
+        chosen, _, hidden = self.decoder.next_token_with_hidden(embeddings, caches, own, layout)
         return chosen, hidden[[end - 1 for end in layout.offsets[1:]]]
 
     @op(batch=stacked)

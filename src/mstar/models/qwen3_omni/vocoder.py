@@ -11,15 +11,15 @@ from typing import Any
 
 from mstar import Tensor
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
-from mstar.nn.codec import Codec
+from mstar.nn.audio.codec import Codec
 
 
 class Vocoder(Codec):
     """Speaks frames, by its op `decode`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(lambda: checkpoint.network("vocoder").code2wav, _sound, hop=0)
+        super().__init__(lambda: checkpoint.network("vocoder").code2wav, _decode_frames, hop=0)
 
 
-def _sound(network: Any, codes: Tensor) -> Tensor:
+def _decode_frames(network: Any, codes: Tensor) -> Tensor:
     return network(codes.transpose(1, 2))[:, 0].float()

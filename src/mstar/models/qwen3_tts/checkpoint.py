@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights, progress_line, untold
+from mstar.nn.weights.sources import Weights, ignore_progress, print_progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KIND = {"tts_model_type": "custom_voice", "tokenizer_type": "qwen3_tts_tokenizer_12hz"}
+_SUPPORTED_TYPES = {"tts_model_type": "custom_voice", "tokenizer_type": "qwen3_tts_tokenizer_12hz"}
 
 
 class Checkpoint:
@@ -34,18 +34,18 @@ class Checkpoint:
         if not file.is_file():
             raise LoadError(f"{file} is missing\n  fix: give the folder of a Qwen3-TTS model")
         config = json.loads(file.read_bytes())
-        for name, wanted in _KIND.items():
+        for name, wanted in _SUPPORTED_TYPES.items():
             if config.get(name) != wanted:
                 raise LoadError(f"{file} has {name} {config.get(name)}\n  fix: give a model that has {wanted}")
         return config
 
     @property
-    def talker(self) -> Mapping[str, Any]:
+    def talker_config(self) -> Mapping[str, Any]:
         """What it says of the talker."""
         return self.config["talker_config"]
 
     @functools.cached_property
-    def codec(self) -> Mapping[str, Any]:
+    def codec_config(self) -> Mapping[str, Any]:
         """What it says of the codec that turns codes into sound."""
         return json.loads(((self._weights / "speech_tokenizer").path() / "config.json").read_bytes())["decoder_config"]
 
@@ -73,7 +73,7 @@ class Checkpoint:
 
 def _tensors(weights: Weights, prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, by the rest of their names."""
-    from mstar.nn.checkpoints import read_tensors
+    from mstar.nn.weights.checkpoints import read_tensors
 
-    found = read_tensors(weights.path(), progress_line if sys.stderr.isatty() else untold, (prefix,))
+    found = read_tensors(weights.path(), print_progress if sys.stderr.isatty() else ignore_progress, (prefix,))
     return {name.removeprefix(prefix): one for name, one in found.items()}

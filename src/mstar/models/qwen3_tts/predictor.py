@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from mstar import Component, Float, Int64, Tensor, op, rows, stacked
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.sampling import Sampling
 
 if TYPE_CHECKING:
-    from mstar.nn.residual import ResidualCodes
+    from mstar.nn.audio.code_predictor import CodePredictor
 
-_APART = 1_000_003
+_SEED_STRIDE = 1_000_003
 """How far the seeds of a request and of the next are apart, in frames."""
 
 
@@ -28,32 +28,34 @@ class Predictor(Component):
         self._checkpoint = checkpoint
 
     @functools.cached_property
-    def network(self) -> ResidualCodes:
+    def network(self) -> CodePredictor:
         """The network, loaded."""
-        from mstar.nn.residual import ResidualCodes
+        from mstar.nn.audio.code_predictor import CodePredictor
 
-        return ResidualCodes(self._checkpoint.talker["code_predictor_config"], self._checkpoint.talker_tensors)
+        return CodePredictor(self._checkpoint.talker_config["code_predictor_config"], self._checkpoint.talker_tensors)
 
     def prepare(self) -> None:
         """Load the network."""
         _ = self.network
 
     @op(batch=stacked)
-    def frame(
+    def predict_frame(
         self,
         code: Int64[Tensor, "1"],
-        thought: Float[Tensor, "D"],
+        hidden_state: Float[Tensor, "D"],
         text: Float[Tensor, "D"],
         sampling: Sampling,
         step: int,
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "1 D"]]:
         """All codes of the frame numbered `step`, and what the talker reads of it, with the text that belongs to it."""
-        from mstar.nn.chooser import Chooser, choose_tokens
+        from mstar.nn.lm.sampler import SamplerState, sample_tokens
 
         wishes = [
-            replace(wish, repetition_penalty=1, seed=(wish.seed * _APART + number) % 2**63)
+            replace(wish, repetition_penalty=1, seed=(wish.seed * _SEED_STRIDE + number) % 2**63)
             for wish, number in zip(rows(sampling), rows(step), strict=True)
         ]
-        choosers = [Chooser() for _ in wishes]
-        codes, heard = self.network.frames(code, thought, lambda scores: choose_tokens(scores, wishes, choosers))
+        choosers = [SamplerState() for _ in wishes]
+        codes, heard = self.network.predict_frames(
+            code, hidden_state, lambda scores: sample_tokens(scores, wishes, choosers)
+        )
         return codes, (heard + text)[:, None]

@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from mstar import Audio, Model, Stream, Tensor, loop, walk, windows
-from mstar.asks import Ending, Speech
 from mstar.errors import Unsupported
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.models.qwen3_tts.predictor import Predictor
 from mstar.models.qwen3_tts.talker import Talker
-from mstar.nn.codec import Codec, CodecPast
-from mstar.nn.sampling import Sampling
-from mstar.nn.weights import Weights
+from mstar.nn.audio.codec import Codec, CodecStreamState
+from mstar.nn.lm.sampling import Sampling
+from mstar.nn.weights.sources import Weights
+from mstar.requests import Finish, SpeechRequest
 
-RATE, HOP = 24_000, 1920
-PUBLISHED = Sampling(max_tokens=2048, temperature=0.9, top_k=50, repetition_penalty=1.05)
+SAMPLE_RATE_HZ, HOP_SAMPLES = 24_000, 1920
+DEFAULT_SAMPLING = Sampling(max_tokens=2048, temperature=0.9, top_k=50, repetition_penalty=1.05)
 """How its authors choose codes."""
 
 
@@ -37,18 +37,18 @@ class Qwen3Tts(Model):
         self,
         weights: str = "hub:Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
         *,
-        sampling: Sampling = PUBLISHED,
+        sampling: Sampling = DEFAULT_SAMPLING,
         streams_text: bool = False,
     ) -> None:
         checkpoint = Checkpoint(Weights(weights))
         self.talker = Talker(checkpoint, streams_text=streams_text)
         self.predictor = Predictor(checkpoint)
-        self.codec = Codec(lambda: _voice(checkpoint), _sound, hop=HOP)
+        self.codec = Codec(lambda: _load_codec_decoder(checkpoint), _decode_frames, hop=HOP_SAMPLES)
         self.checkpoint = checkpoint
         self.sampling = sampling
 
     @walk
-    def speak(self, speech: Speech, sampling: Sampling) -> Iterator[Audio]:
+    def speak(self, speech: SpeechRequest, sampling: Sampling) -> Iterator[Audio]:
         """Say a text."""
         kv, words, frames = self.talker.kv(), Stream("words"), Stream("frames")
         prompt, text, count, pad, said = self.talker.prompt(speech)
@@ -58,32 +58,32 @@ class Qwen3Tts(Model):
         code, thought, said = self.talker.first_code(prompt, said, kv, sampling)
         s = loop(steps=sampling.max_tokens, code=code, thought=thought, said=said)
         for step in s:
-            frame, heard = self.predictor.frame(s.code, s.thought, words.get(default=pad), sampling, step)
+            frame, heard = self.predictor.predict_frame(s.code, s.thought, words.get(default=pad), sampling, step)
             frames.put(frame)
             s.code, s.thought, s.said = self.talker.first_code(heard, s.said, kv, sampling)
             s.stop_when(self.talker.is_over(s.code))
 
-        past = self.codec.state(CodecPast)
+        past = self.codec.state(CodecStreamState)
         for window in windows(frames, size=2, first=1, flush=True):  # runs while the loop above still runs
-            yield Audio(self.codec.decode(window, past), rate=RATE)
+            yield Audio(self.codec.decode(window, past), rate=SAMPLE_RATE_HZ)
 
-    async def route(self, request: Speech) -> Ending:
+    async def route(self, request: SpeechRequest) -> Finish:
         """Speak. What it reads are characters."""
         if request.speed != 1 or request.instructions:
             raise Unsupported("it speaks at its own speed and without instructions\n  fix: ask for neither")
         await self.speak(request, replace(self.sampling, seed=request.seed))
-        return Ending(read={"text": len(request.text)})
+        return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
         """The voices it has."""
-        return tuple(self.checkpoint.talker["spk_id"])
+        return tuple(self.checkpoint.talker_config["spk_id"])
 
 
-def _voice(checkpoint: Checkpoint) -> Any:
-    from mstar.models.qwen3_tts.voice import read_voice
+def _load_codec_decoder(checkpoint: Checkpoint) -> Any:
+    from mstar.models.qwen3_tts.codec_decoder import load_codec_decoder
 
-    return read_voice(checkpoint.codec, checkpoint.codec_tensors())
+    return load_codec_decoder(checkpoint.codec_config, checkpoint.codec_tensors())
 
 
-def _sound(network: Any, codes: Tensor) -> Tensor:
+def _decode_frames(network: Any, codes: Tensor) -> Tensor:
     return network(codes.transpose(1, 2))[:, 0]

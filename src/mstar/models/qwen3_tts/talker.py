@@ -13,21 +13,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Bool, Float, Int32, Int64, Layout, Tensor, op, ragged, rows, stacked
-from mstar.asks import Speech
-from mstar.errors import Unsupported, listed
+from mstar.errors import Unsupported, format_names
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
-from mstar.nn.causal_lm import CausalLM
-from mstar.nn.sampling import Sampling
+from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import SpeechRequest
 
 if TYPE_CHECKING:
-    from mstar.nn.store import PagedKV
+    from mstar.nn.kv.kv_cache import PagedKV
 
-_SHORTEST = 2
+_MIN_CODES = 2
 """So many codes it writes before it may end."""
-_NO_CODES = 1024
+_NON_CODE_TOKENS = 1024
 """So many of its tokens, the last, are not codes."""
 _EMBEDDING, _HEAD = "model.codec_embedding.weight", "codec_head.weight"
-_NAMES = {_EMBEDDING: "model.embed_tokens.weight", _HEAD: "lm_head.weight"}
+_TENSOR_NAMES = {_EMBEDDING: "model.embed_tokens.weight", _HEAD: "lm_head.weight"}
 """What the file calls things, and what transformers does."""
 LANGUAGES = {
     "zh": "chinese",
@@ -47,23 +47,23 @@ class Talker(CausalLM):
     """The network, the words that are put to it, and how it chooses codes."""
 
     def __init__(self, checkpoint: Checkpoint, *, streams_text: bool) -> None:
-        super().__init__(self._network, end=0)  # which code that is, the checkpoint says
+        super().__init__(self._load_network, eos_token_id=0)  # which code that is, the checkpoint says
         self._checkpoint = checkpoint
         self._streams_text = streams_text
 
-    def _network(self) -> Any:
+    def _load_network(self) -> Any:
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
-        from mstar.nn.checkpoints import assemble
+        from mstar.nn.weights.checkpoints import assemble
 
-        shape = self._checkpoint.talker
+        shape = self._checkpoint.talker_config
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         sizes += ("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")
         turning = {"rope_type": "default", "rope_theta": shape["rope_theta"]}
         config = Qwen3Config(**{name: shape[name] for name in sizes}, rope_parameters=turning)
         tensors = self._checkpoint.talker_tensors
         layers = {name: one for name, one in tensors.items() if name.startswith(("model.layers.", "model.norm."))}
-        layers |= {ours: tensors[theirs] for theirs, ours in _NAMES.items()}
+        layers |= {ours: tensors[theirs] for theirs, ours in _TENSOR_NAMES.items()}
         return assemble(Qwen3ForCausalLM, config, layers, None)
 
     @functools.cached_property
@@ -78,7 +78,7 @@ class Talker(CausalLM):
     # ---------------------------------------------------------------- what it reads
     @op
     def prompt(
-        self, speech: Speech
+        self, speech: SpeechRequest
     ) -> tuple[Float[Tensor, "T D"], Float[Tensor, "K D"], int, Float[Tensor, "D"], Int32[Tensor, "V"]]:
         """What it reads before it speaks, and with its frames.
 
@@ -86,12 +86,12 @@ class Talker(CausalLM):
         """
         import torch
 
-        config, talker = self._checkpoint.config, self._checkpoint.talker
-        begin, end, pad = self._text([config[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")])
-        tags = [*self._tags(speech), talker["codec_pad_id"], talker["codec_bos_id"]]
+        config, talker = self._checkpoint.config, self._checkpoint.talker_config
+        begin, end, pad = self._embed_text([config[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")])
+        tags = [*self._control_codes(speech), talker["codec_pad_id"], talker["codec_bos_id"]]
         tags = self._checkpoint.talker_tensors[_EMBEDDING][tags]
-        role = self._text([config["im_start_token_id"], *self._tokenizer.encode("assistant\n").ids])
-        text = self._text(self._tokenizer.encode(speech.text).ids)
+        role = self._embed_text([config["im_start_token_id"], *self._tokenizer.encode("assistant\n").ids])
+        text = self._embed_text(self._tokenizer.encode(speech.text).ids)
         opening = torch.cat([role, torch.stack([*[pad] * (len(tags) - 2), begin]) + tags[:-1]])
         text = torch.cat([text, end[None]])
         if self._streams_text:
@@ -100,14 +100,14 @@ class Talker(CausalLM):
             given, text = torch.cat([opening, text + tags[-2:-1], pad[None] + tags[-1:]]), text[:0]
         return given, text, len(text), pad, torch.zeros(talker["vocab_size"], dtype=torch.int32)
 
-    def _tags(self, speech: Speech) -> list[int]:
+    def _control_codes(self, speech: SpeechRequest) -> list[int]:
         """The codes that say in which language and voice to speak."""
-        talker, voice = self._checkpoint.talker, speech.voice.lower()
+        talker, voice = self._checkpoint.talker_config, speech.voice.lower()
         named = speech.language.lower()
         language = LANGUAGES.get(named.partition("-")[0], named)
         languages, voices = talker["codec_language_id"], talker["spk_id"]
         if (voice and voice not in voices) or (language and language not in languages):
-            what = f"it has the voices {listed(voices)} and the languages {listed(languages)}"
+            what = f"it has the voices {format_names(voices)} and the languages {format_names(languages)}"
             raise Unsupported(f"{what}\n  fix: ask for one of each, or leave them out")
         if language in ("", "chinese") and talker["spk_is_dialect"].get(voice):
             language = talker["spk_is_dialect"][voice]
@@ -116,7 +116,7 @@ class Talker(CausalLM):
         tags[2:2] = [languages[language]] if language else []
         return tags + ([voices[voice]] if voice else [])
 
-    def _text(self, tokens: Sequence[int]) -> Tensor:
+    def _embed_text(self, tokens: Sequence[int]) -> Tensor:
         """Tokens of text as embeddings."""
         import torch
         from torch.nn.functional import linear, silu
@@ -128,11 +128,11 @@ class Talker(CausalLM):
         return linear(hidden, parts[f"{second}weight"], parts[f"{second}bias"])
 
     # ---------------------------------------------------------------- what it writes
-    @op(batch=ragged("T"), in_pieces=True)
+    @op(batch=ragged("T"), chunked=True)
     def first_code(
         self,
-        given: Float[Tensor, "T D"],
-        said: Int32[Tensor, "V"],
+        embeddings: Float[Tensor, "T D"],
+        code_counts: Int32[Tensor, "V"],
         kv: KV,
         sampling: Sampling,
         layout: Layout = ONE_ROW,
@@ -141,32 +141,39 @@ class Talker(CausalLM):
         import torch
         from torch.nn.functional import linear
 
-        from mstar.nn.chooser import choose_tokens
+        from mstar.nn.lm.sampler import sample_tokens
 
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
         ends = torch.tensor(layout.offsets[1:])
         with torch.inference_mode():
-            thoughts = self.decoder.read(given, caches, layout)[ends - 1]
+            thoughts = self.decoder.hidden_states(embeddings, caches, layout)[ends - 1]
             scores = linear(thoughts, self._checkpoint.talker_tensors[_HEAD]).float()
-            scores = _penalised(scores, said, rows(sampling))
+            scores = _apply_repetition_penalty(scores, code_counts, rows(sampling))
         code = torch.zeros((len(caches), 1), dtype=torch.int64)
         if whole := [row for row in range(len(caches)) if row not in layout.unfinished]:
-            wishes = [self._wish(rows(sampling)[row], int(said[row].sum())) for row in whole]
-            code[whole] = choose_tokens(scores[whole], wishes, [caches[row].chooser for row in whole])
-        return code, thoughts, said.scatter_add(1, code, torch.ones_like(code, dtype=said.dtype))
+            wishes = [self._restrict_sampling(rows(sampling)[row], int(code_counts[row].sum())) for row in whole]
+            code[whole] = sample_tokens(scores[whole], wishes, [caches[row].sampler for row in whole])
+        return code, thoughts, code_counts.scatter_add(1, code, torch.ones_like(code, dtype=code_counts.dtype))
 
-    def _wish(self, wish: Sampling, written: int) -> Sampling:
+    def _restrict_sampling(self, sampling: Sampling, code_count: int) -> Sampling:
         """A wish for what may follow so many codes."""
-        codes, end = self._checkpoint.talker["vocab_size"] - _NO_CODES, self._checkpoint.talker["codec_eos_token_id"]
-        return replace(wish, repetition_penalty=1, among=((0, codes), (end, end + 1))[: 1 + (written >= _SHORTEST)])
+        codes, end = (
+            self._checkpoint.talker_config["vocab_size"] - _NON_CODE_TOKENS,
+            self._checkpoint.talker_config["codec_eos_token_id"],
+        )
+        return replace(
+            sampling,
+            repetition_penalty=1,
+            allowed_ranges=((0, codes), (end, end + 1))[: 1 + (code_count >= _MIN_CODES)],
+        )
 
     @op(batch=stacked)
     def is_over(self, code: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:
         """Whether this code ends the speech."""
-        return code[:, 0] == self._checkpoint.talker["codec_eos_token_id"]
+        return code[:, 0] == self._checkpoint.talker_config["codec_eos_token_id"]
 
 
-def _penalised(scores: Tensor, said: Tensor, wishes: Sequence[Sampling]) -> Tensor:
+def _apply_repetition_penalty(scores: Tensor, code_counts: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Codes that were said are less likely. A cache reads embeddings, and so it does not know what they were."""
-    factor = scores.new_tensor([[wish.repetition_penalty] for wish in wishes])
-    return scores.where(said == 0, (scores * factor).where(scores < 0, scores / factor))
+    factor = scores.new_tensor([[wish.repetition_penalty] for wish in samplings])
+    return scores.where(code_counts == 0, (scores * factor).where(scores < 0, scores / factor))

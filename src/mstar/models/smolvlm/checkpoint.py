@@ -10,12 +10,12 @@ import functools
 from typing import Any
 
 from mstar.errors import LoadError
-from mstar.nn.weights import Weights
+from mstar.nn.weights.sources import Weights
 
-PUBLISHED = "hub:HuggingFaceTB/SmolVLM2-2.2B-Instruct"
+DEFAULT_WEIGHTS = "hub:HuggingFaceTB/SmolVLM2-2.2B-Instruct"
 PARTS: dict[str, dict[str, str]] = {
-    "eye": {f"model.{name}": f"model.{name}." for name in ("vision_model", "connector")},
-    "writer": {"model.text_model": "model.text_model.", "lm_head": "lm_head."},
+    "vision_encoder": {f"model.{name}": f"model.{name}." for name in ("vision_model", "connector")},
+    "lm": {"model.text_model": "model.text_model.", "lm_head": "lm_head."},
 }
 """The modules of each part, as transformers names them, and how the names of their tensors begin in the files."""
 
@@ -38,7 +38,7 @@ class Checkpoint:
         return AutoConfig.from_pretrained(self._weights.path("*.json"), local_files_only=True)
 
     @functools.cached_property
-    def seeing(self) -> Any:
+    def image_processor(self) -> Any:
         """What makes tiles of pictures."""
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 

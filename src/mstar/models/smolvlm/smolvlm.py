@@ -10,89 +10,91 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mstar import Model, Text, choose, each, loop, walk
-from mstar.asks import Chat, Ending, Picture, Turn
 from mstar.errors import Unsupported
-from mstar.models.smolvlm.checkpoint import PUBLISHED, Checkpoint
-from mstar.models.smolvlm.eye import Eye
-from mstar.models.smolvlm.reader import Reader
-from mstar.models.smolvlm.writer import Writer
-from mstar.nn.encoder import Owner
-from mstar.nn.sampling import Sampling
+from mstar.models.smolvlm.checkpoint import DEFAULT_WEIGHTS, Checkpoint
+from mstar.models.smolvlm.language_model import LanguageModel
+from mstar.models.smolvlm.processor import Processor
+from mstar.models.smolvlm.vision_encoder import VisionEncoder
+from mstar.nn.encoder import TenantState
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import ChatRequest, Finish, ImageInput, Message
 
 
-class SmolWriter(Model):
+class SmolVlmText(Model):
     """All that is loaded where nobody shows pictures. `weights` is a folder in the layout of its hub, or `hub:` and a
     name."""
 
-    def __init__(self, weights: str = PUBLISHED) -> None:
+    def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
-        self.reader, self.writer = Reader(self.checkpoint), Writer(self.checkpoint)
+        self.processor, self.lm = Processor(self.checkpoint), LanguageModel(self.checkpoint)
 
     @walk
-    def write(self, chat: Chat) -> Generator[Text, None, Ending]:
+    def write(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
         """Answer to words."""
-        tokens, _, most = self.reader.read(chat)
-        kv = self.writer.kv()
-        first = self.writer.next(tokens, kv, chat.sampling)
-        return (yield from self.go_on(chat, tokens, most, first, kv))
+        tokens, _, most = self.processor.process(chat)
+        kv = self.lm.kv()
+        first = self.lm.next_token(tokens, kv, chat.sampling)
+        return (yield from self.decode_answer(chat, tokens, most, first, kv))
 
-    def go_on(self, chat: Chat, tokens: Any, most: int, first: Any, kv: Any) -> Generator[Text, None, Ending]:
+    def decode_answer(
+        self, chat: ChatRequest, tokens: Any, max_tokens: int, first_token: Any, kv: Any
+    ) -> Generator[Text, None, Finish]:
         """The part of all walks that begins with the first token of an answer."""
-        s = loop(steps=choose(self.writer.is_over(first, kv, chat.sampling), 0, most), token=first)
+        s = loop(steps=choose(self.lm.is_over(first_token, kv, chat.sampling), 0, max_tokens), token=first_token)
         for _ in s:
             yield Text(s.token)
-            s.token = self.writer.next(s.token, kv, chat.sampling)
-            s.stop_when(self.writer.is_over(s.token, kv, chat.sampling))
-        return self.writer.ending(tokens, s.token, kv, chat.sampling)
+            s.token = self.lm.next_token(s.token, kv, chat.sampling)
+            s.stop_when(self.lm.is_over(s.token, kv, chat.sampling))
+        return self.lm.finish(tokens, s.token, kv, chat.sampling)
 
-    async def route(self, request: Chat) -> Ending:
+    async def route(self, request: ChatRequest) -> Finish:
         """Answer."""
-        if has_pictures(request):
+        if has_images(request):
             raise Unsupported("it does not see\n  fix: send text, or serve smolvlm")
         return await self.write(request)
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """A short conversation."""
-        return [Chat((Turn("user", ("Hello.",)),), Sampling(max_tokens=2))]
+        return [ChatRequest((Message("user", ("Hello.",)),), Sampling(max_tokens=2))]
 
-    def reads(self) -> tuple[type, ...]:
+    def input_types(self) -> tuple[type, ...]:
         """What the parts of a conversation may be."""
         return (str,)
 
-    def spell(self, tokens: Sequence[int], /) -> str:
+    def detokenize(self, tokens: Sequence[int], /) -> str:
         """Tokens of its answers as text."""
-        return self.writer.spell(tokens)
+        return self.lm.detokenize(tokens)
 
 
-class SmolVlm(SmolWriter):
+class SmolVlm(SmolVlmText):
     """It sees too."""
 
-    def __init__(self, weights: str = PUBLISHED) -> None:
+    def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         super().__init__(weights)
-        self.eye = Eye(self.checkpoint)
+        self.vision_encoder = VisionEncoder(self.checkpoint)
 
     @walk
-    def look(self, chat: Chat) -> Generator[Text, None, Ending]:
+    def write_with_images(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
         """Answer to words and pictures."""
-        tokens, pictures, most = self.reader.read(chat)
-        owner, seen = self.eye.state(Owner), each(pictures)
+        tokens, pictures, most = self.processor.process(chat)
+        owner, seen = self.vision_encoder.state(TenantState), each(pictures)
         for picture in seen:
-            seen.collect(states=self.eye.see(picture, owner))
+            seen.collect(states=self.vision_encoder.encode(picture, owner))
 
-        kv = self.writer.kv()
-        numbers, given = self.writer.join(tokens, seen.states)
-        first = self.writer.next_shown(numbers, given, kv, chat.sampling)
-        return (yield from self.go_on(chat, tokens, most, first, kv))
+        kv = self.lm.kv()
+        numbers, given = self.lm.merge_embeddings(tokens, seen.states)
+        first = self.lm.next_token_mixed(numbers, given, kv, chat.sampling)
+        return (yield from self.decode_answer(chat, tokens, most, first, kv))
 
-    async def route(self, request: Chat) -> Ending:
+    async def route(self, request: ChatRequest) -> Finish:
         """Answer. Who shows no picture wakes no eye."""
-        return await (self.look if has_pictures(request) else self.write)(request)
+        return await (self.write_with_images if has_images(request) else self.write)(request)
 
-    def reads(self) -> tuple[type, ...]:
+    def input_types(self) -> tuple[type, ...]:
         """What the parts of a conversation may be."""
-        return (str, Picture)
+        return (str, ImageInput)
 
 
-def has_pictures(chat: Chat) -> bool:
+def has_images(chat: ChatRequest) -> bool:
     """Whether a picture is shown in a conversation."""
-    return any(isinstance(part, Picture) for turn in chat.turns for part in turn.parts)
+    return any(isinstance(part, ImageInput) for turn in chat.messages for part in turn.parts)

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mstar import Image, Model, loop, walk
-from mstar.asks import Drawing
 from mstar.errors import Unsupported
-from mstar.models.terrain.land import SIDE, Denoiser, Shader
+from mstar.models.terrain.unet import SIDE_PX, Denoiser, Shader
+from mstar.requests import ImageRequest
 
-HARDEST = 100
-_NAMED = re.compile(r"difficulty\W*(\d+(?:\.\d+)?)", re.IGNORECASE)
+MAX_DIFFICULTY = 100
+_DIFFICULTY_PATTERN = re.compile(r"difficulty\W*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 class Terrain(Model):
@@ -29,11 +29,11 @@ class Terrain(Model):
         self.denoiser, self.shader = Denoiser(), Shader()
 
     @walk
-    def draw(self, seed: int, difficulty: int, steps: int, spans: list[int], shows: int) -> Iterator[Image]:
+    def draw(self, seed: int, difficulty: int, steps: int, spans: list[int], image_count: int) -> Iterator[Image]:
         """Draw in so many steps, and show it after each of these spans of them."""
         noise, land, difficulty = self.denoiser.begin(seed, difficulty)
 
-        s = loop(steps=shows, land=land, noise=noise, left=steps)
+        s = loop(steps=image_count, land=land, noise=noise, left=steps)
         for show in s:
             t = loop(steps=spans[show], land=s.land, noise=s.noise, left=s.left)
             for _ in t:
@@ -41,27 +41,27 @@ class Terrain(Model):
             s.land, s.noise, s.left = t.land, t.noise, t.left
             yield Image(self.shader.relief(s.land, s.noise, s.left, steps))
 
-    def warm_ups(self) -> Sequence[Any]:
+    def warmup_requests(self) -> Sequence[Any]:
         """A land."""
-        return [Drawing("")]
+        return [ImageRequest("")]
 
-    async def route(self, request: Drawing) -> None:
+    async def route(self, request: ImageRequest) -> None:
         """Draw."""
-        is_other = (request.width, request.height) not in ((0, 0), (SIDE, SIDE))
-        if is_other or request.sources or request.mask or request.negative or request.guidance:
-            what = f"it draws new lands of {SIDE} x {SIDE} pixels, without guidance, and changes no pictures"
+        is_other = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
+        if is_other or request.sources or request.mask or request.negative_prompt or request.guidance:
+            what = f"it draws new lands of {SIDE_PX} x {SIDE_PX} pixels, without guidance, and changes no pictures"
             raise Unsupported(f"{what}\n  fix: ask for no other size, without pictures, guidance or a negative prompt")
-        steps = request.steps or request.partials + 1
-        spans = request.spans(steps)
-        await self.draw(request.seed, named(request.prompt), steps, spans, len(spans))
+        steps = request.steps or request.partial_images + 1
+        spans = request.steps_per_image(steps)
+        await self.draw(request.seed, parse_difficulty(request.prompt), steps, spans, len(spans))
 
 
-def named(prompt: str) -> int:
+def parse_difficulty(prompt: str) -> int:
     """The difficulty that a prompt names, or 0."""
-    found = _NAMED.search(prompt)
+    found = _DIFFICULTY_PATTERN.search(prompt)
     if found is None:
         return 0
-    if not (found[1].isdecimal() and 1 <= int(found[1]) <= HARDEST):
-        what = f"a difficulty is a whole number from 1 to {HARDEST}, and not {found[1]}"
+    if not (found[1].isdecimal() and 1 <= int(found[1]) <= MAX_DIFFICULTY):
+        what = f"a difficulty is a whole number from 1 to {MAX_DIFFICULTY}, and not {found[1]}"
         raise Unsupported(f"{what}\n  fix: write such a number, as in `difficulty 70`, or name none")
     return int(found[1])

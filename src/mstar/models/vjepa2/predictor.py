@@ -39,36 +39,38 @@ class Predictor(Component):
         return world
 
     @op(batch=stacked)
-    def observe(self, seen: Float32[Tensor, "P D"], pose: Float32[Tensor, "7"], ahead: int, world: World) -> None:
+    def observe(
+        self, embeddings: Float32[Tensor, "P D"], pose: Float32[Tensor, "7"], horizon: int, world: World
+    ) -> None:
         """This is what is seen now, and where the hand is, whatever was imagined. About so many actions will follow."""
-        from mstar.models.vjepa2.network import tensor_of
+        from mstar.models.vjepa2.network import to_tensor
 
-        for latents, where, steps, one in zip(seen, tensor_of(pose), rows(ahead), rows(world), strict=True):
-            one.show(latents, where, steps)
+        for latents, where, steps, one in zip(embeddings, to_tensor(pose), rows(horizon), rows(world), strict=True):
+            one.observe(latents, where, steps)
 
     @op(batch=ragged("K"))
     def advance(self, actions: Float32[Tensor, "K 7"], world: World, layout: Layout = ONE_ROW) -> None:
         """Do something: one action of one plan, or of each that is followed."""
         import torch
 
-        from mstar.models.vjepa2.network import joined, moved, tensor_of
+        from mstar.models.vjepa2.network import apply_actions, concat, to_tensor
 
-        given, network, worlds = tensor_of(actions), self.network, list(zip(rows(world), layout.lengths, strict=True))
+        given, network, worlds = to_tensor(actions), self.network, list(zip(rows(world), layout.lengths, strict=True))
         with torch.inference_mode():
-            now = [one.now(count) for one, count in worlds]
-            seen, poses = map(joined, zip(*now, strict=True))
-            parts = [one.step(count, network.tokens, network.blank) for one, count in worlds]
-            seen, poses = network.imagined(seen, given, poses, parts), moved(poses, given)
+            now = [one.current(count) for one, count in worlds]
+            seen, poses = map(concat, zip(*now, strict=True))
+            parts = [one.reserve(count, network.tokens, network.empty_cache) for one, count in worlds]
+            seen, poses = network.predict(seen, given, poses, parts), apply_actions(poses, given)
         each = zip(worlds, seen.split(layout.lengths), poses.split(layout.lengths), strict=True)
         for (one, _), latents, places in each:
-            one.seen, one.poses = latents, places
+            one.latents, one.poses = latents, places
 
     @op
-    def look(self, world: View[World]) -> tuple[Float32[Tensor, "K P D"], Float32[Tensor, "K 7"]]:
+    def read_world(self, world: View[World]) -> tuple[Float32[Tensor, "K P D"], Float32[Tensor, "K 7"]]:
         """What is seen, and where the hand is, in each plan."""
-        return cast("Any", (world.seen, world.poses))
+        return cast("Any", (world.latents, world.poses))
 
     @op
     def distance(self, goal: Float32[Tensor, "P D"], world: View[World]) -> Float32[Tensor, "K"]:
         """How far from a goal is what each plan has led to."""
-        return (cast("Any", world.seen) - goal).abs().mean((1, 2))
+        return (cast("Any", world.latents) - goal).abs().mean((1, 2))

@@ -17,48 +17,48 @@ from mstar.errors import BadShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-FRAMES = 64
+MAX_FRAMES = 64
 """So many frames a world remembers: it was not trained with more."""
 
 
-class Memory:
+class KVBuffer:
     """Keys and values of all layers: `length` tokens of [layers, 2, rows, heads, tokens, size]. It is not changed."""
 
-    def __init__(self, cells: Tensor, length: int, taken: list[int]) -> None:
+    def __init__(self, cells: Tensor, length: int, used_tokens: list[int]) -> None:
         self.cells = cells
         self.length = length
-        self._taken = taken
+        self._used_tokens = used_tokens
         """How many tokens the cells hold, whosever they are: one number for all who share them."""
 
     @classmethod
-    def of(cls, cells: Tensor) -> Memory:
+    def from_cells(cls, cells: Tensor) -> KVBuffer:
         """All that these cells hold."""
         return cls(cells, cells.shape[4], [cells.shape[4]])
 
     @property
-    def filled(self) -> Tensor:
+    def valid_cells(self) -> Tensor:
         """The cells that are its own."""
         return self.cells[:, :, :, :, : self.length]
 
-    def longer(self, count: int, room: int) -> Memory:
+    def extended(self, count: int, capacity: int) -> KVBuffer:
         """The same with so many tokens more, yet to be written. If their place is taken, or there is none, it is a copy
         that has room for more."""
-        cells, taken, length = self.cells, self._taken, self.length + count
+        cells, taken, length = self.cells, self._used_tokens, self.length + count
         if taken[0] != self.length or length > cells.shape[4]:
             shape = [*cells.shape]
-            shape[4] = self.length + max(count, room)
+            shape[4] = self.length + max(count, capacity)
             cells, taken = cells.new_empty(shape), [self.length]
-            cells[:, :, :, :, : self.length] = self.filled
+            cells[:, :, :, :, : self.length] = self.valid_cells
         taken[0] = length
-        return Memory(cells, length, taken)
+        return KVBuffer(cells, length, taken)
 
 
 @dataclass(frozen=True)
-class Part:
+class RowBlock:
     """Some rows of a world of which a step is taken: what all have seen, and where each writes what it sees now."""
 
-    shared: Memory | None
-    own: Memory
+    shared: KVBuffer | None
+    own: KVBuffer
     start: int
     """So many tokens were seen before."""
     first: int
@@ -67,19 +67,19 @@ class Part:
     @functools.cached_property
     def cells(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Of each layer the keys and the values that these rows own, and of both those that are yet to be written."""
-        own = self.own.filled.narrow(2, self.first, self.count)
+        own = self.own.valid_cells.narrow(2, self.first, self.count)
         fresh = own[:, :, :, :, self.start - (self.shared.length if self.shared else 0) :]
         return [(*whole, *new) for whole, new in zip(own, fresh, strict=True)]  # pyright: ignore[reportReturnType]
 
 
-def together(parts: Sequence[Part], size: int) -> Iterator[list[Part]]:
+def split_rows(parts: Sequence[RowBlock], size: int) -> Iterator[list[RowBlock]]:
     """The same rows in the same order, at most so many at once."""
-    some, room = list[Part](), size
+    some, room = list[RowBlock](), size
     for part in parts:
         first, end = part.first, part.first + part.count
         while first < end:
             count = min(room, end - first)
-            some.append(Part(part.shared, part.own, part.start, first, count))
+            some.append(RowBlock(part.shared, part.own, part.start, first, count))
             first, room = first + count, room - count
             if not room:
                 yield some
@@ -92,62 +92,64 @@ class World(State):
     """Memory of a predictor, and what it sees now: one row, or a row for each plan that is followed."""
 
     def __init__(self) -> None:
-        self.seen: Tensor | None = None
+        self.latents: Tensor | None = None
         """[rows, patches, width]."""
         self.poses: Tensor | None = None
         """[rows, 7]."""
-        self.shared: Memory | None = None
+        self.shared: KVBuffer | None = None
         """What was seen before plans parted: of one row."""
-        self.own: Memory | None = None
+        self.own: KVBuffer | None = None
         """What each plan has led to since: of as many rows as there are plans."""
-        self.ahead = 1
+        self.reserved_steps = 1
         """For how many actions room is made at once."""
 
-    def show(self, seen: Tensor, pose: Tensor, ahead: int) -> None:
+    def observe(self, latents: Tensor, pose: Tensor, horizon: int) -> None:
         """This is seen now, and here is the hand, whatever was imagined."""
         if self.own is not None:
             what = f"{self.own.cells.shape[2]} plans are followed in this world, and one frame is seen"
             raise BadShape(f"{what}\n  fix: show it to the world that the plans were forked from")
-        self.seen, self.poses, self.ahead = seen[None], pose[None], ahead
+        self.latents, self.poses, self.reserved_steps = latents[None], pose[None], horizon
 
-    def now(self, rows: int) -> tuple[Tensor, Tensor]:
+    def current(self, rows: int) -> tuple[Tensor, Tensor]:
         """What so many plans see, and where each has its hand. Plans that have not parted see the same."""
-        if self.seen is None or self.poses is None:
+        if self.latents is None or self.poses is None:
             raise BadShape("nothing was seen in this world\n  fix: observe a frame before the first action")
-        if len(self.seen) not in (1, rows) or (self.own is not None and len(self.seen) != rows):
-            what = f"{len(self.seen)} plans are followed in this world, and there are actions for {rows}"
+        if len(self.latents) not in (1, rows) or (self.own is not None and len(self.latents) != rows):
+            what = f"{len(self.latents)} plans are followed in this world, and there are actions for {rows}"
             raise BadShape(f"{what}\n  fix: give one action for each; fork the world before plans part")
-        return self.seen.expand(rows, -1, -1), self.poses.expand(rows, -1)
+        return self.latents.expand(rows, -1, -1), self.poses.expand(rows, -1)
 
-    def step(self, rows: int, tokens: int, blank: Callable[[], Tensor]) -> Part:
+    def reserve(self, rows: int, tokens: int, empty_cache: Callable[[], Tensor]) -> RowBlock:
         """Room for what so many plans see now; `blank` gives cells of one row and no token."""
         before = sum(one.length for one in (self.shared, self.own) if one is not None)
-        if before >= FRAMES * tokens:
-            raise BadShape(f"{FRAMES} frames were seen in this world\n  fix: begin another with what is seen now")
-        room = self.ahead * tokens
+        if before >= MAX_FRAMES * tokens:
+            raise BadShape(f"{MAX_FRAMES} frames were seen in this world\n  fix: begin another with what is seen now")
+        room = self.reserved_steps * tokens
         if self.own is None and rows == 1:
-            self.shared = (self.shared or Memory.of(blank())).longer(tokens, room)
-            return Part(None, self.shared, before, 0, 1)
-        self.own = (self.own or Memory.of(blank().repeat_interleave(rows, 2))).longer(tokens, room)
-        return Part(self.shared, self.own, before, 0, rows)
+            self.shared = (self.shared or KVBuffer.from_cells(empty_cache())).extended(tokens, room)
+            return RowBlock(None, self.shared, before, 0, 1)
+        self.own = (self.own or KVBuffer.from_cells(empty_cache().repeat_interleave(rows, 2))).extended(tokens, room)
+        return RowBlock(self.shared, self.own, before, 0, rows)
 
     # ---------------------------------------------------------------- a state is a value
     def fork(self) -> Self:
         """A world that goes its own way. Tensors are shared: none is changed where another sees it."""
         forked = type(self)()
-        forked.go_back(self.mark())
+        forked.rollback(self.snapshot())
         return forked
 
-    def mark(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         """What it is made of now."""
         return dict(vars(self))
 
     def export(self) -> dict[str, Any]:
         """All of it, without the room that is left in its memory."""
-        kept = {name: one.filled.contiguous() if isinstance(one, Memory) else one for name, one in vars(self).items()}
+        kept = {
+            name: one.valid_cells.contiguous() if isinstance(one, KVBuffer) else one for name, one in vars(self).items()
+        }
         return {name: one for name, one in kept.items() if one is not None}
 
     def load(self, exported: Mapping[str, Any]) -> None:
         """Be what was exported elsewhere."""
-        memories = {name: Memory.of(exported[name]) for name in ("shared", "own") if name in exported}
+        memories = {name: KVBuffer.from_cells(exported[name]) for name in ("shared", "own") if name in exported}
         vars(self).update({**exported, **memories})

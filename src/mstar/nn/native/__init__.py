@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_PARTS = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
+_SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-w"),
     # What -ffast-math stands for, without the linker's part in it: that would change how the whole process rounds.
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
 )
-_WIDE = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
+_VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 """Vectors as long as the processor's: of its own accord g++ takes half of it."""
 _SUFFIX = {torch.bfloat16: "bf16", torch.float32: "float"}
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -65,7 +65,7 @@ def _library() -> ctypes.CDLL | None:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             done = subprocess.run(
-                [compiler, *_FLAGS, *_WIDE, "-o", made, _SOURCE], capture_output=True, text=True, check=False
+                [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", made, _SOURCE], capture_output=True, text=True, check=False
             )
             if done.returncode:
                 said = f"{compiler} could not build the fused kernels, so steps are slower: {done.stderr[:500]}"
@@ -83,8 +83,8 @@ def _digest(compiler: str) -> str:
     """What the result depends on: the source, how it is built, by what, and for which processor."""
     told = Path("/proc/cpuinfo")
     features = [line for line in told.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
-    sources = [_SOURCE.with_name(name).read_text() for name in _PARTS]
-    parts = (*sources, *_FLAGS, *_WIDE, compiler, platform.machine(), *features[:2])
+    sources = [_SOURCE.with_name(name).read_text() for name in _SOURCE_FILES]
+    parts = (*sources, *_FLAGS, *_VECTOR_FLAGS, compiler, platform.machine(), *features[:2])
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
@@ -104,7 +104,7 @@ def is_native(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 @functools.cache
-def multiplies_bf16() -> bool:
+def supports_bf16_matmul() -> bool:
     """Whether this processor has instructions for products of bf16. If not, libraries are slow with it."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
@@ -158,19 +158,19 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-_COLUMNS = 32
+_TILE_COLUMNS = 32
 """So many columns a tile of a matrix has."""
 
 
-def tiles(weight: Tensor) -> Tensor:
+def to_tiles(weight: Tensor) -> Tensor:
     """A matrix, [out, in], in the order in which `linear` reads it: [tiles, in, columns], zeros up to the end.
 
     In bf16 a column of the first half of a tile and one of the second alternate.
     """
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % _COLUMNS))
-    whole = padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % _TILE_COLUMNS))
+    whole = padded.view(-1, _TILE_COLUMNS, weight.shape[1]).transpose(1, 2)
     if weight.dtype is torch.bfloat16:
-        whole = whole.unflatten(2, (2, _COLUMNS // 2)).transpose(2, 3).flatten(2)
+        whole = whole.unflatten(2, (2, _TILE_COLUMNS // 2)).transpose(2, 3).flatten(2)
     return whole.contiguous()
 
 
@@ -186,7 +186,7 @@ def linear(x: Tensor, tiles: Tensor, columns: int, bias: Tensor | None) -> Tenso
 
 
 def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias over the last dimension of x, whose rows become integers too. See `mstar.nn.int8`.
+    """x @ weight.T + bias over the last dimension of x, whose rows become integers too. See `mstar.nn.compile.int8`.
 
     A row with an infinity or a NaN gives NaNs.
     """

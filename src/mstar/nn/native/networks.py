@@ -22,7 +22,7 @@ class Layer(ctypes.Structure):
     _fields_ = tuple((name, POINTER) for name in LAYER)
 
 
-class Sizes(ctypes.Structure):
+class DecoderSizes(ctypes.Structure):
     """Of what a decoder is given, and of what a row remembers."""
 
     _fields_ = (
@@ -32,7 +32,12 @@ class Sizes(ctypes.Structure):
 
 
 def run_layers(
-    hidden: Tensor, layers: ctypes.Array[Layer], kept: Tensor, angles: tuple[Tensor, Tensor], sizes: Sizes, start: int
+    hidden: Tensor,
+    layers: ctypes.Array[Layer],
+    kept: Tensor,
+    angles: tuple[Tensor, Tensor],
+    sizes: DecoderSizes,
+    start: int,
 ) -> None:
     """[rows, tokens, width] through a decoder, in its place; the first token of each row stands at `start`.
 
@@ -55,36 +60,42 @@ class Block(ctypes.Structure):
     )
 
 
-class Turns(ctypes.Structure):
+class Rotations(ctypes.Structure):
     """How channels of queries and keys are turned, [tokens, 2 * width] each; what neighbours add, and what is kept."""
 
     _fields_ = (("own", POINTER), ("right", POINTER), ("left", POINTER))
 
 
-class Kept(ctypes.Structure):
+class KVCacheView(ctypes.Structure):
     """Keys and values that stay, [layers, 2, rows, heads, tokens, size], and how many tokens there are by now."""
 
     _fields_ = (("cells", POINTER), *((name, LONG) for name in ("layer", "half", "row", "head", "tokens")))
 
     @classmethod
-    def of(cls, cells: Tensor, tokens: int) -> Kept:
+    def from_tensor(cls, cells: Tensor, tokens: int) -> KVCacheView:
         """In a tensor that has room for as many or more."""
         return cls(cells.data_ptr(), *cells.stride()[:4], tokens)
 
 
-class Stage(ctypes.Structure):
+class BlockSizes(ctypes.Structure):
     """Sizes of what goes through blocks."""
 
     _fields_ = (*((name, LONG) for name in ("rows", "tokens", "width", "hidden", "heads")), ("epsilon", FLOAT))
 
 
-def run_blocks(x: Tensor, blocks: ctypes.Array[Block], by: Turns, kept: tuple[Kept, Kept] | None, stage: Stage) -> None:
+def run_blocks(
+    x: Tensor,
+    blocks: ctypes.Array[Block],
+    rotations: Rotations,
+    kept: tuple[KVCacheView, KVCacheView] | None,
+    stage: BlockSizes,
+) -> None:
     """[rows, tokens, width] through all blocks, in its place.
 
     With something kept, what all rows share and what each has: their new tokens become the last of the latter, and they
     see all of both. Otherwise rows see only themselves.
     """
-    shared, own = kept or (Kept(), Kept())
-    told: tuple[Any, ...] = (by, shared, own, stage)
+    shared, own = kept or (KVCacheView(), KVCacheView())
+    told: tuple[Any, ...] = (rotations, shared, own, stage)
     run = kernel("run_blocks", x.dtype)
     run(x.data_ptr(), ctypes.addressof(blocks), len(blocks), *(ctypes.addressof(one) for one in told))

@@ -8,10 +8,10 @@ const UNSIGNED = ["a valid API key is needed", { status: 401, code: "invalid_api
 const watchers = new Set();
 
 /** What the server refused, or what came between: `status` is 0 when it was not reached. */
-export class Failed extends Error {
+export class ApiError extends Error {
   constructor(message, { status = 0, code = "", retryAfter = null } = {}) {
     super(message);
-    this.name = "Failed";
+    this.name = "ApiError";
     Object.assign(this, { status, code, retryAfter });
   }
 }
@@ -26,7 +26,7 @@ async function failure(answer) {
   }
   const wait = answer.headers.get("Retry-After");
   const message = error.message ?? `the server answered ${answer.status} ${answer.statusText}`.trim();
-  return new Failed(message, { status: answer.status, code: error.code ?? "", retryAfter: wait ? Number(wait) : null });
+  return new ApiError(message, { status: answer.status, code: error.code ?? "", retryAfter: wait ? Number(wait) : null });
 }
 
 function request({ method, body, form, signal, headers }) {
@@ -50,13 +50,13 @@ function refused(failed) {
 }
 
 async function raw(path, options = {}) {
-  if (NEEDS_KEY && !api.key) throw refused(new Failed(...UNSIGNED));
+  if (NEEDS_KEY && !api.key) throw refused(new ApiError(...UNSIGNED));
   let answer;
   try {
     answer = await fetch(path, { cache: "no-store", ...request(options) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failed("the server cannot be reached", { code: "unreachable" });
+    throw new ApiError("the server cannot be reached", { code: "unreachable" });
   }
   if (answer.ok) return answer;
   throw refused(await failure(answer));
@@ -92,8 +92,8 @@ async function* stream(path, options = {}) {
       if (done) return;
     }
   } catch (error) {
-    if (error.name === "AbortError" || error instanceof Failed) throw error;
-    throw new Failed("the connection was lost before the answer was complete", { code: "unreachable" });
+    if (error.name === "AbortError" || error instanceof ApiError) throw error;
+    throw new ApiError("the connection was lost before the answer was complete", { code: "unreachable" });
   } finally {
     reader.cancel().catch(() => {});
   }

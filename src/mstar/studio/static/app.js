@@ -4,8 +4,8 @@
 import { api } from "./api.js";
 import { useLive } from "./live.js";
 import { Login } from "./login.js";
-import { Busy, Dialog, Trouble } from "./parts.js";
-import { Start } from "./start.js";
+import { ProgressBar, Dialog, ErrorMessage } from "./components.js";
+import { StartupPage } from "./startup.js";
 import { Theme } from "./theme.js";
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 
@@ -139,8 +139,8 @@ function useModule(name) {
 function Page({ name, rest, models, refresh }) {
   const { Page: Found, error } = useModule(name);
   const what = `${PAGES[name]} could not be opened`;
-  if (error) return html`<${Trouble} what=${what} error=${error} retry=${() => location.reload()} />`;
-  if (!Found) return html`<${Busy} text="Opening…" />`;
+  if (error) return html`<${ErrorMessage} what=${what} error=${error} retry=${() => location.reload()} />`;
+  if (!Found) return html`<${ProgressBar} text="Opening…" />`;
   return html`<${Found} models=${models} rest=${rest} go=${go} refresh=${refresh} />`;
 }
 
@@ -151,10 +151,10 @@ function Main({ at, turns }) {
   // Once it was ready, a page stays: a worker that comes back is shown in the page, not instead of it.
   const was = useRef(false);
   was.current ||= isReady;
-  if (phase && !was.current) return html`<${Start} />`;
+  if (phase && !was.current) return html`<${StartupPage} />`;
   if (error?.status === 401) return html`<p class="note">Sign in to see what this server does.</p>`;
-  if (!models && error) return html`<${Trouble} error=${error} retry=${refresh} />`;
-  if (!models) return html`<${Busy} text="Connecting…" />`;
+  if (!models && error) return html`<${ErrorMessage} error=${error} retry=${refresh} />`;
+  if (!models) return html`<${ProgressBar} text="Connecting…" />`;
   return html`<${Page} key=${turns} ...${at} models=${models} refresh=${refresh} />`;
 }
 

@@ -3,13 +3,13 @@
 
 import { api } from "./api.js";
 import { COLOURS } from "./graph/colours.js";
-import { List } from "./graph/list.js";
+import { List } from "./graph/request_list.js";
 import { Lane, WalkLinks, WalkPanel } from "./graph/panel.js";
-import { Heads, lookOf, STYLES } from "./graph/picture.js";
-import { Stage } from "./graph/stage.js";
+import { ArrowMarkers, edgeStyle, STYLES } from "./graph/picture.js";
+import { DotAnimator } from "./graph/dot_animator.js";
 import { Workers } from "./graph/workers.js";
 import { live } from "./live.js";
-import { Busy, Tabs, Trouble } from "./parts.js";
+import { ProgressBar, Tabs, ErrorMessage } from "./components.js";
 import { html, useEffect, useMemo, useState } from "./vendor/preact.js";
 
 const WIDE = 900;
@@ -31,7 +31,7 @@ function useGraph(model) {
 
 /** The stage of a graph: it hears every tick, outside of preact. */
 function useStage(graph, colours) {
-  const stage = useMemo(() => new Stage(graph.model, colours), [graph]);
+  const stage = useMemo(() => new DotAnimator(graph.model, colours), [graph]);
   useEffect(() => {
     const { t, phase, workers, queue, requests } = live.now();
     const told = { t, phase, workers, queue, ops: [], streams: [], ended: [], full: true };
@@ -53,7 +53,7 @@ function useStage(graph, colours) {
 
 function Legend({ walks }) {
   const edges = walks.flatMap(({ picture }) => picture.edges);
-  const seen = new Set(edges.map(lookOf));
+  const seen = new Set(edges.map(edgeStyle));
   if (edges.some(({ crosses }) => crosses)) seen.add("cross");
   const one = (style) => html`<li key=${style}>
     <svg class="picture" width="34" height="12" aria-hidden="true">
@@ -83,7 +83,7 @@ function Graph({ graph, go }) {
   const one = (walk) =>
     html`<${WalkPanel} key=${walk.name} stage=${stage} walk=${walk} colours=${colours} go=${go} />`;
   return html`<div class="graph">
-    <${Heads} />
+    <${ArrowMarkers} />
     <div class="walks"><${Lane} stage=${stage} go=${go} />${walks.map(one)}</div>
     <aside>
       ${walks.length > 1 && html`<${WalkLinks} model=${graph.model} walks=${walks} />`}
@@ -100,12 +100,12 @@ export default function GraphPage({ models, rest, go }) {
   return html`<div class="stack">
     <h1 class="sr">Graph of ${model}</h1>
     ${models.length > 1 && html`<${Tabs} tabs=${tabs} chosen=${model} label="Models" />`}
-    <${Shown} key=${model} model=${model} go=${go} />
+    <${GraphView} key=${model} model=${model} go=${go} />
   </div>`;
 }
 
-function Shown({ model, go }) {
+function GraphView({ model, go }) {
   const { graph, error, retry } = useGraph(model);
-  if (error) return html`<${Trouble} what=${`The graph of ${model} could not be had`} error=${error} retry=${retry} />`;
-  return graph ? html`<${Graph} graph=${graph} go=${go} />` : html`<${Busy} text="Laying out the walks…" />`;
+  if (error) return html`<${ErrorMessage} what=${`The graph of ${model} could not be had`} error=${error} retry=${retry} />`;
+  return graph ? html`<${Graph} graph=${graph} go=${go} />` : html`<${ProgressBar} text="Laying out the walks…" />`;
 }

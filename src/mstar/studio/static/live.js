@@ -10,7 +10,7 @@ let following = null;
 
 /**
  * `requests` is a Map by rid of all that live, each with `since`, when it came;
- * `trouble` is the Failed of the last try, null while events come.
+ * `trouble` is the ApiError of the last try, null while events come.
  */
 let state = {
   t: 0,

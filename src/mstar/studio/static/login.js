@@ -1,10 +1,10 @@
 // Asks for the key when the server wants one. It tries the key before it is kept; it does not make keys.
 
 import { api } from "./api.js";
-import { Dialog, Field } from "./parts.js";
+import { Dialog, Field } from "./components.js";
 import { html, useState } from "./vendor/preact.js";
 
-async function judged(key) {
+async function keyProblem(key) {
   // Not through api.raw: a wrong key would open this dialog again.
   const answer = await fetch("/v1/models", { headers: { Authorization: `Bearer ${key}` } }).catch(() => null);
   if (!answer) return "The server cannot be reached. See whether it still runs, and try again.";
@@ -19,7 +19,7 @@ export function Login() {
   const enter = async (event) => {
     event.preventDefault();
     work(true);
-    const wrong = await judged(key.trim());
+    const wrong = await keyProblem(key.trim());
     work(false);
     tell(wrong);
     if (!wrong) api.signIn(key.trim());
@@ -27,7 +27,7 @@ export function Login() {
   return html`<${Dialog} title="Sign in">
     <form class="stack" onSubmit=${enter}>
       <p class="note">This server wants a key: one of those it was started with, by <code>--api-key</code>, a line of
-        its <code>--api-key-file</code>, or <code>[keys]</code> in its manifest. Who runs the server has it.
+        its <code>--api-key-file</code>, or <code>[api_keys]</code> in its manifest. Who runs the server has it.
         It is kept in this tab until you sign out or close it.</p>
       <input type="text" autocomplete="username" value="mstar" hidden />
       <${Field} label="API key">

@@ -3,16 +3,16 @@
 
 import { api } from "./api.js";
 import { live, useLive } from "./live.js";
-import { Busy, bytes, Copy, Meter, seconds, Trouble } from "./parts.js";
+import { ProgressBar, bytes, Copy, Meter, seconds, ErrorMessage } from "./components.js";
 import { usePoll } from "./requests/poll.js";
 import { Table } from "./requests/tables.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 
 const WINDOW_S = 10;
-const LOOKS = { up: "good", loading: "runs" };
+const LOOKS = { loaded: "good", loading: "runs" };
 
 /** Panels of the playground that are not named as what a model has to be able to do for them. */
-const PANELS = { drawing: "images", filming: "video", acting: "robot", imagining: "world", embedding: "" };
+const PANELS = { image: "images", video: "video", action: "robot", rollout: "world", embedding: "" };
 
 const pathOf = (model, what) => `/v1/models/${encodeURIComponent(model)}/${what}`;
 const linkTo = (page, ...parts) => [`#/${page}`, ...parts.map(encodeURIComponent)].join("/");
@@ -26,7 +26,7 @@ function useModels(known) {
   return { models: got ?? known, error, again };
 }
 
-function State({ model: { state = "up" } }) {
+function State({ model: { state = "loaded" } }) {
   return html`<span class="tag ${LOOKS[state] ?? ""}">${state}</span>`;
 }
 
@@ -40,7 +40,7 @@ function Loading({ names }) {
 }
 
 /** Load or unload; the second asks first, and says what happens. */
-function Switch({ model: { id, state = "up" }, again }) {
+function Switch({ model: { id, state = "loaded" }, again }) {
   const [isAsked, ask] = useState(false);
   const [doing, begin] = useState("");
   const [error, fail] = useState(null);
@@ -59,13 +59,13 @@ function Switch({ model: { id, state = "up" }, again }) {
   const button = (text, look, call) => html`<button type="button" class=${look} ref=${first} disabled=${doing}
     onClick=${call} aria-label=${`${text} ${id}`}>${text}</button>`;
   return html`<div class="stack">
-    ${!isAsked && state === "resting" && html`<div>${button("Load", "button main", () => act("load"))}</div>`}
-    ${!isAsked && state === "up" && html`<div>${button("Unload", "button", () => ask(true))}</div>`}
+    ${!isAsked && state === "unloaded" && html`<div>${button("Load", "button main", () => act("load"))}</div>`}
+    ${!isAsked && state === "loaded" && html`<div>${button("Unload", "button", () => ask(true))}</div>`}
     ${doing && html`<span class="soft" role="status">It is asked to ${doing}…</span>`}
     ${isAsked && html`<${Confirm} id=${id} yes=${() => act("unload")} no=${keep} />`}
-    ${error?.code === "not_elastic"
+    ${error?.code === "cannot_unload"
       ? html`<p class="error" role="alert"><strong>It cannot be unloaded:</strong> ${error.message}</p>`
-      : html`<${Trouble} error=${error} />`}
+      : html`<${ErrorMessage} error=${error} />`}
   </div>`;
 }
 
@@ -77,7 +77,7 @@ function Confirm({ id, yes, no }) {
       request for it loads it again, and waits until it is loaded.</p>
     <div class="row">
       <button type="button" class="button main" onClick=${yes}>Unload</button>
-      <button type="button" class="button" ref=${safe} onClick=${no}>Keep it</button>
+      <button type="button" class="button" ref=${safe} onClick=${no}>Cancel</button>
     </div>
   </div>`;
 }
@@ -97,14 +97,14 @@ function Card({ model, again }) {
   const { got } = usePoll((signal) => api.json(pathOf(id, "graph"), { signal }), () => null, id);
   const hosts = useHosts();
   const on = new Set(got?.workers.map((name) => hosts.get(name))).size;
-  const surface = (path) => html`<li key=${path}><code>${path}</code></li>`;
+  const endpoint = (path) => html`<li key=${path}><code>${path}</code></li>`;
   return html`<article class="panel stack" aria-label=${id}>
     <div class="row between"><h2><a href=${linkTo("models", id)}>${id}</a></h2><${State} model=${model} /></div>
     <dl class="facts">
-      <div><dt>can do</dt><dd>${model.capabilities.join(", ") || "what its route takes"}</dd></div>
-      <div><dt>runs on</dt><dd>${got ? got.workers.join(", ") : "–"}${on > 1 && ` on ${on} hosts`}</dd></div>
+      <div><dt>capabilities</dt><dd>${model.capabilities.join(", ") || "what its route takes"}</dd></div>
+      <div><dt>workers</dt><dd>${got ? got.workers.join(", ") : "–"}${on > 1 && ` on ${on} hosts`}</dd></div>
     </dl>
-    <ul class="surfaces" aria-label="Where it is served">${model.surfaces.map(surface)}</ul>
+    <ul class="endpoints" aria-label="Endpoints">${model.endpoints.map(endpoint)}</ul>
     ${model.state === "loading" && html`<${Loading} names=${got?.workers} />`}
     <${Links} model=${model} hasPlan />
     <${Switch} model=${model} again=${again} />
@@ -114,18 +114,18 @@ function Card({ model, again }) {
 function List({ known }) {
   const { models, error, again } = useModels(known);
   const sorted = [...models].sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
-  return html`<section class="stack told">
+  return html`<section class="stack report">
     <h1>Models</h1>
-    <${Trouble} what="The models could not be read" error=${error} retry=${again} />
+    <${ErrorMessage} what="The models could not be read" error=${error} retry=${again} />
     <div class="grid2">${sorted.map((model) => html`<${Card} key=${model.id} model=${model} again=${again} />`)}</div>
   </section>`;
 }
 
 // ---------------------------------------------------------------- one model
 /** The whole in a sentence: "2 workers on 1 host; 3 values cross, 1 of them in each iteration." */
-export function sentence({ workers, crossings }, hosts) {
+export function planSummary({ workers, cut_edges: crossings }, hosts) {
   const many = crossings.length;
-  const often = crossings.filter((one) => one.often !== "once").length;
+  const often = crossings.filter((one) => one.frequency !== "once").length;
   const far = crossings.filter((one) => crossesHosts(one, hosts)).length;
   const on = new Set(workers.map((name) => hosts.get(name))).size;
   const parts = [`${plural(workers.length, "worker")} on ${plural(on, "host")}`];
@@ -153,7 +153,7 @@ function useRates() {
       if (full) ticks = []; // the stream began anew: what was in between is not known
       ticks = [...ticks.filter((one) => one.t > t - WINDOW_S), { t, transfers: full ? [] : transfers }];
     });
-    const timer = setInterval(() => tell(ratesOf(ticks)), 1000);
+    const timer = setInterval(() => tell(transferRates(ticks)), 1000);
     return () => {
       end();
       clearInterval(timer);
@@ -163,7 +163,7 @@ function useRates() {
 }
 
 /** A tick tells what was since the one before it, so the first says only when it began. */
-export function ratesOf([first, ...rest]) {
+export function transferRates([first, ...rest]) {
   const sums = new Map();
   for (const { from, to, count, seconds: spent } of rest.flatMap((tick) => tick.transfers)) {
     const one = sums.get(`${from} ${to}`) ?? { count: 0, spent: 0 };
@@ -174,7 +174,7 @@ export function ratesOf([first, ...rest]) {
 }
 
 /** All pairs of a crossing together: it may have several workers on both sides. */
-function measured({ from, to }, rates) {
+function transferStats({ from, to }, rates) {
   const found = from.flatMap((one) => to.map((other) => rates.get(`${one} ${other}`))).filter(Boolean);
   const [rate, spent] = ["rate", "spent"].map((key) => found.reduce((sum, one) => sum + one[key], 0));
   return rate ? [rate.toFixed(rate < 10 ? 1 : 0), seconds(spent / rate)] : ["–", "–"];
@@ -186,7 +186,7 @@ function Workers({ names, order, hosts }) {
   return html`<span class="workers">${names.map(one)}</span>`;
 }
 
-function Places({ graph, hosts }) {
+function PlacementTable({ graph, hosts }) {
   const figures = new Map(graph.ops.map((one) => [one.op, one]));
   const row = ({ walk, seat, workers, ops }, op, at) => {
     const one = figures.get(op) ?? {};
@@ -200,8 +200,8 @@ function Places({ graph, hosts }) {
   };
   const heads = ["Walk", "#Seat", "*Op", "Workers", "#Calls", "#Mean call", "#Mean batch", "#Mean wait"];
   return html`<div class="panel stack">
-    <h2>What runs where</h2>
-    <${Table} label="What runs where" heads=${heads}
+    <h2>Placement</h2>
+    <${Table} label="Placement" heads=${heads}
       rows=${graph.seats.flatMap((seat) => seat.ops.map((op, at) => row(seat, op, at)))} />
     <p class="note">A request binds each seat to one of its workers. Calls and means are of all walks that call the op,
       since its workers began; a call's time is its share of its batch's.</p>
@@ -215,40 +215,40 @@ function Crossings({ graph, hosts }) {
     const isFar = crossesHosts(one, hosts);
     const way = html`${side(one.from)} → ${side(one.to)} ${isFar && html`<span class="tag warn">between hosts</span>`}`;
     const size = one.bytes === null ? "known when it runs" : bytes(one.bytes);
-    const what = [one.name, html`<code>${one.type}</code>`, one.kind, one.often, one.walk, size];
-    return { look: isFar ? "far" : undefined, cells: [way, ...what, ...measured(one, rates)] };
+    const what = [one.name, html`<code>${one.type}</code>`, one.kind, one.frequency, one.walk, size];
+    return { look: isFar ? "far" : undefined, cells: [way, ...what, ...transferStats(one, rates)] };
   };
-  const heads = ["From → to", "*What", "Type", "Kind", "How often", "Walk", "#Size", "#Transfers/s", "#Each"];
+  const heads = ["From → to", "*What", "Type", "Kind", "Frequency", "Walk", "#Size", "#Transfers/s", "#Each"];
   return html`<div class="panel stack">
-    <h2>What crosses</h2>
-    ${graph.crossings.length
-      ? html`<${Table} label="What crosses" heads=${heads} rows=${graph.crossings.map(row)} />
+    <h2>Transfers between workers</h2>
+    ${graph.cut_edges.length
+      ? html`<${Table} label="Transfers between workers" heads=${heads} rows=${graph.cut_edges.map(row)} />
           <p class="note">Transfers are measured over the last ${WINDOW_S} seconds, by who sends to whom: all values between
             the same workers, of all models, are counted together.</p>`
       : html`<p class="soft">Nothing: everything of a request is on one worker.</p>`}
   </div>`;
 }
 
-function One({ id, known }) {
+function ModelPage({ id, known }) {
   const ask = (signal) => api.json(pathOf(id, "graph"), { signal });
   const { got: graph, error, again } = usePoll(ask, (_, failed) => (failed?.status === 404 ? null : 5), id);
   const { models, again: look } = useModels(known);
   const model = models.find((one) => one.id === id);
   const hosts = useHosts();
-  return html`<section class="stack told">
-    <nav class="crumbs" aria-label="Where this is">
+  return html`<section class="stack report">
+    <nav class="crumbs" aria-label="Breadcrumb">
       <a href="#/models">Models</a><span aria-hidden="true">/</span><h1>${id}</h1>
       ${model && html`<${State} model=${model} />`}
     </nav>
-    <${Trouble} what="Its graph could not be read" error=${error} retry=${again} />
-    ${!graph && !error && html`<${Busy} text="Asking for its plan…" />`}
-    ${graph && html`<p class="summary">${sentence(graph, hosts)}</p>`}
+    <${ErrorMessage} what="Its graph could not be read" error=${error} retry=${again} />
+    ${!graph && !error && html`<${ProgressBar} text="Asking for its plan…" />`}
+    ${graph && html`<p class="summary">${planSummary(graph, hosts)}</p>`}
     ${model && html`<${Links} model=${model} /><${Switch} model=${model} again=${look} />`}
     ${model?.state === "loading" && html`<${Loading} names=${graph?.workers} />`}
     ${graph &&
-    html`<${Places} graph=${graph} hosts=${hosts} /><${Crossings} graph=${graph} hosts=${hosts} />
+    html`<${PlacementTable} graph=${graph} hosts=${hosts} /><${Crossings} graph=${graph} hosts=${hosts} />
       <div class="panel stack">
-        <h2>What can share a batch</h2>
+        <h2>Batching</h2>
         <ul class="batches">${graph.batches.map((line) => html`<li key=${line}>${line}</li>`)}</ul>
       </div>
       <details class="panel"><summary>The plan as text</summary><${Copy} text=${graph.text} label="The plan" /></details>`}
@@ -257,5 +257,5 @@ function One({ id, known }) {
 
 export default function Models({ models, rest }) {
   if (!rest.length) return html`<${List} known=${models} />`;
-  return html`<${One} key=${rest[0]} id=${rest[0]} known=${models} />`;
+  return html`<${ModelPage} key=${rest[0]} id=${rest[0]} known=${models} />`;
 }

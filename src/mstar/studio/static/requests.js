@@ -1,11 +1,11 @@
 // The page of requests: the last ones of this key, one as a waterfall, or two compared. Figures are made in
-// `requests/say`, tables and pictures in the others there.
+// `requests/trace_summary`, tables and pictures in the others there.
 
 import { api } from "./api.js";
-import { ago, Busy, Choice, Field, seconds, Trouble } from "./parts.js";
+import { timeAgo, ProgressBar, Choice, Field, seconds, ErrorMessage } from "./components.js";
 import { View } from "./requests/chart.js";
 import { usePoll } from "./requests/poll.js";
-import { emitted, hasDue, lengthOf, state, summary, workersOf } from "./requests/say.js";
+import { formatEmissions, hasDeadlines, requestStatus, summary, traceLength, traceWorkers } from "./requests/trace_summary.js";
 import { Differences, Emissions, Spans, Table, Totals } from "./requests/tables.js";
 import { Legend, Waterfall, Zoom } from "./requests/waterfall.js";
 import { html, useEffect, useMemo, useState } from "./vendor/preact.js";
@@ -28,7 +28,7 @@ function Find({ go }) {
 }
 
 /** Bytes that were fetched with the key, which a link cannot carry: opened in a window, or saved as `name`. */
-async function hand(path, name) {
+async function downloadOrOpen(path, name) {
   const address = URL.createObjectURL(await (await api.raw(path)).blob());
   const anchor = Object.assign(document.createElement("a"), { href: address });
   if (name) anchor.download = name;
@@ -41,21 +41,21 @@ function Metrics() {
   const [error, fail] = useState(null);
   const open = (event) => {
     event.preventDefault();
-    hand("/metrics").then(() => fail(null), fail);
+    downloadOrOpen("/metrics").then(() => fail(null), fail);
   };
-  return html`<p class="soft">Which surface is slow for everybody, <a href="/metrics" onClick=${open}>the metrics</a> say:
-      ${" "}<code>mstar_request_seconds</code>.</p>
-    <${Trouble} what="The metrics could not be read" error=${error} />`;
+  return html`<p class="soft">Which endpoint is slow for everybody, <a href="/metrics" onClick=${open}>the metrics</a> say:
+      ${" "}<code>mstar_request_duration_seconds</code>.</p>
+    <${ErrorMessage} what="The metrics could not be read" error=${error} />`;
 }
 
 function Requests({ shown, marked, mark }) {
-  const heads = ["Compare", "Id", "Status", "#Took", "Model", "Surface", "Emissions", "Came"];
+  const heads = ["Compare", "Id", "Status", "#Duration", "Model", "Endpoint", "Emissions", "Started"];
   const rows = shown.map((one) => {
     const isMarked = marked.includes(one.id);
     const box = html`<input type="checkbox" aria-label=${`Compare ${one.id}`} checked=${isMarked}
       disabled=${marked.length > 1 && !isMarked} onChange=${() => mark(one.id)} />`;
     const name = html`<a href=${link(one.id)}>${one.id}</a>`;
-    const rest = [one.model, one.surface, emitted(one), ago(one.begun)];
+    const rest = [one.model, one.endpoint, formatEmissions(one), timeAgo(one.started_at)];
     return {
       key: one.id,
       look: isMarked ? "marked" : undefined,
@@ -66,7 +66,7 @@ function Requests({ shown, marked, mark }) {
 }
 
 function Status({ one }) {
-  const { text, look } = state(one);
+  const { text, look } = requestStatus(one);
   return html`<span class="tag ${look}">${text}</span>`;
 }
 
@@ -77,7 +77,7 @@ function Filters({ all, filter, choose }) {
       choose=${(value) => choose({ ...filter, [key]: value })} />`;
   };
   return html`<div class="row filters">
-    ${pick("Model", "model")} ${pick("Surface", "surface")}
+    ${pick("Model", "model")} ${pick("Endpoint", "endpoint")}
     <${Field} label="Text">
       <input type="search" value=${filter.text} placeholder="id, status, kind" autocomplete="off" spellcheck="false"
         onInput=${(event) => choose({ ...filter, text: event.target.value })} />
@@ -85,9 +85,9 @@ function Filters({ all, filter, choose }) {
   </div>`;
 }
 
-function passes(one, { model, surface, text }) {
-  const words = [one.id, one.model, one.surface, state(one).text, emitted(one)].join(" ").toLowerCase();
-  const isSame = (!model || one.model === model) && (!surface || one.surface === surface);
+function passes(one, { model, endpoint, text }) {
+  const words = [one.id, one.model, one.endpoint, requestStatus(one).text, formatEmissions(one)].join(" ").toLowerCase();
+  const isSame = (!model || one.model === model) && (!endpoint || one.endpoint === endpoint);
   return isSame && text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
 }
 
@@ -106,21 +106,21 @@ function Compare({ marked, clear }) {
 function List({ go }) {
   const ask = async (signal) => (await api.json("/v1/requests", { signal })).data;
   const { got, error, again } = usePoll(ask, () => 2, "");
-  const [filter, choose] = useState({ model: "", surface: "", text: "" });
+  const [filter, choose] = useState({ model: "", endpoint: "", text: "" });
   const [marked, put] = useState([]);
   const mark = (id) => put((ids) => (ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]));
   const shown = (got ?? []).filter((one) => passes(one, filter));
   const none = got?.length
     ? "No request is like that: change the filter."
     : html`Nothing was asked yet with this key. <a href="#/play">Ask something</a> to see it.`;
-  return html`<section class="stack told">
+  return html`<section class="stack report">
     <h1>Requests</h1>
     <div class="panel row between"><${Find} go=${go} /><${Metrics} /></div>
     <div class="panel stack">
       <${Filters} all=${got ?? []} filter=${filter} choose=${choose} />
       <${Compare} marked=${marked} clear=${() => put([])} />
-      <${Trouble} what="The list could not be read" error=${error} retry=${again} />
-      ${!got && !error && html`<${Busy} text="Asking for the last requests…" />`}
+      <${ErrorMessage} what="The list could not be read" error=${error} retry=${again} />
+      ${!got && !error && html`<${ProgressBar} text="Asking for the last requests…" />`}
       ${shown.length > 0 && html`<${Requests} shown=${shown} marked=${marked} mark=${mark} />`}
       ${got && !shown.length && html`<p class="note">${none}</p>`}
     </div>
@@ -138,10 +138,10 @@ function useTrace(id) {
 /** A view of all that some traces show, and the workers in them. */
 function useView(traces) {
   const view = useMemo(() => new View(), []);
-  const names = workersOf(...traces).join(" ");
-  const workers = useMemo(() => workersOf(...traces), [names]);
+  const names = traceWorkers(...traces).join(" ");
+  const workers = useMemo(() => traceWorkers(...traces), [names]);
   useEffect(() => {
-    if (traces.length) view.extend(Math.max(...traces.map(lengthOf)));
+    if (traces.length) view.extend(Math.max(...traces.map(traceLength)));
   }, traces);
   return [view, workers];
 }
@@ -151,14 +151,14 @@ function Actions({ trace, again }) {
   const tried = (doing) => doing.then(() => fail(null), fail).then(again);
   const cancel = () => tried(api.json(pathOf(trace.id, "cancel"), { method: "POST" }));
   const file = `${trace.id.replace(/[^\w.-]+/g, "_")}.perfetto.json`;
-  const save = () => tried(hand(`${pathOf(trace.id, "trace")}?format=chrome`, file));
+  const save = () => tried(downloadOrOpen(`${pathOf(trace.id, "trace")}?format=chrome`, file));
   return html`<div class="row">
       ${trace.status === null &&
       html`<button type="button" class="button" onClick=${cancel}>Cancel the request</button>`}
       <span class="soft">For ui.perfetto.dev:</span>
       <button type="button" class="button" onClick=${save}>Download the trace</button>
     </div>
-    <${Trouble} error=${error} />`;
+    <${ErrorMessage} error=${error} />`;
 }
 
 /** The one line for which this page is opened at night. */
@@ -172,66 +172,66 @@ function Summary({ trace, name }) {
 }
 
 /** What one and two have in common: where this is, and what is not there yet or not at all. */
-function Traced({ asked, go, children }) {
+function TracePage({ asked, go, children }) {
   const missing = asked.filter((one) => one.error);
   const trouble = ({ id, error, again }) =>
-    html`<${Trouble} key=${id} what=${`The trace of ${id} could not be read`} error=${error} retry=${again} />`;
-  return html`<section class="stack told">
-    <nav class="crumbs" aria-label="Where this is">
+    html`<${ErrorMessage} key=${id} what=${`The trace of ${id} could not be read`} error=${error} retry=${again} />`;
+  return html`<section class="stack report">
+    <nav class="crumbs" aria-label="Breadcrumb">
       <a href="#/requests">Requests</a><span aria-hidden="true">/</span><h1>${asked.map((one) => one.id).join(" and ")}</h1>
     </nav>
     ${missing.map(trouble)}
     ${missing.some((one) => one.error.status === 404) && html`<div class="panel"><${Find} go=${go} /></div>`}
-    ${asked.some((one) => !one.got && !one.error) && html`<${Busy} text="Asking every process what it did…" />`}
+    ${asked.some((one) => !one.got && !one.error) && html`<${ProgressBar} text="Asking every process what it did…" />`}
     ${children}
   </section>`;
 }
 
-function One({ id, go }) {
+function RequestPage({ id, go }) {
   const asked = useTrace(id);
   const { got: trace, again } = asked;
   const [view, workers] = useView(trace ? [trace] : []);
-  if (!trace) return html`<${Traced} asked=${[asked]} go=${go} />`;
-  return html`<${Traced} asked=${[asked]} go=${go}>
+  if (!trace) return html`<${TracePage} asked=${[asked]} go=${go} />`;
+  return html`<${TracePage} asked=${[asked]} go=${go}>
     <div class="row between">
       <p class="row"><${Status} one=${trace} /><a href=${`#/models/${encodeURIComponent(trace.model)}`}>${trace.model}</a>
-        <code>${trace.surface}</code><span class="soft">${ago(trace.begun)}</span></p>
+        <code>${trace.endpoint}</code><span class="soft">${timeAgo(trace.started_at)}</span></p>
       <${Actions} trace=${trace} again=${again} />
     </div>
     <${Summary} trace=${trace} />
     <div class="panel stack">
-      <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${hasDue(trace)} /></div>
+      <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${hasDeadlines(trace)} /></div>
       <${Waterfall} trace=${trace} workers=${workers} view=${view} label=${`Waterfall of ${id}`} />
     </div>
-    <div class="panel stack"><h2>Where the time went</h2><${Totals} trace=${trace} /></div>
+    <div class="panel stack"><h2>Time breakdown</h2><${Totals} trace=${trace} /></div>
     <div class="panel stack"><h2>Emissions</h2><${Emissions} trace=${trace} /></div>
     <${Spans} trace=${trace} />
   <//>`;
 }
 
-function Two({ ids, go }) {
+function ComparePage({ ids, go }) {
   const asked = [useTrace(ids[0]), useTrace(ids[1])];
   const traces = asked.every((one) => one.got) ? asked.map((one) => one.got) : [];
   const [view, workers] = useView(traces);
-  if (!traces.length) return html`<${Traced} asked=${asked} go=${go} />`;
+  if (!traces.length) return html`<${TracePage} asked=${asked} go=${go} />`;
   const named = traces.map((trace, at) => ["AB"[at], trace]);
   const side = ([name, trace]) => html`<div class="stack" key=${name}>
     <h2><span class="tag">${name}</span> <a href=${link(trace.id)}>${trace.id}</a></h2>
     <${Waterfall} trace=${trace} workers=${workers} view=${view} label=${`Waterfall of ${name}, ${trace.id}`} />
   </div>`;
-  return html`<${Traced} asked=${asked} go=${go}>
+  return html`<${TracePage} asked=${asked} go=${go}>
     ${named.map(([name, trace]) => html`<${Summary} key=${name} trace=${trace} name=${name} />`)}
     <div class="panel stack">
-      <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${traces.some(hasDue)} /></div>
+      <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${traces.some(hasDeadlines)} /></div>
       ${named.map(side)}
     </div>
-    <div class="panel stack"><h2>What each took</h2><${Differences} a=${traces[0]} b=${traces[1]} /></div>
+    <div class="panel stack"><h2>Durations</h2><${Differences} a=${traces[0]} b=${traces[1]} /></div>
     ${named.map(([name, trace]) => html`<${Spans} key=${name} trace=${trace} label=${`All spans of ${name} as a table`} />`)}
   <//>`;
 }
 
 export default function Page({ rest, go }) {
   const key = rest.join("\n");
-  if (rest.length > 1) return html`<${Two} key=${key} ids=${rest} go=${go} />`;
-  return rest.length ? html`<${One} key=${key} id=${rest[0]} go=${go} />` : html`<${List} go=${go} />`;
+  if (rest.length > 1) return html`<${ComparePage} key=${key} ids=${rest} go=${go} />`;
+  return rest.length ? html`<${RequestPage} key=${key} id=${rest[0]} go=${go} />` : html`<${List} go=${go} />`;
 }

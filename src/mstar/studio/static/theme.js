@@ -5,25 +5,25 @@ import { html, useEffect, useState } from "./vendor/preact.js";
 const KEPT = "mstar-theme";
 const THEMES = ["auto", "light", "dark"];
 
-function wear(theme) {
+function applyTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   // Canvases read their colours from the style sheet and must read them again.
   dispatchEvent(new Event("mstar-theme"));
 }
 
-const kept = () => {
+const storedTheme = () => {
   const theme = localStorage.getItem(KEPT);
   return THEMES.includes(theme) ? theme : "auto";
 };
 
-wear(kept());
+applyTheme(storedTheme());
 
 export function Theme() {
-  const [theme, choose] = useState(kept);
+  const [theme, choose] = useState(storedTheme);
   useEffect(() => {
     localStorage.setItem(KEPT, theme);
-    wear(theme);
+    applyTheme(theme);
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   return html`<button class="button quiet" type="button" title=${`Theme: ${theme}. Next: ${next}`}

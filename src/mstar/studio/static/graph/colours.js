@@ -27,7 +27,7 @@ const isDark = () => {
 };
 
 /** Forget what was read when the theme or the screen is another; whether it was. */
-export function refreshed() {
+export function refreshColours() {
   const now = isDark() ? "dark" : "light";
   if (now === worn && ratio === devicePixelRatio) return false;
   [worn, ratio] = [now, devicePixelRatio];
@@ -37,7 +37,7 @@ export function refreshed() {
 }
 
 /** A hue that stays with a request. */
-export function hueOf(rid) {
+export function hueFor(rid) {
   let hash = 7;
   for (let at = 0; at < rid.length; at++) hash = (Math.imul(hash, 31) + rid.charCodeAt(at)) >>> 0;
   // Neighbouring numbers get hues that are far apart.

@@ -2,20 +2,20 @@
 // and the lane above all of them, in which requests are that are in no walk.
 
 import { useLive } from "../live.js";
-import { seconds } from "../parts.js";
+import { seconds } from "../components.js";
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { Field } from "./field.js";
+import { DotLayer } from "./dot_layer.js";
 import { bounds, Picture } from "./picture.js";
-import { Pulses } from "./pulses.js";
-import { LANE } from "./stage.js";
-import { waysOf } from "./ways.js";
+import { ActivityOverlay } from "./activity_overlay.js";
+import { LANE } from "./dot_animator.js";
+import { edgePaths } from "./edge_paths.js";
 
 const [LEAST, USUAL, MOST] = [0.6, 0.85, 1];
 const STAYS = 6;
 const [QUEUE, BETWEEN] = [90, 116];
 
 /** A field that follows the size of its canvas and whether it is in sight. `units`: what lies across its width. */
-function watched(field, canvas, units, sized) {
+function observeCanvas(field, canvas, units, sized) {
   const sizes = new ResizeObserver(() => {
     const { clientWidth: width, clientHeight: height } = canvas;
     if (!width) return;
@@ -74,7 +74,7 @@ function Tip({ tip }) {
   </div>`;
 }
 
-function spotsOf(picture, room) {
+function makeSpots(picture, room) {
   const boxes = picture.boxes.map(({ id, x, y, w, h }) => [id, { id, kind: "box", x, y, w, h }]);
   const gate = { id: "gate", kind: "gate", x: room.left + 2, y: room.top + 10, w: 14, h: room.height - 20 };
   return new Map([...boxes, ["gate", gate]]);
@@ -108,10 +108,10 @@ export function WalkPanel({ stage, walk, colours, go }) {
   const isWide = useOverflow(scroll);
   useEffect(() => {
     const svg = sheet.current.querySelector("svg");
-    const about = { canvas: canvas.current, spots: spotsOf(walk.picture, room), way: waysOf(walk.picture, svg) };
-    field.current = new Field({ ...about, wake: () => stage.wake() });
-    stage.enter(walk.name, field.current, new Pulses(svg, walk), walk.calls);
-    return watched(field.current, canvas.current, () => room);
+    const about = { canvas: canvas.current, spots: makeSpots(walk.picture, room), way: edgePaths(walk.picture, svg) };
+    field.current = new DotLayer({ ...about, wake: () => stage.wake() });
+    stage.enter(walk.name, field.current, new ActivityOverlay(svg, walk), walk.calls);
+    return observeCanvas(field.current, canvas.current, () => room);
   }, [stage]);
   const { tip, on } = useTip(field, go);
   const wide = { width: `min(100%, ${room.width * MOST}px)`, minWidth: `${room.width * LEAST}px` };
@@ -137,17 +137,17 @@ export function Lane({ stage, go }) {
   const queue = useCount(stage.model, (one) => one.state === "queued");
   useEffect(() => {
     const spots = new Map(["queue", "between"].map((id) => [id, { id, kind: "lane", x: 0, y: 0, w: 1, h: 26 }]));
-    field.current = new Field({ canvas: canvas.current, spots, way: () => null, wake: () => stage.wake() });
+    field.current = new DotLayer({ canvas: canvas.current, spots, way: () => null, wake: () => stage.wake() });
     stage.enter(LANE, field.current, null);
     const sized = (width) => {
       Object.assign(spots.get("queue"), { x: QUEUE, w: width * 0.6 - QUEUE - 8 });
       Object.assign(spots.get("between"), { x: width * 0.6 + BETWEEN, w: width * 0.4 - BETWEEN });
     };
-    return watched(field.current, canvas.current, (width) => ({ width, left: 0, top: 0 }), sized);
+    return observeCanvas(field.current, canvas.current, (width) => ({ width, left: 0, top: 0 }), sized);
   }, [stage]);
   const { tip, on } = useTip(field, go);
   return html`<div class="lane panel">
-    <p>in queue <b>${queue}</b></p><p class="second">between walks</p>
+    <p>queued <b>${queue}</b></p><p class="second">between walks</p>
     <div ...${on}><canvas ref=${canvas}></canvas>${tip && html`<${Tip} tip=${tip} />`}</div>
   </div>`;
 }

@@ -1,5 +1,5 @@
 // A walk's picture as SVG, from the JSON that `mstar draw` writes; it looks as mstar/draw/svg.py does it.
-// It draws what stays. What changes (halos, badges, dots) is set from outside, by pulses.js and field.js.
+// It draws what stays. What changes (halos, badges, dots) is set from outside, by activity_overlay.js and dot_layer.js.
 
 import { html } from "../vendor/preact.js";
 
@@ -37,10 +37,10 @@ export function bounds({ boxes, frames, edges }) {
   return { left, top, width: Math.max(...xs) + EDGE - left, height: Math.max(...ys) + 2 * EDGE - top };
 }
 
-export const lookOf = (edge) => (edge.is_back && edge.style === "value" ? "carry" : edge.style);
+export const edgeStyle = (edge) => (edge.is_back && edge.style === "value" ? "carry" : edge.style);
 
 /** The arrow heads, once for all pictures of a page. */
-export function Heads() {
+export function ArrowMarkers() {
   const shape = (name) =>
     name === "extends" || name === "views"
       ? html`<circle cx="4" cy="4" r="3" class=${`h-${name}`} />`
@@ -64,7 +64,7 @@ function pathText([first, ...rest]) {
 }
 
 function Edge({ edge, at }) {
-  const style = lookOf(edge);
+  const style = edgeStyle(edge);
   const is = { pipe: style === "pipe", crossing: edge.crosses ? " cross" : "" };
   const way = pathText(edge.path);
   const head = edge.crosses && (is.pipe || style === "value" || style === "carry") ? "cross" : style;
@@ -107,7 +107,7 @@ function linesOf({ shape, title, note }) {
   return lines.filter(([text]) => text);
 }
 
-function Words({ box }) {
+function BoxLabel({ box }) {
   const flag = box.shape === "emission" || box.shape === "output";
   const x = box.x + Math.floor(box.w / 2) - (flag ? 4 : 0);
   const lines = linesOf(box);
@@ -121,7 +121,7 @@ function Words({ box }) {
 }
 
 /** For an op on several workers: a strip with the colour of each, so that a dot's ring can be found in it. */
-function Seats({ box, colours }) {
+function WorkerStrip({ box, colours }) {
   const step = (box.w - 12) / box.workers.length;
   return box.workers.map(
     (name, at) => html`<rect class=${`seat k${colours.get(name)}`} data-worker=${name} key=${name}
@@ -134,8 +134,8 @@ function Op({ box, colours }) {
   const { x, y, w, h } = box;
   return html`<g data-box=${box.id}>
     <rect class=${`halo ${tint}`} x=${x - 2} y=${y - 2} width=${w + 4} height=${h + 4} rx="8" visibility="hidden" />
-    <${Outline} box=${box} tint=${tint} /><${Words} box=${box} />
-    ${box.workers.length > 1 && html`<${Seats} box=${box} colours=${colours} />`}
+    <${Outline} box=${box} tint=${tint} /><${BoxLabel} box=${box} />
+    ${box.workers.length > 1 && html`<${WorkerStrip} box=${box} colours=${colours} />`}
     <g class="badge" visibility="hidden">
       <rect x=${x + w - BADGE + 10} y=${y - 9} width=${BADGE} height="16" rx="8" />
       <text x=${x + w - BADGE / 2 + 10} y=${y + 3}></text></g>
@@ -147,7 +147,7 @@ function Op({ box, colours }) {
 
 function Box({ box, colours }) {
   if (box.shape === "op") return html`<${Op} box=${box} colours=${colours} />`;
-  return html`<g><${Outline} box=${box} /><${Words} box=${box} /></g>`;
+  return html`<g><${Outline} box=${box} /><${BoxLabel} box=${box} /></g>`;
 }
 
 function described({ boxes, frames }) {

@@ -1,13 +1,13 @@
 // The workers as cards in their colours: how each is, and how much it has to do.
 
 import { useLive } from "../live.js";
-import { Busy, Meter, seconds } from "../parts.js";
+import { ProgressBar, Meter, seconds } from "../components.js";
 import { html } from "../vendor/preact.js";
 
 /** Whether a worker can run something now. */
-export const isThere = ({ state }) => state === "up" || state === "leaving";
+export const isRunning = ({ state }) => state === "up" || state === "draining";
 
-const LOOKS = { up: "good", starting: "warn", leaving: "warn", gone: "bad" };
+const LOOKS = { up: "good", starting: "warn", draining: "warn", down: "bad" };
 
 function Numbers({ worker }) {
   const { slack, waiting, running, requests } = worker;
@@ -20,15 +20,15 @@ function Numbers({ worker }) {
 }
 
 function Card({ worker, colour }) {
-  const { name, life, host, state, loading, share, pages } = worker;
-  const isOff = !isThere(worker);
-  const where = [host, life > 0 && `life ${life + 1}`].filter(Boolean).join(", ");
+  const { name, incarnation, host, state, loading, utilization, pages } = worker;
+  const isOff = !isRunning(worker);
+  const where = [host, incarnation > 0 && `restarted ${incarnation}×`].filter(Boolean).join(", ");
   return html`<li class=${`card ${isOff ? "off" : `k${colour}`}`}>
     <div class="row"><h3>${name}</h3><span class=${`tag ${LOOKS[state] ?? ""}`}>${state}</span></div>
     ${where && html`<small>${where}</small>`}
-    ${loading && html`<${Busy} text=${`loads ${loading.part}`} done=${loading.done} total=${loading.total} />`}
+    ${loading && html`<${ProgressBar} text=${`loads ${loading.part}`} done=${loading.done} total=${loading.total} />`}
     ${!isOff && html`<${Numbers} worker=${worker} />`}
-    ${!isOff && share !== null && html`<${Meter} label="share" value=${share} look=${share > 0.9 ? "bad" : ""} />`}
+    ${!isOff && utilization !== null && html`<${Meter} label="utilization" value=${utilization} look=${utilization > 0.9 ? "bad" : ""} />`}
     ${!isOff && pages && html`<${Meter} label="pages" value=${pages[0]} most=${pages[1]} text=${pages.join(" of ")} />`}
   </li>`;
 }
@@ -39,5 +39,5 @@ export function Workers({ names, colours }) {
   const found = new Map(workers.map((worker) => [worker.name, worker]));
   const one = (name) =>
     found.has(name) && html`<${Card} key=${name} worker=${found.get(name)} colour=${colours.get(name)} />`;
-  return html`<section class="crew" aria-label="Workers"><h2>Workers</h2><ul>${names.map(one)}</ul></section>`;
+  return html`<section class="worker-cards" aria-label="Workers"><h2>Workers</h2><ul>${names.map(one)}</ul></section>`;
 }

@@ -1,7 +1,7 @@
 // Arrays as the API writes them, {dtype, shape, data: base64}, as typed arrays and back; and as pixels, where they have
 // the shape of pictures. Nothing is drawn here.
 
-import { base64, bytesOf } from "./base64.js";
+import { base64, decodeBase64 } from "./base64.js";
 
 const KINDS = {
   bool: Uint8Array, uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, uint32: Uint32Array,
@@ -16,7 +16,7 @@ export const sizeOf = ({ dtype, shape }) => count(shape) * KINDS[dtype].BYTES_PE
 
 /** {dtype, shape, values}: the numbers of an array. Integers of 64 bits are rounded to what a number can hold. */
 export function decode({ dtype, shape, data }) {
-  const raw = new KINDS[dtype](bytesOf(data).buffer);
+  const raw = new KINDS[dtype](decodeBase64(data).buffer);
   let values = raw;
   if (dtype.endsWith("int64")) values = Float64Array.from(raw, Number);
   if (dtype === "float16") values = Float32Array.from(raw, half);
@@ -40,7 +40,7 @@ export function encode(dtype, shape, numbers) {
 }
 
 /** Where the pictures of a shape are: {many, height, width, isFirst (channels before pixels)}; null if it has none. */
-export function pictureShape(shape) {
+export function imageShape(shape) {
   const [a, b, c] = shape.slice(-3);
   const isColour = (size) => size === 3 || size === 1;
   if (shape.length < 3 || !(isColour(c) || isColour(a))) return null;
@@ -50,8 +50,8 @@ export function pictureShape(shape) {
 }
 
 /** The pictures of a decoded array as ImageData, brightness by what values there are. */
-export function picturesOf({ dtype, shape, values }) {
-  const { many, height, width, colours, isFirst } = pictureShape(shape);
+export function toImages({ dtype, shape, values }) {
+  const { many, height, width, colours, isFirst } = imageShape(shape);
   const [low, high] = dtype === "uint8" ? [0, 255] : span(values);
   const pixels = height * width;
   return Array.from({ length: many }, (_, number) => {

@@ -6,6 +6,6 @@ export function base64(bytes) {
   return btoa(text);
 }
 
-export function bytesOf(coded) {
+export function decodeBase64(coded) {
   return Uint8Array.from(atob(coded), (letter) => letter.charCodeAt(0));
 }

@@ -2,20 +2,20 @@
 // The conversation is kept here, not by the server: each question is sent with all that was said before.
 
 import { api } from "../api.js";
-import { Trouble, seconds, since } from "../parts.js";
+import { ErrorMessage, seconds, secondsSince } from "../components.js";
 import { html, useState } from "../vendor/preact.js";
-import { base64, bytesOf } from "./base64.js";
-import { Log, Pick, Said, Store, Voice, Wish, check, isAbort, newId, numbers, useStore } from "./call.js";
+import { base64, decodeBase64 } from "./base64.js";
+import { Log, FilePicker, ChatMessage, Store, Voice, ParamField, check, isAbort, newId, numbers, useStore } from "./store.js";
 import { Code } from "./code.js";
 import { Figures } from "./meter.js";
 import { Player, canPlay } from "./player.js";
-import { RATE, joined, pcmOf, samplesOf, wav } from "./sound.js";
+import { RATE, concatPcm, toPcm, toFloatSamples, wav } from "./audio.js";
 
 const PATH = "/v1/chat/completions";
 
 // ---------------------------------------------------------------- what is sent
 /** A file as a part of a message. */
-export async function partOf(file) {
+export async function toContentPart(file) {
   const [kind, form] = file.type.split("/");
   if (kind === "image" || kind === "audio") {
     const data = base64(new Uint8Array(await file.arrayBuffer()));
@@ -34,7 +34,7 @@ function question({ text, files }) {
   return { role: "user", content: [...files.map((one) => one.part), ...(text ? [{ type: "text", text }] : [])] };
 }
 
-export function bodyOf(model, { system, temperature, most, seed, speaks, voice }, exchanges, asked) {
+export function requestBody(model, { system, temperature, maxTokens, seed, speaks, voice }, exchanges, asked) {
   const said = exchanges
     .filter((one) => one.answer)
     .flatMap((one) => [question(one), { role: "assistant", content: one.answer }]);
@@ -44,15 +44,15 @@ export function bodyOf(model, { system, temperature, most, seed, speaks, voice }
     messages: [...first, ...said, question(asked)],
     stream: true,
     stream_options: { include_usage: true },
-    ...numbers({ temperature, max_completion_tokens: most, seed }),
+    ...numbers({ temperature, max_completion_tokens: maxTokens, seed }),
     ...(speaks && { modalities: ["text", "audio"], audio: { format: "pcm16", ...(voice && { voice }) } }),
   };
 }
 
 // ---------------------------------------------------------------- the conversation
-class Chatting extends Store {
+class ChatStore extends Store {
   constructor(model) {
-    const wishes = { system: "", temperature: "", most: "", seed: "", speaks: false, voice: "" };
+    const wishes = { system: "", temperature: "", maxTokens: "", seed: "", speaks: false, voice: "" };
     super(model, { ...wishes, exchanges: [], text: "", files: [] });
     this.player = new Player((report) => this.change({ report }));
   }
@@ -60,7 +60,7 @@ class Chatting extends Store {
   async attach(files) {
     for (const file of files) {
       try {
-        const one = { name: file.name, type: file.type, part: await partOf(file), url: URL.createObjectURL(file) };
+        const one = { name: file.name, type: file.type, part: await toContentPart(file), url: URL.createObjectURL(file) };
         this.change({ files: [...this.state.files, one], error: null });
       } catch (error) {
         this.change({ error });
@@ -80,7 +80,7 @@ class Chatting extends Store {
     const asked = again ?? { text: text.trim(), files };
     const one = { text: asked.text, files: asked.files, id: newId(), answer: "", pieces: 0 };
     const cancel = new AbortController();
-    const body = bodyOf(this.model, this.state, before, one);
+    const body = requestBody(this.model, this.state, before, one);
     this.change({ exchanges: [...before, one], cancel, error: null, report: null });
     if (!again) this.change({ text: "", files: [] });
     this.player.stop();
@@ -92,7 +92,7 @@ class Chatting extends Store {
       else one.error = error;
     }
     this.player.end();
-    if (one.pcm) one.sound = URL.createObjectURL(wav(joined(one.pcm)));
+    if (one.pcm) one.sound = URL.createObjectURL(wav(concatPcm(one.pcm)));
     one.pcm = null;
     this.change({ cancel: null });
   }
@@ -103,7 +103,7 @@ class Chatting extends Store {
       const data = check(told);
       if (data === "[DONE]") return;
       one.usage = data.usage ?? one.usage;
-      if (data.choices[0]) this.#take(one, data.choices[0], since(begun));
+      if (data.choices[0]) this.#take(one, data.choices[0], secondsSince(begun));
       this.change({});
     }
   }
@@ -123,9 +123,9 @@ class Chatting extends Store {
       one.firstSound = now;
       this.player.begin(RATE);
     }
-    const pcm = pcmOf(bytesOf(delta.audio.data));
+    const pcm = toPcm(decodeBase64(delta.audio.data));
     one.pcm.push(pcm);
-    this.player.push(samplesOf(pcm));
+    this.player.push(toFloatSamples(pcm));
   }
 }
 
@@ -149,7 +149,7 @@ function CopyAnswer({ text }) {
   return navigator.clipboard && html`<button class="button quiet" type="button" onClick=${copy}>${told}</button>`;
 }
 
-const ENDS = { length: "at the most tokens", stopped: "stopped", tool_calls: "with a call of a tool" };
+const ENDS = { length: "at max tokens", stopped: "stopped", tool_calls: "with a call of a tool" };
 
 function figures({ usage, pieces, first, last, firstSound, reason }, report) {
   const tokens = usage?.completion_tokens_details?.text_tokens ?? pieces;
@@ -168,11 +168,11 @@ function Exchange({ store, one }) {
   const isLast = one === exchanges.at(-1);
   const isLive = isLast && cancel;
   const retry = one.error && !cancel && (() => store.ask(one));
-  return html`<${Said}><${Files} files=${one.files} />${one.text && html`<p>${one.text}</p>`}<//>
-    <${Said} who=${store.model} isLive=${isLive}>
+  return html`<${ChatMessage}><${Files} files=${one.files} />${one.text && html`<p>${one.text}</p>`}<//>
+    <${ChatMessage} who=${store.model} isLive=${isLive}>
       <p>${one.answer}${isLive && html`<i class="caret"></i>`}</p>
       ${one.sound && html`<audio controls src=${one.sound} aria-label="The answer"></audio>`}
-      <${Trouble} error=${one.error} what="No answer" retry=${retry} />
+      <${ErrorMessage} error=${one.error} what="No answer" retry=${retry} />
       <div class="row" data-samples=${isLast && report?.samples}>
         <${Figures} items=${figures(one, isLast && report)} id=${one.id} />
         ${one.answer && !isLive && html`<${CopyAnswer} text=${one.answer} />`}</div>
@@ -192,7 +192,7 @@ function Composer({ store }) {
     store.change({ exchanges: [] });
   };
   return html`<form class="composer" onSubmit=${send}>
-    <${Trouble} error=${error} what="That file is not sent" />
+    <${ErrorMessage} error=${error} what="That file is not sent" />
     <${Files} files=${files} remove=${(file) => store.change({ files: files.filter((one) => one !== file) })} />
     <textarea aria-label="Message" rows="2" placeholder="Ask something. Enter sends, Shift+Enter is a new line."
       value=${text} onInput=${(event) => store.change({ text: event.target.value })} onKeyDown=${pressed}></textarea>
@@ -200,7 +200,7 @@ function Composer({ store }) {
       ${cancel
         ? html`<button class="button main" type="button" onClick=${() => store.stop()}>Stop</button>`
         : html`<button class="button main" disabled=${!canAsk}>Send</button>`}
-      <${Pick} text="Attach" label="Attach pictures, sounds or texts" accept="image/*,audio/*,text/*,.md,.json,.csv,.py"
+      <${FilePicker} text="Attach" label="Attach pictures, sounds or texts" accept="image/*,audio/*,text/*,.md,.json,.csv,.py"
         multiple choose=${(chosen) => store.attach(chosen)} />
       <button class="button quiet end" type="button" disabled=${!exchanges.length} onClick=${renew}
         >New conversation</button>
@@ -208,15 +208,15 @@ function Composer({ store }) {
   </form>`;
 }
 
-function Wishes({ store, entry }) {
+function ParamsPanel({ store, entry }) {
   const { speaks } = store.state;
-  return html`<section class="panel stack" aria-label="How it is answered">
-    <${Wish} store=${store} name="system" label="System prompt" tag="textarea" rows="3" placeholder="none" />
-    <div class="wishes">
-      <${Wish} store=${store} name="temperature" label="Temperature" type="number" min="0" max="2" step="0.1"
+  return html`<section class="panel stack" aria-label="Parameters">
+    <${ParamField} store=${store} name="system" label="System prompt" tag="textarea" rows="3" placeholder="none" />
+    <div class="params">
+      <${ParamField} store=${store} name="temperature" label="Temperature" type="number" min="0" max="2" step="0.1"
         placeholder="1" />
-      <${Wish} store=${store} name="most" label="Most tokens" type="number" min="1" placeholder="1024" />
-      <${Wish} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
+      <${ParamField} store=${store} name="maxTokens" label="Max tokens" type="number" min="1" placeholder="1024" />
+      <${ParamField} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
     </div>
     <label class="check"><input type="checkbox" checked=${speaks}
       onChange=${(event) => store.change({ speaks: event.target.checked })} /> Speak the answer</label>
@@ -231,20 +231,20 @@ function shownBody({ model, state }) {
   const { exchanges, text, files } = state;
   const isWritten = text.trim() || files.length || !exchanges.length;
   const asked = isWritten ? { text: text.trim() || "Good morning.", files } : exchanges.at(-1);
-  return bodyOf(model, state, isWritten ? exchanges : exchanges.slice(0, -1), asked);
+  return requestBody(model, state, isWritten ? exchanges : exchanges.slice(0, -1), asked);
 }
 
 export default function Chat({ model, entry }) {
-  const store = useStore(Chatting, model);
+  const store = useStore(ChatStore, model);
   return html`<div class="play">
     <section class="panel chat" aria-label="Chat">
-      <${Log} label="What was said" empty="Ask something: the answer is shown as it is written.">
+      <${Log} label="Chat log" empty="Ask something: the answer is shown as it is written.">
         ${store.state.exchanges.map((one) => html`<${Exchange} key=${one.id} store=${store} one=${one} />`)}
       <//>
       <${Composer} store=${store} />
     </section>
     <aside class="stack">
-      <${Wishes} store=${store} entry=${entry} />
+      <${ParamsPanel} store=${store} entry=${entry} />
       <${Code} call=${{ method: "POST", path: PATH, body: shownBody(store), reads: "events" }} />
     </aside>
   </div>`;

@@ -5,7 +5,7 @@
 // shown, `$MSTAR_KEY` stands for it. What is too long to paste is made by the command itself.
 import { html, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
-import { Copy, Tabs } from "../parts.js";
+import { Copy, Tabs } from "../components.js";
 import { decode, isArray, sizeOf } from "./arrays.js";
 
 const LONG = 240;

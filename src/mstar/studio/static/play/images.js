@@ -1,11 +1,11 @@
 // Pictures: drawn from a text, or out of pictures; they get sharper as partial ones come.
 import { html, useState } from "../vendor/preact.js";
-import { Failed, api } from "../api.js";
-import { Choice, Field, Tabs, Trouble, seconds, since } from "../parts.js";
-import { More, Prompt, SEED, Timeline, filled, formOf, useForm, useTask } from "./asking.js";
+import { ApiError, api } from "../api.js";
+import { Choice, Field, Tabs, ErrorMessage, seconds, secondsSince } from "../components.js";
+import { More, Prompt, SEED, Timeline, nonEmptyFields, toForm, useForm, useTask } from "./form.js";
 import { Code } from "./code.js";
 
-const KINDS = [{ id: "generations", label: "Draw" }, { id: "edits", label: "Edit" }];
+const KINDS = [{ id: "generations", label: "Generate" }, { id: "edits", label: "Edit" }];
 const SIZES = ["auto", "256x256", "512x512", "1024x1024", "1536x1024", "1024x1536"];
 const EMPTY = { prompt: "a portrait", size: "auto", n: "1", partial_images: "3", seed: "",
   num_inference_steps: "", guidance_scale: "", negative_prompt: "" };
@@ -14,8 +14,8 @@ const newId = () => `studio-${crypto.getRandomValues(new Uint32Array(2)).join("-
 const TEXTS = ["prompt", "size", "negative_prompt"];
 
 /** The values as the API has them: a stream shows one picture, so several come without. */
-function wished(model, { n, partial_images: partials, ...rest }) {
-  const told = filled(rest).map(([name, value]) => [name, TEXTS.includes(name) ? value : Number(value)]);
+function requestParams(model, { n, partial_images: partials, ...rest }) {
+  const told = nonEmptyFields(rest).map(([name, value]) => [name, TEXTS.includes(name) ? value : Number(value)]);
   const how = n === "1" ? [["stream", true], ["partial_images", Number(partials)]] : [["n", Number(n)]];
   return [["model", model], ...told, ...how];
 }
@@ -24,14 +24,14 @@ function wished(model, { n, partial_images: partials, ...rest }) {
 async function draw(path, options, isStream, tell) {
   const begun = performance.now();
   const shot = ({ b64_json: coded }, form, name, isLast) =>
-    tell({ src: `data:image/${form};base64,${coded}`, name, isLast, after: since(begun) });
+    tell({ src: `data:image/${form};base64,${coded}`, name, isLast, after: secondsSince(begun) });
   if (!isStream) {
     const { data, output_format: form } = await api.json(path, options);
     data.forEach((one, number) => shot(one, form, `picture ${number + 1}`, true));
     return;
   }
   for await (const { data } of api.stream(path, options)) {
-    if (data.error) throw new Failed(data.error.message, data.error);
+    if (data.error) throw new ApiError(data.error.message, data.error);
     const isLast = data.type.endsWith("completed");
     shot(data, data.output_format, isLast ? "finished" : `partial ${data.partial_image_index + 1}`, isLast);
   }
@@ -46,9 +46,9 @@ export default function Images({ model }) {
   const { prompt, n } = form.values;
   const isEdit = kind === "edits";
   const isStream = n === "1";
-  const parts = wished(model, form.values);
+  const parts = requestParams(model, form.values);
   const sources = Object.entries(files).flatMap(([name, some]) => some.map((file) => [name, file]));
-  const content = isEdit ? formOf([...parts, ...sources]) : { body: Object.fromEntries(parts) };
+  const content = isEdit ? toForm([...parts, ...sources]) : { body: Object.fromEntries(parts) };
   const call = { method: "POST", path: `/v1/images/${kind}`, body: content.body, form: content.shown };
   const begin = (event) => {
     event.preventDefault();
@@ -57,25 +57,25 @@ export default function Images({ model }) {
     const tell = (shot) => show((last) => ({ ...last, shots: [...last.shots, shot] }));
     task.run((signal) => draw(call.path, { ...content, signal, headers: { "X-Request-Id": id } }, isStream, tell));
   };
-  return html`<div class="grid2 sight">
+  return html`<div class="grid2 media-panels">
     <form class="panel stack" onSubmit=${begin}>
       <${Tabs} tabs=${KINDS} chosen=${kind} choose=${choose} label="What to do" />
-      <${Wishes} form=${form} />
+      <${ParamsPanel} form=${form} />
       ${isEdit && html`<${Sources} take=${take} />`}
       <div class="row">
-        <button class="button main" disabled=${task.isBusy || !prompt || (isEdit && !sources.length)}>Draw</button>
+        <button class="button main" disabled=${task.isBusy || !prompt || (isEdit && !sources.length)}>Generate</button>
         ${task.isBusy && html`<button class="button" type="button" onClick=${task.stop}>Stop</button>`}
       </div>
       <${Code} call=${{ ...call, reads: isStream ? "events" : "json" }} />
     </form>
-    <section class="panel stack" aria-label="Picture">
-      <${Trouble} error=${task.error} what="It was not drawn" />
+    <section class="panel stack" aria-label="Image">
+      <${ErrorMessage} error=${task.error} what="It was not drawn" />
       <${Result} ...${drawn} isBusy=${task.isBusy} />
     </section>
   </div>`;
 }
 
-function Wishes({ form }) {
+function ParamsPanel({ form }) {
   const { values, set, input } = form;
   const choice = (name, label, options, disabled) => html`<${Choice} label=${label} value=${values[name]}
     options=${options} disabled=${disabled} choose=${(value) => set(name)({ target: { value } })} />`;
@@ -85,8 +85,8 @@ function Wishes({ form }) {
       ${input("size", "Size", { list: "sizes", pattern: "auto|[1-9]\\d*x[1-9]\\d*" })}
       <datalist id="sizes">${SIZES.map((size) => html`<option value=${size} />`)}</datalist>
       ${input("seed", "Seed", SEED)}
-      ${choice("n", "Pictures", ["1", "2", "3", "4"])}
-      ${choice("partial_images", "Partial pictures", ["0", "1", "2", "3"], values.n !== "1")}
+      ${choice("n", "Number of images", ["1", "2", "3", "4"])}
+      ${choice("partial_images", "Partial images", ["0", "1", "2", "3"], values.n !== "1")}
     </div>
     <${More} form=${form} />`;
 }

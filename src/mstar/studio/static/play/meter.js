@@ -23,7 +23,7 @@ export function Wave({ peaks, played }) {
   }
   const text = `${(peaks.length / 50).toFixed(1)} s of sound`;
   return html`<svg class="wave" viewBox="0 0 ${BINS} 64" preserveAspectRatio="none" role="img" aria-label=${text}>
-    <path d=${paths[0]} /><path class="heard" d=${paths[1]} /></svg>`;
+    <path d=${paths[0]} /><path class="played" d=${paths[1]} /></svg>`;
 }
 
 /** Figures in a line: [[name, value, hint?]], those without a value left out, and where the call's timeline is. */

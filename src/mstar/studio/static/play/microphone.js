@@ -1,8 +1,8 @@
 // The microphone as frames of 40 ms of 16-bit samples at 24 kHz, and a file of sound that stands in for it.
 // What becomes of the frames is not decided here.
 
-import { ELSEWHERE, soundContext } from "./player.js";
-import { RATE, decoded } from "./sound.js";
+import { SECURE_CONTEXT_HINT, audioContext } from "./player.js";
+import { RATE, decodeAudioFile } from "./audio.js";
 
 const FRAME = RATE / 25;
 
@@ -16,8 +16,8 @@ const REFUSALS = {
 
 /** Opens the microphone. `onFrame(pcm, level)` is called 25 times a second. Returns what ends it. */
 export async function record(onFrame) {
-  if (!canRecord()) throw new Error(ELSEWHERE);
-  const context = await soundContext("microphone");
+  if (!canRecord()) throw new Error(SECURE_CONTEXT_HINT);
+  const context = await audioContext("microphone");
   let stream;
   try {
     const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
@@ -41,7 +41,7 @@ export async function record(onFrame) {
 
 /** Gives a file as a microphone would: at its own pace, then `silence_ms` of silence. Returns what ends it. */
 export async function replay(file, onFrame, onEnd, silence_ms) {
-  const pcm = await decoded(file);
+  const pcm = await decodeAudioFile(file);
   const count = Math.ceil((pcm.length + (silence_ms * RATE) / 1000) / FRAME);
   const begun = performance.now();
   let sent = 0;

@@ -1,9 +1,9 @@
 // What a robot or a world is shown: a form of arrays, as a model says it needs them, or as its user knows.
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
-import { Choice, Field } from "../parts.js";
-import { tried } from "./asking.js";
-import { DTYPES, count, encode, pictureShape } from "./arrays.js";
+import { Choice, Field } from "../components.js";
+import { tryValue } from "./form.js";
+import { DTYPES, count, encode, imageShape } from "./arrays.js";
 import { Pixels } from "./plot.js";
 
 const SLIDERS = 16;
@@ -25,7 +25,7 @@ export function useRobot(model, acts = true) {
 }
 
 /** The fields of an observation, as far as a model says what it needs; models say it in three ways. */
-export function fieldsOf({ observation, cameras = [], state, fields = {} }) {
+export function observationFields({ observation, cameras = [], state, fields = {} }) {
   if (observation) return Object.entries(observation).map(([name, { dtype, shape }]) => field(name, dtype, shape));
   const told = Object.entries(fields).flatMap(([name, what]) => {
     const [, dtype, sizes] = /^(\w+\d+) \[([^\]]*)\]/.exec(what) ?? [];
@@ -37,7 +37,7 @@ export function fieldsOf({ observation, cameras = [], state, fields = {} }) {
 }
 
 /** The numbers that a text tells: as many as are needed, or one for all. Without a shape, as many as there are. */
-export function numbersOf(text, shape, name) {
+export function parseNumbers(text, shape, name) {
   const numbers = text.split(/[\s,;]+/).filter(Boolean).map(Number);
   const needed = shape ? count(shape) : numbers.length;
   if (numbers.some(Number.isNaN) || ![1, needed].includes(numbers.length) || !numbers.length) {
@@ -47,15 +47,15 @@ export function numbersOf(text, shape, name) {
 }
 
 /** An observation as the API wants it. Throws when a text is not what is needed. */
-export function observed(fields) {
+export function encodeObservation(fields) {
   return Object.fromEntries(fields.map((one) => {
     const { name, dtype, shape, text, pictures } = one;
-    return [name, encode(dtype, shape, pictures.length ? brightness(one) : numbersOf(text, shape, name))];
+    return [name, encode(dtype, shape, pictures.length ? brightness(one) : parseNumbers(text, shape, name))];
   }));
 }
 
 function brightness({ dtype, shape, pictures, scale }) {
-  const { many, height, width, colours, isFirst } = pictureShape(shape);
+  const { many, height, width, colours, isFirst } = imageShape(shape);
   const [factor, shift] = dtype.startsWith("float") ? scale.split(" ").map(Number) : [255, 0];
   const pixels = height * width;
   const values = new Float32Array(many * pixels * colours);
@@ -85,18 +85,18 @@ export function Observation({ fields, change, isFixed }) {
   const drop = (at) => () => change((last) => last.filter((_, i) => i !== at));
   const one = (told, at) => html`<fieldset class="stack" key=${at}>
     <legend>${told.name} <small>${told.dtype} [${told.shape.join(", ")}]</small></legend>
-    <${pictureShape(told.shape) ? Pictures : Numbers} told=${told} put=${put(at)} />
-    ${!isFixed && html`<div><${Small} click=${drop(at)}>Leave out ${told.name}<//></div>`}
+    <${imageShape(told.shape) ? Pictures : Numbers} told=${told} put=${put(at)} />
+    ${!isFixed && html`<div><${SmallButton} click=${drop(at)}>Remove ${told.name}<//></div>`}
   </fieldset>`;
   return html`${fields.map(one)} ${!isFixed && html`<${Add} add=${(more) => change((last) => [...last, more])} />`}`;
 }
 
-const Small = ({ click, children }) =>
+const SmallButton = ({ click, children }) =>
   html`<button class="button quiet" type="button" onClick=${click}>${children}</button>`;
 
 function Numbers({ told: { name, text, shape }, put }) {
   const many = count(shape);
-  const { value: values = [] } = tried(() => numbersOf(text, shape, name));
+  const { value: values = [] } = tryValue(() => parseNumbers(text, shape, name));
   const slide = (at) => (event) => put({ text: values.with(at, event.target.value).join(" ") });
   const slider = (value, at) => html`<div><span>${name} ${at}</span>
     <input type="range" min="-3" max="3" step="0.05" aria-label="${name} ${at}" value=${value} onInput=${slide(at)} />
@@ -106,13 +106,13 @@ function Numbers({ told: { name, text, shape }, put }) {
     <${Field} label=${`Numbers of ${name}`} hint=${`${many}, or one for all`}>
       <input value=${text} onInput=${(event) => put({ text: event.target.value })} /><//>
     <div class="row">
-      <${Small} click=${() => put({ text: "0" })}>Zeros<//><${Small} click=${random}>Random<//>
+      <${SmallButton} click=${() => put({ text: "0" })}>Zeros<//><${SmallButton} click=${random}>Random<//>
     </div>
     ${many <= SLIDERS && html`<div class="sliders">${values.map(slider)}</div>`}`;
 }
 
 function Pictures({ told: { name, dtype, shape, pictures, scale, wrong }, put }) {
-  const { many, height, width } = pictureShape(shape);
+  const { many, height, width } = imageShape(shape);
   const taken = (event) => {
     const made = [...event.target.files].slice(0, many).map((file) => fitted(file, width, height));
     Promise.all(made).then((all) => put({ pictures: all, wrong: "" }), () => put({ pictures: [], wrong: WRONG }));

@@ -8,13 +8,13 @@ const modules = {};
 export const canPlay = () => window.isSecureContext && "AudioWorkletNode" in window;
 
 const port = location.port || 8000;
-export const ELSEWHERE = `The browser gives sound only to pages on https or on localhost. On your own machine run
+export const SECURE_CONTEXT_HINT = `The browser gives sound only to pages on https or on localhost. On your own machine run
   ssh -L ${port}:127.0.0.1:${location.port || 80} ${location.hostname}
 and open http://localhost:${port}`;
 
 /** The page's one AudioContext with a worklet in it. The first call must come from a click or a key. */
-export async function soundContext(worklet) {
-  if (!canPlay()) throw new Error(ELSEWHERE);
+export async function audioContext(worklet) {
+  if (!canPlay()) throw new Error(SECURE_CONTEXT_HINT);
   context ??= new AudioContext({ latencyHint: "interactive" });
   if (context.state === "suspended") context.resume(); // not awaited: it may wait for a gesture for ever
   modules[worklet] ??= context.audioWorklet.addModule(new URL(`worklets/${worklet}.js`, import.meta.url));
@@ -38,7 +38,7 @@ export class Player {
 
   /** Get ready to play: call it in the click that will lead to sound. */
   open() {
-    this.#opening ??= soundContext("player").then((ready) => {
+    this.#opening ??= audioContext("player").then((ready) => {
       this.#node = new AudioWorkletNode(ready, "player", { numberOfInputs: 0, outputChannelCount: [1] });
       this.#node.port.onmessage = ({ data }) => this.#heard(data);
       this.#node.connect(ready.destination);

@@ -1,6 +1,6 @@
 // Small pictures of numbers: lines over time, bars, a histogram with a limit, heat maps and pixels.
 import { html, useEffect, useRef } from "../vendor/preact.js";
-import { decode, extent, isArray, pictureShape, picturesOf } from "./arrays.js";
+import { decode, extent, isArray, imageShape, toImages } from "./arrays.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [480, 184, 44, 20, 11];
 const INSIDE = WIDTH - LEFT - 6;
@@ -98,12 +98,12 @@ function heat({ shape, values }) {
 }
 
 /** Any value that a model showed, by its shape: pictures, a heat map, lines, or text. */
-export function Shown({ value, label }) {
+export function ArrayView({ value, label }) {
   if (!isArray(value)) return html`<pre class="code">${JSON.stringify(value, null, 1)}</pre>`;
   const array = decode(value);
   const { shape, dtype } = array;
   const told = `${label}: ${dtype} [${shape.join(", ")}]`;
-  if (pictureShape(shape)) return picturesOf(array).map((image) => html`<${Pixels} image=${image} label=${told} />`);
+  if (imageShape(shape)) return toImages(array).map((image) => html`<${Pixels} image=${image} label=${told} />`);
   const isWide = shape.length > 1 && shape.at(-1) > 1 && array.values.length > 16;
   if (isWide) return html`<${Pixels} image=${heat(array)} label=${told} look="pixels heat" />`;
   return html`<${Bars} values=${array.values.slice(0, 32)} label=${told} name="" />`;

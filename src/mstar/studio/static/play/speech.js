@@ -1,18 +1,18 @@
 // Speech: a text is said, and heard as it is made. What was said can be heard again and kept as a WAV file.
 
-import { api, Failed } from "../api.js";
-import { Trouble, seconds, since } from "../parts.js";
+import { api, ApiError } from "../api.js";
+import { ErrorMessage, seconds, secondsSince } from "../components.js";
 import { html } from "../vendor/preact.js";
-import { Store, Voice, Wish, isAbort, newId, numbers, useStore } from "./call.js";
+import { Store, Voice, ParamField, isAbort, newId, numbers, useStore } from "./store.js";
 import { Code } from "./code.js";
 import { Figures, Wave } from "./meter.js";
-import { ELSEWHERE, Player, canPlay } from "./player.js";
-import { Peaks, RATE, joined, pcmOf, samplesOf, wav } from "./sound.js";
+import { SECURE_CONTEXT_HINT, Player, canPlay } from "./player.js";
+import { Peaks, RATE, concatPcm, toPcm, toFloatSamples, wav } from "./audio.js";
 
 const PATH = "/v1/audio/speech";
 const TEXT = "Good morning. This is said as it is made: you hear the first words before the last ones are read.";
 
-export const bodyOf = (model, { text, voice, speed, seed }) => ({
+export const requestBody = (model, { text, voice, speed, seed }) => ({
   model,
   input: text,
   ...(voice && { voice }),
@@ -30,14 +30,14 @@ async function* wholeSamples(body) {
       if (done) return;
       const bytes = odd.length ? new Uint8Array([...odd, ...value]) : value;
       odd = bytes.slice(bytes.length - (bytes.length % 2));
-      yield pcmOf(bytes);
+      yield toPcm(bytes);
     }
   } catch (error) {
-    throw isAbort(error) ? error : new Failed("the sound was cut off before its end", { status: 500 });
+    throw isAbort(error) ? error : new ApiError("the sound was cut off before its end", { status: 500 });
   }
 }
 
-class Speaking extends Store {
+class SpeechStore extends Store {
   constructor(model) {
     super(model, { text: TEXT, voice: "", speed: "1", seed: "", peaks: [] });
     this.player = new Player(({ played, underruns, samples }) =>
@@ -63,7 +63,7 @@ class Speaking extends Store {
   async #follow(id, signal) {
     const begun = performance.now();
     const headers = { "X-Request-Id": id };
-    const answer = await api.raw(PATH, { body: bodyOf(this.model, this.state), headers, signal });
+    const answer = await api.raw(PATH, { body: requestBody(this.model, this.state), headers, signal });
     const rate = Number(answer.headers.get("X-Sample-Rate")) || RATE;
     const peaks = new Peaks(rate);
     const parts = [];
@@ -72,12 +72,12 @@ class Speaking extends Store {
       for await (const pcm of wholeSamples(answer.body)) {
         parts.push(pcm);
         peaks.add(pcm);
-        this.player.push(samplesOf(pcm));
-        const made = since(begun);
+        this.player.push(toFloatSamples(pcm));
+        const made = secondsSince(begun);
         this.change({ peaks: peaks.values, length: peaks.count / rate, made, first: this.state.first ?? made });
       }
     } finally {
-      if (parts.length) this.change({ file: URL.createObjectURL(wav(joined(parts), rate)) });
+      if (parts.length) this.change({ file: URL.createObjectURL(wav(concatPcm(parts), rate)) });
     }
   }
 
@@ -92,10 +92,10 @@ function Sound({ state: { peaks, played, first, made, length, underruns, file, i
   return html`<${Wave} peaks=${peaks} played=${played} />
     <${Figures} id=${id} items=${[
       ["first sound", seconds(first), "from the request to the first samples"],
-      ["made in", seconds(made)],
+      ["generated in", seconds(made)],
       ["length", seconds(length)],
       ["real-time factor", (made / length).toFixed(2), "how long it took, of how long it lasts"],
-      ["heard", canPlay() ? seconds(played) : null],
+      ["played", canPlay() ? seconds(played) : null],
       ["underruns", canPlay() ? underruns : null, "gaps: the sound was not made in time"],
     ]} />
     <div class="row" data-samples=${samples}>
@@ -105,7 +105,7 @@ function Sound({ state: { peaks, played, first, made, length, underruns, file, i
 }
 
 export default function Speech({ model, entry }) {
-  const store = useStore(Speaking, model);
+  const store = useStore(SpeechStore, model);
   const { text, speed, cancel, error } = store.state;
   const submit = (event) => {
     event.preventDefault();
@@ -114,27 +114,27 @@ export default function Speech({ model, entry }) {
   return html`<div class="play">
     <div class="stack">
       <form class="panel stack" onSubmit=${submit}>
-        <${Wish} store=${store} name="text" label="Text" tag="textarea" rows="5" maxlength="4096" />
+        <${ParamField} store=${store} name="text" label="Text" tag="textarea" rows="5" maxlength="4096" />
         <div class="row">
           <button class="button main" disabled=${cancel || !text.trim()}>Speak</button>
           <button class="button" type="button" onClick=${() => store.stop()}>Stop</button>
           <span class="note" role="status">${cancel && "Speaking …"}</span>
         </div>
-        ${!canPlay() && html`<p class="note wrap">${ELSEWHERE}. Until then it is played when it is whole.</p>`}
+        ${!canPlay() && html`<p class="note wrap">${SECURE_CONTEXT_HINT}. Until then it is played when it is whole.</p>`}
       </form>
       <section class="panel stack" aria-label="Sound">
-        <${Trouble} error=${error} what="Nothing more is said" /><${Sound} state=${store.state} />
+        <${ErrorMessage} error=${error} what="Nothing more is said" /><${Sound} state=${store.state} />
       </section>
     </div>
     <aside class="stack">
-      <section class="panel stack" aria-label="How it is said">
+      <section class="panel stack" aria-label="Parameters">
         <${Voice} store=${store} entry=${entry} />
-        <div class="wishes">
-          <${Wish} store=${store} name="speed" label=${`Speed: ${speed}`} type="range" min="0.5" max="2" step="0.05" />
-          <${Wish} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
+        <div class="params">
+          <${ParamField} store=${store} name="speed" label=${`Speed: ${speed}`} type="range" min="0.5" max="2" step="0.05" />
+          <${ParamField} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
         </div>
       </section>
-      <${Code} call=${{ method: "POST", path: PATH, body: bodyOf(model, store.state), reads: "sound" }} />
+      <${Code} call=${{ method: "POST", path: PATH, body: requestBody(model, store.state), reads: "sound" }} />
     </aside>
   </div>`;
 }

@@ -1,8 +1,8 @@
 // Videos: jobs that are asked for, looked after, played and deleted.
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
-import { Busy, Field, Trouble, ago } from "../parts.js";
-import { More, Prompt, SEED, Timeline, filled, formOf, useForm, useTask } from "./asking.js";
+import { ProgressBar, Field, ErrorMessage, timeAgo } from "../components.js";
+import { More, Prompt, SEED, Timeline, nonEmptyFields, toForm, useForm, useTask } from "./form.js";
 import { Code } from "./code.js";
 
 const POLL_MS = 500;
@@ -41,7 +41,7 @@ export default function Video({ model }) {
   const [id, name] = useState("");
   const { jobs, error, look } = useJobs();
   const task = useTask();
-  const content = formOf([["model", model], ...filled(form.values)]);
+  const content = toForm([["model", model], ...nonEmptyFields(form.values)]);
   const begin = (event) => {
     event.preventDefault();
     task.run(async (signal) => {
@@ -51,26 +51,26 @@ export default function Video({ model }) {
     });
   };
   const one = (job) => html`<${Job} key=${job.id} job=${job} look=${look} />`;
-  return html`<div class="grid2 sight">
+  return html`<div class="grid2 media-panels">
     <form class="panel stack" onSubmit=${begin}>
-      <${Wishes} form=${form} />
+      <${ParamsPanel} form=${form} />
       <div class="row">
-        <button class="button main" disabled=${task.isBusy || !form.values.prompt}>Film</button>
+        <button class="button main" disabled=${task.isBusy || !form.values.prompt}>Generate</button>
         <${Timeline} id=${id} />
       </div>
-      <${Trouble} error=${task.error} what="The job was not taken" />
+      <${ErrorMessage} error=${task.error} what="The job was not taken" />
       <${Code} call=${{ method: "POST", path: "/v1/videos", form: content.shown, reads: "json" }} />
     </form>
     <section class="panel stack" aria-label="Videos">
       <h2>Videos</h2>
-      <${Trouble} error=${error} retry=${look} what="The videos cannot be looked after" />
+      <${ErrorMessage} error=${error} retry=${look} what="The videos cannot be looked after" />
       <ul class="stack">${jobs.map(one)}</ul>
       ${!jobs.length && html`<p class="note">There are none. Each is kept for an hour.</p>`}
     </section>
   </div>`;
 }
 
-function Wishes({ form }) {
+function ParamsPanel({ form }) {
   const { set, input } = form;
   return html`
     <${Prompt} form=${form} />
@@ -96,16 +96,16 @@ function Job({ job, look }) {
   const drop = () => task.run((signal) => api.json(pathOf(job), { method: "DELETE", signal }).then(look));
   return html`<li class="stack job">
     <p class="row"><span class="tag ${LOOKS[job.status]}">${job.status.replace("_", " ")}</span> <b>${job.prompt}</b>
-      <small>${job.model}, ${job.seconds} s, ${job.size}, ${ago(job.created_at)}</small></p>
-    ${!isOver(job) && html`<${Busy} text=${`${job.progress} %`} done=${job.progress} total=${100} />`}
-    <${Trouble} error=${job.error} what="It failed" />
-    <${Trouble} error=${task.error} />
+      <small>${job.model}, ${job.seconds} s, ${job.size}, ${timeAgo(job.created_at)}</small></p>
+    ${!isOver(job) && html`<${ProgressBar} text=${`${job.progress} %`} done=${job.progress} total=${100} />`}
+    <${ErrorMessage} error=${job.error} what="It failed" />
+    <${ErrorMessage} error=${task.error} />
     ${src && html`<video src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}></video>`}
     <p class="row">
       ${job.status === "completed" && !src
         && html`<button class="button" type="button" onClick=${fetched}>Play</button>`}
       ${src && html`<a class="button" href=${src} download="video.mp4">Download</a>`}
-      <button class="button quiet" type="button" onClick=${drop}>${isOver(job) ? "Delete" : "Give up"}</button>
+      <button class="button quiet" type="button" onClick=${drop}>${isOver(job) ? "Delete" : "Cancel"}</button>
     </p>
     ${src && html`<${Code} call=${{ path: content, reads: "bytes" }} />`}
   </li>`;

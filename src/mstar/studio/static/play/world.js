@@ -1,12 +1,12 @@
 // Worlds: begun with what is seen, moved by actions step by step, forked, and compared with what they were forked from.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
-import { Busy, Choice, Trouble } from "../parts.js";
+import { ProgressBar, Choice, ErrorMessage } from "../components.js";
 import { decode, encode, isArray } from "./arrays.js";
-import { SEED, Timeline, tried, useForm, useTask } from "./asking.js";
+import { SEED, Timeline, tryValue, useForm, useTask } from "./form.js";
 import { Code } from "./code.js";
-import { Observation, fieldsOf, numbersOf, observed, useRobot } from "./observation.js";
-import { Shown } from "./plot.js";
+import { Observation, observationFields, parseNumbers, encodeObservation, useRobot } from "./observation.js";
+import { ArrayView } from "./plot.js";
 
 const pathOf = ({ id }, verb = "") => `/v1/worlds/${encodeURIComponent(id)}${verb}`;
 const NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -42,21 +42,21 @@ function useWorlds() {
 }
 
 export default function World({ model, entry }) {
-  const { robot, error } = useRobot(model, entry.capabilities.includes("acting"));
-  if (error) return html`<${Trouble} error=${error} what="What it needs to see is not known" />`;
-  return robot ? html`<${Panel} model=${model} robot=${robot} />` : html`<${Busy} text="Asking what it sees…" />`;
+  const { robot, error } = useRobot(model, entry.capabilities.includes("action"));
+  if (error) return html`<${ErrorMessage} error=${error} what="What it needs to see is not known" />`;
+  return robot ? html`<${Panel} model=${model} robot=${robot} />` : html`<${ProgressBar} text="Asking what it sees…" />`;
 }
 
 function Panel({ model, robot }) {
-  const [fields, change] = useState(() => fieldsOf(robot));
+  const [fields, change] = useState(() => observationFields(robot));
   const { values, input } = useForm({ prompt: "", seed: "0", action: "0 0 0 0 0 0 0" });
   const { worlds, put, add, drop } = useWorlds();
   const [id, choose] = useState("");
   const task = useTask();
-  const seen = useMemo(() => tried(() => observed(fields)), [fields]);
+  const seen = useMemo(() => tryValue(() => encodeObservation(fields)), [fields]);
   const begin = { model, observation: seen.value ?? {}, prompt: values.prompt || undefined, seed: Number(values.seed) };
   const world = worlds.find((one) => one.id === id) ?? worlds[0];
-  const doing = tried(() => actionOf(values.action));
+  const doing = tryValue(() => actionOf(values.action));
   const body = world && { action: doing.value, step: world.steps.length };
   const ask = (work) => () => task.run(work);
   const started = async (signal) => {
@@ -79,17 +79,17 @@ function Panel({ model, robot }) {
   const call = world ? { path: pathOf(world, "/step"), body, begin: world.begin } : { path: "/v1/worlds", body: begin };
   const button = (text, work, look = "") => html`<button class="button ${look}" type="button"
     disabled=${task.isBusy || seen.error || doing.error} onClick=${ask(work)}>${text}</button>`;
-  return html`<div class="stack sight">
+  return html`<div class="stack media-panels">
     <div class="grid2">
-      <section class="panel stack" aria-label="What is seen">
-        <h2>What is seen</h2>
+      <section class="panel stack" aria-label="Observation">
+        <h2>Observation</h2>
         <${Observation} fields=${fields} change=${change} isFixed=${Boolean(robot.observation)} />
         <div class="fields">${input("prompt", "Prompt")}${input("seed", "Seed", SEED)}</div>
-        <div class="row">${button(world ? "Begin another world" : "Begin a world", started, world ? "" : "main")}</div>
-        <${Trouble} error=${seen.error} what="The observation is not complete" />
+        <div class="row">${button(world ? "Create another world" : "Create world", started, world ? "" : "main")}</div>
+        <${ErrorMessage} error=${seen.error} what="The observation is not complete" />
       </section>
-      <section class="panel stack" aria-label="What is done">
-        <h2>What is done</h2>
+      <section class="panel stack" aria-label="Controls">
+        <h2>Controls</h2>
         ${world && html`<${Choice} label="World" value=${world.id} choose=${choose}
           options=${worlds.map((one) => [one.id, `${one.name}, ${one.steps.length} steps`])} />`}
         ${input("action", "Action", { placeholder: "numbers" })}
@@ -97,7 +97,7 @@ function Panel({ model, robot }) {
           ${button("Step", step, "main")} ${button("Fork", fork)} ${button("Reset", reset)}
           ${button("End", () => drop(world))}
         </div>` : html`<p class="note">Begin a world first.</p>`}
-        <${Trouble} error=${doing.error ?? task.error} />
+        <${ErrorMessage} error=${doing.error ?? task.error} />
         <${Code} call=${{ ...call, method: "POST", reads: "json" }} />
       </section>
     </div>
@@ -107,7 +107,7 @@ function Panel({ model, robot }) {
 }
 
 function actionOf(text) {
-  const numbers = numbersOf(text, null, "The action");
+  const numbers = parseNumbers(text, null, "The action");
   return encode("float32", [numbers.length], numbers);
 }
 
@@ -115,7 +115,7 @@ function Rollout({ world: { name, steps }, parent }) {
   const one = ({ emissions, action, id }, at) => html`<li key=${at}><figure class="stack">
     <figcaption>step ${at} <${Timeline} id=${id} /><br /><small>${action}</small></figcaption>
     ${Object.entries(emissions).map(([kind, value]) => html`<div>
-      <${Shown} value=${value} label=${`${kind} of step ${at}`} />
+      <${ArrayView} value=${value} label=${`${kind} of step ${at}`} />
       <br /><small>${kind}${apart(value, parent?.steps[at]?.emissions[kind], parent?.name)}</small>
     </div>`)}
   </figure></li>`;

@@ -1,8 +1,8 @@
 // Draws the rows of one trace on a canvas, for the part of the time that is looked at, which several may share.
 // It draws and finds what lies under a point; hands and keys are in `waterfall`.
 
-import { seconds } from "../parts.js";
-import { ROW } from "./say.js";
+import { seconds } from "../components.js";
+import { ROW } from "./trace_summary.js";
 
 const SHORTEST_S = 2e-5; // closer than this, clocks of processes mean nothing
 const MARGIN = 1.04; // room at the right for what is written after the last bar
@@ -250,7 +250,7 @@ export class Chart {
       ink.fillRect(...place);
       ink.globalAlpha = 1;
     };
-    if (span.what === "op" || span.what === "transfer") {
+    if (span.kind === "op" || span.kind === "transfer") {
       const before = this.x(item.from);
       const wide = Math.max(end - start, 1e-9);
       const solid = Math.min(1, span.busy / wide);
@@ -260,9 +260,9 @@ export class Chart {
       fill(tint.fill, 1, x, top, right - x, high);
       fill(tint.line, 1, x, top + high - part, right - x, part);
       if (light > 0) fill(tint.line, 0.4, x, top + high - part - light * high, right - x, light * high);
-    } else if (span.what === "queued") {
+    } else if (span.kind === "queued") {
       fill(colours.warn, 0.55, x, top, right - x, high);
-    } else if (span.what === "walk") {
+    } else if (span.kind === "walk") {
       const begun = Math.min(right, this.x(start + span.waited));
       fill(colours.accent, 0.25, x, top, begun - x, high);
       fill(colours.accent, 0.75, begun, top, Math.max(1, right - begun - 1), high);
@@ -347,10 +347,10 @@ export class Chart {
 
 function captionOf(span) {
   const long = seconds(span.end - span.start);
-  if (span.what === "op") return `${seconds(span.busy)}${span.calls > 1 ? ` in ${span.calls} calls` : ""}`;
-  if (span.what === "transfer") return `${span.calls}×, ${seconds(span.busy)}`;
-  if (span.what === "walk") return `${span.name} ${long}`;
-  if (span.what === "attempt" && span.attempt > 1) return `attempt ${span.attempt}: ${span.text || long}`;
+  if (span.kind === "op") return `${seconds(span.busy)}${span.calls > 1 ? ` in ${span.calls} calls` : ""}`;
+  if (span.kind === "transfer") return `${span.calls}×, ${seconds(span.busy)}`;
+  if (span.kind === "walk") return `${span.name} ${long}`;
+  if (span.kind === "attempt" && span.attempt > 1) return `attempt ${span.attempt}: ${span.text || long}`;
   return long;
 }
 

@@ -1,9 +1,9 @@
 // A trace as tables: what each op came to, what was emitted, what differs between two, and every span in words for those
 // who cannot see bars.
 
-import { seconds } from "../parts.js";
+import { seconds } from "../components.js";
 import { html, useState } from "../vendor/preact.js";
-import { emissionsOf, totals } from "./say.js";
+import { emissionTimes, totals } from "./trace_summary.js";
 
 const some = (x, say = String) => (x ? say(x) : "–");
 
@@ -29,7 +29,7 @@ function Share({ part }) {
 }
 
 export function Totals({ trace }) {
-  const heads = ["*What", "#Seconds", "Of all", "#Calls", "#Each", "#Waited", "#Batch", "Where", "Walks"];
+  const heads = ["*What", "#Seconds", "Share", "#Calls", "#Each", "#Waited", "#Batch", "Where", "Walks"];
   const rows = totals(trace).map((one) => ({
     key: one.name,
     cells: [
@@ -44,16 +44,16 @@ export function Totals({ trace }) {
       [...one.walks].join(", "),
     ],
   }));
-  if (rows.length) return html`<${Table} label="Where the time went" heads=${heads} rows=${rows} />`;
+  if (rows.length) return html`<${Table} label="Time breakdown" heads=${heads} rows=${rows} />`;
   return html`<p class="note">No process told what it did for this request: it ended too long ago, or the process has died
     since.</p>`;
 }
 
 export function Emissions({ trace }) {
   if (!trace.emissions.length) return html`<p class="soft">Nothing was emitted.</p>`;
-  const heads = ["*Emission", "#How many", "#First at", "#Last at", "Against when due"];
+  const heads = ["*Emission", "#Count", "#First at", "#Last at", "Deadline"];
   const against = (one) => {
-    const lates = emissionsOf(one).filter((each) => each.late > 0);
+    const lates = emissionTimes(one).filter((each) => each.late > 0);
     if (!lates.length) return one.due?.length ? "all in time" : "has no clock";
     const by = lates.map((each) => `${each.number}. by ${seconds(each.late)}`).join(", ");
     return html`<span class="bad">${lates.length} late: ${by}</span>`;
@@ -73,7 +73,7 @@ export function Spans({ trace, label = "All spans as a table" }) {
   const row = (one) => {
     const times = [seconds(Math.max(0, one.start)), seconds(one.end - one.start), ...[one.busy, one.waited].map(timed)];
     const counts = [one.calls, one.batch, one.attempt].map((each) => some(each));
-    return { cells: [one.process, one.what, one.name, one.walk, ...times, ...counts, one.text] };
+    return { cells: [one.process, one.kind, one.name, one.walk, ...times, ...counts, one.text] };
   };
   return html`<details class="panel" onToggle=${(event) => open(event.currentTarget.open)}>
     <summary>${label} (${trace.spans.length})</summary>
@@ -89,7 +89,7 @@ export function differences(a, b) {
   const both = (name, a, b) => ({ name, a, b, more: (b?.busy ?? 0) - (a?.busy ?? 0) });
   const rows = [...new Set([...inA.keys(), ...inB.keys()])].map((name) => both(name, inA.get(name), inB.get(name)));
   rows.sort((x, y) => Math.abs(y.more) - Math.abs(x.more));
-  return [both("in all", { busy: a.seconds }, { busy: b.seconds }), ...rows];
+  return [both("total", { busy: a.seconds }, { busy: b.seconds }), ...rows];
 }
 
 /** More than a tenth and a millisecond is worth a colour. */
@@ -111,5 +111,5 @@ export function Differences({ a, b }) {
       ...[one.a, one.b].map((each) => timed(each?.waited)),
     ],
   }));
-  return html`<${Table} label="What each took in both" heads=${heads} rows=${rows} />`;
+  return html`<${Table} label="Durations in both" heads=${heads} rows=${rows} />`;
 }

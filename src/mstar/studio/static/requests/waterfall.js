@@ -3,7 +3,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { AXIS, Chart, palette } from "./chart.js";
-import { details, layout } from "./say.js";
+import { details, layout } from "./trace_summary.js";
 
 const STILL = 4; // pixels: who moves less has clicked
 

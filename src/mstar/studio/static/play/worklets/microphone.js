@@ -3,7 +3,7 @@
 const RATE = 24000;
 const FRAME = RATE / 25;
 
-class Recording extends AudioWorkletProcessor {
+class MicrophoneProcessor extends AudioWorkletProcessor {
   constructor() {
     super();
     this.isClosed = false;
@@ -52,4 +52,4 @@ class Recording extends AudioWorkletProcessor {
   }
 }
 
-registerProcessor("microphone", Recording);
+registerProcessor("microphone", MicrophoneProcessor);

@@ -4,7 +4,7 @@
 const PREBUFFER_S = 0.15;
 const REPORT_S = 0.1;
 
-class Playing extends AudioWorkletProcessor {
+class PlaybackProcessor extends AudioWorkletProcessor {
   constructor() {
     super();
     this.isClosed = false;
@@ -108,4 +108,4 @@ class Playing extends AudioWorkletProcessor {
   }
 }
 
-registerProcessor("player", Playing);
+registerProcessor("player", PlaybackProcessor);

@@ -1,0 +1,56 @@
+"""Three workers on three hosts against the same three on one host, on the same cores, in turns.
+
+One worker reads prompts, two write; the cache of each request moves from one to the other. Across hosts frames are
+encrypted and the cache goes by Mooncake; on one host it is a unix socket and shared memory.
+"""
+
+from __future__ import annotations
+
+from bench.claims import Claim, Row, paired_ratio, print_table
+from bench.cluster.driver import Driver, hosts
+from bench.http.client import model_file
+
+REQUESTS, NEW, ROUNDS = 16, 48, 5
+PLACEMENT = """
+[walks.read]
+lm = "reads"
+[walks.write]
+lm = ["a", "b"]
+[workers.reads]
+host = "10.77.0.1"
+[workers.a]
+host = "10.77.0.2"
+[workers.b]
+host = "10.77.0.3"
+"""
+TARGET = 0.9
+
+
+def overhead() -> Claim:
+    """The headline."""
+    speeds: dict[str, list[float]] = {"one": [], "three": []}
+    with hosts(3) as made:
+        driver = Driver(made)
+        told = {
+            "models": {"lm": f"{model_file('disaggregated_lm')}:DisaggregatedLm"},
+            "placements": {"lm": PLACEMENT},
+            "threads": 1,
+        }
+        driver.ask("start", ready_s=600.0, **told)
+        driver.ask("start_here", **told)
+        for where in speeds:
+            driver.ask("write", where=where, count=REQUESTS, new=8)  # what only the first requests take
+        for turn in range(ROUNDS):
+            for where in list(speeds)[:: 1 if turn % 2 else -1]:
+                speeds[where].append(driver.ask("write", where=where, count=REQUESTS, new=NEW))
+        driver.ask("stop", grace_s=1.0)
+        driver.ask("stop_here")
+    print_table(
+        [
+            Row("three workers on one host", "tokens/s", speeds["one"]),
+            Row("the same on three hosts", "tokens/s", speeds["three"]),
+        ]
+    )
+    share = paired_ratio(speeds["three"], speeds["one"])
+    claim = f"workers on three hosts write {TARGET} or more of what they write on one host, on the same cores"
+    return Claim(claim, round(share, 3), TARGET, share >= TARGET)

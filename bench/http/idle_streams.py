@@ -1,0 +1,81 @@
+"""Ten thousand streams in one front end, most of them with nothing to say: what each costs, and whom it disturbs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+from pathlib import Path
+
+from bench.claims import Claim, Row, print_table
+from bench.http.client import ask, model_file, percentile, serve
+
+IDLE, ACTIVE, WORDS, PERIOD_S = 10_000, 50, 200, 0.1
+CONNECT_BATCH = 100
+"""How many clients connect at the same time."""
+
+
+def rss_bytes(pid: int) -> int:
+    """How many bytes of memory a process has in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def cpu_seconds(pid: int) -> float:
+    """How many seconds of processor time it has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+async def _measure(port: int, pid: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"idle cost": [], "delivery": [], "delivery without them": []}
+    text = f"{WORDS // 4} {PERIOD_S}"
+    for client in [await ask(port, text) for _ in range(ACTIVE)]:  # the first ones make what is made once
+        await client.ended
+        found["delivery without them"] += client.delays
+    # Those who speak hold every place there is; the others wait for one with their streams open.
+    speakers = [await ask(port, f"{WORDS * 100} {PERIOD_S}") for _ in range(ACTIVE)]
+    await asyncio.sleep(1)
+    before, idle = rss_bytes(pid), []
+    for _ in range(IDLE // CONNECT_BATCH):
+        idle += await asyncio.gather(*(ask(port, "1 0") for _ in range(CONNECT_BATCH)))
+    gc.collect()
+    gc.freeze()  # the clients are not to be looked through while they wait
+    await asyncio.sleep(2)
+    found["idle cost"].append((rss_bytes(pid) - before) / IDLE / 1000)
+    marks, used = [len(one.delays) for one in speakers], cpu_seconds(pid)
+    await asyncio.sleep(WORDS * PERIOD_S)
+    found["processor"] = [100 * (cpu_seconds(pid) - used) / (WORDS * PERIOD_S)]
+    for one, mark in zip(speakers, marks, strict=True):
+        found["delivery"] += one.delays[mark:]
+    found["still there"] = [float(sum(not one.ended.done() for one in idle))]
+    for one in (*speakers, *idle):
+        one.transport.abort()
+    return found
+
+
+def idle_streams() -> Claim:
+    """The headline."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    flags = ("--max-running-requests", str(ACTIVE), "--max-queued-requests", str(2 * IDLE))
+    with serve(model_file("timestamps"), *flags) as (port, pid):
+        found = asyncio.run(_measure(port, pid))
+    delivery = [1000 * value for value in found["delivery"]]
+    print_table(
+        [
+            Row("an idle stream in the front end", "kB", found["idle cost"]),
+            Row(f"a word to its client, {ACTIVE} speak", "ms", [1000 * one for one in found["delivery without them"]]),
+            Row(f"the same beside {IDLE} idle streams", "ms", delivery),
+            Row("the front end's share of a core", "%", found["processor"]),
+        ]
+    )
+    cost, late = round(found["idle cost"][0], 1), round(percentile(delivery, 0.99), 1)
+    more = {
+        "still_there": int(found["still there"][0]),
+        "kb_each": cost,
+        "p99_ms": late,
+        "p50_ms": round(percentile(delivery, 0.5), 2),
+    }
+    claim = (
+        f"{IDLE} idle streams in one front end take 40 kB each or less, and beside them a word is there in 30 ms (p99)"
+    )
+    return Claim(claim, late, 30, is_met=cost <= 40 and late <= 30 and more["still_there"] == IDLE, details=more)

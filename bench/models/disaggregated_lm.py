@@ -1,0 +1,37 @@
+"""The language model of `bench/models/lm.py` with a walk that reads and one that writes, so that they can be apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mstar import KV, Int64, Model, Tensor, Text, loop, walk
+from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.sampling import Sampling
+
+sys.path.append(str(Path(__file__).parents[2]))  # a worker loads this file by itself
+from bench.engine import make_network
+
+
+class DisaggregatedLm(Model):
+    def __init__(self) -> None:
+        self.lm = CausalLM(make_network, eos_token_id=-1, pages=2048)
+
+    @walk
+    def read(self, prompt: Int64[Tensor, "T"], sampling: Sampling, kv: KV) -> Int64[Tensor, "1"]:
+        return self.lm.next_token(prompt, kv, sampling)
+
+    @walk
+    def write(self, token: Int64[Tensor, "1"], sampling: Sampling, kv: KV) -> Iterator[Text]:
+        s = loop(steps=sampling.max_tokens, token=token)
+        for _ in s:
+            yield Text(s.token)
+            s.token = self.lm.next_token(s.token, kv, sampling)
+
+    async def route(self, request: tuple[list[int], int]) -> None:
+        import torch
+
+        prompt, new = request
+        kv, sampling = self.lm.kv(), Sampling(max_tokens=new)
+        await self.write(await self.read(torch.tensor(prompt), sampling, kv), sampling, kv)

@@ -1,0 +1,156 @@
+"""`mstar check`, `mstar draw`, `mstar plan`: look at a model before anything is served.
+
+Every command takes a model's .py file or an installed name. What goes wrong is printed without a traceback, with what
+to do about it, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mstar.cli.bench import add_bench
+from mstar.cli.completion import add_completion
+from mstar.cli.config import add_config
+from mstar.cli.conformance import add_conformance
+from mstar.cli.doctor import add_doctor
+from mstar.cli.models import add_models
+from mstar.cli.run import add_run
+from mstar.cli.serving.serve import add_serve
+from mstar.cli.sim import add_sim
+from mstar.cli.top import add_top
+from mstar.cli.trace import add_trace
+from mstar.draw import to_json, to_mermaid, to_picture, to_svg
+from mstar.errors import LoadError, MstarError, format_count, format_names, suggest_name
+from mstar.graph import ir
+from mstar.plan.compile import plan
+from mstar.plan.describe import describe
+from mstar.plan.placement import Placement, read_placement
+from mstar.walk.load import load_model
+
+SERVE_PACKAGES = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
+SERVE_PACKAGES += ("rich", "starlette", "uvicorn", "websockets")
+"""What the extra `serve` installs; the other commands do without."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the process's exit status."""
+    parser = _make_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if "input" in options and all(word == "-" or not word.startswith("-") for word in rest):
+        options.input += rest  # argparse takes them only if no flag is before them
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        options.run(options)
+    except MstarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in SERVE_PACKAGES:
+            raise
+        print(f"`{missing}` is not installed\n  fix: pip install 'mstar-serve[serve]'", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mstar", description="Serve composite AI models.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("model", help="a model's .py file (path.py or path.py:Class), or an installed name")
+        return added
+
+    check = command("check", "trace every walk of a model and report all problems")
+    check.set_defaults(run=_check)
+    draw = command("draw", "draw a walk")
+    draw.add_argument("--walk", help="which walk; may be left out when there is one")
+    draw.add_argument("--placement", type=Path, help="a placement file: colours show workers, crossings are marked")
+    draw.add_argument("-o", "--output", type=Path, required=True, help="x.svg, x.mmd, x.json or x.txt")
+    draw.set_defaults(run=_draw)
+    show = command("plan", "say what runs where, what crosses, and what can share a batch")
+    show.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
+    show.set_defaults(run=_plan)
+    add_serve(commands)
+    add_config(commands)
+    add_models(commands)
+    add_run(commands)
+    add_doctor(commands)
+    add_top(commands)
+    add_completion(commands)
+    add_sim(commands)
+    add_conformance(commands)
+    add_bench(commands)
+    add_trace(commands)
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    model = load_model(options.model)
+    graphs = model.graphs()
+    has = f"{format_count(len(model.components()), 'component')}, {format_count(len(graphs), 'walk')}"
+    print(f"{type(model).__name__}: {has}, no problems")
+    for name, graph in graphs.items():
+        nodes = list(ir.flat(graph.body))
+        calls = sum(isinstance(node, ir.Call) for node in nodes)
+        emits = sorted({node.kind for node in nodes if isinstance(node, ir.Emit)})
+        gives = f"emits {', '.join(emits)}" if emits else "returns a value" if graph.outputs else "extends states"
+        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {format_count(calls, 'call')}, {gives}")
+
+
+def _draw(options: argparse.Namespace) -> None:
+    graphs = load_model(options.model).graphs()
+    graph = _find_walk(graphs, options.walk)
+    placement = read_placement(options.placement) if options.placement else None
+    if placement is not None:
+        placement.check(graphs, str(options.placement))
+    workers = _workers_by_op(graph, placement) if placement is not None else None
+    forms = {
+        ".svg": lambda: to_svg(to_picture(graph, workers)),
+        ".json": lambda: to_json(to_picture(graph, workers)),
+        ".mmd": lambda: to_mermaid(graph, workers),
+        ".txt": lambda: str(graph),
+    }
+    suffix = options.output.suffix
+    if suffix not in forms:
+        raise LoadError(f"{options.output}: cannot draw {suffix or 'that'}\n  fix: end it in {format_names(forms)}")
+    try:
+        options.output.write_text(forms[suffix]())
+    except OSError as error:
+        raise LoadError(
+            f"{options.output}: cannot be written: {error.strerror}\n  fix: choose another place"
+        ) from error
+    print(f"drew walk {graph.name} to {options.output}")
+
+
+def _find_walk(graphs: dict[str, ir.Walk], name: str | None) -> ir.Walk:
+    if name is None and len(graphs) == 1:
+        return next(iter(graphs.values()))
+    if not graphs:
+        raise LoadError("the model has no walk\n  fix: mark a method with @walk")
+    if name is None:
+        raise LoadError(f"the model has the walks {format_names(graphs)}\n  fix: --walk {next(iter(graphs))}")
+    if name not in graphs:
+        raise LoadError(
+            f"the model has no walk `{name}`{suggest_name(name, graphs)}\n  fix: --walk with one of {format_names(graphs)}"
+        )
+    return graphs[name]
+
+
+def _workers_by_op(graph: ir.Walk, placement: Placement) -> dict[str, tuple[str, ...]]:
+    calls = {(node.component, node.op) for node in ir.flat(graph.body) if isinstance(node, ir.Call)}
+    entries = {f"{component}.{op}": placement.rule(graph.name, component, op) for component, op in calls}
+    return {key: entry.workers for key, entry in entries.items() if entry is not None}
+
+
+def _plan(options: argparse.Namespace) -> None:
+    graphs = load_model(options.model).graphs()
+    placement = read_placement(options.placement) if options.placement else None
+    if placement is not None:
+        placement.check(graphs, str(options.placement))
+    print(describe(plan(graphs, placement), graphs), end="")

@@ -1,0 +1,1 @@
+"""`mstar serve`: settings, manifest, API keys and start-up progress."""

@@ -1,0 +1,244 @@
+"""A client for threads. It moves bytes and waits; what is asked, read and asked again is decided elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar, Unpack
+
+import httpx2
+
+from mstar.client import requests
+from mstar.client.errors import NotFound, StreamInterrupted
+from mstar.client.responses import (
+    ActionResponse,
+    Audio,
+    ChatResponse,
+    Emission,
+    GenerateResponse,
+    ServedModel,
+    ServerPhase,
+    SpeechResponse,
+    Text,
+    TranscriptionResponse,
+    WorldStep,
+)
+from mstar.client.retry import (
+    ApiCall,
+    ConnectionLost,
+    Effect,
+    EffectResult,
+    ReadMore,
+    ResponseHead,
+    SendRequest,
+    Sleep,
+    poll_until_ready,
+    request_with_retry,
+)
+from mstar.client.transport import READ_TIMEOUT_S, RETRY_TIMEOUT_S, http_options, not_ready_reason, to_connection_lost
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+class Stream(Generic[E, R]):
+    """An answer as it comes. Iterate it once, or ask for its result. Whoever leaves it ends the request."""
+
+    def __init__(
+        self, http: httpx2.Client, steps: Generator[Effect | E, EffectResult, R], request_id: str = ""
+    ) -> None:
+        self.request_id = request_id
+        """Under which the server knows it."""
+        self._http = http
+        self._steps = steps
+        self._result: R | None = None
+        self._response: httpx2.Response | None = None
+        self._chunks: Iterator[bytes]
+
+    def __iter__(self) -> Iterator[E]:
+        try:
+            told: EffectResult = None
+            while True:
+                act = self._steps.send(told)
+                told = None
+                match act:
+                    case SendRequest():
+                        told = self._send(act)
+                    case ReadMore():
+                        told = self._read()
+                    case Sleep():
+                        time.sleep(act.seconds)
+                    case event:
+                        yield event
+        except StopIteration as end:
+            self._result = self._result if end.value is None else end.value
+        finally:
+            self.close()
+
+    def result(self) -> R:
+        """Read to the end; what it gave as a whole."""
+        for _ in self:
+            pass
+        if self._result is None:
+            raise StreamInterrupted("it was left before its end")
+        return self._result
+
+    def close(self) -> None:
+        """Want no more of it."""
+        self._steps.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._response is not None:
+            self._response.close()
+
+    def __enter__(self) -> Stream[E, R]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, effect: SendRequest) -> ResponseHead | ConnectionLost:
+        self._disconnect()
+        request = self._http.build_request(effect.method, effect.path, headers=effect.headers, **effect.content)
+        try:
+            response = self._response = self._http.send(request, stream=True)
+        except httpx2.TransportError as error:
+            return to_connection_lost(error)
+        self._chunks = response.iter_bytes()
+        return ResponseHead(response.status_code, response.headers)
+
+    def _read(self) -> bytes | ConnectionLost:
+        try:
+            return next(self._chunks, b"")
+        except httpx2.TransportError as error:
+            return to_connection_lost(error)
+
+
+class Client:
+    """A client of one server; any number of threads may use it."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str = "",
+        *,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        self._http = httpx2.Client(**http_options(url, api_key, timeout_s))
+        self._retry_timeout_s = retry_timeout_s
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stream(self, call: ApiCall[E, R]) -> Stream[E, R]:
+        return Stream(self._http, request_with_retry(call, self._retry_timeout_s), call.request_id)
+
+    # ---------------------------------------------------------------- streams
+    def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        resume: bool = False,
+        **params: Unpack[requests.ChatParams],
+    ) -> Stream[Text | Audio, ChatResponse]:
+        """Go on with a conversation; a text is one message of the user."""
+        return self._stream(requests.chat(model, messages, params, resume))
+
+    def speech(
+        self, model: str, text: str, *, resume: bool = False, **params: Unpack[requests.SpeechParams]
+    ) -> Stream[Audio, SpeechResponse]:
+        """Say a text; as WAV, if no other format is wished for."""
+        return self._stream(requests.speech(model, text, params, resume))
+
+    def transcribe(
+        self,
+        model: str,
+        file: bytes | str | Path,
+        *,
+        resume: bool = False,
+        **params: Unpack[requests.TranscriptionParams],
+    ) -> Stream[Text, TranscriptionResponse]:
+        """Write down what is said in a file."""
+        return self._stream(requests.transcribe(model, file, params, resume))
+
+    def generate(self, model: str, request: Any, *, resume: bool = False) -> Stream[Emission, GenerateResponse]:
+        """Ask a model in its own terms. Arrays are numpy's, where that is installed."""
+        return self._stream(requests.generate(model, request, resume))
+
+    # ---------------------------------------------------------------- whole answers
+    def embed(self, model: str, texts: Sequence[str]) -> Any:
+        """Texts as vectors: one array, with a row for each."""
+        return self._stream(requests.embed(model, texts)).result()
+
+    def act(
+        self, model: str, observation: Mapping[str, Any], **params: Unpack[requests.ActionParams]
+    ) -> ActionResponse:
+        """What a robot is to do, given what it sees."""
+        return self._stream(requests.act(model, observation, params)).result()
+
+    def world(self, model: str, observation: Mapping[str, Any], **params: Unpack[requests.WorldParams]) -> World:
+        """Begin a world."""
+        return World(self._stream, self._stream(requests.create_world(model, observation, params)).result())
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """What is served."""
+        return self._stream(requests.models()).result()
+
+    def trace(self, request_id: str) -> dict[str, Any]:
+        """What a request did, and when."""
+        return self._stream(requests.trace(request_id)).result()
+
+    def ready(self) -> ServerPhase:
+        """How far the server is."""
+        return self._stream(requests.ready()).result()
+
+    def wait_ready(self, timeout_s: float = 120.0) -> ServerPhase:
+        """Wait until the server is ready. Raises NotReady."""
+        return Stream(self._http, poll_until_ready(requests.ready(), not_ready_reason, timeout_s)).result()
+
+
+class World:
+    """A world: each step shows what an action leads to."""
+
+    def __init__(self, stream: Callable[[ApiCall[Any, Any]], Stream[Any, Any]], created: Mapping[str, Any]) -> None:
+        self.id: str = created["id"]
+        self.steps: int = created["steps"]
+        """How many actions it has had."""
+        self._stream = stream
+
+    def step(self, action: Any) -> WorldStep:
+        """Do something in it."""
+        shown: WorldStep = self._stream(requests.step_world(self.id, self.steps, action)).result()
+        self.steps = shown.step + 1
+        return shown
+
+    def fork(self) -> World:
+        """Another world that has come to the same place."""
+        return World(self._stream, self._stream(requests.fork_world(self.id)).result())
+
+    def reset(self) -> None:
+        """Go back to its beginning."""
+        self.steps = self._stream(requests.reset_world(self.id)).result()["steps"]
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(NotFound):  # it has ended by itself, or the answer was lost
+            self._stream(requests.delete_world(self.id)).result()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,64 @@
+"""A thread that sees children die, at once, and hears what they write. What follows from it is decided elsewhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from mstar.launch.process import Process
+
+ProcessT = TypeVar("ProcessT", bound=Process)
+
+
+class Reaper(Generic[ProcessT]):
+    """Calls `died`, in its own thread, for each process that has ended and been reaped."""
+
+    def __init__(self, on_exit: Callable[[ProcessT], None]) -> None:
+        self._on_exit = on_exit
+        self._epoll = select.epoll()
+        self._close_fd = os.eventfd(0)
+        self._epoll.register(self._close_fd, select.EPOLLIN)
+        self._by_fd: dict[int, ProcessT] = {}
+        self._thread = threading.Thread(target=self._run, name="mstar-reaper", daemon=True)
+        self._thread.start()
+
+    def add(self, process: ProcessT) -> None:
+        """Watch this one too."""
+        for fd in (process.output, process.pidfd):
+            self._by_fd[fd] = process
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def close(self) -> None:
+        """End the thread. What still runs is watched no more."""
+        os.eventfd_write(self._close_fd, 1)
+        self._thread.join()
+        self._epoll.close()
+        os.close(self._close_fd)
+
+    def _run(self) -> None:
+        while True:
+            ready = [fd for fd, _ in self._epoll.poll()]
+            if self._close_fd in ready:
+                return
+            processes = [(fd, self._by_fd[fd]) for fd in ready]
+            for fd, process in processes:
+                if fd == process.output and not process.forward_output():  # it has closed its end
+                    self._unregister(fd)
+            # Deaths last: they close descriptors, whose numbers another process may then have.
+            for fd, process in processes:
+                if fd == process.pidfd:
+                    self._reap(process)
+
+    def _reap(self, process: ProcessT) -> None:
+        if process.output in self._by_fd:
+            self._unregister(process.output)
+        self._unregister(process.pidfd)
+        process.reap()
+        self._on_exit(process)
+
+    def _unregister(self, fd: int) -> None:
+        del self._by_fd[fd]
+        self._epoll.unregister(fd)

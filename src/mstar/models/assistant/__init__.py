@@ -1,0 +1,1 @@
+"""The assistant: VAD, ASR, a language model and TTS in one composite model."""

@@ -1,0 +1,1 @@
+"""Hibari: text to speech with ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""Silero: voice activity detection (VAD)."""

@@ -1,0 +1,1 @@
+"""SmolLM2: a small chat language model."""

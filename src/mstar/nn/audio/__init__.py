@@ -1,0 +1,1 @@
+"""Audio codecs and vocoders: streaming convolutions, lookahead, residual code prediction."""

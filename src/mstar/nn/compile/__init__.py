@@ -1,0 +1,1 @@
+"""Graph capture, operator fusion and int8 quantization of networks."""

@@ -1,0 +1,1 @@
+"""The KV cache: page pool, page tables, paged attention, cross-attention."""

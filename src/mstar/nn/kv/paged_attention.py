@@ -1,0 +1,300 @@
+"""Attention over paged memory, for transformers models as they are.
+
+All tokens of a batch are one row. transformers hands every layer's queries, keys and values to the function registered
+here; it writes keys and values to their pages and attends, for each request, to that request's pages. Nothing of the
+model is rewritten: the library's own layers compute everything else.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from mstar.errors import LoadError, format_names
+from mstar.nn import native
+from mstar.nn.kv.kv_cache import KVStore, PagedKV
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""What some models ask of attention that would change its result if it were ignored."""
+_FIX = "use a model of another family"
+_LONG_TOKENS = 48
+"""From so many new tokens on a request is attended to as matrices, not token by token."""
+
+PAGED_ATTENTION = "mstar_paged"
+"""The name of this attention among transformers' implementations."""
+
+
+class AttentionView:
+    """What the tokens of one forward see: each has a request, and all positions of its cache."""
+
+    def __init__(self, store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int] | np.ndarray) -> None:
+        self.store = store
+        self.caches = caches
+        self.counts = np.asarray(counts)
+        rows, lengths = np.asarray([(cache.row, cache.table.length) for cache in caches]).T
+        self.request = torch.from_numpy(rows.repeat(self.counts))
+        self.seen = torch.from_numpy(lengths.repeat(self.counts))
+
+    @functools.cached_property
+    def short(self) -> Tensor:
+        """The tokens of requests that bring few."""
+        is_short = (self.counts < _LONG_TOKENS).repeat(self.counts)
+        return torch.from_numpy(is_short.nonzero()[0])
+
+    @functools.cached_property
+    def long(self) -> list[Group]:
+        """Requests that bring many tokens, each for itself."""
+        return [Group(self, [row]) for row in (self.counts >= _LONG_TOKENS).nonzero()[0].tolist()]
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """All requests, those with one token together."""
+        single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
+        return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
+
+    @functools.cached_property
+    def pages(self) -> native.Pages:
+        """The same for the kernels, which attend for the tokens that are `short`."""
+        table, places = self.store.page_table, getattr(self, "places", None)
+        return native.Pages(
+            table=table.data_ptr(),
+            width=table.shape[1],
+            page_size=self.store.pool.page_size,
+            request=self.request.data_ptr(),
+            seen=self.seen.data_ptr(),
+            chosen=self.short.data_ptr(),
+            count=len(self.short),
+            places=None if places is None else places.data_ptr(),
+            tokens=len(self.request),
+        )
+
+    def tokens_of(self, rows: list[int]) -> Tensor:
+        """[rows, new]: the tokens of rows that bring equally many."""
+        lasts, count = self.counts.cumsum(), int(self.counts[rows[0]])
+        return torch.from_numpy(lasts[rows])[:, None] + torch.arange(-count, 0)
+
+    def places_of(self, row: int) -> Tensor:
+        """Where everything of a row's request lies."""
+        table = self.caches[row].table
+        return self.store.places(table.pages, 0, table.length).clamp(min=0)  # of what is forgotten nothing is seen
+
+
+class AttentionBatch(AttentionView):
+    """What the attention of every layer needs to know of one forward.
+
+    Each token has a request, the positions it sees (from the first on), and a place for its keys and values.
+    """
+
+    def __init__(self, store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool) -> None:
+        super().__init__(store, caches, counts)
+        size = store.pool.page_size
+        ends = self.counts.cumsum()
+        firsts = np.asarray([cache.table.length for cache in caches]) - ends
+        positions = np.arange(ends[-1]) + firsts.repeat(self.counts)
+        places = (
+            store.page_table_array[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
+        )
+        self.positions, self.places = torch.from_numpy(positions), torch.from_numpy(places)
+        if is_causal:
+            self.seen = self.positions + 1
+
+    def part(self, first: int, last: int) -> AttentionBatch:
+        """Some of its tokens, of which each attends for itself."""
+        part = copy.copy(self)
+        part.counts = self.counts[:0]
+        part.positions, part.places = self.positions[first:last], self.places[first:last]
+        part.request, part.seen = self.request[first:last], self.seen[first:last]
+        part.short = torch.arange(len(part.positions))
+        return part
+
+
+class DecodeBatch(AttentionBatch):
+    """A batch in which every request brings one token: most are, and they are short, so making it must be too."""
+
+    def __init__(self, store: KVStore, caches: Sequence[PagedKV]) -> None:
+        size, self.store, self.caches = store.pool.page_size, store, caches
+        lengths = [cache.table.length for cache in caches]
+        places = [
+            cache.table.pages[-1] * size + (length - 1) % size for cache, length in zip(caches, lengths, strict=True)
+        ]
+        own = [[cache.row for cache in caches], lengths, [length - 1 for length in lengths], places, range(len(caches))]
+        self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(np.array(own)).unbind()
+        self.long = []
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """How many tokens each brings."""
+        return np.ones(len(self.caches), dtype=np.int64)
+
+
+class Group:
+    """Requests in a forward that bring equally many tokens, so that one call of torch's attends for all of them."""
+
+    def __init__(self, batch: AttentionView, rows: list[int]) -> None:
+        self.tokens = batch.tokens_of(rows)
+        """[requests, new]: which of the forward's tokens are theirs."""
+        self.places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
+        """[requests, longest]: where the keys and values of each request lie; what is beyond its end is masked."""
+        self._seen = batch.seen[self.tokens][:, None, :, None]
+        self._masks: dict[int, Tensor] = {}
+        first, new, longest = int(self._seen.flatten()[0]), self.tokens.shape[1], self.places.shape[1]
+        self._is_beginning = len(rows) == 1 and first == 1 and new == longest
+        """Whether it is one request with nothing before these tokens: then torch needs no mask, and does half."""
+
+    def mask(self, window: int) -> Tensor:
+        """[requests, 1, new, longest]: a token sees what is before it, of a sliding window only the last of that."""
+        if window not in self._masks:
+            positions = torch.arange(self.places.shape[1])
+            mask = positions < self._seen
+            self._masks[window] = mask & (positions >= self._seen - window) if window else mask
+        return self._masks[window]
+
+    def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
+        """Fill in [tokens, heads, size] for these requests. The query is [heads, tokens, size]."""
+        keys, values = layer
+        is_plain = self._is_beginning and not 0 < window < self.places.shape[1]
+        out[self.tokens] = scaled_dot_product_attention(
+            query[:, self.tokens].transpose(0, 1),
+            keys[self.places].transpose(1, 2),
+            values[self.places].transpose(1, 2),
+            attn_mask=None if is_plain else self.mask(window),
+            is_causal=is_plain,
+            scale=scaling,
+            enable_gqa=True,
+        ).transpose(1, 2)
+
+
+def extend_caches(
+    store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool = True
+) -> AttentionBatch:
+    """Make room for new tokens of several requests, or for none of them."""
+    pool = store.pool
+    if store.window is not None:
+        for cache in caches:
+            pool.forget(cache.table, cache.table.length - store.window)
+    needed = [pool.pages_needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)]
+    pool.require_free(sum(needed))
+    for cache, count, pages in zip(caches, counts, needed, strict=True):
+        if not pages:
+            cache.table.length += count
+            continue
+        had = len(cache.table.pages)
+        copies = pool.extend(cache.table, count)
+        store.copy(copies)
+        store.write_row(cache.row, cache.table.pages, had - len(copies))
+    if max(counts) == 1 == min(counts):
+        return DecodeBatch(store, caches)
+    return AttentionBatch(store, caches, counts, is_causal=is_causal)
+
+
+_running: list[AttentionBatch] = []
+"""The batch whose forward runs, as the last entry. An engine has one thread."""
+
+
+@contextmanager
+def running(batch: AttentionBatch) -> Iterator[None]:
+    """Inside it, attention is over this batch's pages."""
+    _running.append(batch)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def attend_running(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:
+    """Attention of the batch that runs: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    batch = _running[-1]
+    write_keys_values(batch, key, value, layer)
+    return attend_pages(batch, query, layer, scaling, window)
+
+
+def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it stands for several calls
+    joined: Tensor, cosines: Tensor, sines: Tensor, layer: int, scaling: float, window: int, key_heads: int, size: int
+) -> Tensor:
+    """The same for queries, keys and values in one row for each token, not yet rotated.
+
+    [1, tokens, (heads + 2 key_heads) * size] in, [1, tokens, heads * size] out.
+    """
+    batch = _running[-1]
+    memory = batch.store.keys[layer], batch.store.values[layer]
+    if batch.long or not memory[0].numel():
+        heads = joined.unflatten(2, (-1, size)).transpose(1, 2)
+        query, key, value = heads.split([heads.shape[1] - 2 * key_heads, key_heads, key_heads], 1)
+        query, key = native.rotate(query, cosines, sines), native.rotate(key, cosines, sines)
+        return attend_running(query, key, value, layer, scaling, window).flatten(2)
+    return native.attend_joined(joined, (cosines, sines), memory, batch.pages, (scaling, window))
+
+
+def write_keys_values(batch: AttentionBatch, key: Tensor, value: Tensor, layer: int) -> None:
+    """Put the keys and values of all tokens, [1, heads, tokens, size], in their places."""
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    memory = batch.store.layer(layer, key, value)
+    if _is_native(memory):
+        native.write(memory, key, value, batch.places)
+    else:
+        memory[0][batch.places], memory[1][batch.places] = key, value
+
+
+def attend_pages(view: AttentionView, query: Tensor, layer: int, scaling: float, window: int) -> Tensor:
+    """Attention to what is in the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    memory = view.store.keys[layer], view.store.values[layer]
+    tokens, heads, size = query.shape[2], query.shape[1], memory[1].shape[2]
+    out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
+    if _is_native(memory):
+        for group in view.long:
+            group.attend(out, query[0], memory, scaling, window)
+        native.attend(out, query, memory, view.pages, scaling, window)
+    else:
+        for group in view.groups:
+            group.attend(out, query[0], memory, scaling, window)
+    return out[None]
+
+
+def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
+    keys, values = memory
+    return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
+
+
+_attend_op = torch.library.custom_op("mstar::attend", attend_running, mutates_args=())
+
+
+@_attend_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:  # noqa: ARG001
+    return query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+
+
+DIRECT_CALLS: dict[Any, Any] = {torch.ops.mstar.attend.default: attend_running}
+"""What recorded attention calls when it runs: the dispatcher's work is more than the call's own."""
+
+
+def paged_attention_forward(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - a batch has its own
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function."""
+    if missing := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+        raise LoadError(
+            f"{type(module).__name__} attends with {format_names(missing)}, which is not done over pages\n  fix: {_FIX}"
+        )
+    run = torch.ops.mstar.attend if torch.compiler.is_exporting() else attend_running
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return run(query, key, value, module.layer_idx, scale, sliding_window or 0), None
+
+
+AttentionInterface.register(PAGED_ATTENTION, paged_attention_forward)
+AttentionMaskInterface.register(PAGED_ATTENTION, lambda *_args, **_kwargs: None)  # a batch has its own

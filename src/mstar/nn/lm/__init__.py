@@ -1,0 +1,1 @@
+"""Language models: decoders, sampling, grammars, M-RoPE, encoder-decoders, tensor parallelism."""

@@ -1,0 +1,1 @@
+"""Where weights come from: checkpoints, GGUF files, checksums."""

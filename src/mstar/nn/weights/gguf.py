@@ -1,0 +1,201 @@
+"""Reading GGUF files: a Llama as a transformers model, and its tokenizer.
+
+Quantised weights become floats. Only the architecture `llama` with the vocabulary of a SmolLM (byte-level BPE, each
+digit by itself) is read; anything else is refused, because a wrong guess gives fluent nonsense.
+
+Who only spells needs the tokenizer, and so neither numpy nor torch. The head of a file is read here: the format's own
+library takes seconds for the words in it. How numbers are quantised is that library's business.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from mstar.errors import LoadError
+from mstar.nn.weights.sources import Progress, ignore_progress
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from tokenizers import Tokenizer
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_REQUIRED_FIELDS = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
+"""The one kind of file that is read, by the fields that say so."""
+_CONTROL_TOKEN = 3
+"""The type of a token that is no text, such as the end of a turn."""
+_STRUCT_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""How numbers are written, by the types of the format."""
+_TEXT, _ARRAY = 8, 9
+_ALIGNMENT_BYTES = 32
+"""Where tensors begin: at multiples of so many bytes, unless a file says otherwise."""
+_DECODE_ERRORS = (ValueError, LookupError, struct.error, OverflowError, MemoryError)
+"""What bytes that are no GGUF may lead to."""
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor is."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    """How its numbers are written, as the format counts the ways."""
+    offset: int
+    """From the first of all tensors, in bytes."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes. Raises one of _DAMAGE."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]  # so many numbers in so many bytes
+        return prod(self.shape) // numbers * size
+
+
+class GgufFile:
+    """One file, opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                self._fields, self._tensors = _read_header(file)
+                self._end = file.tell()
+        except _DECODE_ERRORS as error:
+            raise self._incomplete_error(error) from error
+        for name, value in _REQUIRED_FIELDS.items():
+            if (found := self._field(name)) != value:
+                raise LoadError(f"{path} has {name} {found}\n  fix: use a file that has {name} {value}")
+
+    def _incomplete_error(self, error: Exception) -> LoadError:
+        return LoadError(f"{self._path} is no complete GGUF file: {error}\n  fix: fetch it again")
+
+    def _field(self, name: str) -> Any:
+        if name not in self._fields:
+            raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with today's llama.cpp")
+        return self._fields[name]
+
+    def _dequantize(self, tensor: _Tensor, file: ndarray[Any, Any]) -> ndarray[Any, Any]:
+        """A tensor's numbers as floats."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        aligned = self._fields.get("general.alignment", _ALIGNMENT_BYTES)
+        start = -(-self._end // aligned) * aligned + tensor.offset
+        try:
+            written = file[start : start + tensor.size].reshape(prod(tensor.shape[:-1]), -1)
+            return dequantize(written, GGMLQuantizationType(tensor.kind)).reshape(tensor.shape)
+        except _DECODE_ERRORS as error:
+            raise self._incomplete_error(error) from error
+
+    def network(self, dtype: str = "float32", progress: Progress = ignore_progress) -> PreTrainedModel:
+        """The model, with its weights as floats."""
+        import numpy as np
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from mstar.nn.weights.checkpoints import assemble, parse_dtype
+
+        config = LlamaConfig(
+            vocab_size=len(self._field("tokenizer.ggml.tokens")),
+            hidden_size=self._field("llama.embedding_length"),
+            intermediate_size=self._field("llama.feed_forward_length"),
+            num_hidden_layers=self._field("llama.block_count"),
+            num_attention_heads=self._field("llama.attention.head_count"),
+            num_key_value_heads=self._field("llama.attention.head_count_kv"),
+            max_position_embeddings=self._field("llama.context_length"),
+            rms_norm_eps=self._field("llama.attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_type": "default", "rope_theta": self._field("llama.rope.freq_base")},
+            tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in self._tensors),
+        )
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        weights: dict[str, Tensor] = {}
+        file = np.memmap(self._path, np.uint8, mode="r")
+        done, total = 0, sum(tensor.size for tensor in self._tensors)
+        for tensor in self._tensors:
+            weight = torch.tensor(self._dequantize(tensor, file), dtype=parse_dtype(dtype))
+            part = tensor.name.split(".")[-2]
+            weights[_to_transformers_name(tensor.name)] = _unpermute(weight, heads[part]) if part in heads else weight
+            done += tensor.size
+            progress(done, total)
+        return assemble(LlamaForCausalLM, config, weights, dtype)
+
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back, as the model was trained with it."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        tokens: list[str] = self._field("tokenizer.ggml.tokens")
+        merges = [tuple(merge.split(" ")) for merge in self._field("tokenizer.ggml.merges")]
+        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        made.decoder = decoders.ByteLevel()
+        types = self._field("tokenizer.ggml.token_type")
+        special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL_TOKEN]
+        made.add_special_tokens([AddedToken(token, special=True) for token in special])
+        return made
+
+
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[_Tensor]]:
+    """What a file says of itself, and of its tensors, which follow. Raises one of _DAMAGE."""
+    magic, version, tensors, count = _unpack(file, "4sIQQ")
+    if magic != b"GGUF" or version not in (2, 3):
+        raise ValueError(f"it begins with {magic!r} and version {version}")
+    fields = {_read_value(file, _TEXT): _read_value(file, *_unpack(file, "I")) for _ in range(count)}
+    return fields, [_read_tensor_entry(file) for _ in range(tensors)]
+
+
+def _read_tensor_entry(file: BinaryIO) -> _Tensor:
+    name = _read_value(file, _TEXT)
+    shape = _unpack(file, f"{_unpack(file, 'I')[0]}Q")[::-1]  # the format has the fastest one first
+    return _Tensor(name, shape, *_unpack(file, "IQ"))
+
+
+def _read_value(file: BinaryIO, kind: int) -> Any:
+    if kind == _TEXT:
+        return file.read(*_unpack(file, "Q")).decode()
+    if kind != _ARRAY:
+        return _unpack(file, _STRUCT_FORMATS[kind])[0]
+    kind, count = _unpack(file, "IQ")
+    return (
+        [*_unpack(file, f"{count}{_STRUCT_FORMATS[kind]}")]
+        if kind in _STRUCT_FORMATS
+        else [_read_value(file, kind) for _ in range(count)]
+    )
+
+
+def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:
+    form = f"<{form}"
+    return struct.unpack(form, file.read(struct.calcsize(form)))
+
+
+def _to_transformers_name(name: str) -> str:
+    """transformers' name of a tensor; one that has none keeps its own, and is refused by it."""
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in _LAYER:
+            return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
+        case [part, kind] if part in _TOP_LEVEL:
+            return f"{_TOP_LEVEL[part]}.{kind}"
+        case _:
+            return name
+
+
+def _unpermute(weight: Tensor, heads: int) -> Tensor:
+    """GGUF keeps rows of queries and keys that are rotated together side by side; transformers keeps halves apart."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns).contiguous()

@@ -1,0 +1,1 @@
+"""Executes a plan for one request: frames, instruction handlers, streams. No IO, no clock."""

@@ -1,0 +1,1 @@
+"""Who may call: API keys, rate limits, circuit breaker, SLO headers, browser authorization."""

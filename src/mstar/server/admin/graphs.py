@@ -1,0 +1,116 @@
+"""A model's graph for a browser: each walk laid out as `mstar draw` does, where ops run, what crosses, what it costs.
+
+Costs are those that were measured since the processes began.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from starlette.responses import Response
+
+from mstar.draw import to_picture
+from mstar.graph import ir
+from mstar.graph.types import ObjectType, TensorType, Type
+from mstar.plan.describe import describe, describe_batch_keys, describe_frequency
+from mstar.plan.tables import CutEdge, Plan, Plans
+from mstar.server.admin.health import refresh_stats
+from mstar.server.http_exchange import HttpExchange, json_response
+from mstar.wire.stats import OpTotals
+
+Json = dict[str, Any]
+
+_DTYPES_BY_BYTES = {1: ("bool", "int8", "uint8"), 2: ("int16", "float16", "bfloat16"), 4: ("int32", "float32")}
+_DTYPE_BYTES = {name: size for size, names in {**_DTYPES_BY_BYTES, 8: ("int64", "float64")}.items() for name in names}
+_SCALAR_TYPES = frozenset({"int", "float", "bool"})
+"""Objects that are a few bytes."""
+
+
+async def graph(exchange: HttpExchange) -> Response:
+    """GET /v1/models/{model}/graph."""
+    door = exchange.state
+    served = exchange.resolve_model(exchange.request.path_params["model"])
+    await refresh_stats(door)
+    plans, graphs = door.plans[served.name], served.model.graphs()
+    counts = [(worker, one) for worker, ops in door.op_stats.items() for one in ops if one.model == served.name]
+    told = {
+        "model": served.name,
+        "walks": [_walk(plans, plan, graphs[name]) for name, plan in plans.walks.items()],
+        "workers": plans.workers,
+        "ops": _ops(plans, counts),
+        "seats": [
+            {"walk": name, "seat": seat, "workers": spot.workers, "ops": _ops_at(plans, plan, seat)}
+            for name, plan in plans.walks.items()
+            for seat, spot in enumerate(plan.worker_sets)
+        ],
+        "cut_edges": [_cut_edge(plan, one) for plan in plans.walks.values() for one in plan.cut_edges],
+        "batches": describe_batch_keys(plans),
+        "text": describe(plans, graphs),
+    }
+    return json_response(told)
+
+
+def _walk(plans: Plans, plan: Plan, graph: ir.Walk) -> Json:
+    placement = {_op_name(plans, key): plan.worker_sets[seat].workers for key, seat in plan.calls}
+    drawn = to_picture(graph, placement)
+    ops = sorted(int(box.id.removeprefix("op")) for box in drawn.boxes if box.shape == "op")
+    return {"name": plan.walk, "picture": asdict(drawn), "calls": [f"op{number}" for number in ops]}
+
+
+def _op_name(plans: Plans, key: int) -> str:
+    return f"{plans.keys[key].component}.{plans.keys[key].op}"
+
+
+def _ops_at(plans: Plans, plan: Plan, seat: int) -> list[str]:
+    return list(dict.fromkeys(_op_name(plans, key) for key, at in plan.calls if at == seat))
+
+
+def _ops(plans: Plans, counts: Iterable[tuple[str, OpTotals]]) -> list[Json]:
+    """Each op: who runs it, and what one call of it came to."""
+    calls = [
+        (_op_name(plans, key), plan.worker_sets[seat]) for plan in plans.walks.values() for key, seat in plan.calls
+    ]
+    workers = defaultdict[str, dict[str, None]](dict)
+    for name, spot in calls:
+        workers[name] |= dict.fromkeys(spot.workers)
+    ran = defaultdict[str, list[OpTotals]](list)
+    for _, one in counts:
+        ran[f"{one.component}.{one.op}"].append(one)
+    return [{"op": name, "workers": list(there)} | _mean_cost(ran[name]) for name, there in workers.items()]
+
+
+def _mean_cost(stats: Iterable[OpTotals]) -> Json:
+    walks = [walk for one in stats for walk in one.walks.values()]
+    calls, batches = sum(walk.calls for walk in walks), sum(one.batches for one in stats)
+    if not calls or not batches:
+        return {"calls": 0, "seconds": None, "batch": None, "waited": None}
+    seconds, waited = sum(walk.busy_s for walk in walks), sum(walk.wait_s for walk in walks)
+    batch = sum(one.batched_calls for one in stats) / batches
+    return {"calls": calls, "seconds": seconds / calls, "batch": batch, "waited": waited / calls}
+
+
+def _cut_edge(plan: Plan, edge: CutEdge) -> Json:
+    return {
+        "walk": plan.walk,
+        "name": edge.name,
+        "type": str(edge.type),
+        "kind": "state" if edge.is_state else "stream" if edge.is_stream else "value",
+        "from": plan.worker_sets[edge.source].workers,
+        "to": plan.worker_sets[edge.target].workers,
+        "frequency": describe_frequency(edge),
+        "bytes": _value_bytes(edge.type),
+    }
+
+
+def _value_bytes(type_: Type) -> int | None:
+    """How large such a value is, where its type says so."""
+    if isinstance(type_, ObjectType) and type_.name in _SCALAR_TYPES:
+        return 8
+    if not isinstance(type_, TensorType) or type_.dtype not in _DTYPE_BYTES:
+        return None
+    sizes = [dim for dim in type_.dims if isinstance(dim, int)]
+    return _DTYPE_BYTES[type_.dtype] * math.prod(sizes) if len(sizes) == len(type_.dims) else None

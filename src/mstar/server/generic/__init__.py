@@ -1,0 +1,1 @@
+"""POST /v1/generate: any model by its own request type."""

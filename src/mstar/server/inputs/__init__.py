@@ -1,0 +1,1 @@
+"""Media in requests: multipart forms, data URLs, SSRF-safe downloads."""

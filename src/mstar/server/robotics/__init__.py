@@ -1,0 +1,1 @@
+"""Endpoints for robots and world models."""

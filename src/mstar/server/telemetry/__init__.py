@@ -1,0 +1,1 @@
+"""Prometheus metrics, OTLP spans, access logs."""

@@ -1,0 +1,1 @@
+"""How messages travel: unix sockets, ZeroMQ, addresses, the actor loop."""

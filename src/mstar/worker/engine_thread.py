@@ -1,0 +1,232 @@
+"""The engine of a worker: it executes commands in order, and says what came of them.
+
+Work that takes long is done by a thread of its own, so that messages are heard meanwhile. What is known to take less
+time than waking that thread is done at once, by whoever asks for it, if the thread has nothing to do. States live here
+and nowhere else. Several of these in one process share their components, so they take turns.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mstar.engine.engine import Engine
+from mstar.engine.jobs import JobFailed, Result
+from mstar.failpoints import hit
+from mstar.walk.component import Component, Op
+from mstar.walk.model import Model
+from mstar.walk.states import State
+from mstar.worker.black_box import BlackBox
+from mstar.worker.commands import (
+    Batch,
+    BatchFinished,
+    Command,
+    CreateState,
+    Export,
+    ExportedState,
+    ExportFinished,
+    Fork,
+    Free,
+    LoadState,
+    StateRef,
+)
+
+Report = BatchFinished | ExportFinished
+INLINE_BATCH_LIMIT_S = 0.001
+"""A batch that takes fewer seconds is not worth waking a thread for."""
+
+
+class EngineThread:
+    """Runs batches of the components of these models. `report` is called by the engine's thread.
+
+    Who executes holds `turn`: all that are over the same components must have the same one.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        engine: Engine,
+        report: Callable[[Report], None],
+        execution_lock: threading.Lock,
+        black_box: BlackBox | None = None,
+    ) -> None:
+        self._components = {name: model.components() for name, model in models.items()}
+        self._ops = {
+            name: {component: one.ops() for component, one in found.items()} for name, found in self._components.items()
+        }
+        self._engine = engine
+        self._report = report
+        self._execution_lock = execution_lock
+        self._black_box = black_box
+        self._states: dict[int, State | Exception] = {}
+        self._origin: dict[int, tuple[str, str, str]] = {}
+        """Of each state: its model, component and kind."""
+        self._state_numbers: dict[int, int] = {}
+        """Numbers of states, by their identity."""
+        self._submitted = 0
+        self._executed = 0
+        """How many lists of commands the thread was given, and how many of them it has executed."""
+        self._commands: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="mstar-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to execute."""
+        self._thread.start()
+
+    def submit(self, commands: list[Command], *, may_run_inline: bool) -> list[Report]:
+        """Execute these after all that was submitted before. What was executed at once, if one has time for that."""
+        hit("worker.submit")
+        is_idle = may_run_inline and self._submitted == self._executed and all(map(_is_quick, commands))
+        if is_idle and self._execution_lock.acquire(blocking=False):
+            try:
+                return [report for command in commands if (report := self._execute(command)) is not None]
+            finally:
+                self._execution_lock.release()
+        self._submitted += 1
+        self._commands.put(commands)
+        return []
+
+    def stop(self) -> None:
+        """End the thread when it is done with what it has."""
+        self._commands.put(None)
+        self._thread.join(5.0)
+
+    def stats(self) -> dict[str, int]:
+        """What it holds, counted: states, and what the components say of themselves."""
+        found = {"engine_states": len(self._states)}
+        for model, components in self._components.items():
+            for name, component in components.items():
+                found |= {f"{model}.{name}.{key}": count for key, count in component.memory_stats().items()}
+        return found
+
+    def _run(self) -> None:
+        while self._execute_next():
+            self._executed += 1
+
+    def _execute_next(self) -> bool:
+        """Wait for commands, and execute them; False when there will be no more."""
+        commands = self._commands.get()
+        for command in commands or ():
+            with self._execution_lock:
+                report = self._execute(command)
+            if report is not None:
+                self._report(report)
+        return commands is not None
+
+    def _execute(self, command: Command) -> Report | None:
+        match command:
+            case Batch():
+                return self._run_batch(command)
+            case Export():
+                return ExportFinished(command.ticket, self._export_state(command.state))
+            case Free():
+                for number in command.states:
+                    self._free_state(number)
+            case CreateState():
+                self._create_state(command)
+            case Fork():
+                self._fork_state(command)
+            case LoadState():
+                cargo = command.exported
+                origin = (command.model, cargo.component, cargo.kind)
+                kind = self._components[command.model][cargo.component].state_kinds()[cargo.kind]
+                self._add_state(command.state, origin, lambda owner: self._engine.load(owner, kind, cargo.data))
+        return None
+
+    # ---------------------------------------------------------------- states
+    def _add_state(self, number: int, origin: tuple[str, str, str], make: Callable[[Component], State]) -> None:
+        """Make a state; if that fails, whoever uses it is told why."""
+        hit("engine.add")
+        try:
+            state = make(self._components[origin[0]][origin[1]])
+        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+            self._states[number] = error
+        else:
+            self._states[number] = state
+            self._state_numbers[id(state)] = number
+        self._origin[number] = origin
+
+    def _create_state(self, command: CreateState) -> None:
+        def made(owner: Component) -> State:
+            state = self._engine.new_state(owner, owner.state_kinds()[command.kind])
+            state.tenant = command.tenant
+            return state
+
+        self._add_state(command.state, (command.model, command.component, command.kind), made)
+
+    def _fork_state(self, command: Fork) -> None:
+        hit("engine.fork")
+        state = self._states[command.state]
+
+        def forked(_: Component) -> State:
+            if isinstance(state, Exception):
+                raise state
+            return self._engine.fork(state)
+
+        self._add_state(command.copy, self._origin[command.state], forked)
+
+    def _free_state(self, number: int) -> None:
+        hit("engine.free")
+        state = self._states.pop(number, None)
+        self._origin.pop(number, None)
+        self._state_numbers.pop(id(state), None)
+
+    def _export_state(self, number: int) -> ExportedState | Exception:
+        hit("engine.export")
+        state = self._states[number]
+        if isinstance(state, Exception):
+            return state
+        _, component, kind = self._origin[number]
+        try:
+            return ExportedState(component, kind, self._engine.export(state))
+        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+            return error
+
+    # ---------------------------------------------------------------- batches
+    def _run_batch(self, batch: Batch) -> BatchFinished:
+        hit("engine.batch")
+        component = self._components[batch.model][batch.key.component]
+        op = self._ops[batch.model][batch.key.component][batch.key.op]
+        if self._black_box is not None:
+            self._black_box.write(batch.suspects)
+        start = time.perf_counter()
+        results = self._run_jobs(component, op, batch)
+        seconds = time.perf_counter() - start
+        if self._black_box is not None:
+            self._black_box.clear()
+        evicted = [self._state_numbers.get(id(state), 0) for state in self._engine.take_evicted()]
+        return BatchFinished(batch.number, results, seconds, tuple(evicted))
+
+    def _run_jobs(self, component: Component, op: Op, batch: Batch) -> list[Result]:
+        """Run jobs with the real states in their arguments. Only this thread may hold on to those."""
+        hit("engine.jobs")
+        jobs = batch.jobs
+        if not op.states:
+            return self._engine.run(component, op, jobs, time_limit_s=batch.time_limit_s)
+        results: list[Result | None] = [None] * len(jobs)
+        given = [job.arguments for job in jobs]
+        for row, job in enumerate(jobs):
+            real: dict[str, Any] = {}
+            for name in op.states:
+                ref = job.arguments.get(name)
+                if isinstance(ref, StateRef):
+                    real[name] = state = self._states[ref.number]
+                    if isinstance(state, Exception):
+                        results[row] = JobFailed(state)
+            job.arguments = job.arguments | real
+        sound = [row for row, result in enumerate(results) if result is None]
+        ran = self._engine.run(component, op, [jobs[row] for row in sound], time_limit_s=batch.time_limit_s)
+        for row, result in zip(sound, ran, strict=True):
+            results[row] = result
+        for job, arguments in zip(jobs, given, strict=True):
+            job.arguments = arguments
+        return [result for result in results if result is not None]
+
+
+def _is_quick(command: Command) -> bool:
+    if isinstance(command, Batch):
+        return command.expected_s is not None and command.expected_s < INLINE_BATCH_LIMIT_S
+    return not isinstance(command, LoadState | Export)

@@ -1,0 +1,1 @@
+"""Which batch runs next: scheduler, policy, cost model, load estimate, fair share."""

@@ -1,0 +1,1 @@
+"""What ops cost and what runs now."""

@@ -1,0 +1,118 @@
+"""Models that do harm when they are asked to: one raises or kills its worker at a step, one acts on the world."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mstar import Action, Component, Int64, Model, Tensor, Text, loop, op, stacked, walk
+from mstar.sim.models import Chat
+from mstar.walk.batching import rows
+
+
+@dataclass(frozen=True)
+class TrapRequest:
+    """So many steps; at step `at` the trap springs: `raise`, `kill`, `abort`, `hold`. An arm notes steps in a file."""
+
+    key: int
+    steps: int = 40
+    trap: str = ""
+    at: int = -1
+    file: str = ""
+
+
+class Fragile(Component):
+    """Counts in its own way, and falls into traps."""
+
+    @op(batch=stacked)
+    def step(self, x: Int64[Tensor, "1"], step: int, request: TrapRequest) -> Int64[Tensor, "1"]:
+        """The next number."""
+        time.sleep(0.002)  # long enough for requests to meet in a batch
+        for number, one in zip(rows(step), rows(request), strict=True):
+            if number == one.at:
+                trigger_trap(one)
+        return (np.asarray(x) * 48_271 + 11) % 2_147_483_647
+
+    @op
+    def start(self, request: TrapRequest) -> Int64[Tensor, "1"]:
+        """The first number."""
+        return np.array([request.key], np.int64)
+
+
+def trigger_trap(request: TrapRequest) -> None:
+    """Do what was asked for."""
+    if request.trap == "raise":
+        raise ValueError(f"the trap of {request.key}")
+    if request.trap == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if request.trap == "abort":
+        os.abort()
+    if request.trap == "hold":
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            sum(range(60_000_000))  # one call of the interpreter's own, for about a second: no other thread runs
+
+
+class Traps(Model):
+    """A loop over a fragile op."""
+
+    def __init__(self) -> None:
+        self.part = Fragile()
+
+    @walk
+    def count(self, request: TrapRequest, steps: int) -> Iterator[Text]:
+        s = loop(steps=steps, x=self.part.start(request))
+        for step in s:
+            s.x = self.part.step(s.x, step, request)
+            yield Text(s.x)
+
+    async def route(self, request: TrapRequest) -> str:
+        await self.count(request, request.steps)
+        if request.trap == "route":
+            raise KeyError(f"the route of {request.key}")
+        return f"counted for {request.key}"
+
+
+class TwoTraps(Traps):
+    """The same, two times over."""
+
+    async def route(self, request: TrapRequest) -> str:
+        await self.count(request, request.steps)
+        return await super().route(request)
+
+
+class Arm(Component):
+    """Moves, and notes each move in a file."""
+
+    @op(idempotent=False)
+    def move(self, step: int, request: TrapRequest) -> int:
+        """One move."""
+        time.sleep(0.01)
+        with Path(request.file).open("a") as file:
+            file.write(f"{step}\n")
+        return step
+
+
+class Robot(Model):
+    """Moves that must not be made twice."""
+
+    def __init__(self) -> None:
+        self.arm = Arm()
+
+    @walk
+    def act(self, request: TrapRequest, steps: int) -> Iterator[Action]:
+        for step in loop(steps=steps):
+            yield Action(self.arm.move(step, request), rate=100)
+
+    async def route(self, request: TrapRequest) -> None:
+        await self.act(request, request.steps)
+
+
+class Dialogue(Chat):
+    """A route that waits for its client."""

@@ -1,0 +1,104 @@
+"""Dashboard and alarms ask only for what /metrics has: names, labels and fixed values, held against a real server."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.model_server import serve_models
+from tests.server.toy_models import BOOM, Parrot
+from tests.server.toy_server import chat_body
+from tests.server.toy_speech_models import ToneSpeaker
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SELECTOR = re.compile(r"\b((?:mstar|process)_\w+)(?:\{([^}]*)\})?")
+BY_PROMETHEUS = {"instance", "job", "le"}
+"""Labels that Prometheus adds; every histogram has `le`."""
+
+
+def queried_expressions():
+    """Every expression there is, by where it stands."""
+    board = json.loads((DEPLOY / "grafana" / "dashboards" / "mstar.json").read_text("utf-8"))
+    targets = [(panel["title"], one["expr"]) for panel in board["panels"] for one in panel.get("targets", [])]
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text("utf-8"))["groups"]
+    return targets + [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """What a server tells that has written, spoken, refused and failed."""
+    with serve_models({"parrot": Parrot(), "talker": ToneSpeaker()}) as house, house.client() as client:
+        client.post("/v1/chat/completions", json=chat_body("abc", model="parrot"))
+        client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}", model="parrot"))
+        client.post("/v1/audio/speech", json={"model": "talker", "input": "one two", "response_format": "pcm"})
+        found = text_string_to_metric_families(client.get("/metrics").text)
+        return [sample for family in found for sample in family.samples]
+
+
+def unknown_names(expression, samples):
+    """What an expression asks for that nobody tells."""
+    bare = re.sub(r'"[^"]*"', lambda text: text[0].replace("{", "(").replace("}", ")"), expression)
+    used = set()
+    for name, given in SELECTOR.findall(bare):
+        labels = [one.labels for one in samples if one.name == name]
+        if not labels:
+            return f"no metric is called {name}"
+        used |= labels[0].keys()
+        fixed = dict(re.findall(r'(\w+)="([^"$]*)"', given))
+        of = {label: value for label, value in fixed.items() if label not in {*BY_PROMETHEUS, "code"}}
+        if not any(of.items() <= one.items() for one in labels):
+            return f"no {name} has {of}"
+        if lost := set(re.findall(r"(\w+)[=!]", given)) - labels[0].keys() - BY_PROMETHEUS:
+            return f"{name} has no {lost}"
+    groups = {label for group in re.findall(r"\bby \(([^)]*)\)", bare) for label in group.split(", ")}
+    if used and (lost := groups - used - BY_PROMETHEUS):
+        return f"nothing has {lost}"
+    return ""
+
+
+def test_everything_that_is_asked_for_is_told(samples):
+    expressions = queried_expressions()
+    assert len(expressions) > 30
+    assert {where: problem for where, one in expressions if (problem := unknown_names(one, samples))} == {}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "rate(mstar_response_total[1m])",
+        'mstar_held{process="conductor",what="que"}',
+        'sum(mstar_responses_in_progress{modell="chat"})',
+        "sum by (model, worker) (rate(mstar_responses_total[1m]))",
+    ],
+)
+def test_what_nobody_tells_is_found(expression, samples):
+    assert unknown_names(expression, samples)
+
+
+def test_codes_that_alarms_name_are_codes():
+    told = (DEPLOY.parent / "docs" / "api" / "errors.md").read_text("utf-8")
+    codes = {
+        code
+        for _, one in queried_expressions()
+        for text in re.findall(r'code=~?"([^"$]*)"', one)
+        for code in text.split("|")
+    }
+    assert len(codes) >= 5
+    assert {code for code in codes if f"`{code}`" not in told} == set()
+
+
+def test_every_panel_has_its_place():
+    board = json.loads((DEPLOY / "grafana" / "dashboards" / "mstar.json").read_text("utf-8"))
+    taken = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    known = {one["name"] for one in board["templating"]["list"]} | {"__rate_interval"}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) <= known

@@ -1,0 +1,110 @@
+"""Requests under way: those whose client leaves are ended, those whose client is slow wait, nobody is polled."""
+
+import asyncio
+import json
+import time
+
+from mstar.frontend.response_stream import LoopBridge, RequestEnded, ResponseStream
+from mstar.requests import ChatRequest, Message
+from mstar.server.errors import api_error_from
+from mstar.wire.messages import RequestFinished, Submit, Value
+from tests.server.toy_server import chat_body
+
+LONG = chat_body("slow" + "x" * 2000, max_tokens=2000)
+
+
+def test_a_client_that_leaves_ends_its_stream(server):
+    with server.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG | {"stream": True}) as got:
+        assert next(got.iter_lines()).startswith("data: ")
+        assert server.request_stats()
+    assert server.wait_until_idle(1.0), server.stock()
+
+
+def test_a_client_that_leaves_ends_what_it_waited_for(server):
+    async def leave():
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        body = json.dumps(LONG).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        await writer.drain()
+        while not server.request_stats():
+            await asyncio.sleep(0.005)
+        writer.close()
+        await writer.wait_closed()
+        del reader
+
+    asyncio.run(leave())
+    assert server.wait_until_idle(1.0), server.stock()
+
+
+def test_a_slow_reader_is_not_read_ahead_for(server):
+    text = "x" * 3000
+
+    async def read():
+        bridge = LoopBridge(server.front, asyncio.get_running_loop(), api_error_from)
+        chat = ChatRequest((Message("user", (text,)),), _long())
+        live = ResponseStream(bridge, [Submit(server.front.new_rid(), "parrot", Value(chat))])
+        await live.wait_first()
+        held = [await _buffered_count(live)]
+        async for news in live:
+            if isinstance(news, RequestEnded):
+                assert isinstance(news.end, RequestFinished)
+                return max(held), news.end.totals["Text"]
+            held.append(len(live._events))
+        raise AssertionError("no end came")
+
+    held, total = asyncio.run(read())
+    assert total == 3000
+    assert 16 < held <= 64 + 16  # a worker's window, and what was on its way
+
+
+async def _buffered_count(live):
+    """How much waits for the reader once no more comes."""
+    count = -1
+    while count != len(live._events):
+        count = len(live._events)
+        await asyncio.sleep(0.1)
+    return count
+
+
+def _long():
+    from mstar.nn.lm.sampling import Sampling
+
+    return Sampling(max_tokens=3000)
+
+
+def test_what_is_dropped_is_not_heard_of_again(server):
+    async def read():
+        bridge = LoopBridge(server.front, asyncio.get_running_loop(), api_error_from)
+        chats = [ChatRequest((Message("user", (text,)),)) for text in ("slow" + "x" * 90, "short")]
+        live = ResponseStream(bridge, [Submit(server.front.new_rid(), "parrot", Value(chat)) for chat in chats])
+        news = [await anext(live)]
+        live.cancel(live.rids[0])
+        news += [one async for one in live]
+        return [live.index_of(one) for one in news[1:]], live
+
+    numbers, _ = asyncio.run(read())
+    assert numbers == [1] * len(numbers)
+    assert server.wait_until_idle(1.0)
+
+
+def test_many_streams_at_once_come_to_their_ends(server):
+    async def one(number):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        body = json.dumps(chat_body(f"number {number}!", stream=True)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        got = (await reader.read()).decode()
+        writer.close()
+        events = [line[6:] for line in got.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+        return "".join(delta.get("content", "") for delta in deltas)
+
+    async def all_of_them():
+        return await asyncio.gather(*(one(number) for number in range(100)))
+
+    begun = time.monotonic()
+    assert asyncio.run(all_of_them()) == [f"number {number}!" for number in range(100)]
+    assert time.monotonic() - begun < 5
+    assert server.wait_until_idle()

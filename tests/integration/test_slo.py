@@ -1,0 +1,103 @@
+"""Promises, served: who may come in, who goes first, and what is told of it."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
+from mstar.launch.in_process import InProcessLauncher
+from mstar.plan.compile import plan
+from mstar.plan.planned_model import PlannedModel
+from mstar.wire import messages as m
+from mstar.wire.slo import Slo
+from tests.integration.deployment_clients import add_frontend
+
+STEP_S, CHUNK = 0.02, 2_400
+"""A step takes 20 ms and makes a tenth of a second of sound: five streams are all that there can be."""
+
+
+class SlowTone(Component):
+    """Makes sound drop by drop, for one at a time."""
+
+    @op
+    def next_chunk(self, step: int) -> Float32[Tensor, "S"]:
+        """A tenth of a second."""
+        time.sleep(STEP_S)
+        return np.full(CHUNK, step, np.float32)
+
+
+class SlowStream(Model):
+    """So many drops."""
+
+    def __init__(self) -> None:
+        self.tone = SlowTone()
+
+    @walk
+    def stream(self, count: int) -> Iterator[Audio]:
+        for step in loop(steps=count):
+            yield Audio(self.tone.next_chunk(step), rate=24_000)
+
+    async def route(self, request: int) -> None:
+        await self.stream(request)
+
+
+@pytest.fixture
+def front_end():
+    model = SlowStream()
+    with InProcessLauncher({"drip": PlannedModel(model, plan(model.graphs()))}) as deployment:
+        found = add_frontend(deployment)
+        list(found.open_stream("drip", 12))  # so that it is known what a stream takes
+        time.sleep(0.3)  # until the worker has told so
+        yield found
+
+
+def submit(front_end, count, **pace):
+    told = []
+    request = m.Submit(front_end.new_rid(), "drip", m.Value(count), slo=Slo(**pace))
+    front_end.submit(request, told.append)
+    return told
+
+
+def wait_end(told):
+    until = time.monotonic() + 20
+    while not told or not hasattr(told[-1], "end"):
+        assert time.monotonic() < until, "it did not end"
+        time.sleep(0.01)
+    return told[-1].end
+
+
+def test_a_request_that_would_break_an_slo_is_not_admitted(front_end):
+    streams = [submit(front_end, 16, ttft_s=0.5) for _ in range(12)]
+    ends = [wait_end(told) for told in streams]
+    refused = [end for end in ends if isinstance(end, m.RequestRejected)]
+    assert {end.status for end in refused} == {429}
+    assert all(end.retry_after_s > 0 for end in refused)
+    assert 3 <= len(ends) - len(refused) <= 6
+    served = [told for told, end in zip(streams, ends, strict=True) if isinstance(end, m.RequestFinished)]
+    assert all(len(told) == 17 for told in served)
+
+
+def test_without_slos_all_requests_are_admitted(front_end):
+    ends = [wait_end(told) for told in [submit(front_end, 5) for _ in range(12)]]
+    assert {end.status for end in ends} == {"ok"}
+
+
+def test_best_effort_requests_wait_for_streams_and_are_served(front_end):
+    jobs = [submit(front_end, 20, best_effort=True) for _ in range(3)]
+    stream = submit(front_end, 10)
+    assert wait_end(stream).status == "ok"
+    assert not any(hasattr(job[-1], "end") for job in jobs if job)
+    assert {wait_end(job).status for job in jobs} == {"ok"}
+
+
+def test_late_outputs_are_counted(front_end):
+    submit(front_end, 3)
+    for told in [submit(front_end, 10) for _ in range(9)]:  # twice what there can be
+        wait_end(told)
+    stock = front_end.query_stats(m.Peer("local", 0)).result(5.0)
+    (count,) = stock.deadlines
+    assert (count.model, count.kind, count.count) == ("drip", "Audio", 12 + 3 + 90)
+    assert count.late > 0
+    assert count.lateness_s > 0

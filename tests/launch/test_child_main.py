@@ -1,0 +1,61 @@
+"""The entry of children: what they are told, whose they are, and when they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from mstar.config import ConductorConfig, RuntimeConfig
+from tests.launch.launcher_harness import wait_until
+
+MODEL = Path(__file__).parents[2] / "examples" / "orpheus.py"
+
+
+def child(launcher, *models):
+    command = [sys.executable, "-P", "-m", "mstar.launch.child_main", str(launcher), *map(str, models)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def settings(directory, model):
+    return ConductorConfig(
+        name="conductor",
+        incarnation=0,
+        directory=str(directory),
+        key=bytes(32),
+        peers={"launcher": 0},
+        models={"m": str(model)},
+        placements={"m": ""},
+        options=RuntimeConfig(),
+    )
+
+
+def test_a_standby_waits_ready_and_exits_when_not_needed():
+    with child(os.getpid(), MODEL) as spare:
+        wait_until(lambda: "numpy" in Path(f"/proc/{spare.pid}/maps").read_text())  # which the model imports
+        spare.send_signal(signal.SIGINT)  # ^C is for the launcher
+        time.sleep(0.05)
+        assert spare.poll() is None
+        assert spare.communicate() == (None, b"")
+    assert spare.returncode == 0
+
+
+def test_the_child_of_another_launcher_does_not_start(tmp_path):
+    with child(os.getppid()) as stray:
+        stray.communicate(msgspec.msgpack.encode(settings(tmp_path, MODEL)))
+    assert stray.returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_is_said_without_a_traceback(tmp_path):
+    with child(os.getpid()) as conductor:
+        _, said = conductor.communicate(msgspec.msgpack.encode(settings(tmp_path, tmp_path / "none.py")))
+    assert said.decode() == f"{tmp_path}/none.py: no such file\n  fix: pass the path of a model's .py file\n"
+    assert conductor.returncode == 1
+
+
+def test_the_key_is_not_shown(tmp_path):
+    assert repr(settings(tmp_path, MODEL)) == "ConductorSettings(conductor.0)"

@@ -1,0 +1,230 @@
+"""The launcher with real processes. They only greet; that is all the launcher knows of what it starts."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mstar.config import RuntimeConfig
+from mstar.errors import PlacementError
+from mstar.launch import launcher as launcher_module
+from mstar.launch.local_launcher import LocalLauncher
+from mstar.launch.run_directory import remove_stale_directories
+from mstar.launch.supervisor import LaunchError
+from mstar.wire.messages import Kill, Peer, ProcessExited, Register, Suspect
+from tests.launch.launcher_harness import Probe, StubLauncher, group_pids, is_running, make_placement, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def run_root(tmp_path, monkeypatch):
+    """Run directories of their own, so that tests side by side do not see each other's; and spares without delay."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("mstar.launch.supervisor.STANDBY_DELAY_S", 0.0)
+    return tmp_path
+
+
+@pytest.fixture
+def launch():
+    """Makes launchers, and ends them."""
+    made = []
+
+    def make(*workers, standby=False, **failpoints):
+        local = StubLauncher(
+            {"m": "none.py"}, make_placement(*workers), options=RuntimeConfig(failpoints=failpoints), standby=standby
+        )
+        made.append(local)
+        return local
+
+    yield make
+    for local in made:
+        local.stop(drain_timeout_s=0)
+
+
+def test_all_come_up_and_nothing_is_left(launch, run_root):
+    fds, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
+    local, progress = launch("a", "b", standby=True), []
+    local.start(progress.append)
+    assert sorted(progress) == ["a is up", "b is up", "conductor is up"]
+    assert set(local.health().values()) == {"up"}
+    assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
+    wait_until(lambda: "standby" in local.stats()["processes"])
+    pids = local.stats()["processes"]
+    assert set(pids) == {"conductor", "a", "b", "standby"}
+    assert all(os.getpgid(pid) == pid for pid in pids.values())
+    for process in (Path(f"/proc/{pid}") for pid in pids.values()):
+        assert local.key not in (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        assert "/dev/shm" not in (process / "maps").read_text(), "nothing that would have to be removed"
+    local.stop()
+    assert not any(map(is_running, pids.values()))
+    assert set(os.listdir("/proc/self/fd")) == fds
+    assert threading.active_count() == threads
+    assert os.listdir(run_root) == []
+
+
+def test_exits_are_reported_and_processes_restarted(launch):
+    local, probe = launch("a"), Probe()
+    local.start()
+    local.add_frontend(probe)
+    with pytest.raises(LaunchError, match="`a` is already the name of another process\n  fix: "):
+        local.add_frontend(Probe("a"))
+    local.actor_loop.call_soon(lambda: local.actor_loop.send(probe.peer, local.conductors["m"], Register()))
+
+    os.kill(local.pid("a"), signal.SIGKILL)
+    sender, gone = probe.next_message(ProcessExited)
+    assert (sender, gone) == (
+        Peer("conductor", 0),
+        ProcessExited(Peer("a", 0), "ended by SIGKILL", [Suspect("r1", 7, 2)]),
+    )
+    wait_until(lambda: local.health()["a"] == "up")
+
+    os.kill(local.pid("conductor"), signal.SIGKILL)
+    sender, hello = probe.next_message(Register)
+    assert (sender, hello) == (Peer("conductor", 1), Register(("a.1", "launcher.0", "probe.0")))
+    assert local.conductors["m"] == Peer("conductor", 1)
+    assert local.stats()["restarts"] == 2
+
+    # What the conductor condemns is killed, in the life that it means.
+    wait_until(lambda: local.health() == {"conductor": "up", "a": "up"})
+    for kill in (Kill(Peer("a", 0), "an old grudge"), Kill(Peer("a", 1), "no beat for 2 s")):
+        local.actor_loop.call_soon(lambda kill=kill: local.actor_loop.send(probe.peer, local.conductors["m"], kill))
+    assert probe.next_message(ProcessExited)[1] == ProcessExited(Peer("a", 1), "no beat for 2 s", [Suspect("r1", 7, 2)])
+    assert [why for _, _, why in local.recent_exits] == ["ended by SIGKILL", "ended by SIGKILL", "no beat for 2 s"]
+    assert not list(local.directory.glob("a.1*")), "nothing of a dead life is kept"
+
+
+def test_a_standby_replaces_a_dead_process(launch):
+    local = launch("a", standby=True)
+    local.start()
+    wait_until(lambda: "standby" in local.stats()["processes"])
+    first = local.pid("standby")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: local.stats()["processes"].get("standby", first) != first)
+    second = local.pid("standby")
+    os.kill(local.pid("a"), signal.SIGKILL)
+    wait_until(lambda: local.stats()["processes"].get("a") == second and local.health()["a"] == "up")
+
+
+def test_the_children_of_a_dead_process_are_killed(launch):
+    local = launch("a", a="starts others")
+    local.start()
+    pid = local.pid("a")
+    assert len(group_pids(pid)) == 2
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not group_pids(pid))
+
+
+@pytest.mark.parametrize("who", ["a", "conductor"])
+def test_a_failed_start_is_reported_and_stops_the_launcher(launch, run_root, who):
+    local, start = launch("a", "b", **{who: "dies"}), time.monotonic()
+    with pytest.raises(LaunchError, match=f"{who} ended with status 1 .*\n    no weights here\n  fix: "):
+        local.start()
+    assert time.monotonic() - start < 5
+    assert os.listdir(run_root) == []
+    assert local.stats()["processes"] == {}
+
+
+def test_what_cannot_be_started_is_reported(launch):
+    local = launch("a")
+    local.command = ("/nowhere/python",)
+    with pytest.raises(LaunchError, match=r"could not be started: .*No such file"):
+        local.start()
+
+
+def test_a_start_that_takes_too_long_is_given_up(launch):
+    local = launch("a", a="hangs")
+    with pytest.raises(LaunchError, match=r"not ready after 0.3 s; not up: .*`a`\n  fix: "):
+        local.start(ready_timeout_s=0.3)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_every_start_is_not_restarted(launch):
+    local = launch("a", "b", a="dies later")
+    local.start()
+    os.kill(local.pid("a"), signal.SIGKILL)
+    wait_until(lambda: local.health()["a"].startswith("given up"))
+    times = [when for when, _, _ in local.recent_exits]
+    assert len(times) == 6, "a good life, and five that ended at the start"
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert all(wait > least for wait, least in zip(waits, (0, 0.1, 0.2, 0.4, 0.8), strict=True))
+    assert local.health() == {"conductor": "up", "a": "given up: it died at every start", "b": "up"}
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_stop_is_killed(launch, monkeypatch):
+    monkeypatch.setattr(launcher_module, "TERMINATE_TIMEOUT_S", 0.2)
+    local = launch("a", conductor="never drained")
+    local.start()
+    pid = local.pid("a")
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    local.stop(drain_timeout_s=0.3)
+    assert 0.5 <= time.monotonic() - start < 4
+    assert not is_running(pid)
+
+
+@pytest.mark.parametrize(
+    ("worker", "why"), [("conductor", "reserved"), ("a/b", "no name of a file"), ("w" * 33, "no name of a file")]
+)
+def test_worker_names_become_files(worker, why):
+    with pytest.raises(LaunchError, match=f"worker `{worker}`, which is {why}\n  fix: "):
+        LocalLauncher({"m": "none.py"}, make_placement(worker))
+
+
+def test_placements_are_read_before_anything_starts(tmp_path):
+    with pytest.raises(LaunchError, match="not TOML"):
+        LocalLauncher({"m": "none.py"}, {"m": "placement.toml"})
+    with pytest.raises(PlacementError, match="cannot be read"):
+        LocalLauncher({"m": "none.py"}, {"m": tmp_path / "none.toml"})
+
+
+def test_a_real_model_comes_up_and_comes_back():
+    with LocalLauncher({"noop": str(ROOT / "examples" / "noop.py")}) as local:
+        assert local.health() == {"conductor": "up", "local": "up"}
+        os.kill(local.pid("local"), signal.SIGKILL)
+        wait_until(lambda: local.health()["local"] == "up" and local.stats()["restarts"] == 1)
+        assert [str(who) for _, who, _ in local.recent_exits] == ["local.0"]
+
+
+def test_a_killed_launcher_leaves_nothing(run_root):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.launch.killable_launcher"], cwd=ROOT, env=environment, stdout=-1
+    ) as launcher:
+        started = json.loads(launcher.stdout.readline())
+        assert len(started["pids"]) == 4
+        launcher.kill()
+    wait_until(lambda: not any(map(is_running, started["pids"].values())), 3.0)
+    assert [str(path) for path in run_root.iterdir()] == [started["directory"]]
+    remove_stale_directories(run_root)  # as the next launcher does
+    assert os.listdir(run_root) == []
+
+
+@pytest.mark.slow
+def test_twenty_exits_are_seen_and_restarted_in_time(launch):
+    local = launch("a", "b", standby=True)
+    local.start()
+    seen, back = [], []
+    for trial in range(20):
+        name = ("a", "b", "conductor")[trial % 3]
+        wait_until(lambda: "standby" in local.stats()["processes"])
+        wait_until(lambda: "pipe_read" in Path(f"/proc/{local.pid('spare')}/wchan").read_text())  # it has imported all
+        time.sleep(0.4)  # so that nobody has a short life
+        old, killed = local.pid(name), time.monotonic()
+        os.kill(old, signal.SIGKILL)
+        wait_until(
+            lambda name=name, old=old: local.stats()["processes"].get(name, old) != old and local.health()[name] == "up"
+        )
+        seen.append(local.recent_exits[-1][0] - killed)
+        back.append(time.monotonic() - killed)
+    assert sorted(seen)[17] < 0.05  # nine in ten: others use the cores too
+    assert sorted(back)[17] < 0.5

@@ -1,0 +1,73 @@
+"""A keeper by itself, without a cluster: it starts, watches and ends one life at a time, and says how it ended."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mstar.config import RuntimeConfig, WorkerConfig
+from mstar.wire.messages import Suspect
+from tests.launch.launcher_harness import STUB_PROCESS, is_running, wait_until
+
+ray_actor = pytest.importorskip("mstar.launch.ray_actor")
+
+
+@pytest.fixture
+def process_actor(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = Path.cwd()
+    made = ray_actor.Keeper("a", (str(STUB_PROCESS),), str(tmp_path))
+    os.chdir(before)
+    yield made
+    made.close()
+    assert os.listdir(tmp_path) == []
+
+
+def settings(incarnation, **failpoints):
+    """As the launcher sends them: what is only known on the worker's host is not right yet."""
+    told = WorkerConfig(
+        name="a",
+        incarnation=incarnation,
+        directory="/elsewhere",
+        ip="10.0.0.1",
+        key=bytes(32),
+        peers={"launcher": 0, "conductor": 0},
+        models={"m": "none.py"},
+        placements={"m": ""},
+        options=RuntimeConfig(failpoints=failpoints),
+        conductor="conductor",
+        black_box="/elsewhere/a.box",
+    )
+    return msgspec.msgpack.encode(told)
+
+
+def parse_exit(message):
+    return msgspec.msgpack.decode(message, type=ray_actor.ExitReport)
+
+
+def test_a_process_is_started_once_and_its_exit_is_reported(process_actor, tmp_path):
+    pid, _ = process_actor.start(settings(0))
+    assert process_actor.start(settings(0))[0] == pid, "asked again, because the answer was lost"
+    wait_until(lambda: list(tmp_path.glob("*/a.0.box")))
+    assert process_actor.wait_exit(0, 0.01) is None
+    wait_until(lambda: msgspec.msgpack.decode(process_actor.status(), type=ray_actor.Look).used > 0)
+    process_actor.send_signal(7, signal.SIGKILL)  # meant for another life
+    assert process_actor.wait_exit(0, 0.1) is None
+
+    process_actor.send_signal(0, signal.SIGKILL)
+    told = parse_exit(process_actor.wait_exit(0, 5.0))
+    assert (told.reason, told.suspects) == ("ended by SIGKILL", [Suspect("r1", 7, 2)])
+    assert not list(tmp_path.glob("*/a.0*"))
+
+
+def test_a_superseded_process_exits_before_the_next_starts(process_actor):
+    old, _ = process_actor.start(settings(0))
+    new, _ = process_actor.start(settings(1, a="dies"))
+    assert not is_running(old)
+    assert new != old
+    told = parse_exit(process_actor.wait_exit(1, 10.0))
+    assert (told.reason, told.stderr_tail) == ("ended with status 1", "no weights here")
+    assert told.output == b"no weights here\n"
+    assert parse_exit(process_actor.wait_exit(0, 0.0)).reason == "ended with its host, or with its keeper there"

@@ -1,0 +1,102 @@
+"""A voice conversation with real weights: it is spoken to, is interrupted, and goes on from what was heard."""
+
+import base64
+import time
+
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from mstar import ClientInput
+from mstar.media.vad import SAMPLE_RATE as LINE_RATE
+from mstar.models.assistant.assistant import Assistant
+from mstar.models.hibari.tts import SAMPLE_RATE_HZ
+from mstar.nn.lm.sampling import Sampling
+from mstar.requests import ChatRequest, Message, SpeechRequest
+from mstar.testing.parity import parity
+from mstar.walk.client_input import NEVER_INTERRUPTS
+from tests.cli.test_serve import start_server, wait_ready
+from tests.models.assistant.test_assistant import FILE, sound_of
+from tests.models.transcripts import detokenize_emissions, one_thread
+from tests.server.realtime.test_session import wait_for_event
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings(r"ignore:connect\(\) must be used:DeprecationWarning"),
+]
+SHORT = Sampling(max_tokens=24)
+STORY = Message("user", ("Tell me a story about a fox.",))
+FOLLOW_UP = Message("user", ("How many legs does it have?",))
+HEARD_ANSWER = Message("assistant", ("In the heart of a dense forest, a fox",))
+TALK = 2
+"""The number of the walk that answers: the prompt is made and read before it."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    with one_thread():
+        yield Assistant()
+
+
+def chat(*turns, continues=True):
+    return ChatRequest(turns, SHORT, audio_output=True, multi_turn=continues)
+
+
+def test_it_goes_on_as_if_only_what_was_heard_had_been_said(model):
+    said = [
+        ClientInput(chat(), walk=TALK, counts={"Text": 9}),
+        ClientInput(chat(HEARD_ANSWER, FOLLOW_UP), walk=NEVER_INTERRUPTS),
+    ]
+    went_on = model.run(chat(STORY), said)
+    told = model.run(chat(STORY, HEARD_ANSWER, FOLLOW_UP, continues=False))
+    assert detokenize_emissions(model, went_on.emissions[9:]) == detokenize_emissions(model, told.emissions)
+    assert [one.finish_reason for one in went_on.answers][:2] == ["interrupted", "interrupted"]
+    assert went_on.result == told.result
+    parity(model, chat(STORY), inputs=said, schedules=2)
+
+
+def pcm(sound):
+    """Speech as a client sends it."""
+    at = np.arange(0, len(sound.samples), SAMPLE_RATE_HZ / LINE_RATE)
+    samples = np.interp(at, np.arange(len(sound.samples)), sound.samples)
+    return (samples * 32767).astype("<i2").tobytes()
+
+
+def stream_speech(call, speech, quiet_s=0.8):
+    """Speak, and be quiet then."""
+    spoken = speech + bytes(2 * int(LINE_RATE * quiet_s))
+    for start in range(0, len(spoken), 9600):
+        call.input_audio_buffer.append(audio=base64.b64encode(spoken[start : start + 9600]).decode())
+
+
+def test_a_conversation_over_the_websocket(model, report):
+    story, legs = (pcm(sound_of(model.run(SpeechRequest(turn.parts[0])))) for turn in (STORY, FOLLOW_UP))
+    with start_server(FILE) as (process, url):
+        wait_ready(process)
+        line = OpenAI(api_key="none", base_url=f"{url}/v1", websocket_base_url=url.replace("http", "ws") + "/v1")
+        with line, line.realtime.connect(model="assistant") as call:
+            call.session.update(session={"type": "realtime", "max_output_tokens": 100})
+            begun = time.monotonic()
+            stream_speech(call, story)
+            wait_for_event(call, "response.output_audio.delta")
+            first = time.monotonic() - begun
+            begun = time.monotonic()
+            stream_speech(call, legs)  # into its answer
+            events = wait_for_event(call, "response.done")
+            stopped = time.monotonic() - begun
+            answer = events[-1].response
+            assert (answer.status, answer.status_details.reason) == ("cancelled", "turn_detected")
+            call.conversation.item.truncate(item_id=answer.output[0].id, content_index=0, audio_end_ms=400)
+            events = wait_for_event(call, "response.done")
+            second = time.monotonic() - begun
+            done = events[-1].response
+            call.conversation.item.retrieve(item_id=answer.output[0].id)
+            heard = wait_for_event(call, "conversation.item.retrieved")[-1].item.content[0].transcript
+    said = done.output[0].content[0].transcript
+    report(
+        f"conversation: first sound {first:.2f} s after the question began; interrupted, it was quiet after "
+        f"{stopped:.2f} s; heard {heard!r} of its answer, and said {said!r} {second:.2f} s after that began"
+    )
+    assert done.status in ("completed", "incomplete"), "it may have been told to say no more"
+    assert said

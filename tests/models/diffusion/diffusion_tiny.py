@@ -1,0 +1,240 @@
+"""Tiny random diffusion models in the published layout of diffusers, and what its pipelines make with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import diffusers as d
+import numpy as np
+import torch
+import transformers as t
+from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from mstar.requests import ImageRequest, VideoRequest
+
+WORDS = ["a", "red", "blue", "green", "cat", "dog", "runs", "on", "the", "moon", "slowly", "and", "jumps"]
+FPS = 8.0
+SD3 = {"num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4, "sample_size": 16}
+WAN = {"num_layers": 2, "attention_head_dim": 12, "num_attention_heads": 2, "ffn_dim": 32}
+
+
+def _tokenizer(begins: str = "") -> Any:
+    names = ["<pad>", "</s>", "<unk>", "<s>", *WORDS]
+    words = {word: number for number, word in enumerate(names)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [("<s>", 3), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single=f"{begins}$A </s>", special_tokens=special)
+    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "bos_token": "<s>"}
+    return t.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=77, **marks)
+
+
+def _clip(width: int) -> Any:
+    sizes = {"hidden_size": width, "projection_dim": width, "intermediate_size": 37}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    return t.CLIPTextModelWithProjection(t.CLIPTextConfig(**sizes, bos_token_id=3, eos_token_id=1, pad_token_id=0))
+
+
+def _t5(kind: Any, config: Any) -> Any:
+    sizes = {"vocab_size": 64, "d_model": 48, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": 4}
+    return kind(config(**sizes, feed_forward_proj="gated-gelu"))
+
+
+def _random(*networks: Any) -> None:
+    """Weights for which what a network is given matters: many begin as nearly nothing."""
+    for network in networks:
+        for name, weight in network.named_parameters():
+            if weight.ndim > 1 and "scale_shift" not in name:
+                fan = weight[0].numel() if "embed" not in name else 2 * weight.shape[-1]
+                torch.nn.init.normal_(weight, std=(3.0 if "attn2" in name else 1.2) * fan**-0.5)
+            elif weight.ndim == 1 and name.endswith("bias"):
+                torch.nn.init.normal_(weight, std=0.05)
+        network.eval()
+
+
+def save_sd3(folder: Path, **shape: Any) -> Any:
+    """Write a Stable Diffusion 3, and diffusers' pipeline of the same networks."""
+    torch.manual_seed(0)
+    shape = SD3 | shape
+    width = shape["attention_head_dim"] * shape["num_attention_heads"]
+    transformer = d.SD3Transformer2DModel(
+        **shape,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        joint_attention_dim=48,
+        caption_projection_dim=width,
+        pooled_projection_dim=40,
+        pos_embed_max_size=48,
+    )
+    vae = d.AutoencoderKL(
+        sample_size=32,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        latent_channels=4,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        shift_factor=0.0609,
+        scaling_factor=1.5305,
+    )
+    clips = [_clip(16), _clip(24)]
+    t5 = _t5(t.T5EncoderModel, t.T5Config)
+    _random(transformer, vae, *clips, t5)
+    pipeline = d.StableDiffusion3Pipeline(
+        transformer=transformer,
+        vae=vae,
+        scheduler=d.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        text_encoder=clips[0],
+        text_encoder_2=clips[1],
+        text_encoder_3=t5,
+        tokenizer=_tokenizer("<s> "),
+        tokenizer_2=_tokenizer("<s> "),
+        tokenizer_3=_tokenizer(),
+    )
+    pipeline.save_pretrained(folder)
+    return pipeline
+
+
+def save_wan(folder: Path, *, is_old: bool = False) -> Any:
+    """Write a Wan of the kind of Wan2.2-TI2V-5B or Wan2.1-T2V, and diffusers' pipeline of the same networks."""
+    torch.manual_seed(0)
+    draw, channels = np.random.default_rng(0), 16 if is_old else 48
+    transformer = d.WanTransformer3DModel(
+        **WAN, patch_size=(1, 2, 2), in_channels=channels, out_channels=channels, text_dim=48, rope_max_seq_len=32
+    )
+    new = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+    vae = d.AutoencoderKLWan(
+        base_dim=4,
+        decoder_base_dim=4,
+        z_dim=channels,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=draw.normal(0, 0.3, channels).tolist(),
+        latents_std=draw.uniform(0.5, 2, channels).tolist(),
+        **({} if is_old else new),
+    )
+    umt5 = _t5(t.UMT5EncoderModel, t.UMT5Config)
+    _random(transformer, vae, umt5)
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 5.0}
+    pipeline = d.WanPipeline(
+        transformer=transformer,
+        vae=vae,
+        scheduler=d.UniPCMultistepScheduler(**flow),
+        text_encoder=umt5,
+        tokenizer=_tokenizer(),
+        expand_timesteps=not is_old,
+    )
+    pipeline.save_pretrained(folder)
+    if is_old:
+        file = folder / "vae" / "config.json"  # it was published before its config had these
+        said = json.loads(file.read_bytes())
+        file.write_text(json.dumps({name: one for name, one in said.items() if not name.startswith("scale_factor")}))
+    return pipeline
+
+
+# ---------------------------------------------------------------- what diffusers makes
+def _asked(ask: ImageRequest | VideoRequest) -> dict[str, Any]:
+    return {
+        "prompt": ask.prompt,
+        "negative_prompt": ask.negative_prompt,
+        "width": ask.width,
+        "height": ask.height,
+        "num_inference_steps": ask.steps,
+        "guidance_scale": ask.guidance,
+        "generator": torch.Generator().manual_seed(ask.seed),
+    }
+
+
+class Latents:
+    """Is told the latents after each step, and keeps them."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, _: Any, __: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """After a step."""
+        self.seen.append(given["latents"][0].clone())
+        return {}
+
+
+def reference_image(pipeline: Any, drawing: ImageRequest, length: int = 16) -> tuple[list[torch.Tensor], np.ndarray]:
+    """The latents after each step of a drawing, and the picture, [height, width, 3] between 0 and 1."""
+    pipeline.set_progress_bar_config(disable=True)
+    keep = Latents()
+    made = pipeline(**_asked(drawing), max_sequence_length=length, output_type="np", callback_on_step_end=keep)
+    return keep.seen, made.images[0]
+
+
+def reference_video(pipeline: Any, filming: VideoRequest) -> tuple[torch.Tensor, np.ndarray]:
+    """The last latents of a film, and its frames, [frames, height, width, 3] between 0 and 1."""
+    more: dict[str, Any] = {"num_frames": int(filming.seconds * FPS) // 4 * 4 + 1, "output_type": "np"}
+    if filming.source is not None:
+        parts = {name: part for name, part in pipeline.components.items() if name != "transformer_2"}
+        pipeline = d.WanImageToVideoPipeline(**parts, expand_timesteps=True)
+        more["image"] = Image.fromarray(filming.source.pixels)
+    pipeline.set_progress_bar_config(disable=True)
+    keep = Latents()
+    with patch.object(pipeline_wan_i2v, "prompt_clean", pipeline_wan.prompt_clean):  # it forgets to ask for a library
+        made = pipeline(**_asked(filming), **more, callback_on_step_end=keep)
+    return keep.seen[-1], made.frames[0]
+
+
+# ---------------------------------------------------------------- what was made here, as numbers
+SD3_FILE = """
+from mstar import Float, Tensor, op, stacked
+from mstar.models.diffusion.sd3 import StableDiffusion3
+from mstar.models.diffusion.text_encoders import T5
+from mstar.models.diffusion.vae import ImageVae
+
+
+class Short(T5):
+    MAX_TOKENS = 16
+
+
+class Open(ImageVae):
+    @op(batch=stacked)
+    def decode_image(self, latents: Float[Tensor, "C H W"]) -> Float[Tensor, "N"]:
+        import torch
+
+        return torch.cat([latents.flatten(1), (self.decode_pixels(latents) / 2 + 0.5).clamp(0, 1).flatten(1)], 1)
+
+
+class Shown(StableDiffusion3):
+    def __init__(self):
+        super().__init__({folder!r})
+        self.t5, self.vae = Short(self.checkpoint, "_3"), Open(self.checkpoint)
+"""
+WAN_FILE = """
+from mstar import Float, Tensor, op
+from mstar.models.diffusion.vae import DecoderCache, VideoVae
+from mstar.models.diffusion.wan import Wan
+
+
+class Open(VideoVae):
+    @op
+    def decode_frame(self, latents: Float[Tensor, "C F H W"], step: int, cache: DecoderCache) -> Float[Tensor, "N"]:
+        import torch
+
+        pixels = self.decode_pixels(latents, step, cache)
+        return torch.cat([latents[:, step].flatten(), (pixels / 2 + 0.5).clamp(0, 1).flatten()])
+
+
+class Shown(Wan):
+    def __init__(self):
+        super().__init__({folder!r}, fps={fps})
+        self.vae = Open(self.checkpoint)
+"""
+"""Models that show latents and pixels as numbers, where others show bytes. T5 reads less here, to be quick."""
+
+
+def expected_emissions(latents: torch.Tensor, pixels: np.ndarray) -> np.ndarray:
+    """What such a model shows, of what diffusers made."""
+    return np.concatenate([latents.numpy().ravel(), pixels.ravel()])

@@ -1,0 +1,228 @@
+"""Kokoro: its sound is that of the library, sentence by sentence, however it is served."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mstar.errors import LoadError
+from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, Checkpoint
+from mstar.models.kokoro.kokoro import SAMPLE_RATE_HZ, Kokoro
+from mstar.models.kokoro.network import build_part, load_parts
+from mstar.models.kokoro.stages import MAX_PHONEMES, _split_phrase
+from mstar.models.whisper.whisper import Whisper
+from mstar.requests import AudioInput, Finish, SpeechRequest, TranscriptionRequest
+from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio, run_random_schedule
+from tests.models.concurrent_clients import in_process, in_processes
+from tests.models.kokoro import kokoro_tiny as tiny
+from tests.models.transcripts import one_thread, word_error_rate
+
+SPEECHES = [
+    SpeechRequest("Oh. Go on!", seed=5),
+    SpeechRequest("Hm?", "am_adam", seed=2**63 + 1),
+    SpeechRequest("No; two. I. Go.", speed=1.5),
+    SpeechRequest("Yes.", "af_heart", language="en-US", seed=-7),
+]
+REAL = Path(DEFAULT_WEIGHTS).expanduser()
+fetched = pytest.mark.skipif(not REAL.exists(), reason="Kokoro's weights are not there: run scripts/fetch-kokoro")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("kokoro"))
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return Kokoro(saved)
+
+
+@pytest.fixture(scope="module")
+def eager(model):
+    return [concat_audio(model.run(speech).emissions) for speech in SPEECHES]
+
+
+def by_library(whole, folder, model, speech):
+    """What the library says of each phrase, one after the other."""
+    voice, sounds = speech.voice or "af_heart", []
+    for step, phonemes in enumerate(model.processor.phonemes(speech.text, voice)):
+        style = load_file(Path(folder) / "voices.safetensors")[voice][len(phonemes) - 1]
+        torch.manual_seed((speech.seed + step) % 2**63)
+        sounds.append(whole(phonemes, style[None], speech.speed))
+    return sounds
+
+
+def test_sound_is_that_of_the_library(saved, model, eager, monkeypatch):
+    whole = tiny.library(saved, monkeypatch)
+    for speech, got, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
+        wanted = by_library(whole, saved, model, speech)
+        assert len(wanted) == count
+        assert_close(got, torch.cat(wanted).numpy())
+
+
+def test_a_sentence_is_heard_before_the_next_and_sounds_as_it_does_alone(model, eager):
+    sounds = [np.asarray(one.value) for one in model.run(SPEECHES[0]).emissions]
+    assert len(sounds) == 2
+    np.testing.assert_array_equal(sounds[0], concat_audio(model.run(SpeechRequest("Oh.", seed=5)).emissions))
+    np.testing.assert_array_equal(sounds[1], concat_audio(model.run(SpeechRequest("Go on!", seed=6)).emissions))
+    assert all(len(sound) % tiny.HOP == 0 for sound in sounds)
+    other = concat_audio(model.run(SpeechRequest(SPEECHES[0].text, seed=9)).emissions)
+    assert np.abs(other - eager[0]).max() > 1e-2
+
+
+def test_voice_and_speed_are_heard(model):
+    plain, other, fast = (
+        concat_audio(model.run(SpeechRequest("Go on!", voice, speed)).emissions)
+        for voice, speed in (("", 1), ("am_adam", 1), ("", 2))
+    )
+    assert len(fast) < 0.8 * len(plain)
+    assert plain.shape != other.shape or not np.array_equal(plain, other)
+
+
+@pytest.mark.slow
+def test_british_voices_read_as_the_british_do(model):
+    assert model.processor.phonemes("hot", "af_heart") == ["hˈɑt"]
+    assert model.processor.phonemes("hot", "bm_george") == ["hˈɒt"]
+
+
+def test_a_phrase_that_is_too_long_is_cut_between_words(model):
+    text = "one two three four five six seven " * 40
+    phrases = model.processor.phonemes(text, "af_heart")
+    assert len(phrases) > 1
+    assert max(map(len, phrases)) <= MAX_PHONEMES
+    assert all(phrase.endswith(" ") for phrase in phrases[:-1])
+    assert list(_split_phrase("a" * 1100)) == ["a" * 510, "a" * 510, "a" * 80]
+    assert model.run(SpeechRequest(" \n ")).emissions == []
+
+
+def test_a_request_is_served_as_it_runs_wherever_its_parts_are(model, eager):
+    for got, wanted in zip(run_random_schedule(model, SPEECHES, seed=4), eager, strict=True):
+        assert_close(got, wanted)
+
+
+def test_a_crowd_hears_what_each_would_hear_alone(model, eager):
+    with in_process("kokoro", model) as deployment:
+        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES[1::2] * 8, disconnects=3)):
+            assert_close(got, eager[1::2][number % 2])
+
+
+@pytest.mark.parametrize("wish", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
+def test_what_it_does_not_do_is_refused(model, wish):
+    with pytest.raises(NotImplementedError, match=r"English in the voices `af_heart`, `am_adam`[\s\S]*fix: "):
+        model.run(SpeechRequest("Hello.", **wish))
+
+
+def test_it_says_what_it_read_and_which_voices_it_has(model):
+    assert model.run(SpeechRequest("Hm?")).result == Finish(prompt_tokens={"text": 3})
+    assert model.voices() == ("af_heart", "am_adam")
+
+
+def test_a_component_holds_no_more_than_it_needs(model):
+    assert [name for name, _ in model.vocoder.network.named_children()] == ["decoder"]
+    assert "decoder" not in dict(model.prosody.network.named_children())
+
+
+def test_the_published_files_are_read_too(saved, tmp_path, monkeypatch):
+    shutil.copy(Path(saved, "config.json"), tmp_path)
+    (tmp_path / "voices").mkdir()
+    (tmp_path / "voices" / "af_heart.pt").touch()
+    voice = load_file(Path(saved) / "voices.safetensors")["af_heart"][:, None]
+    whole = tiny.published(saved)
+    monkeypatch.setattr(torch, "load", lambda file, **how: voice if file.suffix == ".pt" else whole)
+    ours, theirs = Checkpoint(saved), Checkpoint(str(tmp_path))
+    assert theirs.voices == ("af_heart",)
+    assert torch.equal(ours.voice_style("af_heart"), theirs.voice_style("af_heart"))
+    for name, tensor in ours.part_tensors("decoder").items():
+        assert torch.equal(tensor, theirs.part_tensors("decoder")[name])
+
+
+def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
+    with pytest.raises(LoadError, match="no weights at"):
+        Kokoro(str(tmp_path / "none")).voices()
+    with pytest.raises(LoadError, match=r"no config.json\n  fix: "):
+        Kokoro(str(tmp_path)).voices()
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG))
+    save_file(
+        {"bert_encoder.weight": torch.zeros(512, 32), "bert_encoder.odd": torch.zeros(1)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(LoadError, match=r"Kokoro's bert_encoder: `bias`, `odd`[\s\S]*fix: "):
+        load_parts(Checkpoint(str(tmp_path)), "bert_encoder")
+
+
+def test_it_is_traced_without_its_libraries():
+    code = """
+import sys
+from mstar.models.kokoro.kokoro import Kokoro
+assert Kokoro().graphs()
+print([name for name in ("torch", "transformers", "numpy", "hibari", "kokoro") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(LoadError, match=r"there is no kokoro\n  fix: pip install attrs"):
+        build_part("bert_encoder", tiny.CONFIG)
+
+
+PLACES = {
+    "one worker": {"processor": '"a"', "prosody": '"a"', "vocoder": '"a"'},
+    "apart": {"processor": '"a"', "prosody": '"b"', "vocoder": '"c"'},
+    "two vocoders": {"processor": '"a"', "prosody": '"a"', "vocoder": '["b", "c"]'},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("places", PLACES)
+def test_processes_give_what_is_computed_eagerly(places, saved, eager):
+    with in_processes("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
+        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
+            assert_close(got, eager[number % 4])
+
+
+SAID = {
+    "af_heart": "The lighthouse keeper woke early that morning.",
+    "am_michael": "A storm had passed in the night, and the harbour was full of broken boats.",
+    "bf_emma": "He made coffee, fed the cat, and climbed the stairs to clean the lamp.",
+    "bm_george": "Nobody had been hurt, which was the only thing that mattered.",
+    "af_bella": "By noon the sun had come out, and the children were back in school.",
+}
+
+
+@fetched
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_five_voices_are_understood(report):
+    model, scribe = Kokoro(), Whisper()
+    assert len(model.voices()) == 54
+    text = " ".join(SAID.values())
+    told = ""
+    for voice, sentence in SAID.items():
+        sound = concat_audio(model.run(SpeechRequest(sentence, voice)).emissions)
+        told += scribe.run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text + " "
+    report(f"Kokoro: {word_error_rate(text, told):.1%} of the words of five sentences in five voices were misheard")
+    assert word_error_rate(text, told) <= 0.1
+
+
+@fetched
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_real_weights_sound_as_in_the_library(monkeypatch):
+    model, speech = Kokoro(), SpeechRequest("Good morning.", "bm_george", 1.25, seed=3)
+    (wanted,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
+    assert_close(concat_audio(model.run(speech).emissions), wanted.numpy())

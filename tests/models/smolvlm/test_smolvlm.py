@@ -1,0 +1,312 @@
+"""SmolVLM: its answers are those of transformers, whatever it is shown, and however it is served."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mstar.errors import LoadError
+from mstar.launch.local_launcher import LocalLauncher
+from mstar.models.smolvlm.checkpoint import PARTS, Checkpoint
+from mstar.models.smolvlm.smolvlm import SmolVlm, SmolVlmText
+from mstar.nn.kv.page_pool import NeverFits
+from mstar.nn.lm import decoder
+from mstar.nn.lm.decoder import SlowPath
+from mstar.nn.lm.grammar import Grammar
+from mstar.nn.lm.sampling import Sampling
+from mstar.plan.compile import plan
+from mstar.plan.planned_model import PlannedModel
+from mstar.requests import ChatRequest, Finish, ImageInput, Message, VideoInput
+from mstar.testing.local_runtime import LocalRuntime
+from mstar.walk.component import Op
+from tests.integration.deployment_clients import add_frontend
+from tests.models.concurrent_clients import emitted_values, in_process, run_clients
+from tests.models.smolvlm import smolvlm_tiny as tiny
+from tests.models.transcripts import one_thread
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("smolvlm"))
+
+
+@pytest.fixture(scope="module")
+def reference(saved):
+    return tiny.Reference(saved)
+
+
+@pytest.fixture
+def model(saved):
+    return unrecorded(SmolVlm(saved))
+
+
+def unrecorded(model):
+    """A model whose networks the library runs: to record them takes longer than these tests."""
+
+    def refuse(_, *, is_int8):
+        raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "flatten", refuse)
+        with pytest.warns(SlowPath):
+            model.lm.prepare()
+    return model
+
+
+def picture(seed, height, width):
+    return ImageInput(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
+
+
+def chat(*parts, steps=9, **wishes):
+    return ChatRequest((Message("user", parts),), Sampling(max_tokens=steps, **wishes))
+
+
+WIDE, TALL, SMALL, SQUARE, LONG = (
+    picture(seed, *size) for seed, size in enumerate([(40, 60), (70, 30), (20, 20), (64, 64), (100, 31)])
+)
+BEFORE = (
+    Message("system", ("Be kind.",)),
+    Message("user", (WIDE, "What is a this?")),
+    Message("assistant", ("A cat.",)),
+)
+CHATS = {
+    "words": chat("Hello you.", steps=12),
+    "one": chat(WIDE, "What is a this?"),
+    "two": chat("See ", TALL, SMALL, steps=5),
+    "turns": ChatRequest((*BEFORE, Message("user", ("And now?",))), Sampling(max_tokens=7)),
+    "several": ChatRequest((*BEFORE, Message("user", ("a", SQUARE, LONG, " as", TALL))), Sampling(max_tokens=14)),
+    "words again": ChatRequest(
+        (Message("user", ("Hi",)), Message("assistant", ("So?",)), Message("user", ("Go on.",)))
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wanted(reference):
+    """The tokens that transformers gives for each."""
+    return {name: reference.write(one) for name, one in CHATS.items()}
+
+
+def tokens_of(outcome):
+    return [int(one.value) for one in outcome.emissions]
+
+
+# ---------------------------------------------------------------- alone
+def test_it_writes_what_transformers_does(model, wanted, reference):
+    for name, one in CHATS.items():
+        assert model.processor.process(one)[0].tolist() == reference.given(one)["input_ids"][0].tolist()
+        assert tokens_of(model.run(one)) == wanted[name]
+    assert len({tuple(tokens) for tokens in wanted.values()}) == len(CHATS), "the question does not matter"
+
+
+def test_the_first_of_its_kind_are_read_too(tmp_path):
+    first = tiny.save(tmp_path, kind="Idefics3")
+    reference = tiny.Reference(first)
+    assert type(reference.network).__name__ == "Idefics3ForConditionalGeneration"
+    assert tokens_of(unrecorded(SmolVlm(first)).run(CHATS["several"])) == reference.write(CHATS["several"])
+
+
+def test_what_is_shown_counts_as_what_is_said(model, reference):
+    repeating, plain = chat(TALL, "aaaa", steps=12, repetition_penalty=1.7), chat(TALL, "aaaa", steps=12)
+    assert tokens_of(model.run(repeating)) == reference.write(repeating) != reference.write(plain)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 90), (33, 64), (65, 64), (640, 480)])
+def test_a_picture_of_any_size_has_its_places(model, reference, size):
+    one = chat(picture(7, *size), "So?", steps=2)
+    assert tokens_of(model.run(one)) == reference.write(one)
+
+
+def test_an_answer_says_how_it_ended_and_what_was_read(model, wanted):
+    assert model.run(CHATS["one"]).result == Finish("length", {"text": 44, "image": 20})
+    stopping = replace(CHATS["words"], sampling=Sampling(max_tokens=12, stop_token_ids=(wanted["words"][5],)))
+    outcome = model.run(stopping)
+    assert tokens_of(outcome) == wanted["words"][: wanted["words"].index(wanted["words"][5])]
+    assert outcome.result == Finish("stop", {"text": 27})
+
+
+def test_an_answer_about_a_picture_follows_a_grammar(model):
+    told = model.run(chat(WIDE, "Which?", grammar=Grammar.choice(["yes", "no"])))
+    assert model.detokenize(tokens_of(told)) in {"yes", "no"}
+
+
+# ---------------------------------------------------------------- what is not done
+@pytest.fixture
+def ran(monkeypatch):
+    """How often each op has run."""
+    counts, run = Counter(), Op.run
+
+    def counted(op, one, *more, **others):
+        counts[f"{type(one).__name__}.{op.name}"] += 1
+        return run(op, one, *more, **others)
+
+    monkeypatch.setattr(Op, "run", counted)
+    return counts
+
+
+def test_an_op_runs_for_those_who_need_it(model, ran):
+    model.run(CHATS["words"])
+    once = {"Processor.process": 1, "LanguageModel.finish": 1}
+    assert ran == once | {"LanguageModel.next_token": 13, "LanguageModel.is_over": 13}
+    assert "network" not in vars(model.vision_encoder), "it is loaded"
+    ran.clear()
+    model.run(CHATS["two"])
+    once |= {"LanguageModel.merge_embeddings": 1, "LanguageModel.next_token_mixed": 1}
+    assert ran == once | {"VisionEncoder.encode": 2, "LanguageModel.next_token": 5, "LanguageModel.is_over": 6}
+
+
+def test_a_text_deployment_has_no_vision_encoder(saved, wanted):
+    words = SmolVlmText(saved)
+    deployed = PlannedModel(words, plan(words.graphs()))
+    assert {*deployed.components_at(*deployed.plans.workers)} == {"processor", "lm"}
+    assert words.input_types() == (str,)
+    assert tokens_of(unrecorded(words).run(CHATS["words"])) == wanted["words"]
+    with pytest.raises(NotImplementedError, match="it does not see\n  fix: "):
+        words.run(CHATS["one"])
+
+
+def test_a_part_is_loaded_by_itself(saved, reference):
+    names = {part: {*Checkpoint(saved).network(part).state_dict()} for part in PARTS}
+    assert names["vision_encoder"] | names["lm"] == {*reference.network.state_dict()}
+    assert not names["vision_encoder"] & names["lm"]
+
+
+class Work:
+    """How many pictures were seen and how many positions were read."""
+
+    def __init__(self, model, monkeypatch):
+        self.pictures = self.positions = 0
+        see, forward = model.vision_encoder._hidden, model.lm.decoder._forward
+
+        def seeing(batch):
+            self.pictures += 1
+            return see(batch)
+
+        def reading(embeddings, positions, last):
+            self.positions += embeddings.shape[1]
+            return forward(embeddings, positions, last)
+
+        monkeypatch.setattr(model.vision_encoder, "_hidden", seeing)
+        monkeypatch.setattr(model.lm.decoder, "_forward", reading)
+
+
+QUESTIONS = [chat(SQUARE, WIDE, f"What is {number}?", steps=number + 1) for number in range(8)]
+PAGE = 16
+
+
+@pytest.fixture(scope="module")
+def answers(reference):
+    return [reference.write(one) for one in QUESTIONS]
+
+
+@pytest.mark.parametrize("how", ["one by one", "at once", "in pieces"])
+def test_a_picture_is_seen_and_read_once_for_all_questions(model, answers, monkeypatch, how):
+    prompts = [model.processor.process(one)[0].tolist() for one in QUESTIONS]
+    shared = [len({*column}) == 1 for column in zip(*prompts, strict=False)].index(False) // PAGE * PAGE
+    wanted = len(prompts[0]) + sum(len(prompt) - shared for prompt in prompts[1:])
+    wanted += sum(one.sampling.max_tokens for one in QUESTIONS)
+    work = Work(model, monkeypatch)
+    if how == "one by one":
+        outcomes = [model.run(one) for one in QUESTIONS]
+    else:
+        outcomes = LocalRuntime(model, max_batched_tokens=None if how == "at once" else 50).run_all(QUESTIONS)
+    assert [tokens_of(outcome) for outcome in outcomes] == answers
+    assert work.pictures == 2
+    again = PAGE * (sum(map(len, prompts)) // 50) if how == "in pieces" else 0
+    assert wanted <= work.positions <= wanted + again, "of a piece the last page is read again"
+    assert shared >= 4 * PAGE
+
+
+def test_what_a_tenant_showed_is_not_kept_for_others(model, monkeypatch):
+    work = Work(model, monkeypatch)
+    did = []
+    with in_process("vlm", model) as deployment:
+        front_end = add_frontend(deployment)
+        for tenant in ("a", "b", "a", "b"):
+            before = work.pictures, work.positions
+            assert len(list(front_end.open_stream("vlm", CHATS["one"], tenant=tenant))) == 9
+            did.append((work.pictures - before[0], work.positions - before[1]))
+    assert did == [(1, 64 + 9)] * 2 + [(0, 16 + 9)] * 2
+
+
+# ---------------------------------------------------------------- what is put to it, and what is refused
+def test_what_a_text_looks_like_does_not_matter(model):
+    tokens = model.processor.process(chat("<image><end_of_utterance>"))[0].tolist()
+    assert [token for token in tokens if token >= tiny.IDS["<|im_start|>"]] == [
+        tiny.IDS["<|im_start|>"],
+        tiny.IDS["<end_of_utterance>"],
+    ]
+
+
+def test_what_it_cannot_do_is_refused(model, saved, tmp_path):
+    with pytest.raises(NotImplementedError, match="it is shown a Clip\n  fix: "):
+        model.run(chat(VideoInput(np.zeros((2, 8, 8, 3), np.uint8), 1.0)))
+    with pytest.raises(NeverFits, match=r"the conversation has \d+ tokens\n  fix: have fewer than 4096"):
+        model.run(chat("long " * 1000))
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    how = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how | {"size": {"longest_edge": 70}}))
+    with pytest.raises(LoadError, match="an edge of 70 are cut into tiles of 32, and 32 are seen\n  fix: "):
+        SmolVlm(str(tmp_path)).run(CHATS["one"])
+
+
+# ---------------------------------------------------------------- in a crowd
+def written(deployment, name, requests, leavers=0):
+    """What each of so many clients reads who ask at the same time, while others come and go away in the middle."""
+    return [
+        [*map(int, emitted_values(client, "Text"))] for client in run_clients(deployment, name, requests, leavers, 0.1)
+    ]
+
+
+CROWD = [*CHATS, "several", "two"]
+
+
+def test_a_crowd_reads_what_each_would_read_alone(model, wanted):
+    with in_process("vlm", model) as deployment:
+        texts = written(deployment, "vlm", [CHATS[name] for name in CROWD], leavers=4)
+    assert texts == [wanted[name] for name in CROWD]
+
+
+@pytest.mark.slow
+def test_networks_that_were_recorded_give_the_same_in_pieces(saved, wanted):
+    recorded = SmolVlm(saved)
+    for budget in (None, 9, 60):
+        outcomes = LocalRuntime(recorded, None, max_batched_tokens=budget, seed=3).run_all([*CHATS.values()])
+        assert [tokens_of(outcome) for outcome in outcomes] == [*wanted.values()]
+
+
+@pytest.mark.slow
+def test_weights_may_be_bfloat16_as_those_that_are_published(saved, reference, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    copy = tiny.Reference(saved).network.to(torch.bfloat16)
+    copy.save_pretrained(tmp_path)
+    assert len(tokens_of(unrecorded(SmolVlm(str(tmp_path))).run(CHATS["several"]))) == 14
+
+
+PLACES = {
+    "one": {"vision_encoder": '"a"', "processor": '"a"', "lm": '"a"'},
+    "apart": {"vision_encoder": '"a"', "processor": '"b"', "lm": '"b"'},
+    "two_vision_encoders": {"vision_encoder": '["a", "c"]', "processor": '"b"', "lm": '"b"'},
+}
+"""All on one worker; the eye on a worker of its own; two eyes. All three on the same three workers."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_processes_give_what_transformers_gives_wherever_its_parts_are(saved, wanted):
+    texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
+    with LocalLauncher(dict.fromkeys(PLACES, f"smolvlm@{saved}"), texts, standby=False) as deployment:
+        for place in PLACES:
+            given = written(deployment, place, [CHATS[name] for name in CROWD * 2], leavers=6)
+            assert given == [wanted[name] for name in CROWD * 2]
+        assert not deployment.recent_exits

@@ -1,0 +1,15 @@
+"""Model files stay short, and families a small part of what they are elsewhere."""
+
+import pytest
+
+from tools.model_sizes import FAMILIES, MAX_FILE_LINES, SIZE_DIVISOR
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.folder)
+def test_model_files_are_short(family):
+    assert {name: family.lines[name] for name in family.files if family.lines[name] > MAX_FILE_LINES} == {}
+
+
+def test_all_families_together_are_a_quarter_of_what_they_are_elsewhere():
+    both = [one for one in FAMILIES if one.reference_lines]
+    assert sum(one.total for one in both) * SIZE_DIVISOR <= sum(one.reference_lines for one in both)

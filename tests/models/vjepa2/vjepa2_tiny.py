@@ -1,0 +1,83 @@
+"""Tiny V-JEPA 2 and V-JEPA 2-AC checkpoints in the layouts in which they are published, and requests for them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import VJEPA2Config, VJEPA2Model
+
+from mstar.models.vjepa2.vjepa2 import ClipEmbeddingRequest
+from mstar.requests import ActionRequest, RolloutRequest, VideoInput
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "vjepa2_ac"
+SIZES = {
+    "crop_size": 64,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_ratio": 4,
+    "layer_norm_eps": 1e-5,
+    "pred_hidden_size": 96,
+    "pred_num_hidden_layers": 4,
+    "pred_num_attention_heads": 4,
+}
+"""Of the golden weights."""
+
+
+def save_ac(folder, **other):
+    """The golden weights as safetensors, with a config.json of their sizes, or of others."""
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(GOLDEN / "weights.safetensors", folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(SIZES | other))
+    return str(folder)
+
+
+def save_large(folder, depth=4):
+    """Random weights with an encoder as deep as the golden predictor, for speed."""
+    tensors = load_file(GOLDEN / "weights.safetensors")
+    for layer in range(2, depth):
+        copied = {name: one for name, one in tensors.items() if name.startswith("encoder.blocks.0.")}
+        tensors |= {name.replace(".0.", f".{layer}.", 1): one.clone() for name, one in copied.items()}
+    path = Path(save_ac(folder, num_hidden_layers=depth))
+    save_file(tensors, path / "model.safetensors")
+    return str(path), tensors
+
+
+def save_clips(folder):
+    """A random V-JEPA 2, as transformers saves it; in the beginning its mask tokens would be zeros."""
+    sizes = {"pred_num_hidden_layers": 2, "crop_size": 48, "pred_num_mask_tokens": 3}
+    torch.manual_seed(4)
+    network = VJEPA2Model(VJEPA2Config(**SIZES | sizes)).eval()
+    with torch.no_grad():
+        for name, one in network.named_parameters():
+            one.normal_(1.0 if "norm" in name and name.endswith("weight") else 0.0, 0.2)
+    network.save_pretrained(folder)
+    return str(folder), network
+
+
+def picture(seed, height=64, width=64):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def pose(seed):
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, 7).astype(np.float32)
+
+
+def rollout_request(seed, steps, plans=0):
+    """Actions of one plan, or of several side by side."""
+    shape = (plans, 7) if plans else (7,)
+    actions = np.random.default_rng(seed).normal(0, 0.1, (steps, *shape)).astype(np.float32)
+    return RolloutRequest({"image": picture(seed), "pose": pose(seed)}, tuple(actions))
+
+
+def acting(seed, horizon, candidates, rounds, **more):
+    seen = {"image": picture(seed), "pose": pose(seed), "goal": picture(seed + 100)}
+    return ActionRequest(seen | {"candidates": candidates, "rounds": rounds} | more, seed=seed, horizon=horizon)
+
+
+def watching(seed, frames, shown=(), hidden=()):
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, 54, 54, 3), np.uint8)
+    return ClipEmbeddingRequest(VideoInput(pixels, 8.0), shown, hidden)

@@ -1,0 +1,277 @@
+"""A request that moves to another component, as bytes, writes what it would have written here."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mstar.engine.engine import Engine
+from mstar.engine.jobs import Job, JobDone, JobFailed
+from mstar.errors import LoadError
+from mstar.nn.audio.codec import Codec, CodecStreamState
+from mstar.nn.kv.page_pool import NeverFits
+from mstar.nn.lm import encoder_decoder
+from mstar.nn.lm.grammar import Grammar
+from mstar.nn.lm.sampler import SamplerState, sample_tokens
+from mstar.nn.lm.sampling import Sampling
+from mstar.transfer.codec import ArenaCodec
+from mstar.transfer.values import pack, unpack
+from mstar.walk.states import KV
+from tests.nn.audio import test_codec as codecs
+from tests.nn.lm import test_seq2seq as whisper
+from tests.nn.lm.concurrent_requests import make_component, prompts, reference_tokens
+from tests.nn.lm.test_grammar import VOCABULARY, new_sampler, noise, read
+
+HALF = 6
+GREEDY = Sampling(max_tokens=2 * HALF)
+SAMPLING_PARAMS = {
+    "greedy": GREEDY,
+    "drawn": Sampling(max_tokens=2 * HALF, temperature=1.2, top_p=0.9, seed=5),
+    "penalties": Sampling(
+        max_tokens=2 * HALF,
+        temperature=0.8,
+        seed=2,
+        repetition_penalty=1.1,
+        presence_penalty=2.0,
+        frequency_penalty=2.0,
+    ),
+}
+
+
+def sent(exported):
+    return unpack(pack(exported))
+
+
+def write(engine, lm, cache, given, wish, count=HALF):
+    """So many tokens after what is given."""
+    written = []
+    for _ in range(count):
+        job = Job({"tokens": given, "kv": cache, "sampling": wish})
+        (result,) = engine.run(lm, lm.ops()["next_token"], [job])
+        assert isinstance(result, JobDone), result
+        given = result.values[0]
+        written.append(int(given))
+    return written
+
+
+def write_split_and_whole(here, there, prompt, wish):
+    """What is written when the second half is written elsewhere, and when it is not."""
+    first, second = Engine(), Engine()
+    cache = first.new_state(here, KV)
+    begun = write(first, here, cache, prompt, wish)
+    moved = second.load(there, KV, sent(first.export(cache)))
+    last = torch.tensor(begun[-1:])
+    there.decoder.store.pool.check()
+    return begun + write(second, there, moved, last, wish), begun + write(first, here, cache, last, wish)
+
+
+@pytest.mark.parametrize("wish", SAMPLING_PARAMS.values(), ids=SAMPLING_PARAMS)
+@pytest.mark.parametrize("name", ["llama", "mistral", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_what_moves_in_the_middle_goes_on_as_if_it_had_stayed(name, wish):
+    prompt = prompts(3)[2]
+    moved, stayed = write_split_and_whole(
+        make_component(name), make_component(name, pages=100, page_size=8), prompt, wish
+    )
+    assert moved == stayed
+    if not wish.presence_penalty:  # generate has none
+        assert moved == reference_tokens(name, prompt, wish)
+
+
+def test_a_grammar_is_followed_on():
+    wish = Sampling(max_tokens=2 * HALF, temperature=1.5, seed=1, grammar=Grammar.regex("([a-f][0-9][!-/])+"))
+    here, there = (make_component("llama", vocabulary=lambda: VOCABULARY) for _ in range(2))
+    moved, stayed = write_split_and_whole(here, there, prompts(4)[3], wish)
+    assert moved == stayed
+    text = [token + ord("!") for token in moved]  # as the alphabet's first tokens are the characters from ! on
+    assert all(chr(one) in "abcdef" for one in text[::3])
+    assert all(chr(one).isdigit() for one in text[1::3])
+
+
+def test_a_cache_of_embeddings_moves_with_its_tenant_and_its_lineage():
+    here, there = make_component("llama"), make_component("llama", swap=0)
+    first, second = prompts(5)[3:]
+    cache = here.kv()
+    cache.tenant = "somebody"
+    here.hidden_states(first, cache)
+    here.hidden_states_from_embeddings(here.embed(second), cache)
+    moved = there.load_state(KV, sent(cache.export()))
+    assert moved.tenant == "somebody"
+    moved.evict()
+    assert moved.is_dropped
+    there.restore([moved])
+    assert there.next_token(torch.tensor([9]), moved, GREEDY) == here.next_token(torch.tensor([9]), cache, GREEDY)
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 20])
+def test_an_evicted_cache_can_be_migrated(swap):
+    engine, lm = Engine(), make_component("llama", swap=swap)
+    cache = engine.new_state(lm, KV)
+    token = torch.tensor(write(engine, lm, cache, prompts(3)[2], GREEDY, 1))
+    cache.evict()
+    moved = engine.load(lm, KV, sent(engine.export(cache)))
+    assert [int(token), *write(engine, lm, moved, token, GREEDY)] == reference_tokens(
+        "llama", prompts(3)[2], Sampling(max_tokens=HALF + 1)
+    )
+
+
+def test_others_are_evicted_for_an_incoming_cache():
+    engine, lm = Engine(), make_component("llama", pages=24)
+    cache = engine.new_state(lm, KV)
+    write(engine, lm, cache, prompts(3)[2], GREEDY, 1)
+    moved = engine.load(lm, KV, sent(engine.export(cache)))
+    assert engine.take_evicted() == [cache]
+    assert (moved.is_resident, cache.is_resident) == (True, False)
+    small = make_component("llama", pages=3)
+    with pytest.raises(NeverFits, match="18 pages of 4 are needed, and there are 3"):
+        Engine().load(small, KV, sent(engine.export(moved)))
+    small.decoder.store.pool.check()
+
+
+def test_a_cache_of_another_dtype_is_refused():
+    lm = make_component("llama")
+    cache = lm.kv()
+    lm.next_token(prompts(4)[3], cache, GREEDY)
+    exported = sent(cache.export())
+    wider = type(exported)(
+        **{name: getattr(exported, name) for name in exported.__slots__ if name != "data"}
+        | {"data": torch.cat([exported.data, exported.data])}
+    )
+    with pytest.raises(LoadError, match=r"bytes are to fill \d+ positions[\s\S]*fix: move caches only"):
+        lm.load_state(KV, wider)
+
+
+def test_a_sampler_resumes_at_any_position():
+    wish = Sampling(temperature=2.0, seed=4, grammar=Grammar.regex("ab+c|x[0-9]{3}"))
+    chooser = new_sampler()
+    for at in range(12):  # it goes through complete texts, after which another begins
+        elsewhere = SamplerState(VOCABULARY)
+        elsewhere.load(sent(chooser.export()), torch.device("cpu"))
+        assert elsewhere.generated() == chooser.generated()
+        choosers = (chooser.fork(), elsewhere, chooser)
+        forked, other, token = (sample_tokens(noise(1, at), [wish], [one])[0] for one in choosers)
+        assert forked.tolist() == other.tolist() == token.tolist()
+        following = token.tolist() if int(token) != 258 else read("x")
+        chooser.append_tokens(following)
+
+
+def test_a_sampler_with_a_grammar_needs_a_vocabulary_at_its_target():
+    chooser = new_sampler()
+    sample_tokens(noise(1), [Sampling(grammar=Grammar.regex("a+"))], [chooser])
+    with pytest.raises(LoadError, match="the model has no tokenizer"):
+        SamplerState().load(sent(chooser.export()), torch.device("cpu"))
+
+
+# ---------------------------------------------------------------- other states
+def test_cross_attention_kv_is_migrated_too(monkeypatch):
+    monkeypatch.setattr(encoder_decoder, "DecoderHalf", whisper._writing_half)
+    here, there = whisper.component(), whisper.component(page_size=8, pages=40)
+    (cache,) = whisper.encoded_caches(here, 1)
+    here.next_token(torch.arange(3, 9), cache, whisper.SAMPLING_PARAMS[0])
+    moved = there.load_state(KV, sent(cache.export()))
+    right = whisper.generated(whisper.sound(0), torch.arange(3, 10), whisper.ONE)
+    assert [int(there.next_token(torch.tensor([9]), moved, whisper.SAMPLING_PARAMS[0]))] == right
+    with pytest.raises(NeverFits, match="3 pages of 8 are needed, and there are 2"):
+        whisper.component(page_size=8, pages=2).load_state(KV, sent(cache.export()))
+
+
+@pytest.mark.parametrize("name", ["mimi", "encodec"])
+def test_a_sound_goes_on_elsewhere(name):
+    make, sound, books, hop, _ = codecs.CAUSAL[name]
+    here, there = (Codec(make, sound, hop=hop) for _ in range(2))
+    codes = torch.randint(16, (20, books), generator=torch.Generator().manual_seed(1))
+    past = here.state(CodecStreamState)
+    here.decode(codes[:10], past)
+    moved = there.load_state(CodecStreamState, sent(past.export()))
+    assert torch.equal(there.decode(codes[10:], moved), here.decode(codes[10:], past))
+
+
+# ---------------------------------------------------------------- loading, counting, refusing
+def test_a_component_is_prepared_before_its_first_request():
+    lm = make_component("llama")
+    assert lm.memory_stats() == {"pages_used": 0, "pages": 256}
+    assert "decoder" not in vars(lm), "counting loads nothing"
+    lm.prepare()
+    assert "decoder" in vars(lm)
+    cache = lm.kv()
+    lm.next_token(prompts(3)[2], cache, GREEDY)
+    assert lm.memory_stats() == {"pages_used": 18, "pages": 256}
+
+
+def test_a_request_that_can_never_fit_is_refused_before_anything_is_computed(monkeypatch):
+    engine, lm = Engine(), make_component("llama", pages=20)
+    monkeypatch.setattr(lm.decoder, "_run", lambda *_: pytest.fail("it was computed"))
+    lengths = [(70, 12), (79, 3), (1, 81)]  # of 80 positions
+    jobs = [
+        Job(
+            {"tokens": torch.ones(count, dtype=torch.int64), "kv": engine.new_state(lm, KV), "sampling": Sampling(more)}
+        )
+        for count, more in lengths
+    ]
+    results = engine.run(lm, lm.ops()["next_token"], jobs)
+    assert [type(result.error) for result in results] == [NeverFits] * 3
+    assert "21 pages of 4 are needed, and there are 20\n  fix: give the component more pages" in str(results[0].error)
+    assert lm.memory_stats()["pages_used"] == 0
+
+
+def test_a_request_that_just_fits_is_served_beside_one_that_does_not():
+    engine, lm = Engine(), make_component("llama", pages=20)
+    prompt = prompts(3)[2]
+    jobs = [Job({"tokens": prompt, "kv": engine.new_state(lm, KV), "sampling": Sampling(more)}) for more in (12, 11)]
+    bad, good = engine.run(lm, lm.ops()["next_token"], jobs)
+    assert isinstance(bad, JobFailed)
+    written = write(engine, lm, jobs[1].arguments["kv"], good.values[0], Sampling(11), 10)
+    assert [int(good.values[0]), *written] == reference_tokens("llama", prompt, Sampling(11))
+
+
+def test_a_window_that_forgets_needs_no_room_for_all():
+    engine, lm = Engine(max_batched_tokens=4), make_component("mistral", pages=4)
+    cache = engine.new_state(lm, KV)
+    assert len(write(engine, lm, cache, torch.tensor([5]), Sampling(60), 60)) == 60
+
+
+# ---------------------------------------------------------------- another process
+PROCESS = """
+import functools, sys, torch
+from mstar.engine.engine import Engine
+from mstar.transfer.codec import ArenaCodec
+from mstar.walk.states import KV
+from tests.nn.lm.concurrent_requests import component
+from tests.nn.kv.test_kv_migration import write
+
+torch.set_num_threads(1)
+made, engine, codec = functools.cache(component), Engine(), ArenaCodec()
+for line in sys.stdin:
+    name, data = line.split()
+    wish, token, exported = codec.unpack(bytes.fromhex(data), "tests")
+    cache = engine.load(made(name), KV, exported)
+    print(codec.pack(write(engine, made(name), cache, token, wish), "tests").hex(), flush=True)
+"""
+
+
+@pytest.fixture
+def other():
+    command = [sys.executable, "-W", "ignore", "-c", PROCESS]
+    made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    yield made
+    made.kill()
+    made.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_request_goes_on_in_another_process(other):
+    codec = ArenaCodec()
+    for name in ("llama", "mistral"):
+        lm = make_component(name)
+        for wish in SAMPLING_PARAMS.values():
+            engine = Engine()
+            cache = engine.new_state(lm, KV)
+            begun = write(engine, lm, cache, prompts(3)[2], wish)
+            last = torch.tensor(begun[-1:])
+            data = codec.pack((wish, last, engine.export(cache)), "other")
+            assert codec.stats()["slots"] == (name == "llama"), "all its pages are one run of bytes; a window is small"
+            other.stdin.write(f"{name} {data.hex()}\n")
+            assert codec.unpack(bytes.fromhex(other.stdout.readline()), "other") == write(engine, lm, cache, last, wish)
+            assert codec.stats()["slots"] == 0
+    codec.close()

@@ -1,0 +1,62 @@
+"""Small decoders of many families, with random weights that make their answers depend on what they read."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import transformers as t
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LAYERS = ["sliding_attention", "full_attention"]
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "eos_token_id": 2}
+
+FAMILIES = {
+    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL)),
+    "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**SMALL)),
+    "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**SMALL, head_dim=8)),
+    "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8)),
+    "gemma3": lambda: t.Gemma3ForCausalLM(
+        t.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS, final_logit_softcapping=3.0)
+    ),
+    "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**SMALL, sliding_window=8)),
+    "phi": lambda: t.PhiForCausalLM(t.PhiConfig(**(SMALL | {"num_key_value_heads": 4}))),
+    "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
+}
+
+
+@functools.cache
+def network(name: str) -> torch.nn.Module:
+    """A model of a family, as the library runs it; nobody may change it.
+
+    With the library's small weights the likeliest token would hardly depend on the input.
+    """
+    return new_network(name)
+
+
+@functools.cache
+def paged_network(name: str) -> torch.nn.Module:
+    """The same model again, for a component that will make it attend over pages."""
+    return new_network(name)
+
+
+def new_network(name: str) -> torch.nn.Module:
+    """The same model again, for a test that changes it."""
+    torch.manual_seed(0)
+    made = FAMILIES[name]().eval()
+    for weight in made.parameters():
+        if weight.ndim == 2:
+            weight.data.mul_(4)
+    return made

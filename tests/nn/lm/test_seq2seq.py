@@ -1,0 +1,359 @@
+"""A Whisper as a component writes what the library's generate writes, whatever happens around it.
+
+The reference is `GenerationMixin.generate` on the library's Whisper: plain generate, with the library's own caches.
+Whisper's `generate` is not used: it adds rules of its own (suppressed tokens, time stamps, seeking in long sounds).
+"""
+
+import functools
+import random
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers as t
+
+from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
+from mstar.engine.engine import Engine
+from mstar.engine.jobs import Job, JobDone, JobFailed
+from mstar.errors import LoadError
+from mstar.nn.kv.page_pool import OutOfPages
+from mstar.nn.lm import decoder, encoder_decoder
+from mstar.nn.lm.decoder import SlowPath
+from mstar.nn.lm.sampling import Sampling
+from mstar.nn.lm.seq2seq import Seq2SeqLM
+from mstar.testing.parity import parity_all
+from mstar.walk.states import KV
+from tests.nn.lm.concurrent_requests import prompts
+
+NEW = 8
+ENCODER_FRAMES = 10
+"""Positions of what is heard; with pages of 4 the last one is partly full."""
+LONGEST = 128
+SAMPLING_PARAMS = [
+    Sampling(max_tokens=NEW),
+    Sampling(max_tokens=NEW, temperature=0.7, seed=1),
+    Sampling(max_tokens=NEW, temperature=1.3, top_k=20, top_p=0.8, seed=2),
+    Sampling(max_tokens=NEW, temperature=1.0, repetition_penalty=1.4, seed=3),
+]
+ONE = Sampling(max_tokens=1)
+SMALL = {
+    "vocab_size": 97,
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "encoder_layers": 1,  # fewer than the decoder has, as in distilled ones it is the other way round
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_source_positions": ENCODER_FRAMES,
+    "max_target_positions": LONGEST,
+    "decoder_start_token_id": 1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+
+def _new_network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = t.WhisperForConditionalGeneration(t.WhisperConfig(**SMALL)).eval()
+    for weight in made.parameters():
+        if weight.ndim > 1:  # with the library's small weights a token would hardly depend on what is heard and read
+            weight.data.normal_(std=2 * weight[0].numel() ** -0.5)
+    return made
+
+
+network, paged = functools.cache(_new_network), functools.cache(_new_network)
+_writing_half = functools.cache(encoder_decoder.DecoderHalf)
+
+
+@pytest.fixture(autouse=True)
+def write_once(monkeypatch):
+    """So that what is recorded of a network serves all tests."""
+    monkeypatch.setattr(encoder_decoder, "DecoderHalf", _writing_half)
+
+
+def component(**sizes) -> Seq2SeqLM:
+    lm = Seq2SeqLM(paged, eos_token_id=2, **({"pages": 256, "page_size": 4} | sizes))
+    lm.name = "lm"
+    return lm
+
+
+def sound(seed: int) -> torch.Tensor:
+    return torch.randn((8, 2 * ENCODER_FRAMES), generator=torch.Generator().manual_seed(seed))
+
+
+def given(count):
+    """Sounds, beginnings of all lengths, every other request greedy; two requests differ in what they hear only."""
+    starts = prompts(count)
+    starts[4] = starts[3]
+    wishes = [
+        SAMPLING_PARAMS[row // 2 % len(SAMPLING_PARAMS)] if row % 2 else SAMPLING_PARAMS[0] for row in range(count)
+    ]
+    wishes[4] = wishes[3]
+    return [(sound(row), start, wish) for row, (start, wish) in enumerate(zip(starts, wishes, strict=True))]
+
+
+def generated(features, start, wish):
+    torch.manual_seed(wish.seed)
+    how = {"do_sample": False}
+    if wish.temperature:
+        how = {"do_sample": True, "temperature": wish.temperature, "top_k": wish.top_k, "top_p": wish.top_p}
+    how |= {"repetition_penalty": wish.repetition_penalty, "max_new_tokens": wish.max_tokens, "eos_token_id": -1}
+    made = t.GenerationMixin.generate(network(), features[None], decoder_input_ids=start[None], **how)
+    return made[0, len(start) :].tolist()
+
+
+@functools.cache
+def wanted(count):
+    return [generated(*request) for request in given(count)]
+
+
+class Request:
+    """One sound being written down: it is encoded, heard, and then read and written token by token."""
+
+    def __init__(self, cache, features, start, wish):
+        self.cache, self.wish = cache, wish
+        self.written = []
+        self.op = "encode"
+        self.job = Job({"features": features})
+        self._start = start
+
+    @property
+    def is_over(self):
+        return len(self.written) == self.wish.max_tokens
+
+    def give(self, result):
+        assert not isinstance(result, JobFailed), result
+        if not isinstance(result, JobDone):
+            return
+        if self.op == "encode":
+            self.op, self.job = "write_encoder_states", Job({"states": result.values[0], "kv": self.cache})
+            return
+        if self.op == "next_token":
+            self.written.append(int(result.values[0]))
+        self._read(torch.tensor(self.written[-1:]) if self.written else self._start)
+
+    def _read(self, tokens):
+        self.op, self.job = "next_token", Job({"tokens": tokens, "kv": self.cache, "sampling": self.wish})
+
+    def fork(self, engine):
+        twin = Request(engine.fork(self.cache), None, self._start, self.wish)
+        twin.written = [*self.written]
+        twin._read(self.job.arguments["tokens"])
+        return twin
+
+
+def serve(lm, requests, seed, *, token_budget=None, forks=0, leaves=0.0):
+    """What each request wrote; chance decides who shares a batch, who is forked and who is pushed out of memory."""
+    chosen, engine = random.Random(seed), Engine(max_batched_tokens=token_budget)
+    first = [Request(engine.new_state(lm, KV), *request) for request in requests]
+    twins: list[tuple[int, Request]] = []
+    while waiting := [one for one in (*first, *(twin for _, twin in twins)) if not one.is_over]:
+        name = chosen.choice(waiting).op
+        able = [one for one in waiting if one.op == name]
+        batch = chosen.sample(able, chosen.randint(1, len(able)))
+        for one, result in zip(batch, engine.run(lm, lm.ops()[name], [one.job for one in batch]), strict=True):
+            one.give(result)
+        at = chosen.randrange(len(first))
+        if len(twins) < forks and first[at].op == "next_token" and not first[at].job.done:
+            twins.append((at, first[at].fork(engine)))
+        for one in waiting:
+            if one.cache.is_resident and chosen.random() < leaves:
+                one.cache.evict()
+        lm.decoder.store.pool.check()
+    assert len(twins) == forks
+    assert all(twin.written == first[at].written for at, twin in twins), "a fork writes what its original does"
+    return [one.written for one in first]
+
+
+def test_audio_and_prompt_both_matter():
+    right = wanted(16)
+    assert len({tuple(tokens) for tokens in right}) > 12
+    assert right[3] != right[4], "these differ in what they hear only"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        pytest.param({}, {}, id="joining-and-leaving-at-random"),
+        pytest.param({}, {"token_budget": 3}, id="in-pieces"),
+        pytest.param({}, {"token_budget": 30, "forks": 8}, id="with-forks"),
+        pytest.param({}, {"leaves": 0.1}, id="copied-out-of-memory-and-back"),
+        pytest.param({"swap_bytes": 0}, {"leaves": 0.1}, id="dropped-and-made-again"),
+        pytest.param({"swap_bytes": 5000}, {"leaves": 0.1, "forks": 4}, id="some-copied-and-some-dropped"),
+        pytest.param({"pages": 70}, {"token_budget": 40}, id="with-half-the-memory"),
+    ],
+)
+def test_a_whisper_in_a_crowd_writes_what_generate_writes(sizes, how):
+    lm = component(**sizes)
+    assert serve(lm, given(16), len(how), **how) == wanted(16)
+    assert lm.decoder.store.pool.free_pages == lm.decoder.store.pool.count, "all pages come back"
+
+
+def test_without_kernels_and_recording_it_writes_the_same(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise NotImplementedError("this is not recorded")
+
+    monkeypatch.setattr(decoder, "flatten", refuse)
+    lm = Seq2SeqLM(lambda: _new_network().double(), eos_token_id=2, page_size=4)  # there are no kernels for this dtype
+    with pytest.warns(SlowPath, match="this is not recorded"):
+        lm.kv()
+    assert serve(lm, given(6), 1, token_budget=60) == [generated(*request) for request in given(6)]
+
+
+def encoded_caches(lm, count):
+    """Caches that have heard a sound and read nothing."""
+    caches = [lm.kv() for _ in range(count)]
+    for row, cache in enumerate(caches):
+        lm.write_encoder_states(lm.encode(sound(row)), cache)
+    return caches
+
+
+def test_the_same_tokens_after_another_sound_share_no_pages():
+    lm = component()
+    start = torch.arange(3, 14)
+    for row, cache in enumerate(encoded_caches(lm, 2)):
+        assert [int(lm.next_token(start, cache, ONE))] == generated(sound(row), start, ONE)
+
+
+def test_forks_share_cross_attention_and_self_attention_kv():
+    lm = component(pages=20)
+    pool = lm.decoder.store.pool
+    (cache,) = encoded_caches(lm, 1)
+    lm.next_token(torch.arange(3, 9), cache, SAMPLING_PARAMS[0])
+    assert pool.free_pages == 20 - 3 - 2
+    forks = [cache.fork() for _ in range(100)]
+    assert pool.free_pages == 20 - 3 - 2
+    pool.check()
+    cache.free()
+    assert [int(lm.next_token(torch.tensor([9]), forks[7], ONE))] == generated(sound(0), torch.arange(3, 10), ONE)
+    del forks
+    assert pool.free_pages == 20
+
+
+def test_a_cache_goes_on_in_another_component():
+    here, there = component(), component(page_size=8, pages=40)
+    (cache,) = encoded_caches(here, 1)
+    here.next_token(torch.arange(3, 9), cache, SAMPLING_PARAMS[0])
+    moved = there.kv()
+    moved.load(cache.export())
+    right = generated(sound(0), torch.arange(3, 10), ONE)
+    assert [int(there.next_token(torch.tensor([9]), moved, SAMPLING_PARAMS[0]))] == right
+    moved.evict()
+    there.restore([moved])
+    there.decoder.store.pool.check()
+    full = component(page_size=8, pages=2).kv()
+    with pytest.raises(OutOfPages, match="3 pages of 8 are needed"):
+        full.load(cache.export())
+    assert full.store.pool.free_pages == 2
+
+
+def run(lm, name, jobs):
+    results = Engine().run(lm, lm.ops()[name], [Job(each) for each in jobs])
+    return [str(result.error) if isinstance(result, JobFailed) else result.values for result in results]
+
+
+def test_a_failing_decoder_call_fails_alone():
+    lm = component()
+    good, full = encoded_caches(lm, 2)
+    lm.next_token(torch.full((LONGEST - 3,), 5), full, SAMPLING_PARAMS[0])
+    given = [(torch.tensor([3]), good), (torch.tensor([3]), lm.kv()), (torch.tensor([3, 4, 5, 6]), full)]
+    jobs = [{"tokens": tokens, "kv": cache, "sampling": SAMPLING_PARAMS[0]} for tokens, cache in given]
+    (token,), deaf, long = run(lm, "next_token", jobs)
+    assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
+    assert deaf == "a cache that has heard nothing is to read\n  fix: hear first"
+    assert long.startswith("a cache of 125 tokens is to read 4, of 128 at most\n  fix: wish for fewer tokens")
+    assert full.table.length == LONGEST - 3
+
+
+def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
+    lm = component(pages=8)
+    late, early = encoded_caches(lm, 1)[0], lm.kv()
+    lm.next_token(torch.tensor([3]), late, SAMPLING_PARAMS[0])
+    large = lm.kv()
+    states = lm.encode(sound(1))
+    given = [(states, late), (states, early), (states.repeat(4, 1), large)]
+    refused, fits, too_much = run(lm, "write_encoder_states", [{"states": each, "kv": cache} for each, cache in given])
+    assert refused.startswith("a cache that has read 1 tokens is to hear more\n  fix: hear everything before")
+    assert fits == ()
+    ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
+    assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
+    assert too_much.startswith("10 pages of 4 are needed")
+    assert (large.cross_attention_cache.table.length, large.cross_attention_cache.embeddings) == (0, [])
+    lm.decoder.store.pool.check()
+
+
+def test_reading_gives_the_hidden_states_of_the_library():
+    lm = component()
+    (cache,) = encoded_caches(lm, 1)
+    tokens = torch.arange(3, 60)
+    with torch.inference_mode():
+        right = network().model(sound(0)[None], decoder_input_ids=tokens[None]).last_hidden_state[0]
+        torch.testing.assert_close(lm.hidden_states(tokens, cache), right, atol=1e-4, rtol=1e-4)
+
+
+def test_the_beginning_of_a_window_is_encoded_alone():
+    half = t.WhisperForConditionalGeneration(
+        t.WhisperConfig(**(SMALL | {"max_source_positions": ENCODER_FRAMES // 2}))
+    ).eval()
+    tensors = network().state_dict()
+    tensors["model.encoder.embed_positions.weight"] = tensors["model.encoder.embed_positions.weight"][
+        : ENCODER_FRAMES // 2
+    ]
+    half.load_state_dict(tensors)
+    features, lm = sound(0), component()
+    jobs = [Job({"features": part}) for part in (features, features[:, :ENCODER_FRAMES], features)]
+    whole, begun, again = (one.values[0] for one in Engine().run(lm, lm.ops()["encode"], jobs))
+    with torch.inference_mode():
+        right = half.get_encoder()(features[None, :, :ENCODER_FRAMES]).last_hidden_state[0]
+        torch.testing.assert_close(begun, right)
+        torch.testing.assert_close(whole, network().get_encoder()(features[None]).last_hidden_state[0])
+    assert torch.equal(whole, again)
+    assert not torch.allclose(begun, whole[: ENCODER_FRAMES // 2], atol=1e-2), "it would also see what follows"
+
+
+class Transcriber(Model):
+    """Writes down what it hears."""
+
+    def __init__(self):
+        self.lm = component(pages=128)
+
+    @walk
+    def write(self, features: Float32[Tensor, "M F"], start: Int64[Tensor, "T"], sampling: Sampling) -> Iterator[Text]:
+        kv = self.lm.kv()
+        self.lm.write_encoder_states(self.lm.encode(features), kv)
+        s = loop(steps=sampling.max_tokens, token=self.lm.next_token(start, kv, sampling))
+        for _ in s:
+            yield Text(s.token)
+            s.token = self.lm.next_token(s.token, kv, sampling)
+            s.stop_when(self.lm.is_end(s.token, sampling))
+
+
+def test_a_walk_is_served_as_it_runs():
+    model = Transcriber()
+    requests = [{"features": a, "start": b, "sampling": c} for a, b, c in given(6)]
+    parity_all(model, requests, schedules=2)
+    assert model.lm.decoder.store.pool.free_pages == 128
+
+
+def test_a_model_file_does_not_load_the_network():
+    lm = Seq2SeqLM(lambda: pytest.fail("the network was loaded"), eos_token_id=2)
+    assert {"encode", "write_encoder_states", "next_token", "is_end"} <= lm.ops().keys()
+
+
+def test_without_the_libraries_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mstar.nn.lm.encoder_decoder", None)
+    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install the torch"):
+        component().kv()
+
+
+def test_a_decoder_that_counts_its_own_positions_is_refused():
+    sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 0}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    bart = t.BartForConditionalGeneration(t.BartConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2))
+    with pytest.raises(LoadError, match="BartDecoder takes no position_ids, so its requests cannot share a forward"):
+        Seq2SeqLM(lambda: bart, eos_token_id=2).kv()

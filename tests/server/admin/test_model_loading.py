@@ -1,0 +1,54 @@
+"""Unloading and loading, where it cannot be done, or nobody answers; what can is in tests/integration/test_model_loading."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from mstar.server.admin import model_loading
+from mstar.server.state import Phase
+
+
+def error(answer):
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_in_process_models_are_loaded_and_cannot_be_unloaded(server):
+    with server.client() as client:
+        assert {one["state"] for one in client.get("/v1/models").json()["data"]} == {"loaded"}
+        assert client.get("/v1/models/parrot").json()["state"] == "loaded"
+        refused = client.post("/v1/models/parrot/unload")
+        assert error(refused) == (409, "cannot_unload")
+        assert "serve without --in-process" in refused.json()["error"]["message"]
+        assert client.post("/v1/models/parrot/load").json() == {"model": "parrot", "state": "loaded"}
+        for what in ("load", "unload"):
+            assert error(client.post(f"/v1/models/nobody/{what}")) == (404, "model_not_found")
+            assert client.put(f"/v1/models/parrot/{what}").status_code == 405
+
+
+def test_nothing_is_done_while_the_server_starts_or_ends(server, monkeypatch):
+    monkeypatch.setattr(server.state, "phase", Phase("draining"))
+    with server.client() as client:
+        for what in ("load", "unload"):
+            answer = client.post(f"/v1/models/parrot/{what}")
+            assert error(answer) == (503, "not_ready")
+            assert answer.headers["retry-after"]
+
+
+@pytest.fixture
+def silent_conductor(server, monkeypatch):
+    """A conductor that does not answer."""
+    monkeypatch.setattr(model_loading, "CONDUCTOR_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server.front, "query_model_status", lambda *_: Future())
+    return server
+
+
+def test_a_conductor_that_does_not_answer_is_not_waited_for(silent_conductor):
+    with silent_conductor.client() as client:
+        assert {one["state"] for one in client.get("/v1/models").json()["data"]} == {"loading"}
+        assert error(client.post("/v1/models/parrot/unload")) == (503, "not_ready")
+
+
+def test_all_models_are_loading_before_workers_are_up(server, monkeypatch):
+    monkeypatch.setattr(server.state, "bridge", None)
+    with server.client() as client:
+        assert client.get("/v1/models/parrot").json()["state"] == "loading"

@@ -1,0 +1,284 @@
+"""What is told of an answer beside its words: how likely they were, what they took, which tools are to be called.
+
+Toys say what must be told; SmolLM2 says what it would have said in its own library.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from openai import APIError, BadRequestError, OpenAI
+
+from mstar import Component, Float32, Model, Tensor, Text, loop, op, walk
+from mstar.models.smollm2.smollm2 import SmolLm2
+from mstar.nn.lm.sampling import Logprobs, Sampling, ScoredToken
+from mstar.nn.weights.sources import SMOLLM2_135M
+from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Message, ToolCall
+from tests.cli.test_serve import start_server, wait_ready
+from tests.models.transcripts import one_thread
+from tests.server.model_server import serve_models
+
+
+class Scorer(Component):
+    @op
+    def score(self, text: str, step: int, sampling: Sampling) -> ScoredToken:
+        byte = text.encode()[step]
+        top = tuple((byte + number, -step / 4 - number) for number in range(sampling.logprobs or 0))
+        return ScoredToken(byte, Logprobs(-step / 4, top))
+
+    @op
+    def word(self, text: str, step: int) -> str:
+        return text.split("|")[step]
+
+
+class ScoringModel(Model):
+    """Repeats what it is told and says how likely that was, up to a stop text. It calls every tool twice."""
+
+    def __init__(self) -> None:
+        self.scorer = Scorer()
+
+    @walk
+    def say(self, text: str, steps: int, sampling: Sampling) -> Iterator[Text]:
+        for step in loop(steps=steps):
+            yield Text(self.scorer.score(text, step, sampling))
+
+    async def route(self, request: ChatRequest) -> Finish:
+        text = str(request.messages[-1].parts[0])
+        for stop in request.sampling.stop_strings:
+            text = text[: text.find(stop) + len(stop)] if stop in text else text
+        calls = tuple(ToolCall(f"c{n}", tool.name, str(n)) for tool in request.tools for n in range(2))
+        if not calls:
+            await self.say(text, len(text.encode()), request.sampling)
+        return Finish("tool_calls" if calls else "stop", {"text": 3, "audio": 7}, calls)
+
+    def input_types(self) -> tuple[type, ...]:
+        return (str,)
+
+    def detokenize(self, tokens, /) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+class PlainTextModel(Model):
+    """Says words, and not tokens."""
+
+    def __init__(self) -> None:
+        self.scorer = Scorer()
+
+    @walk
+    def say(self, text: str, steps: int) -> Iterator[Text]:
+        for step in loop(steps=steps):
+            yield Text(self.scorer.word(text, step))
+
+    async def route(self, request: ChatRequest) -> Finish:
+        text = str(request.messages[-1].parts[0])
+        await self.say(text, text.count("|") + 1)
+        return Finish("stop", {"text": 3}, completion_tokens={"text": 9} if text.startswith("told") else {})
+
+
+class TextLength(Component):
+    @op
+    def lengths(self, request: EmbeddingRequest) -> Float32[Tensor, "N 1"]:
+        return np.array([[len(text)] for text in request.texts], np.float32)
+
+
+class LengthEmbeddings(Model):
+    """Vectors, and how much was read for them."""
+
+    def __init__(self) -> None:
+        self.gauge = TextLength()
+
+    @walk
+    def embed(self, request: EmbeddingRequest) -> Float32[Tensor, "N 1"]:
+        return self.gauge.lengths(request)
+
+    async def route(self, request: EmbeddingRequest) -> tuple[object, Finish]:
+        return await self.embed(request), Finish(prompt_tokens={"text": sum(map(len, request.texts))})
+
+
+def openai_client(url):
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def openai():
+    with (
+        serve_models({"oracle": ScoringModel(), "teller": PlainTextModel(), "counted": LengthEmbeddings()}) as house,
+        openai_client(house.url) as client,
+    ):
+        yield client
+
+
+def ask(openai, text, model="oracle", **how):
+    return openai.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **how)
+
+
+def test_how_likely_tokens_were(openai):
+    whole = ask(openai, "aé", logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert [(one.token, one.bytes, one.logprob) for one in whole] == [
+        ("a", [97], 0),
+        ("\N{REPLACEMENT CHARACTER}", None, -0.25),  # half of a letter, of which the model cannot tell the byte
+        ("\N{REPLACEMENT CHARACTER}", None, -0.5),
+    ]
+    assert [(one.token, one.logprob) for one in whole[0].top_logprobs] == [("a", 0), ("b", -1)]
+    chunks = [*ask(openai, "aé", logprobs=True, top_logprobs=2, stream=True)]
+    assert [entry for chunk in chunks if (told := chunk.choices[0].logprobs) for entry in told.content] == whole
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "aé"
+    assert not ask(openai, "a", logprobs=True).choices[0].logprobs.content[0].top_logprobs
+    assert ask(openai, "a").choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_does_not_know_how_likely_is_not_asked_to_guess(openai, stream):
+    with pytest.raises(BadRequestError, match="logprobs: the model does not give these"):
+        ask(openai, "a|b", "teller", logprobs=True, stream=stream)
+    with pytest.raises(APIError, match="logprobs must be true, too"):
+        ask(openai, "a", top_logprobs=1, stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("wish", "text", "size"), [({}, "abcdef", 6), ({"stop": "c"}, "ab", 3), ({"stop": ["x", "bc"]}, "a", 3)]
+)
+def test_what_was_read_and_written_is_counted_after_a_stop_too(openai, wish, text, size):
+    answer = ask(openai, "abcdef", **wish)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, size, 10 + size)
+    assert usage.prompt_tokens_details.audio_tokens == 7
+    *_, last = ask(openai, "abcdef", stream=True, stream_options={"include_usage": True}, **wish)
+    assert last.usage == usage
+
+
+def test_odd_counts(openai):
+    silent = ask(openai, "")
+    assert (silent.choices[0].message.content, silent.usage.completion_tokens) == ("", 0)
+    assert ask(openai, "ab", n=3).usage.completion_tokens == 6
+    assert ask(openai, "told|b", "teller").usage.completion_tokens == 9
+    assert ask(openai, "a|b", "teller").usage is None  # of how many tokens its words are, nobody knows
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_tools_are_called_unless_one_is_requested(openai, stream):
+    tools = [{"type": "function", "function": {"name": name}} for name in ("look", "grip")]
+    for wish, names in (({}, ["look", "look", "grip", "grip"]), ({"parallel_tool_calls": False}, ["look"])):
+        got = ask(openai, "x", tools=tools, stream=stream, **wish)
+        if stream:
+            *_, called, last = got
+            calls, reason = called.choices[0].delta.tool_calls, last.choices[0].finish_reason
+            assert [call.index for call in calls] == [*range(len(names))]
+        else:
+            calls, reason = got.choices[0].message.tool_calls, got.choices[0].finish_reason
+        assert [call.function.name for call in calls] == names
+        assert reason == "tool_calls"
+
+
+def test_a_model_without_vision_rejects_images(openai):
+    picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+    file = {"type": "file", "file": {"file_data": "data:audio/wav;base64,AAAA"}}
+    for part, what in ((picture, "pictures"), (file, "sound")):
+        with pytest.raises(BadRequestError, match=f"the model `oracle` reads text, and no {what}"):
+            openai.chat.completions.create(model="oracle", messages=[{"role": "user", "content": [part]}])
+
+
+def test_embeddings_say_what_was_read(openai):
+    usage = openai.embeddings.create(model="counted", input=["abc", "de"]).usage
+    assert (usage.prompt_tokens, usage.total_tokens) == (5, 5)
+
+
+# ---------------------------------------------------------------- a real model
+QUESTION = "What is the capital of France?"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "country": {"enum": ["France", "Italy"]}},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    with start_server("smollm2") as (process, url):
+        wait_ready(process)
+        with one_thread(), openai_client(url) as client:
+            yield client, SmolLm2()
+
+
+IMPORT_CHECK = """
+import sys
+from mstar.models.smollm2.smollm2 import SmolLm2
+assert SmolLm2().spell([504, 3575]) == "The capital"
+sys.exit(any(name in sys.modules for name in ("torch", "transformers", "numpy")))
+"""
+
+
+@pytest.mark.slow
+def test_detokenizing_loads_no_network():
+    subprocess.run([sys.executable, "-c", IMPORT_CHECK], check=True, timeout=60)
+
+
+def reference_logprobs(model, text, tokens):
+    """The logarithms of all probabilities at each of the tokens that followed a question."""
+    import torch
+
+    from mstar.nn.weights.gguf import GgufFile
+
+    prompt, _ = model.lm.prompt(ChatRequest((Message("user", (text,)),)))
+    with torch.inference_mode():
+        logits = GgufFile(SMOLLM2_135M.path()).network()(torch.cat([prompt, torch.tensor(tokens)])[None]).logits[0]
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "presence_penalty": 1.5, "logit_bias": {"504": -5}}]
+)
+def test_logprobs_are_those_of_the_library(smollm2, how):
+    openai, model = smollm2
+    wish = {"logprobs": True, "top_logprobs": 5, "max_tokens": 12} | how
+    answer = ask(openai, QUESTION, "smollm2", **wish).choices[0]
+    told = answer.logprobs.content
+    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == answer.message.content
+    numbers = {model.token_to_bytes(token): token for token in range(49152)}
+    tokens = [numbers[bytes(one.bytes)] for one in told]
+    for log, one, token in zip(reference_logprobs(model, QUESTION, tokens), told, tokens, strict=True):
+        assert one.logprob == pytest.approx(float(log[token]), abs=1e-3)
+        best = log.topk(5)
+        assert [numbers[bytes(top.bytes)] for top in one.top_logprobs] == best.indices.tolist()
+        assert [top.logprob for top in one.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-3)
+    chunks = ask(openai, QUESTION, "smollm2", stream=True, **wish)
+    again = [entry for chunk in chunks if (part := chunk.choices[0].logprobs) for entry in part.content]
+    assert [one.token for one in again] == [one.token for one in told]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smollm2_honors_its_parameters(smollm2):
+    openai, _ = smollm2
+    stopped = ask(openai, QUESTION, "smollm2", temperature=0, stop=["France is"])
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("The capital of ", "stop")
+    assert (stopped.usage.prompt_tokens, stopped.usage.completion_tokens) == (37, 5)
+    several = ask(openai, "Name a colour.", "smollm2", n=3, seed=5, max_tokens=8)
+    assert len({choice.message.content for choice in several.choices}) == 3
+    assert {choice.finish_reason for choice in several.choices} <= {"stop", "length"}
+    assert several.usage.completion_tokens <= 24
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    place = ask(openai, QUESTION, "smollm2", temperature=0, response_format=form, max_tokens=40).choices[0]
+    assert json.loads(place.message.content) == {"city": "Paris", "country": "France"}
+    assert place.finish_reason == "stop"
+    tools = [
+        {"type": "function", "function": {"name": "find", "parameters": SCHEMA}},
+        {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    for choice in ("required", {"type": "function", "function": {"name": "find"}}):
+        called = ask(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice=choice, max_tokens=60)
+        (call,) = called.choices[0].message.tool_calls
+        assert called.choices[0].finish_reason == "tool_calls"
+        if call.function.name == "find":
+            assert {*json.loads(call.function.arguments)} == {"city", "country"}
+    cut = ask(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice="required", max_tokens=3).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)

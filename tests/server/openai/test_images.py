@@ -1,0 +1,197 @@
+"""Pictures come out as the model drew them, in the format that was asked for, and sharper and sharper in a stream."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI, UnprocessableEntityError
+from PIL import Image
+
+from mstar.requests import ImageInput, ImageRequest
+from tests.server.model_server import serve_models
+from tests.server.toy_image_models import ImageGenerator, VideoGenerator
+
+
+@pytest.fixture(scope="module")
+def model_server():
+    with serve_models({"painter": ImageGenerator(), "filmer": VideoGenerator()}) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(model_server):
+    with OpenAI(base_url=f"{model_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def pixels(coded):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(coded))).convert("RGB"))
+
+
+def drawn(**wish):
+    """What the model draws eagerly, one after the other."""
+    return [emission.value for emission in ImageGenerator().run(ImageRequest(**wish)).emissions]
+
+
+def png(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------- generations
+def test_a_picture_is_what_the_model_drew(client):
+    answer = client.images.generate(model="painter", prompt="a cat", size="40x32", extra_body={"seed": 5})
+    assert np.array_equal(pixels(answer.data[0].b64_json), drawn(prompt="a cat", width=40, height=32, seed=5)[-1])
+    assert answer.usage.input_tokens_details.text_tokens == 5
+
+
+def test_several_pictures_have_seeds_that_follow(client):
+    answer = client.images.generate(model="painter", prompt="a cat", n=3, extra_body={"seed": 5})
+    for number, one in enumerate(answer.data):
+        assert np.array_equal(pixels(one.b64_json), drawn(prompt="a cat", seed=5 + number)[-1])
+
+
+@pytest.mark.parametrize("name", ["png", "jpeg", "webp"])
+def test_formats(client, name):
+    answer = client.images.generate(
+        model="painter", prompt="a", size="32x32", output_format=name, output_compression=100, extra_body={"seed": 1}
+    )
+    data = base64.b64decode(answer.data[0].b64_json)
+    assert Image.open(io.BytesIO(data)).format == name.upper()
+    wanted = drawn(prompt="a", width=32, height=32, seed=1)[-1].astype(int)
+    assert np.abs(pixels(answer.data[0].b64_json).astype(int) - wanted).mean() < (1 if name == "png" else 12)
+
+
+def test_a_stream_gets_sharper(client):
+    stream = client.images.generate(
+        model="painter", prompt="a cat", stream=True, partial_images=2, size="24x16", extra_body={"seed": 9}
+    )
+    events = list(stream)
+    wanted = drawn(prompt="a cat", width=24, height=16, seed=9, partial_images=2)
+    partial, completed = "image_generation.partial_image", "image_generation.completed"
+    assert [event.type for event in events] == [partial, partial, completed]
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    for event, picture in zip(events, wanted, strict=True):
+        assert np.array_equal(pixels(event.b64_json), picture)
+        assert (event.size, event.output_format) == ("24x16", "png")
+    assert events[-1].usage.total_tokens == 5
+
+
+def test_a_partial_picture_comes_before_the_last_is_drawn(model_server):
+    body = {"model": "painter", "prompt": "slow", "stream": True, "partial_images": 3}
+    with model_server.client() as http, http.stream("POST", "/v1/images/generations", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: image_generation.partial_image"
+        assert not model_server.is_idle(0)  # it is still drawn
+    assert model_server.is_idle()  # and is not, when the client has left
+
+
+def test_a_failure_in_a_stream_is_an_error_and_no_picture(model_server):
+    body = {"model": "painter", "prompt": "break it", "stream": True, "partial_images": 1}
+    with model_server.client() as http:
+        answer = http.post("/v1/images/generations", json=body)
+    assert "completed" not in answer.text
+    assert "secret" not in answer.text
+    assert "model_error" in answer.text
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"n": 0},
+        {"n": 11},
+        {"n": "2"},
+        {"n": True},
+        {"size": "0x10"},
+        {"size": "99999x10"},
+        {"size": "9000x9000"},
+        {"size": "big"},
+        {"partial_images": 4},
+        {"partial_images": -1},
+        {"output_compression": 101},
+        {"output_format": "gif"},
+        {"guidance_scale": 1e400},
+        {"guidance_scale": "NaN"},
+        {"num_inference_steps": 2**63},
+        {"num_inference_steps": 0},
+        {"seed": 2**64},
+        {"prompt": ""},
+        {"prompt": None},
+        {"prompt": "x" * 32_001},
+    ],
+)
+def test_invalid_parameters_never_reach_a_model(model_server, wish):
+    count = len(model_server.models["painter"].seen)
+    with model_server.client() as http:
+        body = json.dumps({"model": "painter", "prompt": "a"} | wish).replace("Infinity", "1e400")
+        answer = http.post("/v1/images/generations", content=body)
+    assert answer.status_code == 422, answer.text
+    assert len(model_server.models["painter"].seen) == count
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"response_format": "url"}, {"background": "transparent"}, {"stream": True, "n": 2}, {"partial_images": 1}],
+)
+def test_unsupported_parameters_are_rejected(client, wish):
+    with pytest.raises(BadRequestError) as refused:
+        client.images.generate(model="painter", prompt="a", **wish)
+    assert refused.value.code == "unsupported_parameter"
+
+
+def test_a_model_that_draws_nothing_says_what_it_serves(client):
+    with pytest.raises(NotFoundError, match="/v1/videos"):
+        client.images.generate(model="filmer", prompt="a")
+
+
+# ---------------------------------------------------------------- edits
+SOURCE = np.random.default_rng(0).integers(0, 255, (16, 24, 3)).astype(np.uint8)
+
+
+def test_one_picture_is_changed_under_a_mask(client):
+    mask = np.zeros_like(SOURCE)
+    mask[:, 12:] = 255
+    answer = client.images.edit(
+        model="painter", prompt="a cat", image=png(SOURCE), mask=png(mask), extra_body={"seed": 2}
+    )
+    wanted = drawn(prompt="a cat", seed=2, sources=(ImageInput(SOURCE),), mask=ImageInput(mask))[-1]
+    assert np.array_equal(pixels(answer.data[0].b64_json), wanted)
+    assert answer.usage.input_tokens_details.image_tokens == 1
+
+
+def test_several_pictures_and_a_stream(client):
+    stream = client.images.edit(
+        model="painter", prompt="ab", image=[png(SOURCE), png(255 - SOURCE)], stream=True, partial_images=1
+    )
+    assert [event.type for event in stream] == ["image_edit.partial_image", "image_edit.completed"]
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", png(SOURCE)[:60]])
+def test_what_is_no_picture_is_refused(client, data):
+    with pytest.raises((BadRequestError, UnprocessableEntityError)) as refused:
+        client.images.edit(model="painter", prompt="ab", image=("a.png", data))
+    assert refused.value.param == "image"
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": "a", "n": "11"}, {"prompt": "a", "seed": "x"}])
+def test_bad_forms_are_refused(model_server, fields):
+    with model_server.client() as http:
+        answer = http.post("/v1/images/edits", data={"model": "painter"} | fields, files={"image": png(SOURCE)})
+        assert answer.status_code == 422
+        assert http.post("/v1/images/edits", content=b"x").status_code == 415
+        torn = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert http.post("/v1/images/edits", content=b"--y", headers=torn).status_code in (400, 422)
+
+
+def test_a_mask_has_the_size_of_its_picture(client):
+    with pytest.raises(UnprocessableEntityError, match="20 x 16"):
+        client.images.edit(model="painter", prompt="a", image=png(SOURCE), mask=png(SOURCE[:, :20]))
+
+
+def test_an_edit_needs_a_picture(model_server):
+    with model_server.client() as http:
+        answer = http.post("/v1/images/edits", data={"model": "painter", "prompt": "a"}, files={"other": b"x"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "image")

@@ -1,0 +1,268 @@
+"""Speech as the official client, voice agents and plain HTTP ask for it."""
+
+import base64
+import io
+import json
+import time
+from contextlib import contextmanager
+
+import av
+import httpx2
+import numpy as np
+import pytest
+from openai import NotFoundError, OpenAI
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from tests.server.toy_speech_models import letters_in, run_speech_server
+
+TEXT = "Hello, robot."
+
+
+@pytest.fixture(scope="module")
+def server():
+    with run_speech_server() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def openai(server):
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def speech_model(server):
+    return server.state.served_models["talker"].model
+
+
+def recognize(data, rate=24_000, skip=0):
+    """The text that raw samples say."""
+    samples = np.frombuffer(data, "<i2")[skip:] / 32768
+    return "".join(map(chr, letters_in(np.append(samples, np.zeros(16)), rate)))
+
+
+def samples_in(data):
+    with av.open(io.BytesIO(data)) as container:
+        resampler = av.AudioResampler("s16", "mono", 24_000)
+        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
+    return np.concatenate([frame.to_ndarray().reshape(-1) for frame in frames])
+
+
+TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "audio/flac", "wav": "audio/wav"}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_format_says_the_text(openai, name):
+    answer = openai.audio.speech.create(model="talker", voice="alto", input=TEXT, response_format=name)
+    assert answer.response.headers["content-type"] == TYPES[name]
+    samples = samples_in(answer.content)
+    assert abs(len(samples) / 24_000 - len(TEXT) / 10) < 0.11
+    delay = {"mp3": 1105, "aac": 1024}.get(name, 0)  # what these formats put before the first sample
+    assert recognize(samples.tobytes(), skip=delay)[: len(TEXT)] == TEXT
+
+
+def test_the_default_is_mp3_at_24_khz(server, openai):
+    answer = openai.audio.speech.create(model="talker", voice={"id": "bass"}, input="hi", speed=1.5, instructions="low")
+    assert answer.response.headers["content-type"] == "audio/mpeg"
+    assert answer.response.headers["x-sample-rate"] == "24000"
+    assert answer.response.headers["x-request-id"]
+    ask = speech_model(server).seen[-1]
+    assert (ask.text, ask.voice, ask.speed, ask.instructions) == ("hi", "bass", 1.5, "low")
+
+
+def test_as_pipecat_asks(server, openai):
+    """Raw samples at the rate that it has fixed, read in bits of its own size while they are made."""
+    with openai.audio.speech.with_streaming_response.create(
+        model="talker", voice="alloy", input="slow " + TEXT, response_format="pcm"
+    ) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "audio/pcm;rate=24000"
+        times, data = [], b""
+        for chunk in answer.iter_bytes(4800):
+            times.append(time.monotonic())
+            data += chunk
+    assert recognize(data) == "slow " + TEXT
+    assert times[-1] - times[0] > 0.1  # the first were there long before the last was made
+
+
+@pytest.mark.parametrize("name", ["mp3", "pcm", "opus"])
+def test_as_livekit_asks(openai, name):
+    """Events, by the content type; the sound in them is one file."""
+    with openai.audio.speech.with_streaming_response.create(
+        model="talker", voice="ash", input=TEXT, response_format=name, stream_format="sse", speed=1.0
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+    *deltas, done = events
+    assert {one["type"] for one in deltas} == {"speech.audio.delta"}
+    assert len(deltas) > 3
+    assert done["type"] == "speech.audio.done"
+    size = len(TEXT)  # of twentieths of a second, each letter takes two
+    assert done["usage"] == {"input_tokens": size, "output_tokens": 2 * size, "total_tokens": 3 * size}
+    data = b"".join(base64.b64decode(one["audio"]) for one in deltas)
+    samples = np.frombuffer(data, "<i2") if name == "pcm" else samples_in(data)
+    assert recognize(samples.tobytes(), skip=1105 if name == "mp3" else 0)[: len(TEXT)] == TEXT
+
+
+def test_a_rate_can_be_asked_for(openai):
+    body = {"sample_rate": 8000}
+    answer = openai.audio.speech.create(model="talker", voice="x", input="abc", response_format="pcm", extra_body=body)
+    assert answer.response.headers["content-type"] == "audio/pcm;rate=8000"
+    assert answer.response.headers["x-sample-rate"] == "8000"
+    assert recognize(answer.content, 8000) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": "x" * 4097}, "input"),
+        ({"speed": 4.1}, "speed"),
+        ({"speed": float("nan")}, None),
+        ({"response_format": "ogg"}, "response_format"),
+        ({"stream_format": "xml"}, "stream_format"),
+        ({"sample_rate": 2**31}, "sample_rate"),
+        ({"sample_rate": 44_100, "response_format": "opus"}, "sample_rate"),
+        ({"seed": 2**63}, "seed"),
+        ({"voice": {"id": ""}}, "voice"),
+    ],
+)
+def test_what_is_wrong_is_named_and_reaches_no_model(server, openai, wrong, param):
+    before = len(speech_model(server).seen)
+    with server.client() as client:
+        body = json.dumps({"model": "talker", "input": "hi"} | wrong)
+        answer = client.post("/v1/audio/speech", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert param is None or answer.json()["error"]["param"].startswith(param)
+    assert len(speech_model(server).seen) == before
+
+
+def test_a_model_that_does_not_speak_says_what_it_does(openai):
+    with pytest.raises(NotFoundError, match="it is served at `/v1/audio/transcriptions`, `/v1/audio/translations`"):
+        openai.audio.speech.create(model="scribe", voice="x", input="hi")
+
+
+def test_a_failure_is_never_a_whole_file(server):
+    body = {"model": "talker", "input": "boom, and more", "response_format": "pcm"}
+    with server.client() as client, pytest.raises(httpx2.RemoteProtocolError):
+        client.post("/v1/audio/speech", json=body)
+    with server.client() as client:
+        lines = client.post("/v1/audio/speech", json=body | {"stream_format": "sse"}).text.split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events[-1]["error"]["code"] == "model_error"
+    assert "secret" not in str(events)
+    assert "speech.audio.done" not in str(events)
+    assert server.wait_until_idle()
+
+
+def test_a_disconnected_client_stops_synthesis(server):
+    body = {"model": "talker", "input": "slow " + "x" * 1000, "response_format": "pcm"}
+    with server.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+        next(answer.iter_raw())
+        assert server.request_stats()
+    assert server.wait_until_idle()
+
+
+def test_a_voice_of_openai_is_any_voice(server, openai):
+    for name, meant in (("alloy", ""), ("marin", ""), ("bass", "bass"), ("other", "other")):
+        openai.audio.speech.create(model="talker", voice=name, input="a", response_format="pcm")
+        assert speech_model(server).seen[-1].voice == meant
+
+
+def test_voices(server):
+    with server.client() as client:
+        listed = client.get("/v1/audio/voices").json()
+        assert listed["voices"] == ["alto", "bass"]
+        assert listed["data"][0] == {"id": "alto", "object": "audio.voice", "name": "alto", "model": "talker"}
+        assert client.get("/v1/audio/voices?model=talker").json() == listed
+        assert client.get("/v1/audio/voices?model=scribe").status_code == 404
+
+
+# ---------------------------------------------------------------- text that is still written
+@contextmanager
+def open_stream(server):
+    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
+        send_event(socket, "session.config", model="talker", voice="alto")
+        yield socket
+
+
+def send_event(socket, kind, **content):
+    socket.send(json.dumps({"type": kind} | content))
+
+
+def read_until(socket, until):
+    """All messages up to one of this type; sound as bytes."""
+    messages = []
+    while not messages or isinstance(messages[-1], bytes) or messages[-1]["type"] != until:
+        message = socket.recv(5)
+        messages.append(message if isinstance(message, bytes) else json.loads(message))
+    return messages
+
+
+def test_text_is_said_while_it_is_written(server):
+    with open_stream(server) as socket:
+        for bit in ("Hel", "lo. How ", "are"):
+            send_event(socket, "input.text", text=bit)
+        first = read_until(socket, "audio.done")  # nobody has said that the text is over
+        assert first[0] == {
+            "type": "audio.start",
+            "sentence_index": 0,
+            "sentence_text": "Hello.",
+            "format": "pcm",
+            "sample_rate": 24_000,
+        }
+        assert recognize(b"".join(first[1:-1])) == "Hello."
+        send_event(socket, "input.text", text=" you?")
+        send_event(socket, "input.done")
+        *second, done = read_until(socket, "session.done")
+        assert recognize(b"".join(second[1:-1])) == "How are you?"
+        assert second[-1]["total_bytes"] == len(b"".join(second[1:-1]))
+        assert done == {"type": "session.done", "total_sentences": 2}
+    assert server.wait_until_idle()
+
+
+def test_what_is_cancelled_is_not_said(server):
+    with open_stream(server) as socket:
+        send_event(socket, "input.text", text="slow " + "x" * 1000 + ". And this never.\n")
+        assert socket.recv(5).startswith('{"type":"audio.start"')
+        assert isinstance(socket.recv(5), bytes)
+        send_event(socket, "input.cancel")
+        done = read_until(socket, "audio.done")[-1]
+        assert (done["sentence_index"], done["cancelled"]) == (0, True)
+        deadline = time.monotonic() + 1
+        while "streams" in server.request_stats() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "streams" not in server.stock()  # the work has ended too
+        send_event(socket, "input.text", text="Now this.")
+        send_event(socket, "input.done")
+        assert read_until(socket, "session.done")[0]["sentence_text"] == "Now this."
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        ([{"type": "input.text", "text": "too early"}], "invalid_value"),
+        ([{"type": "session.config", "model": "nobody"}], "model_not_found"),
+        ([{"type": "session.config", "model": "scribe"}], "endpoint_not_supported"),
+        ([{"type": "session.config", "model": "talker", "speed": 9}], "invalid_value"),
+        ([{"type": "session.config", "model": "talker"}, {"type": "input.what"}], "invalid_value"),
+        ([{"type": "session.config", "model": "talker"}, {"type": "input.text", "text": "x" * 4097}], "too_large"),
+        ([{"type": "session.config", "model": "talker"}, {"type": "input.text", "text": "boom!\n"}], "model_error"),
+    ],
+)
+def test_an_error_in_a_speech_stream_is_reported(server, messages, code):
+    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
+        for message in messages:
+            socket.send(json.dumps(message))
+        assert read_until(socket, "error")[-1]["error"]["code"] == code
+        with pytest.raises(ConnectionClosed):
+            socket.recv(5)
+    assert server.wait_until_idle()
+
+
+def test_a_disconnected_websocket_stops_synthesis(server):
+    with open_stream(server) as socket:
+        send_event(socket, "input.text", text="slow " + "x" * 1000 + ".\n")
+        assert read_until(socket, "audio.start")
+        assert isinstance(socket.recv(5), bytes)
+    assert server.wait_until_idle()

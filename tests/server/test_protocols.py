@@ -1,0 +1,338 @@
+"""The doors: nobody comes in without a key, by no route and no method, and nobody stands in them for ever."""
+
+import asyncio
+import hmac
+import itertools
+import socket
+import struct
+import time
+from contextlib import suppress
+
+import pytest
+from starlette.routing import Route
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from mstar.config import HttpLimits
+from mstar.requests import ChatRequest
+from mstar.server.access.api_keys import ApiKeys
+from mstar.server.app import PUBLIC_PATHS, build_app
+from mstar.server.http_exchange import RequestContext
+from mstar.server.protocols import MAX_MESSAGE_FRAGMENTS, WebSocketProtocol, compute_max_connections
+from mstar.server.state import ServerState
+from mstar.server.websocket_session import WebSocketHandler, websocket_endpoint
+from tests.server.toy_models import Parrot
+from tests.server.toy_server import chat_body, run_toy_server
+
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW")
+WRONG = (
+    None,
+    "",
+    "Bearer",
+    "Bearer ",
+    "Bearer wrong",
+    "Bearer righ",
+    "Bearer right2",
+    "Basic right",
+    "right",
+    "Bearer a b",
+)
+ROUTES = build_app(ServerState({"parrot": Parrot()})).routes
+PATHS = {route.path for route in ROUTES if isinstance(route, Route)} - PUBLIC_PATHS
+PATHS = sorted(PATHS | {"/", "/nowhere", "/v1", "/v1/../health", "//health", "/health/", "/HEALTH"})
+WEBSOCKET_PATHS = sorted({route.path for route in ROUTES if not isinstance(route, Route)} | {"/nowhere", "/v1/models"})
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with run_toy_server(keys=ApiKeys(["right", "other"])) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def short_timeouts():
+    """A server with little time for who is slow, and few places."""
+    with run_toy_server(
+        limits=HttpLimits(header_timeout_s=0.3, websocket_idle_timeout_s=0.3, max_connections=40)
+    ) as started:
+        yield started
+
+
+def open_socket(server, *sent, room=None):
+    """A connection on which this was sent; `room` is how much may wait to be read at this end."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.settimeout(5)
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    connection.connect((host, int(port)))
+    for data in sent:
+        connection.sendall(data)
+    return connection
+
+
+def read_response(connection):
+    """All that comes until the end."""
+    read = b""
+    with suppress(ConnectionResetError):
+        while data := connection.recv(1 << 16):
+            read += data
+    return read
+
+
+# ---------------------------------------------------------------- keys
+@pytest.mark.parametrize("path", PATHS)
+def test_no_route_and_no_method_opens_without_a_key(locked, path):
+    for method, wrong in [*itertools.product(METHODS, WRONG[:1]), *itertools.product(("GET", "POST"), WRONG[1:])]:
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n"
+        head += "" if wrong is None else f"Authorization: {wrong}\r\n"
+        with open_socket(locked, f"{head}\r\n".encode()) as connection:  # and none of the body
+            assert read_response(connection).startswith(b"HTTP/1.1 401 "), (method, wrong)
+
+
+def test_endpoints_without_a_key_only_report_liveness(locked):
+    with locked.client() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/healthz").text == "OK"
+
+
+@pytest.mark.parametrize("path", WEBSOCKET_PATHS)
+def test_no_websocket_opens_without_a_key(locked, path):
+    url = locked.url.replace("http", "ws") + path
+    for wrong in WRONG:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, additional_headers={} if wrong is None else {"Authorization": wrong}).close()
+        assert refused.value.response.status_code == 401
+
+
+def test_a_wrong_key_is_as_much_work_as_a_right_one(monkeypatch):
+    counts, compare_digest = [], hmac.compare_digest
+
+    def compare(one, other):
+        counts[-1] += 1
+        return compare_digest(one, other)
+
+    keys = ApiKeys([f"key{number}" for number in range(50)])
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for shown in ("Bearer key0", "Bearer key49", "Bearer wrong", "Basic key0", ""):
+        counts.append(0)
+        keys.authenticate(shown)
+    assert counts == [50] * 5
+
+
+# ---------------------------------------------------------------- who is slow
+def test_headers_that_never_end_time_out(short_timeouts):
+    begun = time.monotonic()
+    slow = [open_socket(short_timeouts, b"GET /health HTTP/1.1\r\n") for _ in range(30)]
+    closed = 0.0
+    while slow:
+        for connection in [*slow]:
+            try:
+                connection.sendall(b"X-A: b\r\n")
+                connection.setblocking(False)
+                is_over = connection.recv(1) == b""
+            except BlockingIOError:
+                is_over = False
+            except OSError:
+                is_over = True
+            if is_over:
+                slow.remove(connection)
+                connection.close()
+        closed = time.monotonic() - begun
+        with short_timeouts.client() as client:
+            assert client.get("/health").status_code == 200  # others are served all the time
+        assert closed < 3
+    assert closed >= 0.3
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",  # answered, and then nothing
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /he",  # answered, and then half a head
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx",  # answered, and the body never ends
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",  # and no key of a handshake
+    ],
+)
+def test_an_incomplete_request_times_out(short_timeouts, sent):
+    begun = time.monotonic()
+    with open_socket(short_timeouts, sent) as connection:
+        read_response(connection)
+    assert time.monotonic() - begun < 2
+
+
+def test_connections_over_the_limit_are_rejected(short_timeouts):
+    crowd = [open_socket(short_timeouts) for _ in range(40)]
+    time.sleep(0.05)
+    with open_socket(short_timeouts, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
+        told = read_response(connection)
+    for one in crowd:
+        one.close()
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in told
+    assert b'"code":"too_many_connections"' in told
+    time.sleep(0.05)
+    with short_timeouts.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_file_descriptors_are_left_for_others(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4096))
+    assert compute_max_connections(HttpLimits()) == 768
+    assert compute_max_connections(HttpLimits(max_connections=10)) == 10
+
+
+# ---------------------------------------------------------------- who is hostile
+HOSTILE = {
+    "a header of a megabyte": b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n",
+    "100000 headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
+    "two lengths": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+    "a length that is none": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",
+    "a huge piece": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 40
+    + b"\r\n",
+    "another coding": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+    "a header over two lines": b"GET /health HTTP/1.1\r\nHost: x\r\n y: z\x00\r\n\r\n",
+    "a line without end": b"GET /" + b"a" * (1 << 20),
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(190),
+    "nonsense": b"\x00\xff\x13\x37" * 100 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_request_is_refused(short_timeouts, name):
+    with open_socket(short_timeouts) as connection:
+        with suppress(OSError):  # it had enough
+            connection.sendall(HOSTILE[name])
+        told = read_response(connection)
+    assert told == b"" or told.split(b" ")[1] in (b"400", b"413", b"431", b"501"), told[:200]
+
+
+def test_two_requests_in_one_are_not_smuggled(short_timeouts):
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with open_socket(short_timeouts, head + inner) as connection:
+        told = read_response(connection)
+    assert b'"object":"list"' not in told or told.count(b"HTTP/1.1 ") == 2
+
+
+# ---------------------------------------------------------------- calls
+def open_websocket(server, path="/v1/realtime?model=parrot", room=None, **headers):
+    """A connection over which a WebSocket was opened."""
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    )
+    head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    return open_socket(
+        server, (head + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n").encode(), room=room
+    )
+
+
+def frame(opcode, data=b"", *, is_last=True, size=None):
+    head = bytes([(0x80 if is_last else 0) | opcode])
+    count = len(data) if size is None else size
+    head += bytes([0x80 | count]) if count < 126 else bytes([0xFF]) + struct.pack(">Q", count)
+    return head + bytes(4) + data
+
+
+def close_code(data):
+    """The code of a close frame at the end."""
+    at = data.rindex(b"\x88")
+    return int.from_bytes(data[at + 2 : at + 4], "big")
+
+
+FRAMES = {
+    "reserved bits": (b"\xf1\x80" + bytes(4), 1002),
+    "an unknown kind": (frame(3), 1002),
+    "not masked": (b"\x81\x01x", 1002),
+    "a long ping": (b"\x89\xfe\x00\x80" + bytes(4 + 128), 1002),
+    "a ping in parts": (frame(9, is_last=False), 1002),
+    "a part of nothing": (frame(0, b"x"), 1002),
+    "no text": (frame(1, b"\xff\xfe"), 1007),
+    "2^63 bytes": (frame(2, size=2**63 - 1), 1009),
+    "16 MiB": (frame(2, size=16 << 20), 1009),
+    "parts without end": (frame(1, is_last=False) + frame(0, is_last=False) * (MAX_MESSAGE_FRAGMENTS + 1), 1009),
+    "a close without reason": (frame(8, b"\x03"), 1002),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_invalid_frames_close_a_websocket(short_timeouts, name):
+    sent, code = FRAMES[name]
+    with open_websocket(short_timeouts) as connection:
+        while b"session.created" not in connection.recv(1 << 16):
+            pass
+        connection.sendall(sent)
+        assert close_code(read_response(connection)) == code
+    assert short_timeouts.wait_until_idle()
+
+
+def test_an_idle_websocket_is_closed(short_timeouts):
+    with connect(short_timeouts.url.replace("http", "ws") + "/v1/realtime?model=parrot") as silent:
+        assert "session.created" in silent.recv()
+        with pytest.raises(ConnectionClosed) as closed:
+            silent.recv(timeout=3)
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle_timeout")
+
+
+@pytest.mark.parametrize("count", [200, 5000])
+def test_a_websocket_with_too_many_headers_is_rejected(short_timeouts, count):
+    with open_websocket(short_timeouts, **{f"X-{number}": "y" for number in range(count)}) as connection:
+        told = read_response(connection)
+    assert told == b"" or told.startswith(b"HTTP/1.1 400 ")
+
+
+def test_pings_of_a_client_that_does_not_read_are_not_buffered(monkeypatch):
+    made = []
+    begin = WebSocketProtocol.connection_made
+    monkeypatch.setattr(WebSocketProtocol, "connection_made", lambda one, to: (made.append(one), begin(one, to))[1])
+    with run_toy_server() as server, open_websocket(server, room=4096) as connection:
+        connection.recv(1 << 16)
+        connection.settimeout(0.5)
+        pings = frame(9, b"x" * 125) * 1000
+        with suppress(TimeoutError):
+            for _ in range(100):  # more than the kernel takes for who does not read
+                connection.sendall(pings)
+        (one,) = made
+        assert one.transport.get_write_buffer_size() < 1 << 20
+
+
+def test_a_websocket_buffers_little_for_a_client_that_does_not_read():
+    """A surface that hears nothing, and a client that says more and more."""
+    taken = 0
+
+    async def deaf(call):
+        await call.accept()
+        await asyncio.sleep(0.2)
+        heard = [await call.receive() for _ in range(taken)]
+        assert {len(one) for one in heard} == {400_000}
+
+    async def receive():
+        nonlocal taken
+        taken += 1
+        await asyncio.sleep(0)
+        return {"type": "websocket.connect"} if taken == 1 else {"type": "websocket.receive", "text": "x" * 400_000}
+
+    async def send(_):
+        pass
+
+    async def run():
+        door = ServerState({"parrot": Parrot()})
+        scope = {"type": "websocket", "request_context": RequestContext("x"), "headers": [], "path": "/"}
+        await WebSocketHandler(door, websocket_endpoint("/", deaf, ChatRequest))(scope, receive, send)
+
+    asyncio.run(run())
+    assert 3 <= taken <= 8
+
+
+def test_a_flooding_client_does_not_block_others(short_timeouts):
+    """A chat is answered while connections come and go."""
+    for _ in range(30):
+        open_socket(short_timeouts, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n").close()
+    with short_timeouts.client() as client:
+        answer = client.post("/v1/chat/completions", json=chat_body("x"))
+    assert answer.status_code == 200, answer.text
+    assert short_timeouts.wait_until_idle()

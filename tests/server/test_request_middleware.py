@@ -1,0 +1,199 @@
+"""Who gets in, what is refused before it is read, and that nothing of the house gets out."""
+
+import json
+import re
+import socket
+import time
+
+import pytest
+
+from mstar.config import RuntimeConfig
+from mstar.server.access.api_keys import ApiKeys, RateLimit
+from mstar.server.app import ENDPOINTS, PUBLIC_PATHS
+from mstar.server.state import HttpLimits
+from tests.server.toy_server import chat_body, run_toy_server
+
+PATHS = [(one.method, one.path.replace("{model:path}", "parrot")) for one in ENDPOINTS] + [("GET", "/nowhere")]
+"""Every route there is, so that a new one is covered, and one that is not."""
+
+
+@pytest.fixture(scope="module")
+def locked():
+    """A server with keys, where bodies must come soon."""
+    with run_toy_server(keys=ApiKeys(["right", "other"]), limits=HttpLimits(body_timeout_s=0.3)) as started:
+        yield started
+
+
+# ---------------------------------------------------------------- keys
+@pytest.mark.parametrize("key", ["", "wrong", "righ", "right2"])
+def test_no_route_opens_without_a_key(locked, key):
+    with locked.client(key) as client:
+        for method, path in PATHS:
+            answer = client.request(method, path)
+            if path in PUBLIC_PATHS:
+                assert answer.status_code == 200
+            else:
+                assert (answer.status_code, path) == (401, path)
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("key", ["right", "other"])
+def test_every_key_opens(locked, key):
+    with locked.client(key) as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
+
+
+def test_keys_are_looked_at_before_the_body(locked):
+    with _raw(locked, "POST /v1/chat/completions", "Content-Length: 1000") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def _raw(server, line, *headers):
+    """A connection on which the head of a request was sent, and nothing of its body."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=5)
+    connection.sendall("\r\n".join([f"{line} HTTP/1.1", "Host: x", *headers, "", ""]).encode())
+    return connection
+
+
+def test_a_scheme_of_another_kind_is_no_key():
+    keys = ApiKeys(["right"])
+    assert keys.authenticate("Bearer right") is keys.authenticate("api-key right")
+    assert keys.authenticate("Basic right") is None
+    assert keys.authenticate("right") is None
+    assert re.fullmatch("[0-9a-f]{8}", keys.authenticate("Bearer right").name)
+
+
+# ---------------------------------------------------------------- how much
+def test_a_key_gets_its_rate_limit():
+    keys = ApiKeys(["a"], RateLimit(requests_per_second=10, max_concurrent=3))
+    holder = keys.authenticate("Bearer a")
+    assert [holder.acquire(100.0) for _ in range(3)] == [0, 0, 0]
+    assert holder.acquire(100.0) == pytest.approx(0.1)
+    assert holder.acquire(100.2) == 0
+    holder.active_requests = 3
+    assert holder.acquire(200.0) > 0
+
+
+def test_requests_over_the_rate_limit_get_retry_after():
+    with (
+        run_toy_server(keys=ApiKeys(["a", "b"], RateLimit(requests_per_second=0.5, max_concurrent=2))) as server,
+        server.client("a") as client,
+    ):
+        answers = [client.post("/v1/chat/completions", json=chat_body("x")) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert 1 <= int(answers[2].headers["retry-after"]) <= 2
+        assert 0 < int(answers[2].headers["retry-after-ms"]) <= 2000
+        assert client.get("/v1/models").status_code == 200  # which costs nothing
+        with server.client("b") as other:
+            assert other.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
+
+
+def test_more_than_can_be_served_is_refused_at_once():
+    with (
+        run_toy_server(options=RuntimeConfig(max_running_requests=1, max_queued_requests=1)) as server,
+        server.client() as client,
+    ):
+        body = chat_body("slow" + "x" * 100, stream=True)
+        with client.stream("POST", "/v1/chat/completions", json=body) as first:
+            assert first.status_code == 200
+            with _raw(server, "POST /v1/chat/completions", *_json_head(body)) as second:
+                second.sendall(json.dumps(body).encode())
+                while server.request_stats().get("queue") != 1:
+                    time.sleep(0.005)
+                begun = time.monotonic()
+                third = client.post("/v1/chat/completions", json=body)
+                assert time.monotonic() - begun < 2
+        assert (third.status_code, third.json()["error"]["code"]) == (429, "overloaded")
+        assert int(third.headers["retry-after-ms"]) > 0
+
+
+def _json_head(body):
+    return "Content-Type: application/json", f"Content-Length: {len(json.dumps(body))}"
+
+
+# ---------------------------------------------------------------- what is read
+NUMBERS = ["temperature", "top_p", "n", "seed", "max_tokens", "max_completion_tokens", "presence_penalty"]
+NUMBERS += ["frequency_penalty", "top_logprobs"]
+BAD = ["NaN", "Infinity", "-Infinity", "1e400", "-1e9", str(2**63), "9" * 4000, '"1"', "true", "[]", "{}"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_bad_numbers_reach_no_model(server, name):
+    seen = len(server.parrot.seen)
+    with server.client() as client:
+        for bad in BAD:
+            body = json.dumps(chat_body("x"))[:-1] + f', "{name}": {bad}}}'
+            answer = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (400, 422), (bad, answer.text)
+            assert answer.json()["error"]["message"]
+    assert len(server.parrot.seen) == seen
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 422),
+        (b"\xff\xfe{}", 400),
+        (b"[" * 100_000, 400),
+        (b'{"model": "parrot", "messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400),
+        (json.dumps(chat_body("x", n=17)).encode(), 422),
+        (json.dumps(chat_body("x", n=0)).encode(), 422),
+        (json.dumps({"model": "parrot", "messages": []}).encode(), 422),
+        (b'{"model": "parrot", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+    ],
+)
+def test_bad_bodies_are_refused(server, content, status):
+    with server.client() as client:
+        answer = client.post("/v1/chat/completions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_parameter_at_fault_is_named(server):
+    with server.client() as client:
+        error = client.post("/v1/chat/completions", json=chat_body("x", temperature=9)).json()["error"]
+    assert error["param"] == "temperature"
+    assert error["message"] == "temperature: Input should be less than or equal to 2"
+
+
+def test_a_body_that_is_too_large_is_not_read(server):
+    with _raw(server, "POST /v1/chat/completions", f"Content-Length: {1 << 30}") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    with _raw(server, "POST /v1/chat/completions", "Transfer-Encoding: chunked") as connection:
+        piece = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
+        for _ in range(33):
+            connection.sendall(piece)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(locked):
+    headers = ("Content-Length: 10", "Authorization: Bearer right")
+    with _raw(locked, "POST /v1/chat/completions", *headers) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_what_is_no_json_is_not_read_as_json(server):
+    with server.client() as client:
+        assert client.post("/v1/chat/completions", data={"model": "parrot"}).status_code == 415
+
+
+# ---------------------------------------------------------------- names
+def test_a_request_id_comes_back(server):
+    with server.client() as client:
+        assert client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        ids = {client.get("/health").headers["x-request-id"] for _ in range(2)}
+        assert len(ids) == 2
+        assert len(client.get("/health", headers={"X-Request-Id": "x" * 200}).headers["x-request-id"]) == 32
+        assert client.get("/nowhere", headers={"X-Request-Id": "mine-2"}).headers["x-request-id"] == "mine-2"
+
+
+def test_a_path_that_is_nearly_right_is_put_right(server):
+    with server.client() as client:
+        answer = client.post("/chat/completions", json=chat_body("x"))
+        assert answer.status_code == 404
+        assert "/v1/chat/completions" in answer.json()["error"]["message"]
+        assert client.get("/v1/chat/completions").status_code == 405

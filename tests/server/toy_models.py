@@ -1,0 +1,131 @@
+"""Models for the server's tests: one repeats what it is told, one makes vectors, one takes what only it knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from mstar import Audio, Component, Float32, Int64, Model, Tensor, Text, loop, op, walk
+from mstar.requests import ChatRequest, EmbeddingRequest, Finish
+
+BOOM = "💥"
+
+
+class Letters(Component):
+    @op
+    def letter(self, text: str, step: int) -> Int64[Tensor, "1"]:
+        if text.startswith("slow"):
+            time.sleep(0.01)
+        letter = text.encode()[step]
+        if letter == BOOM.encode()[0] and BOOM in text:
+            raise RuntimeError("a secret of the house: /etc/passwd at 0x7fffdeadbeef")
+        return np.array([letter], np.int64)
+
+    @op
+    def tone(self, text: str, step: int) -> Float32[Tensor, "T"]:
+        return np.full(240, text.encode()[step] / 256, np.float32)
+
+
+class Parrot(Model):
+    """Repeats what it was told last, byte by byte."""
+
+    def __init__(self) -> None:
+        self.letters = Letters()
+        self.seen: list[Any] = []
+        """Every request that came here."""
+
+    @walk
+    def say(self, text: str, steps: int) -> Iterator[Text]:
+        for step in loop(steps=steps):
+            yield Text(self.letters.letter(text, step))
+
+    @walk
+    def sing(self, text: str, steps: int) -> Iterator[Audio]:
+        for step in loop(steps=steps):
+            yield Audio(self.letters.tone(text, step), rate=24_000)
+
+    async def route(self, request: ChatRequest) -> Finish:
+        self.seen.append(request)
+        if request.audio_output and request.voice == "mute":
+            raise NotImplementedError("a secret of the house")
+        text = "".join(
+            part if isinstance(part, str) else f"<{type(part).__name__}>" for part in request.messages[-1].parts
+        ).replace("{seed}", str(request.sampling.seed))
+        size = len(text.encode())
+        await self.say(text, min(size, request.sampling.max_tokens))
+        if request.audio_output and request.voice != "lazy":
+            await self.sing(text, size)
+        read = sum(len(str(part)) for turn in request.messages for part in turn.parts)
+        return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": read})
+
+    def detokenize(self, tokens: Sequence[int], /) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+class Measure(Component):
+    @op
+    def measure(self, texts: EmbeddingRequest) -> Float32[Tensor, "N 2"]:
+        return np.array([[len(text), text.count("a") + 0.5] for text in texts.texts], np.float32)
+
+
+class Vectors(Model):
+    """How long texts are, and how many letters a they have."""
+
+    def __init__(self) -> None:
+        self.measure = Measure()
+
+    @walk
+    def embed(self, request: EmbeddingRequest) -> Float32[Tensor, "N 2"]:
+        return self.measure.measure(request)
+
+    async def route(self, request: EmbeddingRequest) -> Any:
+        vectors = await self.embed(request)
+        return vectors * np.nan if "nan" in request.texts else vectors
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Sounds to be mixed."""
+
+    sound: Float32[Tensor, "T"]
+    times: int
+    mode: Literal["loud", "soft"] = "loud"
+    gains: list[float] = field(default_factory=list)
+
+
+class Desk(Component):
+    @op
+    def play(self, mix: Mix, step: int) -> Float32[Tensor, "T"]:
+        return mix.sound * np.float32(step + (mix.mode == "loud"))
+
+
+class Mixer(Model):
+    """Plays a sound several times. No client library knows it."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+
+    @walk
+    def mix(self, mix: Mix, times: int) -> Iterator[Audio]:
+        for step in loop(steps=times):
+            yield Audio(self.desk.play(mix, step), rate=8000)
+
+    async def route(self, request: Mix) -> dict[str, Any]:
+        await self.mix(request, request.times)
+        return {"gains": request.gains, "sound": request.sound}
+
+
+class NoRoute(Model):
+    """One walk and no route: a request is its arguments."""
+
+    def __init__(self) -> None:
+        self.letters = Letters()
+
+    @walk
+    def say(self, text: str, steps: int, prompt: Int64[Tensor, "T 2"]) -> Iterator[Text]:
+        for step in loop(steps=steps):
+            yield Text(self.letters.letter(text, step))

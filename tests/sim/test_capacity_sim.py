@@ -1,0 +1,303 @@
+"""Rehearsals: real cores, virtual time, and costs out of a book."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mstar.config import RuntimeConfig
+from mstar.engine.jobs import UNFINISHED, Job, JobDone
+from mstar.plan.compile import plan
+from mstar.plan.placement import Placement, PlacementRule
+from mstar.plan.planned_model import PlannedModel
+from mstar.plan.tables import BatchKey
+from mstar.sim.call_trace import CallTrace, NotRecorded, TraceEngine, digest_all_arguments, record_trace, simulate
+from mstar.sim.capacity_sim import HOP_S, CapacitySimulation
+from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
+from mstar.walk.component import Component, op
+from mstar.walk.control import loop
+from mstar.walk.emissions import Audio
+from mstar.walk.model import Model, walk
+from mstar.walk.states import State
+from mstar.walk.types import Float32, Int64, Tensor
+from mstar.wire.slo import Slo
+from mstar.worker.commands import Batch, BatchFinished, StateRef
+from mstar.worker.scheduling.cost_model import CostModel
+from mstar.worker.scheduling.policy import ChosenBatch, RunnableCalls
+from tests.examples.test_examples import NAMES, load, model_of
+
+RATE = 100
+
+
+@dataclass
+class Arrival:
+    at: float
+    request: Any
+    model: str = "model"
+    slo: Slo = field(default_factory=Slo)
+
+
+class Past(State):
+    def __init__(self) -> None:
+        self.said: list[int] = []
+
+    def fork(self) -> Past:
+        copy = Past()
+        copy.said = [*self.said]
+        return copy
+
+
+class Teller(Component):
+    """Makes one number of the numbers before."""
+
+    @op
+    def read(self, seed: int, past: Past) -> Int64[Tensor, "1"]:
+        past.said.append(seed)
+        return cast("Any", np.array([seed], np.int64))
+
+    @op(batch=stacked)
+    def tell(self, number: Int64[Tensor, "1"], past: Past) -> Int64[Tensor, "1"]:
+        time.sleep(0.002)  # as long for many as for one
+        for one, each in zip(number, rows(past), strict=True):
+            each.said.append(int(one[0]))
+        return cast("Any", np.array([[sum(each.said) % 97] for each in rows(past)], np.int64))
+
+
+class Horn(Component):
+    """Sounds for as many hundredths of a second as a number says."""
+
+    @op
+    def blow(self, number: Int64[Tensor, "1"]) -> Float32[Tensor, "S"]:
+        time.sleep(0.001 if number[0] % 2 else 0.003)
+        return cast("Any", np.zeros(1 + int(number[0]), np.float32))
+
+
+class Signals(Model):
+    def __init__(self) -> None:
+        self.teller, self.horn = Teller(), Horn()
+
+    @walk
+    def signal(self, seed: int, steps: int) -> Iterator[Audio]:
+        past = self.teller.state(Past)
+        s = loop(steps=steps, number=self.teller.read(seed, past))
+        for _ in s:
+            s.number = self.teller.tell(s.number, past)
+            yield Audio(self.horn.blow(s.number), rate=RATE)
+
+
+TELL, BLOW = BatchKey("teller", "tell"), BatchKey("horn", "blow")
+
+
+@pytest.fixture(scope="module")
+def model() -> Signals:
+    return Signals()
+
+
+@pytest.fixture(scope="module")
+def trace(model: Signals) -> CallTrace:
+    return record_trace(model, [{"seed": 3, "steps": 4}, {"seed": 8, "steps": 4}])
+
+
+@pytest.fixture
+def even_trace(trace: CallTrace) -> CallTrace:
+    """The same calls, and each takes a hundredth of a second, whoever is there."""
+    return replace(trace, call_seconds=dict.fromkeys(trace.call_seconds, 0.01), batch_scaling=CostModel())
+
+
+def planned_model(model: Model, placement: Placement | None = None) -> dict[str, PlannedModel]:
+    return {"model": PlannedModel(model, plan(model.graphs(), placement))}
+
+
+def lengths(seed: int, steps: int) -> list[float]:
+    """For how long each signal sounds, by the arithmetic of the teller."""
+    said, number, found = [seed], seed, []
+    for _ in range(steps):
+        said.append(number)
+        number = sum(said) % 97
+        found.append((1 + number) / RATE)
+    return found
+
+
+def test_a_recorded_request_gives_the_same_outputs(model: Signals, trace: CallTrace):
+    (receipt,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 4})])
+    assert receipt.status == "ok"
+    assert [seconds for _, seconds in receipt.chunks] == lengths(8, 4)
+
+
+def test_time_passes_as_the_trace_says(model: Signals, even_trace: CallTrace):
+    arrivals = [Arrival(1.0, {"seed": 3, "steps": 4})]
+    (receipt,) = simulate(planned_model(model), {"model": even_trace}, arrivals, hop_s=0.001)
+    # to the conductor, to the worker, and back to the client; a call to read and two for each signal, each reported
+    assert [at for at, _ in receipt.chunks] == pytest.approx([1.003 + 0.011 * calls for calls in (3, 5, 7, 9)])
+    assert receipt.ended_at == pytest.approx(1.003 + 0.099 + 0.001)  # its conductor has heard of it too
+
+
+def test_an_engine_runs_one_batch_after_the_other(model: Signals, even_trace: CallTrace):
+    arrivals = [Arrival(0.0, {"seed": 3, "steps": 4}) for _ in range(5)]
+    receipts = simulate(planned_model(model), {"model": even_trace}, arrivals)
+    assert 5 * 0.09 < max(receipt.ended_at for receipt in receipts) <= 5 * 0.09 + (45 + 4) * HOP_S
+    everywhere = PlacementRule(tuple(f"w{i}" for i in range(5)))
+    spread = Placement({"teller": everywhere, "horn": everywhere})
+    receipts = simulate(planned_model(model, spread), {"model": even_trace}, arrivals)
+    assert [receipt.ended_at for receipt in receipts] == pytest.approx([0.09 + (9 + 4) * HOP_S] * 5)
+
+
+def test_who_shares_a_batch_takes_less_time(even_trace: CallTrace):
+    """As much less as crowds have shown; between two sizes of crowds, something between."""
+    even_trace.batch_scaling.learn((str(TELL), 0), 1, 1.0)
+    even_trace.batch_scaling.learn((str(TELL), 0), 5, 2.0)
+    tell, blow = (next(call for call in even_trace.call_seconds if call[0] == key) for key in (TELL, BLOW))
+    assert [even_trace.batch_seconds([tell] * count) for count in (1, 3, 5)] == pytest.approx([0.01, 0.015, 0.02])
+    assert [even_trace.batch_seconds([blow] * count) for count in (1, 3, 5)] == pytest.approx([0.01, 0.03, 0.05])
+
+
+def test_states_are_migrated_and_freed(model: Signals, even_trace: CallTrace):
+    placement = Placement(
+        {"teller.read": PlacementRule(("a",)), "teller.tell": PlacementRule(("b",)), "horn": PlacementRule(("c",))}
+    )
+    engines: list[TraceEngine] = []
+
+    def engine() -> TraceEngine:
+        engines.append(TraceEngine({"model": even_trace}))
+        return engines[-1]
+
+    seeds = [3, 8] * 10
+    arrivals = [Arrival(0.01 * i, {"seed": seed, "steps": 4}) for i, seed in enumerate(seeds)]
+    receipts = CapacitySimulation(planned_model(model, placement), engine).run(arrivals)
+    assert [[seconds for _, seconds in one.chunks] for one in receipts] == [lengths(seed, 4) for seed in seeds]
+    assert [engine.states for engine in engines] == [{}, {}, {}]
+
+
+def test_the_same_traffic_gives_the_same(model: Signals, even_trace: CallTrace):
+    def receipts() -> list[Any]:
+        arrivals = [Arrival(0.03 * i, {"seed": (3, 8)[i % 3 % 2], "steps": 4}) for i in range(30)]
+        return [(one.chunks, one.ended_at) for one in simulate(planned_model(model), {"model": even_trace}, arrivals)]
+
+    assert receipts() == receipts()
+
+
+def test_a_rejected_request_gets_retry_after(model: Signals, even_trace: CallTrace):
+    arrivals = [Arrival(0.0, {"seed": 3, "steps": 4}) for _ in range(3)]
+    options = RuntimeConfig(max_running_requests=1, max_queued_requests=1)
+    *_, receipt = simulate(planned_model(model), {"model": even_trace}, arrivals, options=options)
+    assert (receipt.status, receipt.chunks) == ("429", [])
+    assert receipt.retry_after > 0
+    assert receipt.ended_at == pytest.approx(2 * HOP_S)
+
+
+class LastComeFirstServed:
+    """Whoever came last goes first."""
+
+    def choose(self, now: float, able: RunnableCalls, costs: CostModel, most: Any) -> ChosenBatch:
+        key = max(able, key=lambda key: max(waiter.walk_run.number for waiter in able[key]))
+        return key, [max(able[key], key=lambda waiter: waiter.walk_run.number)]
+
+
+def test_another_policy_gives_another_order(model: Signals, even_trace: CallTrace):
+    arrivals = [Arrival(0.001 * i, {"seed": 3, "steps": 4}) for i in range(4)]
+    receipts = simulate(planned_model(model), {"model": even_trace}, arrivals, order=LastComeFirstServed())
+    ends = [receipt.ended_at for receipt in receipts]
+    assert ends[1:] == sorted(ends[1:], reverse=True)  # the first one was alone when it began
+
+
+def test_what_was_not_recorded_is_named(model: Signals, even_trace: CallTrace):
+    arrivals = [Arrival(0.0, {"seed": 4, "steps": 4})]
+    with pytest.raises(NotRecorded, match=r"teller\.read was not recorded with .*\n  fix: record an ask"):
+        simulate(planned_model(model), {"model": even_trace}, arrivals)
+
+
+def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTrace):
+    """As long a time as its op usually takes passes; it must not need a state."""
+
+    def matters(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
+        return None if op == "horn.blow" else digest_all_arguments(op, arguments)
+
+    trace = replace(even_trace, matters=matters, usual={BLOW: 0.1})
+    (receipt,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 2})])
+    assert [seconds for _, seconds in receipt.chunks] == lengths(8, 2)
+    assert receipt.chunks[-1][0] == pytest.approx(3 * 0.01 + 2 * 0.1 + (5 + 3) * HOP_S)
+    with pytest.raises(NotRecorded, match=r"teller\.read uses a state"):
+        simulate(
+            planned_model(model),
+            {"model": replace(even_trace, matters=lambda *_: None)},
+            [Arrival(0.0, {"seed": 8, "steps": 2})],
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_gives_as_much_as_when_it_is_run(name: str):
+    """Twenty times at once, and with whatever walks, states and streams it has."""
+    module = load(name)
+    model, asks = model_of(module), module.requests()
+    receipts = simulate(
+        planned_model(model), {"model": record_trace(model, asks)}, [Arrival(0.0, ask) for ask in asks * 20]
+    )
+    counts = [len(model_of(module).run(ask).emissions) for ask in asks]
+    assert {receipt.status for receipt in receipts} == {"ok"}
+    assert [len(receipt.chunks) for receipt in receipts] == counts * 20
+
+
+class Reader(Component):
+    @op(batch=ragged("T"), chunked=True)
+    def read(self, text: Int64[Tensor, "T"], past: Past, layout: Layout = ONE_ROW) -> None: ...
+
+
+def test_a_long_call_is_chunked():
+    """As far as its batch is allowed to, and no further than the budget lets it."""
+    key, reader = BatchKey("reader", "read"), Reader()
+    call = (key, "long", (7,))
+    trace = CallTrace({key: (reader, reader.ops()["read"])}, lambda *_: "long", {call: ()}, {call: 0.1})
+    job = Job({"text": np.zeros(100, np.int64), "past": StateRef(1, [])})
+    engine = TraceEngine({"model": trace}, token_budget=60)
+    engine.states[1] = 7
+
+    def run(allowed: float) -> tuple[Any, float]:
+        ran = engine.execute(Batch(1, "model", key, [job], [], None, allowed))
+        assert isinstance(ran, BatchFinished)
+        return ran.results[0], ran.seconds
+
+    assert run(0.03) == (UNFINISHED, pytest.approx(0.03))
+    assert run(0.0) == (UNFINISHED, pytest.approx(0.016))  # a few positions all the same
+    assert engine.states == {1: 7}
+    assert run(inf) == (JobDone(()), pytest.approx(0.054))
+    assert engine.states != {1: 7}
+
+
+def test_a_failing_request_is_not_recorded(model: Signals):
+    with pytest.raises(NotRecorded, match="1 of 1 asks ended failed"):
+        record_trace(model, [{"seed": "three", "steps": 1}])
+
+
+@pytest.mark.slow  # measured without coverage
+def test_fifty_streams_take_a_twentieth_of_their_time(model: Signals, even_trace: CallTrace):
+    """They come at once, and it takes 4.5 s to serve them."""
+    arrivals = [Arrival(0.0, {"seed": (3, 8)[i % 2], "steps": 4}) for i in range(50)]
+
+    def spent() -> float:
+        begun = time.process_time()
+        receipts = simulate(planned_model(model), {"model": even_trace}, arrivals)
+        assert {receipt.status for receipt in receipts} == {"ok"}
+        return time.process_time() - begun
+
+    assert min(spent() for _ in range(3)) < 4.5 / 20
+
+
+def test_a_trace_holds_call_latencies(trace: CallTrace):
+    blown = {
+        int(trace.outputs[call][0].shape[0]) - 1: seconds
+        for call, seconds in trace.call_seconds.items()
+        if call[0] == BLOW
+    }
+    assert all((0.001 if number % 2 else 0.003) <= seconds < 0.5 for number, seconds in blown.items())
+    tell = [call for call in trace.call_seconds if call[0].op == "tell"]
+    assert trace.batch_seconds(tell[:1] * 8) < 4 * trace.batch_seconds(tell[:1])  # they share a batch
+    blow = [call for call in trace.call_seconds if call[0] == BLOW]
+    assert trace.batch_seconds(blow[:1] * 8) == pytest.approx(8 * trace.batch_seconds(blow[:1]))  # they do not

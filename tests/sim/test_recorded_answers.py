@@ -1,0 +1,41 @@
+"""500 simulated scenarios give clients the answers that were recorded before the cores were redesigned.
+
+Seeds below 1,000,000,000 have fixed workers, seeds above it autoscaled ones, seeds above 2,000,000,000 several conductors.
+`recorded_answers.json` is not to be regenerated after a refactoring: a difference is a change of behavior.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from mstar.sim.runner import run_scenario
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_answers.json").read_text("utf-8"))["answers"]
+SEEDS = sorted(map(int, RECORDED))
+GROUPS = 10
+
+
+def digest_of_answers(seed: int) -> str:
+    """Hash what each client received: final status, number of emissions by kind, result."""
+    simulation, violation = run_scenario(seed)
+    assert not violation, f"seed {seed}: {violation}"
+    rows = []
+    for request_id, seen in sorted(simulation.history.requests.items()):
+        status = seen.status or ("left" if seen.has_disconnected else "open")
+        result = seen.expected_result.decode() if status == "ok" else ""
+        rows.append([request_id, status, dict(sorted(seen.delivered.items())), result])
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def test_there_are_500_of_all_three_kinds():
+    assert len(SEEDS) == 500
+    assert {seed // 1_000_000_000 for seed in SEEDS} == {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_answers_are_those_recorded_before_the_redesign(group):
+    seeds = SEEDS[group::GROUPS]
+    assert {seed: digest_of_answers(seed) for seed in seeds} == {seed: RECORDED[str(seed)] for seed in seeds}

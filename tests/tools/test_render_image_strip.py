@@ -1,0 +1,22 @@
+"""A strip shows each picture that a model shows, in order, and the pictures of each seed."""
+
+import numpy as np
+from PIL import Image
+
+from tests.server import toy_image_models
+from tools.render_image_strip import main, make_strip
+
+
+def test_pictures_stand_side_by_side_from_noise_to_the_last(tmp_path):
+    file = tmp_path / "strip.png"
+    main([f"{toys_drawn.__file__}:ImageGenerator", "a cat", "-o", str(file), "--shows", "3", "--seed", "4", "5"])
+    drawings = [toy_image_models.ImageRequest("a cat", seed=seed, partial_images=2) for seed in (4, 5)]
+    lines = [toy_image_models.ImageGenerator().run(drawing).emissions for drawing in drawings]
+    first, second = ([emission.value for emission in line] for line in lines)
+    assert len(first) == 3
+    whole = np.concatenate([np.concatenate(first, 1), np.concatenate(second, 1)])
+    assert np.array_equal(np.asarray(make_strip(lines)), whole)
+    written = np.asarray(Image.open(file).convert("RGB"))
+    assert written.shape == whole.shape
+    assert np.abs(written - whole.astype(int)).mean() < 8  # a file has 256 colours
+    assert first[0].std() > 2 * first[-1].std()

@@ -1,0 +1,148 @@
+"""Values whose bytes are on another host: their line keeps its order, and nobody else waits for them."""
+
+import threading
+import time
+
+import pytest
+
+from mstar.errors import WouldBlock
+from mstar.wire.frame import MessageCodec, UnreadableValue, pack_payloads
+from mstar.wire.messages import Cancel, Peer, Submit, Value
+from mstar.wire.transport import decode_thread
+from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.address_book import AddressBook
+from tests.wire.actors import KEY, MsgpackCodec, RecordingActor, run_loop, wait_until
+
+A, B, C = Peer("a", 0), Peer("b", 0), Peer("c", 0)
+
+
+class SlowCodec(MsgpackCodec):
+    """A codec for which some texts are far away: it has them once the gate is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.requested = []
+
+    def unpack(self, data, sender, *, may_wait=False):
+        value = super().unpack(data, sender)
+        if not str(value).startswith("far"):
+            return value
+        if not may_wait:
+            raise WouldBlock
+        self.requested.append(value)
+        self.gate.wait(20)
+        if value == "far and lost":
+            raise WouldBlock  # which it should not
+        return value
+
+
+class ThreeLoops:
+    """Three nodes: b hears what a and c say."""
+
+    def __init__(self, directory):
+        self.codec = SlowCodec()
+        self.receiver = RecordingActor("b")
+        self.node = self._new_loop(directory, self.receiver, self.codec)
+        self.a = self._new_loop(directory, RecordingActor("a"), MsgpackCodec())
+        self.c = self._new_loop(directory, RecordingActor("c"), MsgpackCodec())
+
+    def _new_loop(self, directory, ear, codec):
+        node = ActorLoop(AddressBook(directory), KEY, codec)
+        node.add(ear)
+        return node
+
+    def send(self, *values, by=None):
+        """Each in a frame of its own."""
+        node, sender = (by, C) if by else (self.a, A)
+        for value in values:
+            sent = node.counters["sent"]
+            node.call_soon(lambda value=value: node.send(sender, B, Submit(str(value), "m", Value(value))))
+            wait_until(lambda sent=sent: node.counters["sent"] > sent)
+
+    def received(self, sender=A):
+        return [message.request.content for who, message in self.receiver.received if who == sender]
+
+    def threads(self):
+        return [thread for thread in threading.enumerate() if thread.name.startswith("decode from")]
+
+
+@pytest.fixture
+def loops(tmp_path):
+    made = ThreeLoops(tmp_path)
+    with run_loop(made.node), run_loop(made.a), run_loop(made.c):
+        yield made
+        made.codec.gate.set()
+    assert made.threads() == []
+
+
+def test_a_channel_keeps_its_order_and_blocks_no_other(loops):
+    loops.send(1, "far 2", 3, "far 4", 5)
+    loops.ear.wait(lambda: loops.heard() == [1])
+    loops.give("6", "7", by=loops.c)
+    loops.ear.wait(lambda: loops.heard(C) == ["6", "7"])
+    assert loops.heard() == [1]
+    assert loops.node.stats()["decoding"] == 4
+    loops.codec.gate.set()
+    loops.ear.wait(lambda: loops.heard() == [1, "far 2", 3, "far 4", 5])
+    wait_until(lambda: loops.node.stats()["decoding"] == 0)
+    loops.give(8)
+    loops.ear.wait(lambda: loops.heard()[-1] == 8)
+    assert len(loops.threads()) == 1
+
+
+def test_two_channels_wait_at_the_same_time(loops):
+    loops.send("far 1")
+    loops.give("far 2", by=loops.c)
+    wait_until(lambda: set(loops.codec.asked) == {"far 1", "far 2"})
+    loops.codec.gate.set()
+    loops.ear.wait(lambda: len(loops.ear.heard) == 2)
+
+
+def test_messages_of_a_dead_incarnation_are_dropped_and_its_thread_ends(loops):
+    loops.send("far 1", "far 2")
+    wait_until(lambda: loops.codec.asked == ["far 1"])
+    loops.node.call_soon(lambda: loops.node.forget(A))
+    wait_until(lambda: loops.codec.forgotten == [A])
+    assert loops.node.stats()["decoding"] == 0
+    loops.codec.gate.set()
+    wait_until(lambda: not loops.threads())
+    loops.give("3", by=loops.c)
+    loops.ear.wait(lambda: loops.ear.heard)
+    assert (loops.heard(), loops.heard(C), loops.codec.asked) == ([], ["3"], ["far 1"])
+
+
+def test_what_cannot_be_had_costs_one_value_and_what_holds_nothing_one_payload(loops):
+    loops.codec.gate.set()
+    loops.send("far and lost")
+    loops.ear.wait(lambda: loops.ear.heard)
+    (lost,) = loops.heard()
+    assert isinstance(lost, UnreadableValue)
+    line = next(iter(loops.node._channels._channels.values()))
+    loops.node.call_soon(lambda: line.decode_thread.put(b"nonsense"))
+    wait_until(lambda: loops.node.counters["undecoded"] == 1)
+    loops.give("on it goes")
+    loops.ear.wait(lambda: loops.heard()[-1] == "on it goes")
+    assert loops.node.stats()["decoding"] == 0
+
+
+def test_stopping_an_actor_loop_does_not_wait_for_transfers(loops):
+    loops.send("far 1")
+    wait_until(lambda: loops.codec.asked)
+    begin = time.monotonic()
+    loops.node.stop()
+    wait_until(lambda: loops.codec.is_closed)
+    assert time.monotonic() - begin < decode_thread.JOIN_TIMEOUT_S + 1.0
+    loops.codec.gate.set()
+    wait_until(lambda: not loops.threads())
+
+
+def test_a_translator_says_that_a_value_is_not_here_unless_it_may_wait():
+    codec = SlowCodec()
+    codec.gate.set()
+    sent = MessageCodec(codec)
+    payload = pack_payloads([sent.encode(one, B) for one in (Cancel("x"), Submit("r", "m", Value("far")))])[0]
+    with pytest.raises(WouldBlock):
+        MessageCodec(codec).decode(payload, A)
+    cancel, submit = MessageCodec(codec, may_wait=True).decode(payload, A)
+    assert (cancel.rid, submit.request.content) == ("x", "far")

@@ -1,0 +1,377 @@
+"""Ports: frames between hosts, here two addresses of one, with and without the key, to readers of all kinds."""
+
+import gc
+import os
+import secrets
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from mstar.errors import MstarError
+from mstar.wire.frame import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
+from mstar.wire.messages import Peer
+from mstar.wire.transport import zmq
+from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.address_book import AddressBook
+from mstar.wire.transport.zmq import MAX_QUEUED_FRAMES, READ_BUDGET_BYTES, ZmqTransport
+from tests.wire import actors
+from tests.wire.actors import KEY, MsgpackCodec, RecordingActor, run_loop, send_cancels, wait_until
+
+LOCAL_IP, REMOTE_IP = "127.0.0.1", "127.0.0.2"
+A, B, C = Peer("a", 0), Peer("b", 0), Peer("c", 0)
+
+
+class Process:
+    """Ports and what came through them."""
+
+    def __init__(self, ip, key=KEY):
+        self.epoll = select.epoll()
+        self.where = AddressBook(Path("/tmp/x"), ip)
+        self.counters = Counter()
+        self.ports = ZmqTransport(self.epoll, self.where, key, self.counters)
+        self.frames = []
+
+    @property
+    def endpoint(self):
+        return f"{self.where.ip}:{self.where.port}"
+
+    def turn(self, seconds=0.0):
+        files = [file for file, _ in self.epoll.poll(0.0 if self.ports.has_more else seconds)]
+        self.frames += self.ports.receive(files)
+
+    def close(self):
+        self.ports.close()
+        self.epoll.close()
+
+
+@contextmanager
+def processes(*all_given):
+    made = [Process(*given) for given in all_given]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+@pytest.fixture
+def pair():
+    with processes((LOCAL_IP,), (REMOTE_IP,)) as made:
+        yield made
+
+
+def turn_until(condition, *turning, timeout_s=10):
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come true in time"
+        for process in turning:
+            process.turn(0.001)
+
+
+def connect(one, other):
+    turn_until(lambda: one.ports.send(other.endpoint, b"first"), one, other)
+    turn_until(lambda: other.frames, other)
+    other.frames.clear()
+
+
+# ---------------------------------------------------------------- ports
+
+
+def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair):
+    one, other = pair
+    connect(one, other)
+    sent = [bytes([number]) * size for number, size in enumerate((0, 1, 300, 100_000, 3, 900_000, 2))]
+    for frame in sent:
+        assert one.ports.send(other.endpoint, frame)
+    turn_until(lambda: len(other.frames) == len(sent), other)
+    assert other.frames == [(one.where.own_address, frame) for frame in sent]
+    assert one.where.own_address == f"{one.endpoint}/tmp/x"
+
+
+def test_the_longest_frame_passes_and_a_longer_one_does_not(pair):
+    one, other = pair
+    connect(one, other)
+    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES))
+    turn_until(lambda: other.frames, other, timeout_s=30)
+    assert [len(frame) for _, frame in other.frames] == [MAX_FRAME_BYTES]
+    other.frames.clear()
+    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES + zmq.ENCRYPTION_OVERHEAD_BYTES))
+    turn_until(lambda: one.ports.send(other.endpoint, b"after") and other.frames, one, other, timeout_s=30)
+    assert {frame for _, frame in other.frames} == {b"after"}
+
+
+def test_a_slow_reader_is_not_waited_for(pair):
+    one, other = pair
+    connect(one, other)
+    frame, count, last = bytes(200_000), 0, time.monotonic()
+    while time.monotonic() - last < 0.1:  # and it must not be silent for so long that it is given up
+        if one.ports.send(other.endpoint, frame):
+            count, last = count + 1, time.monotonic()
+    assert MAX_QUEUED_FRAMES <= count <= 4 * MAX_QUEUED_FRAMES
+    turn_until(lambda: len(other.frames) == count, other)
+    turn_until(lambda: one.ports.send(other.endpoint, b"on it goes"), one)
+    turn_until(lambda: other.frames[-1][1] == b"on it goes", other)
+
+
+def test_a_turn_reads_a_bounded_number_of_frames(pair):
+    one, other = pair
+    connect(one, other)
+    frame = bytes(READ_BUDGET_BYTES // 4 + 1)
+    for _ in range(12):
+        assert one.ports.send(other.endpoint, frame)
+    time.sleep(0.2)
+    seen = []
+    while len(other.frames) < 12:
+        before = len(other.frames)
+        other.turn(0.1)
+        seen.append(len(other.frames) - before)
+    assert max(seen) == 4
+    assert not other.ports.has_more
+
+
+def test_an_endpoint_where_nobody_is_and_what_is_no_endpoint_are_refused(pair):
+    one, other = pair
+    connect(one, other)
+    other.close()
+    turn_until(lambda: not one.ports.send(other.endpoint, b"x"), one)
+    begin = time.monotonic()
+    for endpoint in (f"{REMOTE_IP}:9", "nonsense", "", "1.2.3.4:99999"):
+        assert not one.ports.send(endpoint, b"x")
+        assert not one.ports.send(endpoint, b"x")
+        one.ports.disconnect(endpoint)
+    one.ports.disconnect("never heard of")
+    assert time.monotonic() - begin < 2
+    other.__init__(REMOTE_IP)  # for the fixture to close
+
+
+def test_a_disconnected_endpoint_can_reconnect(pair):
+    one, other = pair
+    for _ in range(3):
+        connect(one, other)
+        one.ports.disconnect(other.endpoint)
+
+
+def test_a_port_that_cannot_be_here_is_refused_and_nothing_is_left():
+    before = len(os.listdir("/proc/self/fd"))
+    for ip in ("192.0.2.1", "nonsense"):
+        with select.epoll() as epoll, pytest.raises(MstarError, match=r"cannot reach .*\n  fix: give every process"):
+            ZmqTransport(epoll, AddressBook(Path("/tmp"), ip), KEY, Counter())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---------------------------------------------------------------- who may come in
+
+
+def test_a_peer_with_another_key_is_rejected_and_counted():
+    with processes((LOCAL_IP,), (REMOTE_IP, b"k" * 32), (LOCAL_IP,)) as (ours, theirs, friend):
+        turn_until(lambda: theirs.ports.send(ours.endpoint, b"x") or ours.counters["refused_key"] >= 2, ours, theirs)
+        turn_until(lambda: ours.ports.send(theirs.endpoint, b"x") or theirs.counters["refused_key"] >= 2, ours, theirs)
+        connect(friend, ours)
+        assert (ours.frames, theirs.frames) == ([], [])
+
+
+@contextmanager
+def raw_dealer(endpoint, public=b"", pair=(b"", b"")):
+    """Somebody who connects with what keys they have."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as way:
+        way.linger = 0
+        way.setsockopt(zmq.IMMEDIATE, 1)
+        if public:
+            way.curve_serverkey = public
+            way.curve_publickey, way.curve_secretkey = pair
+        way.connect(f"tcp://{endpoint}")
+        yield way
+
+
+def test_a_peer_without_the_secret_key_is_rejected(pair):
+    ours, _ = pair
+    secret, public = zmq._derive_key_pair(KEY)
+    with raw_dealer(ours.endpoint, public, zmq.curve_keypair()):
+        turn_until(lambda: ours.counters["refused_key"], ours)
+    with raw_dealer(ours.endpoint, public, (public, zmq.curve_keypair()[1])):
+        before = ours.counters["refused_key"]
+        turn_until(lambda: ours.counters["refused_key"] > before, ours)
+    with raw_dealer(ours.endpoint) as way:
+        for _ in range(50):
+            ours.turn(0.01)
+            assert not way.poll(0, zmq.POLLOUT)
+    with raw_dealer(ours.endpoint, public, (public, secret)) as way:  # the same, with the right one
+        turn_until(lambda: way.poll(0, zmq.POLLOUT), ours)
+        way.send(b"hello")
+        turn_until(lambda: ours.frames, ours)
+    assert [frame for _, frame in ours.frames] == [b"hello"]
+
+
+def test_other_deployments_have_other_keys_and_the_same_one_has_the_same():
+    pairs = {zmq._derive_key_pair(key) for key in (KEY, KEY, secrets.token_bytes(32), secrets.token_bytes(32))}
+    assert len(pairs) == 3
+    assert all(KEY.hex().encode() not in part for pair in pairs for part in pair)
+
+
+# ---------------------------------------------------------------- nodes on several hosts
+
+
+@contextmanager
+def host(directory, ip, *ears, key=KEY, known=None):
+    """A node with an address, running. The directory is its own."""
+    directory.mkdir(exist_ok=True)
+    where = AddressBook(directory, ip, known)
+    node = ActorLoop(where, key, MsgpackCodec())
+    for ear in ears:
+        node.add(ear)
+    with run_loop(node):
+        yield node, where
+
+
+def test_messages_go_both_ways_and_a_sender_can_be_answered(tmp_path):
+    with (
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, where),
+        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: where.own_address}) as (left, mine),
+    ):
+        rids = [str(n) for n in range(2000)]
+        for rid in rids:
+            send_cancels(left, A, B, rid)
+        b.wait(lambda: len(b.received) == 2000)
+        for rid in rids:
+            send_cancels(right, B, A, rid)
+        a.wait(lambda: len(a.received) == 2000)
+        wait_until(lambda: left.stats()["unacked"] == right.stats()["unacked"] == 0)
+        assert where.addresses()[A] == mine.own_address
+    assert (a.received_rids, b.received_rids) == (rids, rids)
+
+
+def test_a_peer_on_the_same_host_is_reached_by_its_unix_socket_and_reports_its_full_address(tmp_path):
+    with (
+        host(tmp_path / "b", LOCAL_IP, b := RecordingActor("b")) as (right, where),
+        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: where.own_address}) as (left, mine),
+    ):
+        send_cancels(left, A, B, "x")
+        b.wait(lambda: b.received)
+        send_cancels(right, B, A, "y")
+        a.wait(lambda: a.received)
+        assert left.counters["full"] == 0  # a port refuses the first frame, a socket does not
+        assert where.addresses()[A] == mine.own_address
+
+
+def test_a_peer_without_an_address_gets_all_messages_later(tmp_path):
+    with (
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a")) as (left, _),
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
+    ):
+        send_cancels(left, A, B, "1", "2")
+        wait_until(lambda: left.counters["full"] >= 3)
+        assert not b.received
+        left.call_soon(lambda: left.set_address(B, where.own_address))
+        b.wait(lambda: b.received_rids == ["1", "2"])
+
+
+def test_a_message_as_long_as_may_be_arrives(tmp_path):
+    with (
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}) as (left, _),
+    ):
+        rid = "x" * (MAX_MESSAGE_BYTES - 100)
+        send_cancels(left, A, B, "before", rid, "after")
+        b.wait(lambda: len(b.received) == 3, timeout_s=40)
+    assert b.received_rids == ["before", rid, "after"]
+
+
+def test_an_actor_loop_with_another_key_is_ignored(tmp_path):
+    with (
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, where),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}, key=b"k" * 32) as (left, _),
+    ):
+        send_cancels(left, A, B, "x")
+        wait_until(lambda: right.counters["refused_key"] >= 2)
+        assert (b.received, right.counters["received"], left.counters["sent"]) == ([], 0, 0)
+
+
+@contextmanager
+def echo_process(directory, incarnation):
+    """A process on the other host, and its address."""
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, actors.__file__, directory, "echo", str(incarnation), REMOTE_IP]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def test_a_restarted_process_at_another_port_is_found(tmp_path):
+    first, second = Peer("echo", 0), Peer("echo", 1)
+    with host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a")) as (node, where):
+        with echo_process(tmp_path / "b", 0) as (process, address):
+            node.call_soon(lambda: node.set_address(first, address))
+            send_cancels(node, A, first, "x")
+            a.wait(lambda: a.received_rids == ["echo.0:x"])
+            process.kill()
+            process.wait()
+        send_cancels(node, A, first, "nobody hears this")
+        wait_until(lambda: node.stats()["unacked"] == 1)
+        with echo_process(tmp_path / "b", 1) as (_, other_address):
+            assert other_address != address
+            node.call_soon(lambda: node.set_address(second, other_address))
+            send_cancels(node, A, second, "y")
+            a.wait(lambda: len(a.received) == 2)
+            wait_until(lambda: node.stats() == {"inbox": 0, "links": 1, "unacked": 0, "decoding": 0})
+            assert where.addresses() == {A: where.own_address, second: other_address}
+    assert a.received_rids == ["echo.0:x", "echo.1:y"]
+
+
+def test_an_endpoint_is_disconnected_with_its_last_peer(tmp_path):
+    with (
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b"), c := RecordingActor("c")) as (_, where),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address, C: where.own_address}) as (
+            left,
+            _,
+        ),
+    ):
+        send_cancels(left, A, B, "x")
+        b.wait(lambda: b.received)
+        wait_until(lambda: left.stats()["unacked"] == 0)
+        refused = left.counters["full"]
+        left.call_soon(lambda: left.forget(B))
+        send_cancels(left, A, C, "y")
+        c.wait(lambda: c.received)
+        assert left.counters["full"] == refused  # it was still connected
+        held = len(os.listdir("/proc/self/fd"))
+        left.call_soon(lambda: left.forget(C))
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) < held)
+
+
+def test_a_single_machine_does_not_load_zeromq(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from mstar.wire.transport.actor_loop import ActorLoop; "
+        "from mstar.wire.transport.address_book import AddressBook; from tests.wire.actors import *; "
+        "ActorLoop(AddressBook(Path(sys.argv[1])), KEY, MsgpackCodec()); sys.exit('zmq' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_nothing_is_left_after_many_incarnations(tmp_path):
+    def live():
+        with (
+            host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
+            host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}) as (left, _),
+        ):
+            send_cancels(left, A, B, "x")
+            b.wait(lambda: b.received)
+
+    def left_over():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+    live()
+    before = left_over()
+    for _ in range(10):
+        live()
+    assert left_over() == before

@@ -1,0 +1,548 @@
+"""Renames symbols and moves files by a table, with pyright finding every typed use.
+
+A table is a tab-separated file; a line is one of
+
+    move    OLD_PATH    NEW_PATH
+    rename  PATH        Name | Class.member | function(parameter) | Class.method(parameter)    NEW_NAME
+    text    GLOB        OLD_TEXT    NEW_TEXT
+
+All paths and names are those of the tree before the run. Symbols are renamed wherever pyright's language server says that they are
+defined there, so words in prose, and other symbols of the same name, stay. An attribute that pyright cannot type (a test's
+fixture) is renamed if every definition of the old name in `src` was renamed to one new name; what is left is listed. Moves rewrite import
+paths in code, and dotted or slashed paths in text files.
+
+Run as `python -m tools.rename TABLE...` in the repository root, with a clean tree.
+"""
+
+import argparse
+import ast
+import fnmatch
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+ROOT = Path.cwd()
+SERVERS = 2
+PIPELINED = 200
+TREES = ("src", "tests", "bench", "tools", "examples")
+CONFIG = {"include": list(TREES), "pythonVersion": "3.11", "typeCheckingMode": "off"}
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".yml",
+    ".yaml",
+    ".json",
+    ".js",
+    ".html",
+    ".css",
+    ".txt",
+    ".cpp",
+    ".h",
+    ".sh",
+    "",
+}
+OWN = {"mstar", "tests", "bench", "tools", "examples"}
+DONE = "\x00"
+"""Stands before an import path that was rewritten already."""
+Position = tuple[str, int, int]
+
+
+@dataclass
+class Table:
+    moves: dict[str, str] = field(default_factory=dict)
+    renames: list[tuple[str, str, str]] = field(default_factory=list)
+    texts: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def read_tables(paths: list[str]) -> Table:
+    table = Table()
+    for path in paths:
+        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            kind, *fields = line.split("\t")
+            fields = [text.strip(" ") if kind != "text" else text for text in fields]
+            if kind == "move" and len(fields) == 2:
+                table.moves[fields[0]] = fields[1]
+            elif kind == "rename" and len(fields) == 3:
+                table.renames.append((fields[0], fields[1], fields[2]))
+            elif kind == "text" and len(fields) == 3:
+                table.texts.append((fields[0], fields[1], fields[2]))
+            else:
+                print(f"{path}:{number}: not understood: {line!r}")
+    return table
+
+
+class Pyright:
+    """A pyright language server on this repository, asked where names are defined."""
+
+    def __init__(self) -> None:
+        server = Path(sys.executable).parent / "pyright-langserver"
+        self._process = subprocess.Popen([server, "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        folder = {"uri": ROOT.as_uri(), "name": "repository"}
+        capabilities = {"workspace": {"configuration": True, "workspaceFolders": True}}
+        self._request(
+            0,
+            "initialize",
+            {"processId": None, "rootUri": ROOT.as_uri(), "workspaceFolders": [folder], "capabilities": capabilities},
+        )
+        self._receive(0)
+        self._send({"method": "initialized", "params": {}})
+        time.sleep(8)  # until it has listed the files; they are never opened, which would discard what it has inferred
+
+    def _send(self, message: dict[str, Any]) -> None:
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        self._process.stdin.flush()
+
+    def _request(self, number: int, method: str, params: dict[str, Any]) -> None:
+        self._send({"id": number, "method": method, "params": params})
+
+    def _read(self) -> dict[str, Any]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        length = 0
+        while line := stdout.readline().strip():
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return json.loads(stdout.read(length))
+
+    def _receive(self, number: int) -> Any:
+        while True:
+            message = self._read()
+            if "method" in message and "id" in message:
+                result: Any = None
+                if message["method"] == "workspace/configuration":
+                    result = [{"pythonPath": sys.executable} for _ in message["params"]["items"]]
+                self._send({"id": message["id"], "result": result})
+            elif message.get("id") == number and "method" not in message:
+                return message.get("result")
+
+    def definitions(self, path: str, places: list[tuple[int, int]]) -> Iterator[list[Position]]:
+        """Where the names at these places of a file are defined, for each."""
+        document = {"uri": (ROOT / path).as_uri()}
+        for start in range(0, len(places), PIPELINED):
+            chunk = places[start : start + PIPELINED]
+            for number, (line, column) in enumerate(chunk, 1):
+                position = {"line": line - 1, "character": column}
+                self._request(number, "textDocument/definition", {"textDocument": document, "position": position})
+            for number in range(1, len(chunk) + 1):
+                yield [place for place in map(_position, self._receive(number) or []) if place is not None]
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+def _position(place: dict[str, Any]) -> Position | None:
+    file = Path(unquote(urlparse(place["uri"]).path))
+    if not file.is_relative_to(ROOT) or ".venv" in file.parts:
+        return None
+    start = place["range"]["start"]
+    return file.relative_to(ROOT).as_posix(), start["line"] + 1, start["character"]
+
+
+class Definitions:
+    """Finds where a qualified name is defined in one file."""
+
+    def __init__(self, path: str) -> None:
+        self.lines = (ROOT / path).read_text("utf-8").splitlines()
+        self.tree = ast.parse("\n".join(self.lines))
+
+    def find(self, name: str) -> list[tuple[int, int]]:
+        """Positions of the definitions of a name; several where it is assigned or overloaded several times."""
+        parameter = None
+        if name.endswith(")"):
+            name, _, parameter = name[:-1].partition("(")
+        scopes: list[ast.AST] = [self.tree]
+        *parents, last = name.split(".")
+        for parent in parents:
+            scopes = [
+                node for scope in scopes for node in self._members(scope) if getattr(node, "name", None) == parent
+            ]
+        if parameter is not None:
+            functions = [
+                node for scope in scopes for node in self._members(scope) if getattr(node, "name", None) == last
+            ]
+            return [place for node in functions for place in self._parameter(node, parameter)]
+        return list(dict.fromkeys(place for scope in scopes for place in self._defined(scope, last)))
+
+    def _members(self, scope: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(scope):
+            yield child
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from self._members(child)
+
+    def _parameter(self, node: ast.AST, name: str) -> Iterator[tuple[int, int]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            yield from ((a.lineno, a.col_offset) for a in every if a is not None and a.arg == name)
+
+    def _defined(self, scope: ast.AST, name: str) -> Iterator[tuple[int, int]]:
+        for node in self._members(scope):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+                line = self.lines[node.lineno - 1]
+                yield node.lineno, line.index(name, node.col_offset + (5 if isinstance(node, ast.ClassDef) else 3))
+            elif isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+                yield node.lineno, node.col_offset
+        if isinstance(scope, ast.ClassDef):
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
+                    if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
+                        assert node.end_lineno is not None and node.end_col_offset is not None
+                        yield node.end_lineno, node.end_col_offset - len(name)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from self._parameter(scope, name)
+
+
+def collect(table: Table) -> tuple[dict[Position, tuple[str, str]], list[str]]:
+    """All edits that the renames ask for: position -> (old, new); and what could not be found."""
+    targets: dict[Position, tuple[str, str]] = {}
+    problems: list[str] = []
+    files: dict[str, Definitions] = {}
+    for path, name, new in table.renames:
+        old = old_name(name)
+        if not (ROOT / path).is_file():
+            problems.append(f"{path}: no such file (for {name})")
+            continue
+        if path not in files:
+            files[path] = Definitions(path)
+        places = files[path].find(name)
+        if not places or not new.isidentifier():
+            problems.append(f"{path}: no definition of {name}, or {new!r} is not an identifier")
+        for place in places:
+            if targets.setdefault((path, *place), (old, new)) != (old, new):
+                problems.append(f"{path}:{place[0]}: both {targets[path, *place]} and {(old, new)}")
+    names = {old for old, _ in targets.values()}
+    uses = {path: list(_uses(path, names)) for path in tracked(*(f"{tree}/*.py" for tree in TREES))}
+    paths = sorted((path for path in uses if uses[path]), key=lambda path: -len(uses[path]))
+    print(f"{len(targets)} definitions, {sum(map(len, uses.values()))} uses in {len(paths)} files", flush=True)
+    edits = dict(targets)
+    with ThreadPoolExecutor(SERVERS) as pool:
+        shares = [[(path, uses[path]) for path in sorted(paths[start::SERVERS])] for start in range(SERVERS)]
+        for found in pool.map(lambda share: _resolve(share, targets), shares):
+            edits |= found
+    return edits, problems
+
+
+def _uses(path: str, names: set[str]) -> Iterator[tuple[int, int]]:
+    """Where one of the names stands in a file: as an identifier, or in a string that could be a type."""
+    text = (ROOT / path).read_text("utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        line, column = token.start
+        if token.type == tokenize.NAME and token.string in names:
+            yield line, column
+        elif token.type == tokenize.STRING and re.fullmatch(r"""["'][\w\[\], .|]+["']""", token.string):
+            for word in re.finditer(r"\w+", token.string):
+                if word.group() in names:
+                    yield line, column + word.start()
+
+
+def _resolve(
+    share: list[tuple[str, list[tuple[int, int]]]], targets: dict[Position, tuple[str, str]]
+) -> dict[Position, tuple[str, str]]:
+    edits: dict[Position, tuple[str, str]] = {}
+    server = Pyright()
+    again = share[:2]  # the first answers may come before the server knows all files
+    for number, (path, places) in enumerate([*share, *again], 1):
+        if number % 20 == 0:
+            print(f"{number} of {len(share)} files, {len(edits)} edits", flush=True)
+        for (line, column), origins in zip(places, server.definitions(path, places), strict=True):
+            for origin in origins:
+                if origin in targets:
+                    edits[path, line, column] = targets[origin]
+                    break
+    server.close()
+    return edits
+
+
+def old_name(name: str) -> str:
+    """The identifier that `Class.member` or `function(parameter)` ends with."""
+    return name[:-1].partition("(")[2] if name.endswith(")") else name.split(".")[-1]
+
+
+def apply_edits(edits: dict[Position, tuple[str, str]]) -> list[str]:
+    problems: list[str] = []
+    by_file: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
+    for (path, line, column), (old, new) in edits.items():
+        by_file[path].append((line, column, old, new))
+    for path, changes in by_file.items():
+        lines = (ROOT / path).read_text("utf-8").split("\n")
+        for line, column, old, new in sorted(changes, reverse=True):
+            text = lines[line - 1]
+            if not text[column:].startswith(old):
+                if text[column:].startswith(("import ", "from ", "*")) or old not in text:
+                    continue
+                problems.append(f"{path}:{line}:{column}: {text[column : column + 30]!r} is not {old!r}")
+                continue
+            lines[line - 1] = text[:column] + new + text[column + len(old) :]
+        (ROOT / path).write_text("\n".join(lines), "utf-8")
+    return problems
+
+
+def tracked(*patterns: str) -> list[str]:
+    listed = subprocess.run(["git", "ls-files", *patterns], capture_output=True, text=True, check=True).stdout
+    return [path for path in listed.splitlines() if (ROOT / path).is_file() and not (ROOT / path).is_symlink()]
+
+
+def matches(path: str, glob: str) -> bool:
+    pattern = re.escape(glob).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    pattern = re.sub(r"\\\{([^}]*)\\\}", lambda m: "(?:" + m.group(1).replace(",", "|") + ")", pattern)
+    return re.fullmatch(pattern, path) is not None or (fnmatch.fnmatch(path, glob) and "**" in glob)
+
+
+def replace_texts(table: Table) -> list[str]:
+    problems: list[str] = []
+    files = tracked()
+    cache: dict[str, str] = {}
+    for glob, old, new in table.texts:
+        hits = 0
+        chosen = [
+            path
+            for path in files
+            if Path(path).suffix in TEXT_SUFFIXES and any(matches(path, g) for g in glob.split(" "))
+        ]
+        for path in chosen:
+            if path not in cache:
+                try:
+                    cache[path] = (ROOT / path).read_text("utf-8")
+                except UnicodeDecodeError:
+                    cache[path] = ""
+            if old in cache[path]:
+                hits += 1
+                cache[path] = cache[path].replace(old, new)
+                (ROOT / path).write_text(cache[path], "utf-8")
+        if not hits:
+            problems.append(f"text {glob}: {old!r} not found")
+    return problems
+
+
+def leftovers(table: Table) -> list[str]:
+    """Rename untyped uses of names that src no longer defines; report the others."""
+    targets: dict[str, set[str]] = defaultdict(set)
+    for _, name, new in table.renames:
+        targets[old_name(name)].add(new)
+    defined = {name for path in tracked("src/*.py", "examples/*.py") for name in _bound(_parse(path))}
+    report: list[str] = []
+    for path in tracked(*(f"{tree}/*.py" for tree in TREES)):
+        tree = _parse(path)
+        bound = _bound(tree)
+        foreign = _foreign_names(tree)
+        text = (ROOT / path).read_text("utf-8")
+        lines = text.split("\n")
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        for index in range(len(tokens) - 1, 1, -1):
+            token = tokens[index]
+            line, column = token.start
+            statement = lines[line - 1].lstrip()
+            if token.type != tokenize.NAME or token.string not in targets or statement.startswith(("import ", "from ")):
+                continue
+            is_attribute = tokens[index - 1].string == "."
+            is_foreign = is_attribute and tokens[index - 2].string in foreign
+            news = targets[token.string]
+            is_free = token.string not in defined and token.string not in bound
+            if is_attribute and not is_foreign and is_free and len(news) == 1:
+                (new,) = news
+                lines[line - 1] = lines[line - 1][:column] + new + lines[line - 1][column + len(token.string) :]
+                report.append(f"changed {path}:{line}: {token.string} -> {new}")
+            elif is_attribute and not is_foreign:
+                report.append(f"left {path}:{line}: {token.string} ({', '.join(sorted(news))}): {statement[:100]}")
+        (ROOT / path).write_text("\n".join(lines), "utf-8")
+    return report
+
+
+def _parse(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text("utf-8"))
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Every name that a file defines, binds or sets as an attribute."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def _foreign_names(tree: ast.Module) -> set[str]:
+    """Names that a file imports from elsewhere than this repository: their attributes are not ours."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            own = [alias for alias in node.names if alias.name.split(".")[0] not in OWN]
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in own}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] not in OWN:
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def module_of(path: str) -> str | None:
+    if not path.endswith(".py"):
+        return None
+    parts = Path(path).with_suffix("").parts
+    if parts[0] == "src":
+        parts = parts[1:]
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+def move_files(table: Table) -> list[str]:
+    problems: list[str] = []
+    moves = {old: new for old, new in table.moves.items() if old != new}
+    for old, new in moves.items():
+        if not (ROOT / old).exists():
+            problems.append(f"move {old}: no such file")
+            continue
+        target = ROOT / new
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["git", "mv", old, f"{new}.moving"], check=True)
+    for old, new in moves.items():
+        if (ROOT / f"{new}.moving").exists():
+            if (ROOT / new).exists():
+                problems.append(f"move {old}: {new} exists")
+                continue
+            subprocess.run(["git", "mv", f"{new}.moving", new], check=True)
+    for new in moves.values():  # a package needs its __init__.py
+        folder = Path(new).parent
+        while new.endswith(".py") and folder.parts[:2] == ("src", "mstar"):
+            marker = ROOT / folder / "__init__.py"
+            if not marker.exists():
+                marker.write_text("", "utf-8")
+                subprocess.run(["git", "add", str(marker)], check=True)
+            folder = folder.parent
+    modules = {}
+    slashed = {}
+    for old, new in moves.items():
+        before, after = module_of(old), module_of(new)
+        if before and after and before != after:
+            modules[before] = after
+        slashed[old] = new
+        if old.startswith("src/mstar/"):
+            slashed[old.removeprefix("src/")] = new.removeprefix("src/")
+            if old.count("/") > 2:
+                slashed[old.removeprefix("src/mstar/")] = new.removeprefix("src/mstar/")
+    rewrite_paths(modules, slashed)
+    return problems
+
+
+def rewrite_paths(modules: dict[str, str], slashed: dict[str, str]) -> None:
+    dotted = (
+        re.compile(
+            rf"(?<![\w.{DONE}])(" + "|".join(sorted(map(re.escape, modules), key=len, reverse=True)) + r")(?!\w)"
+        )
+        if modules
+        else None
+    )
+    slash = (
+        re.compile(r"(?<![\w/.-])(" + "|".join(sorted(map(re.escape, slashed), key=len, reverse=True)) + r")(?![\w/])")
+        if slashed
+        else None
+    )
+    for path in tracked():
+        if Path(path).suffix not in TEXT_SUFFIXES or path.startswith("bench/results"):
+            continue
+        try:
+            text = (ROOT / path).read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        before = text
+        if path.endswith(".py"):
+            text = rewrite_from_imports(text, modules)
+        if dotted:
+            text = dotted.sub(lambda m: modules[m.group(1)], text)
+        if slash:
+            text = slash.sub(lambda m: slashed[m.group(1)], text)
+        text = text.replace(DONE, "")
+        if text != before:
+            (ROOT / path).write_text(text, "utf-8")
+
+
+def rewrite_from_imports(text: str, modules: dict[str, str]) -> str:
+    """Rewrite `from package import module` where the module moved, and the uses of its name in this file."""
+    tree = ast.parse(text)
+    lines = text.split("\n")
+    renamed: dict[str, str] = {}
+    for node in reversed([n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level]):
+        moved = [a for a in node.names if f"{node.module}.{a.name}" in modules]
+        if not moved:
+            continue
+        kept = [a for a in node.names if a not in moved]
+        indent = " " * node.col_offset
+        out = []
+        if kept:
+            out.append(f"{indent}from {node.module} import " + ", ".join(_alias(a.name, a.asname) for a in kept))
+        for alias in moved:
+            package, _, name = modules[f"{node.module}.{alias.name}"].rpartition(".")
+            out.append(f"{indent}from {DONE}{package} import {_alias(name, alias.asname)}")
+            if alias.asname is None and alias.name != name:
+                renamed[alias.name] = name
+        assert node.end_lineno is not None
+        lines[node.lineno - 1 : node.end_lineno] = out
+    text = "\n".join(lines)
+    if not renamed:
+        return text
+    lines = text.split("\n")
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    for index in range(len(tokens) - 2, -1, -1):
+        token = tokens[index]
+        if token.type == tokenize.NAME and token.string in renamed and tokens[index + 1].string in {".", ")", ","}:
+            if index and tokens[index - 1].string == ".":
+                continue
+            line, column = token.start
+            lines[line - 1] = (
+                lines[line - 1][:column] + renamed[token.string] + lines[line - 1][column + len(token.string) :]
+            )
+    return "\n".join(lines)
+
+
+def _alias(name: str, asname: str | None) -> str:
+    return f"{name} as {asname}" if asname else name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+")
+    parser.add_argument("--check", action="store_true", help="only look for definitions that do not exist")
+    options = parser.parse_args()
+    table = read_tables(options.tables)
+    config = ROOT / "pyrightconfig.json"
+    if options.check:
+        for path, name, _ in table.renames:
+            if not (ROOT / path).is_file() or not Definitions(path).find(name):
+                print(f"{path}: no definition of {name}")
+        return 0
+    config.write_text(json.dumps(CONFIG), "utf-8")
+    try:
+        edits, problems = collect(table)
+    finally:
+        config.unlink()
+    print(f"{len(edits)} edits by pyright")
+    problems += apply_edits(edits)
+    report = leftovers(table)
+    problems += replace_texts(table)
+    problems += move_files(table)
+    for line in [*report, *problems]:
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
