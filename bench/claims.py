@@ -1,4 +1,4 @@
-"""What a bench is and gives, and how it is printed. Running benches and keeping what they gave is done elsewhere."""
+"""What a benchmark is and returns, and how its result is printed. Nothing is run or recorded here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import pkgutil
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence with a number in it, and the number that was measured. `more` holds further figures of the run."""
+    """A target and the value that was measured. `details` has further figures of the run."""
 
     claim: str
     value: float
@@ -21,7 +21,8 @@ class Claim:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return json.dumps({key: value for key, value in asdict(self).items() if value != {}})
+        line = {"claim": self.claim, "value": self.value, "bar": self.target, "holds": self.is_met}
+        return json.dumps(line | ({"more": self.details} if self.details else {}))
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """A question, the function that answers it as `module:function`, and what it prints on the way."""
+    """A question, the function that answers it, and the answer that we want."""
 
     question: str
     function: str
+    """`module:function`."""
     prints: str
+    """What the run measures and prints."""
+    target: str
+    """The target in plain words; the number is that of the claim."""
+    why_missed: str = ""
+    """What limits the newest run, if it missed its target."""
 
     def load(self) -> Callable[[], Claim]:
         """The function. Only what is measured is imported: most benches load torch."""

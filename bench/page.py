@@ -1,7 +1,7 @@
-"""docs/performance.md and the table of the README, made of the registry of benches and of what was recorded.
+"""Writes docs/performance.md and its plots from the registry of benchmarks and the recorded runs.
 
-Only what stands between markers is written; the rest of both pages is by hand. Nothing is measured here, and what
-is made depends on the recorded runs alone, so that a test can tell whether the pages follow them.
+Only the text between markers is generated; the rest of the page is written by hand. Nothing is measured here: the
+output depends on the recorded runs alone, so that a test can check that the page is current.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from bench.claims import Bench
 from bench.plots import format_number, render_svg
 from bench.records import ROOT, Record, records
 
-PAGE, README = Path("docs/performance.md"), Path("README.md")
+PAGE = Path("docs/performance.md")
 PICTURES = Path("docs/pictures/performance")
 
 
 def render_files(benches: Mapping[str, Bench]) -> dict[Path, str]:
-    """Every file that follows from the benches and their records, by its place in the repository."""
+    """Every generated file by its path in the repository."""
     runs = {name: records(name) for name in benches}
-    page, readme = ((ROOT / path).read_text("utf-8") for path in (PAGE, README))
-    page = replace_section(page, "questions", _questions(benches, runs))
+    page = replace_section((ROOT / PAGE).read_text("utf-8"), "questions", _questions(benches, runs))
     return {
-        README: replace_section(readme, "measured", _measured(runs)),
         PAGE: replace_section(page, "figures", _figures(benches, runs)),
         **{PICTURES / f"{name}.svg": render_svg(name, own) for name, own in runs.items() if own},
     }
 
 
 def write(benches: Mapping[str, Bench]) -> None:
-    """Write them, and take away the pictures of benches that are no more."""
+    """Write them, and delete the plots of benchmarks that no longer exist."""
     files = render_files(benches)
     (ROOT / PICTURES).mkdir(exist_ok=True)
     for old in {path.relative_to(ROOT) for path in (ROOT / PICTURES).iterdir()} - files.keys():
@@ -41,12 +39,10 @@ def write(benches: Mapping[str, Bench]) -> None:
 
 
 def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
-    """A text with these lines in the place of those between the two markers of that name."""
+    """Replace the lines between the two markers of that name."""
     begin, end = f"<!-- {name}: written by bench/page.py -->\n", f"<!-- end of {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(
-            f"a page needs one {begin.strip()} and one {end}\n  fix: put both where its {name} are to stand"
-        )
+        raise ValueError(f"a page needs one {begin.strip()} and one {end}\n  fix: add both where the {name} belong")
     before, _, rest = text.partition(begin)
     return before + begin + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
 
@@ -54,19 +50,14 @@ def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
 # ---------------------------------------------------------------- tables
 def _questions(benches: Mapping[str, Bench], runs: Mapping[str, Sequence[Record]]) -> list[str]:
     rows = [
-        (f"[{bench.question}](#{name})", f"`python -m bench {name}`", bench.prints, _summary(runs[name]))
+        (f"[{bench.question}](#{name})", bench.target, _summary(runs[name]), _why(bench, runs[name]))
         for name, bench in benches.items()
     ]
-    return _table(("question", "command", "what it prints", "newest run"), rows)
+    return _table(("question", "target", "newest run", "why it was missed"), rows)
 
 
-def _measured(runs: Mapping[str, Sequence[Record]]) -> list[str]:
-    rows = [
-        (own[-1].claim.claim, _summary(own), f"[`python -m bench {name}`]({PAGE}#{name})")
-        for name, own in runs.items()
-        if own
-    ]
-    return _table(("claim", "measured", "command"), rows)
+def _why(bench: Bench, runs: Sequence[Record]) -> str:
+    return bench.why_missed if runs and not runs[-1].claim.is_met else ""
 
 
 def _summary(runs: Sequence[Record]) -> str:
@@ -79,8 +70,8 @@ def _summary(runs: Sequence[Record]) -> str:
         else ""
     )
     unit = f" {claim.details['unit']}" if "unit" in claim.details else ""
-    holds = "holds" if claim.is_met else "**does not hold**"
-    return f"{format_number(claim.value)}{unit}{spread} (bar {format_number(claim.target)}): {holds}"
+    verdict = "met" if claim.is_met else "**missed**"
+    return f"target {format_number(claim.target)}, measured {format_number(claim.value)}{unit}{spread}: {verdict}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -92,14 +83,21 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _figures(benches: Mapping[str, Bench], runs: Mapping[str, Sequence[Record]]) -> list[str]:
     parts: list[str] = []
     for name, bench in benches.items():
-        parts += [f"### {name}", "", f"{bench.question[0].upper()}{bench.question[1:]} `python -m bench {name}`", ""]
+        parts += [
+            f"### {name}",
+            "",
+            f"{bench.question} `python -m bench {name}`",
+            "",
+            f"{bench.prints} Target: {bench.target}",
+            "",
+        ]
         parts += _section(name, runs[name]) if runs[name] else ["Not run yet.", ""]
     return parts[:-1]
 
 
 def _section(name: str, runs: Sequence[Record]) -> Iterator[str]:
     run = runs[-1]
-    yield from (f"{_summary(runs)}. Claimed: {run.claim.claim}.", "")
+    yield from (f"{_summary(runs)}.", "")
     yield from (f"![{name}: what was measured](pictures/performance/{name}.svg)", "")
     if run.rows:
         rows = [

@@ -13,7 +13,7 @@ from bench.claims import Bench, Claim, Row, print_table
 from bench.records import Machine, Record
 
 MACHINE = Machine("a processor", 2, 0.3, "3.11.0", "2.13.0", "abc1234")
-TOY = Bench("is it cheap?", "tests.bench.test_page:cheap", "what it costs")
+TOY = Bench("Is it cheap?", "tests.bench.test_page:cheap", "What it costs.", "At most 3 ms.", "Too slow.")
 
 
 def cheap() -> Claim:
@@ -40,7 +40,6 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "BENCHES", {"toy": TOY})
     marks = "<!-- {0}: written by bench/page.py -->\n<!-- end of {0} -->\n".format
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("by hand\n" + marks("measured") + "too\n")
     (tmp_path / "docs" / "performance.md").write_text(marks("questions") + "between\n" + marks("figures"))
     return tmp_path
 
@@ -83,34 +82,26 @@ def test_a_run_is_recorded_and_the_page_follows(tree, capsys):
         ("  times faster", "x", [3]),
     ]
     text = (tree / "docs/performance.md").read_text()
-    assert "| [is it cheap?](#toy) | `python -m bench toy` | what it costs | 2 ms (bar 3): holds |" in text
+    assert "| [Is it cheap?](#toy) | At most 3 ms. | target 3, measured 2 ms: met |  |" in text
     assert "between" in text
     assert "| a thing | 2 | 1 | 4 | ms | 3 |\n| · times faster | 3 | 3 | 3 | x | 1 |\n" in text
     assert "- worst ms: 4\n- of: 1 0.5, same yes\n" in text
-    readme = (tree / "README.md").read_text()
-    assert readme.startswith("by hand\n")
-    assert readme.endswith("too\n")
-    assert (
-        "| a thing costs at most 3 ms | 2 ms (bar 3): holds | [`python -m bench toy`](docs/performance.md#toy) |"
-        in readme
-    )
 
 
 def test_a_bench_that_was_not_run_says_so(tree):
     assert command.main(["page"]) == 0
-    assert "### toy\n\nIs it cheap? `python -m bench toy`\n\nNot run yet." in (tree / "docs/performance.md").read_text()
-    assert "toy" not in (tree / "README.md").read_text()
+    text = (tree / "docs/performance.md").read_text()
+    assert (
+        "### toy\n\nIs it cheap? `python -m bench toy`\n\nWhat it costs. Target: At most 3 ms.\n\nNot run yet." in text
+    )
 
 
 def test_a_missed_target_is_shown(tree):
     records.add_record("toy", run(2.5))
     records.add_record("toy", run(3.5, holds=False))
     page.write(command.BENCHES)
-    assert (
-        "3.5, 2.5 to 3.5 in 2 runs (bar 3): **does not hold**. Claimed: it is so."
-        in page.render_files({"toy": TOY})[page.PAGE]
-    )
-    assert "2.5 to 3.5 in 2 runs (bar 3): **does not hold**" in (tree / "README.md").read_text()
+    text = (tree / "docs/performance.md").read_text()
+    assert "| At most 3 ms. | target 3, measured 3.5, 2.5 to 3.5 in 2 runs: **missed** | Too slow. |" in text
 
 
 def test_plots_of_removed_benches_are_deleted(tree):

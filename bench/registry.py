@@ -1,0 +1,203 @@
+"""The benchmarks by name: the question each answers, its target in plain words, and why a missed target is missed."""
+
+from __future__ import annotations
+
+from bench.claims import Bench
+
+BENCHES: dict[str, Bench] = {
+    "first-minute": Bench(
+        "How long does a first visit take?",
+        "bench.first_minute:first_minute",
+        "Seconds from an empty environment to the first spoken answer, by phase, and the word error rate of "
+        "that answer.",
+        "First spoken answer within 60 s, understood by another recognizer.",
+    ),
+    "loop-step": Bench(
+        "What does a loop step cost in Python?",
+        "bench.step_overhead:loop_step",
+        "µs per decode step of a speech request in a batch of 128, without the op.",
+        "At most 3 µs.",
+    ),
+    "request-start": Bench(
+        "What does starting a request cost?",
+        "bench.step_overhead:request_start",
+        "µs to start a request on a walk of ten nodes.",
+        "At most 50 µs.",
+    ),
+    "engine": Bench(
+        "How close is the engine to a bare decode loop?",
+        "bench.engine:engine",
+        "Throughput relative to a bare loop at 1, 8, 16 and 32 requests; relative to `generate`; prefill.",
+        "At least 0.95 of the bare loop.",
+    ),
+    "engine-peers": Bench(
+        "How does the engine compare with other engines?",
+        "bench.engine_comparison:compare_engines",
+        "Tokens per second, interleaved.",
+        "At least as fast as the fastest.",
+    ),
+    "peers": Bench(
+        "How does the server compare with other model servers?",
+        "bench.peers.headline:peers",
+        "Requests per second of a composite model behind six other servers with ragged lengths; SmolLM2 "
+        "behind vLLM's server.",
+        "At least as fast as the fastest.",
+    ),
+    "int8-step": Bench(
+        "How much faster is int8 than bf16?",
+        "bench.int8:step",
+        "Duration of a decode step by batch size.",
+        "At least 1.3x at a batch of 32.",
+    ),
+    "runtime": Bench(
+        "What do the conductor and worker processes cost?",
+        "bench.runtime:runtime",
+        "Throughput relative to the engine alone; µs per hop between workers, per token to the front end, per request.",
+        "Throughput at least 0.95 of the engine; hop 150 µs, hop with 1 MB 500 µs, token 200 µs, request 1 ms.",
+        "Throughput is met (1.05). Latency is missed: a hop takes 475 µs, 985 µs with 1 MB, a token 849 µs, a"
+        " request 2.1 ms, because "
+        "each message crosses two Python event loops and a thread; a bare socket round trip takes 24 µs.",
+    ),
+    "http": Bench(
+        "What does HTTP cost?",
+        "bench.http.overhead:http_overhead",
+        "SmolLM2 over HTTP at 16 streams relative to the engine alone; ms from a worker's emission to the client.",
+        "Throughput at least 0.9 of the engine; median delivery at most 2 ms.",
+        "Throughput is met (0.92). Median delivery is 4.3 ms: front end and worker share two cores with the "
+        "engine's threads.",
+    ),
+    "idle-streams": Bench(
+        "How many idle streams does one front end hold?",
+        "bench.http.idle_streams:idle_streams",
+        "kB per stream at 10,000 streams, and the delay of active streams beside them.",
+        "Active streams at most 30 ms late; at most 40 kB per idle stream.",
+    ),
+    "overload": Bench(
+        "What happens at two, three and five times the capacity?",
+        "bench.http.overload:overload",
+        "Goodput relative to capacity; ms to reject the rest.",
+        "Goodput at least 0.95 of capacity; rejections within 20 ms (p99).",
+        "Goodput is met (0.985). Rejections take 27 to 70 ms (p99): under full load the event loop waits for a core.",
+    ),
+    "deadlines": Bench(
+        "Do audio streams stutter under load?",
+        "bench.deadlines.speech:deadlines",
+        "Audio chunks on time at 90 % of capacity: ours, VoxServe's rule, first come first served (FCFS).",
+        "99 % on time, first audio within 0.5 s; FCFS misses 99 % at 60 % load.",
+    ),
+    "load-curve": Bench(
+        "At which load do streams begin to stutter?",
+        "bench.deadlines.speech:load_curve",
+        "Share of chunks on time by load and scheduling rule, the load each sustains, time to first audio.",
+        "At least 1.5x the load that FCFS sustains at 99 % on time.",
+    ),
+    "mixed": Bench(
+        "Are deadlines met when speech, chat, images and a robot share one engine?",
+        "bench.deadlines.mixed:mixed",
+        "Deadline misses by kind, and throughput relative to a scheduler without deadlines.",
+        "99 % of chunks on time, at most 1 % late robot replies, 0.9 of the throughput.",
+    ),
+    "capacity-sim": Bench(
+        "Does the capacity simulation predict real runs?",
+        "bench.deadlines.capacity_sim:capacity_sim",
+        "Three scheduling rules at two loads, real and simulated, with the prediction error.",
+        "The same ranking of rules.",
+    ),
+    "slo-admission": Bench(
+        "Are SLOs of admitted requests met under overload?",
+        "bench.deadlines.slo_admission:slo_admission",
+        "Goodput at two, three and five times the capacity, rejection latency, accuracy of TTFT predictions.",
+        "Goodput at least 0.95 of an unlimited server, rejections within 20 ms (p99), 90 % of predictions within 25 %.",
+        "Goodput and rejections are met (1.33; 2.9 ms). Predictions are missed: 33 % are within 25 %, because"
+        " batch costs vary with the mix.",
+    ),
+    "cluster": Bench(
+        "What do clients notice when a host is lost?",
+        "bench.cluster.headline:cluster",
+        "32 streams on three hosts, one host partitioned, one killed: longest pause of a client, time until "
+        "the partitioned host stops.",
+        "All streams byte-equal, longest pause 3 s (p99), fenced within 2 s.",
+    ),
+    "multi-host": Bench(
+        "What do several hosts cost?",
+        "bench.cluster.overhead:overhead",
+        "Tokens per second of three workers on three hosts and on one, with KV cache transfers between them.",
+        "At least 0.9 of one host.",
+    ),
+    "transfer": Bench(
+        "What does it cost to move a value?",
+        "bench.transfer:measure_transfer",
+        "ms and MB/s within a process, through shared memory, and by Mooncake or TCP to another host.",
+        "A KV cache of 2,000 tokens at 0.9 of a bare Mooncake read.",
+    ),
+    "speech-omni": Bench(
+        "Are speech families faster than their reference implementations?",
+        "bench.speech.headline:speech_omni",
+        "Orpheus with 16 streams, Qwen3-Omni with 8 requests: speed-up, real-time factor, time to first audio.",
+        "Speed-up over the reference relative to its target; 1 is the target.",
+    ),
+    "longform": Bench(
+        "How fast are long recordings transcribed?",
+        "bench.speech.longform:longform",
+        "Ten minutes of speech against one pass of transformers, and the share of words that differ.",
+        "At least 3x as fast, with the same words.",
+    ),
+    "image-robot-world": Bench(
+        "Are image, robot and world models faster than the published code?",
+        "bench.multimodal.headline:image_robot_world",
+        "pi0.5, V-JEPA 2-AC and BAGEL: speed-up over the published code.",
+        "Speed-up relative to its target; 1 is the target.",
+    ),
+    "bagel": Bench(
+        "BAGEL alone", "bench.multimodal.headline:bagel_claim", "The same with more repeats.", "1 is the target."
+    ),
+    "pi05": Bench("pi0.5 alone", "bench.multimodal.headline:pi05_claim", "The same for pi0.5.", "1 is the target."),
+    "vjepa2-ac": Bench(
+        "V-JEPA 2-AC alone",
+        "bench.multimodal.headline:world_claim",
+        "The same for V-JEPA 2-AC, by horizon and dtype.",
+        "1 is the target.",
+    ),
+    "hopper": Bench(
+        "Does a robot get its actions in time?",
+        "bench.multimodal.headline:hopper_claim",
+        "Replies to a simulated robot at 50 Hz over WebSocket: late replies, distance hopped.",
+        "At most 4 of 400 replies later than 20 ms.",
+    ),
+    "smolvlm": Bench(
+        "How fast are several questions about one image?",
+        "bench.multimodal.headline:smolvlm_claim",
+        "Eight questions against the reference one by one and in its own batch.",
+        "A third of the reference's time; 1 is the target.",
+    ),
+    "diffusion": Bench(
+        "What does joining a running diffusion batch cost?",
+        "bench.multimodal.headline:diffusion_claim",
+        "Throughput of staggered requests relative to one batch of all; speed-up over diffusers.",
+        "At least 0.95 of the bare loop; 1 is the target.",
+    ),
+    "scaling": Bench(
+        "Do replicas follow the load?",
+        "bench.scaling:scaling",
+        "Workers and late chunks over time while four times as many streams arrive for 16 s.",
+        "No late chunk 10 s after the peak; no stream lost at scale-down.",
+    ),
+    "studio": Bench(
+        "What does the studio cost?",
+        "bench.studio:studio",
+        "kB per page, first paint, frames per second with 200 live requests, throughput with a viewer.",
+        "80 kB, 1 s, 30 frames/s, at most 2 % of the CPU; 1 is the target.",
+    ),
+    "mutants": Bench(
+        "Do the tests notice bugs?",
+        "bench.mutants:mutation_score",
+        "Planted bugs that the tests catch.",
+        "All of them.",
+    ),
+    "sim": Bench(
+        "Do the invariants hold under faults?",
+        "bench.simulator:fault_simulation",
+        "Simulated scenarios, and those that violated an invariant.",
+        "No violation; every planted bug found.",
+    ),
+}
