@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mstar.config import ENV_PREFIX
 from mstar.errors import Problem, ProblemGroup, suggest_name
 
 if TYPE_CHECKING:
@@ -168,6 +167,7 @@ def _candidates(
     one: Setting, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None
 ) -> list[tuple[str, Any, bool]]:
     """What was said of a setting: where, what, and whether as text; who is heeded most comes first."""
+    from mstar.config import ENV_PREFIX  # its library is for serving; other commands run without it
 
     found: list[tuple[str, Any, bool]] = []
     if flags.get(one.key) is not None:
@@ -185,6 +185,7 @@ def _candidates(
 
 def check_variables(variables: Mapping[str, str], others: frozenset[str] = frozenset()) -> None:
     """Raise Faults if a variable of ours is none: a misspelt one would go unnoticed."""
+    from mstar.config import ENV_PREFIX  # its library is for serving; other commands run without it
 
     known = [f"{ENV_PREFIX}{one.variable}" for one in settings()]
     unknown = [name for name in (f"{ENV_PREFIX}{name}" for name in variables) if name not in (*known, *others)]
