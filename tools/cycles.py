@@ -1,8 +1,8 @@
 """Finds import cycles between modules, type-checking imports included.
 
-Every import statement at module level counts, also one under `if TYPE_CHECKING`: two modules that need each other's types are
-one module in two files. An import inside a function does not count; it is a deliberate delay. Run as `python -m tools.cycles`
-in the repository root.
+Every import statement at module level counts, also one under `if TYPE_CHECKING`: two modules that need each other's
+types are one module in two files. An import inside a function does not count; it is a deliberate delay.
+Run as `python -m tools.cycles` in the repository root.
 """
 
 import ast

@@ -3,8 +3,8 @@
 Three checks, all by reading files:
 
 1. Vague words (manager, util, …) in class, file and folder names of `src`, and functions that begin with `get_`.
-2. Retired words (`Door`, `tour`, `whereabouts`, `told`, …) as identifiers in Python and JavaScript, in code spans and code
-   blocks of Markdown, and in deployment files. `RETIRED` maps each word to the field's word that replaced it.
+2. Retired words (`Door`, `tour`, `whereabouts`, `told`, …) as identifiers in Python and JavaScript, in code spans and
+   code blocks of Markdown, and in deployment files. `RETIRED` maps each word to the field's word that replaced it.
 3. Idioms ("so many", "somebody", …) in docstrings, comments, messages and documentation.
 
 A word counts as a whole part of a name: `is_heard` contains "heard", `unheard_of` does too, `heardness` does not.
@@ -193,7 +193,9 @@ def _retired(path: str, line: int, name: str) -> Iterator[Problem]:
 def _idioms(path: str, text: str, first_line: int = 1) -> Iterator[Problem]:
     for match in IDIOM.finditer(text):
         line = first_line + text.count("\n", 0, match.start())
-        yield Problem(path, line, f'the idiom "{match.group()}"', "say it plainly: a maximum, a duration, the request, the client")
+        yield Problem(
+            path, line, f'the idiom "{match.group()}"', "say it plainly: a maximum, a duration, the request, the client"
+        )
 
 
 def _blank(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Renames symbols and moves files by a table, with pyright finding every typed use.
+"""Renames symbols and moves files by a table; pyright's language server finds every typed use.
 
 A table is a tab-separated file; a line is one of
 
@@ -6,12 +6,12 @@ A table is a tab-separated file; a line is one of
     rename  PATH        Name | Class.member | function(parameter) | Class.method(parameter)    NEW_NAME
     text    GLOB        OLD_TEXT    NEW_TEXT
 
-All paths and names are those of the tree before the run. Symbols are renamed wherever pyright's language server says that they are
-defined there, so words in prose, and other symbols of the same name, stay. An attribute that pyright cannot type (a test's
-fixture) is renamed if every definition of the old name in `src` was renamed to one new name; what is left is listed. Moves rewrite import
-paths in code, and dotted or slashed paths in text files.
+All paths and names are those of the tree before the run. An identifier is renamed if pyright says that it is defined
+where the table says, so prose, and other symbols of the same name, stay. An attribute that pyright cannot type (of a
+test's fixture) is renamed if `src` no longer defines the old name and the table has one new name for it; the rest is
+listed. Moves rewrite import paths in code, and dotted or slashed paths in text files.
 
-Run as `python -m tools.rename TABLE...` in the repository root, with a clean tree.
+Run as `python -m tools.rename TABLE...` in the repository root, with a clean tree; then `scripts/format` and the tests.
 """
 
 import argparse
@@ -25,16 +25,17 @@ import sys
 import time
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote, urlparse
 
 ROOT = Path.cwd()
 SERVERS = 2
 PIPELINED = 200
+READY_TIMEOUT_S = 120
 TREES = ("src", "tests", "bench", "tools", "examples")
 CONFIG = {"include": list(TREES), "pythonVersion": "3.11", "typeCheckingMode": "off"}
 TEXT_SUFFIXES = {
@@ -54,6 +55,8 @@ TEXT_SUFFIXES = {
     "",
 }
 OWN = {"mstar", "tests", "bench", "tools", "examples"}
+TYPE_OR_FSTRING = re.compile(r"""["'][\w\[\], .|]+["']$|[rR]?[fF]""")
+"""String literals in which a name can be code: quoted types, and f-strings, which are one token before Python 3.12."""
 DONE = "\x00"
 """Stands before an import path that was rewritten already."""
 Position = tuple[str, int, int]
@@ -100,7 +103,6 @@ class Pyright:
         )
         self._receive(0)
         self._send({"method": "initialized", "params": {}})
-        time.sleep(8)  # until it has listed the files; they are never opened, which would discard what it has inferred
 
     def _send(self, message: dict[str, Any]) -> None:
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
@@ -132,8 +134,17 @@ class Pyright:
             elif message.get("id") == number and "method" not in message:
                 return message.get("result")
 
+    def wait_until_ready(self, path: str, places: list[tuple[int, int]]) -> None:
+        """Wait until it has listed the files: before that, it finds nothing."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline and not any(self.definitions(path, places)):
+            time.sleep(1)
+
     def definitions(self, path: str, places: list[tuple[int, int]]) -> Iterator[list[Position]]:
-        """Where the names at these places of a file are defined, for each."""
+        """Where the names at these places of a file are defined, for each.
+
+        The file is not opened: that would discard everything that the server has inferred so far.
+        """
         document = {"uri": (ROOT / path).as_uri()}
         for start in range(0, len(places), PIPELINED):
             chunk = places[start : start + PIPELINED]
@@ -153,6 +164,17 @@ def _position(place: dict[str, Any]) -> Position | None:
         return None
     start = place["range"]["start"]
     return file.relative_to(ROOT).as_posix(), start["line"] + 1, start["character"]
+
+
+def _is_own_attribute(node: ast.AST, name: str) -> TypeGuard[ast.Attribute]:
+    """Whether a node is an assignment to `self.name`."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in {"self", "cls"}
+    )
 
 
 class Definitions:
@@ -201,10 +223,8 @@ class Definitions:
                 yield node.lineno, node.col_offset
         if isinstance(scope, ast.ClassDef):
             for node in ast.walk(scope):
-                if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
-                    if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
-                        assert node.end_lineno is not None and node.end_col_offset is not None
-                        yield node.end_lineno, node.end_col_offset - len(name)
+                if _is_own_attribute(node, name):
+                    yield node.end_lineno or 0, (node.end_col_offset or 0) - len(name)
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from self._parameter(scope, name)
 
@@ -226,7 +246,7 @@ def collect(table: Table) -> tuple[dict[Position, tuple[str, str]], list[str]]:
             problems.append(f"{path}: no definition of {name}, or {new!r} is not an identifier")
         for place in places:
             if targets.setdefault((path, *place), (old, new)) != (old, new):
-                problems.append(f"{path}:{place[0]}: both {targets[path, *place]} and {(old, new)}")
+                problems.append(f"{path}:{place[0]}: two new names for {name}")  # noqa: PERF401 - it also sets
     names = {old for old, _ in targets.values()}
     uses = {path: list(_uses(path, names)) for path in tracked(*(f"{tree}/*.py" for tree in TREES))}
     paths = sorted((path for path in uses if uses[path]), key=lambda path: -len(uses[path]))
@@ -240,16 +260,17 @@ def collect(table: Table) -> tuple[dict[Position, tuple[str, str]], list[str]]:
 
 
 def _uses(path: str, names: set[str]) -> Iterator[tuple[int, int]]:
-    """Where one of the names stands in a file: as an identifier, or in a string that could be a type."""
+    """Where one of the names stands in a file: as an identifier, in a quoted type or in an f-string."""
     text = (ROOT / path).read_text("utf-8")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line, column = token.start
         if token.type == tokenize.NAME and token.string in names:
             yield line, column
-        elif token.type == tokenize.STRING and re.fullmatch(r"""["'][\w\[\], .|]+["']""", token.string):
+        elif token.type == tokenize.STRING and TYPE_OR_FSTRING.match(token.string):
             for word in re.finditer(r"\w+", token.string):
                 if word.group() in names:
-                    yield line, column + word.start()
+                    rows = token.string[: word.start()].split("\n")  # an f-string may span lines
+                    yield line + len(rows) - 1, len(rows[-1]) + (column if len(rows) == 1 else 0)
 
 
 def _resolve(
@@ -257,8 +278,8 @@ def _resolve(
 ) -> dict[Position, tuple[str, str]]:
     edits: dict[Position, tuple[str, str]] = {}
     server = Pyright()
-    again = share[:2]  # the first answers may come before the server knows all files
-    for number, (path, places) in enumerate([*share, *again], 1):
+    server.wait_until_ready(*share[0])
+    for number, (path, places) in enumerate(share, 1):
         if number % 20 == 0:
             print(f"{number} of {len(share)} files, {len(edits)} edits", flush=True)
         for (line, column), origins in zip(places, server.definitions(path, places), strict=True):
@@ -405,57 +426,43 @@ def module_of(path: str) -> str | None:
 
 
 def move_files(table: Table) -> list[str]:
+    """Move the files with git, in two steps so that names can be swapped, and rewrite every path to them."""
     problems: list[str] = []
-    moves = {old: new for old, new in table.moves.items() if old != new}
+    moves = {old: new for old, new in table.moves.items() if old != new and (ROOT / old).exists()}
+    problems += [f"move {old}: no such file" for old in table.moves.keys() - moves.keys() if old != table.moves[old]]
     for old, new in moves.items():
-        if not (ROOT / old).exists():
-            problems.append(f"move {old}: no such file")
-            continue
-        target = ROOT / new
-        target.parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / new).parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "mv", old, f"{new}.moving"], check=True)
     for old, new in moves.items():
-        if (ROOT / f"{new}.moving").exists():
-            if (ROOT / new).exists():
-                problems.append(f"move {old}: {new} exists")
-                continue
+        if (ROOT / new).exists():
+            problems.append(f"move {old}: {new} exists")
+        else:
             subprocess.run(["git", "mv", f"{new}.moving", new], check=True)
-    for new in moves.values():  # a package needs its __init__.py
-        folder = Path(new).parent
-        while new.endswith(".py") and folder.parts[:2] == ("src", "mstar"):
+    _add_package_markers(moves.values())
+    modules = {module_of(old): module_of(new) for old, new in moves.items()}
+    slashed: dict[str, str] = {}
+    for old, new in moves.items():
+        for prefix in ("", "src/", "src/mstar/"):
+            if old.startswith(prefix) and "/" in old.removeprefix(prefix):
+                slashed[old.removeprefix(prefix)] = new.removeprefix(prefix)
+    rewrite_paths({old: new for old, new in modules.items() if old and new and old != new}, slashed)
+    return problems
+
+
+def _add_package_markers(paths: Iterable[str]) -> None:
+    for path in paths:
+        folder = Path(path).parent
+        while path.endswith(".py") and folder.parts[:2] == ("src", "mstar"):
             marker = ROOT / folder / "__init__.py"
             if not marker.exists():
                 marker.write_text("", "utf-8")
                 subprocess.run(["git", "add", str(marker)], check=True)
             folder = folder.parent
-    modules = {}
-    slashed = {}
-    for old, new in moves.items():
-        before, after = module_of(old), module_of(new)
-        if before and after and before != after:
-            modules[before] = after
-        slashed[old] = new
-        if old.startswith("src/mstar/"):
-            slashed[old.removeprefix("src/")] = new.removeprefix("src/")
-            if old.count("/") > 2:
-                slashed[old.removeprefix("src/mstar/")] = new.removeprefix("src/mstar/")
-    rewrite_paths(modules, slashed)
-    return problems
 
 
 def rewrite_paths(modules: dict[str, str], slashed: dict[str, str]) -> None:
-    dotted = (
-        re.compile(
-            rf"(?<![\w.{DONE}])(" + "|".join(sorted(map(re.escape, modules), key=len, reverse=True)) + r")(?!\w)"
-        )
-        if modules
-        else None
-    )
-    slash = (
-        re.compile(r"(?<![\w/.-])(" + "|".join(sorted(map(re.escape, slashed), key=len, reverse=True)) + r")(?![\w/])")
-        if slashed
-        else None
-    )
+    dotted = _any_of(modules, rf"(?<![\w.{DONE}])", r"(?!\w)")
+    slash = _any_of(slashed, r"(?<![\w/.-])", r"(?![\w/])")
     for path in tracked():
         if Path(path).suffix not in TEXT_SUFFIXES or path.startswith("bench/results"):
             continue
@@ -466,13 +473,16 @@ def rewrite_paths(modules: dict[str, str], slashed: dict[str, str]) -> None:
         before = text
         if path.endswith(".py"):
             text = rewrite_from_imports(text, modules)
-        if dotted:
-            text = dotted.sub(lambda m: modules[m.group(1)], text)
-        if slash:
-            text = slash.sub(lambda m: slashed[m.group(1)], text)
+        text = dotted.sub(lambda m: modules[m.group(1)], text)
+        text = slash.sub(lambda m: slashed[m.group(1)], text)
         text = text.replace(DONE, "")
         if text != before:
             (ROOT / path).write_text(text, "utf-8")
+
+
+def _any_of(words: Iterable[str], before: str, after: str) -> re.Pattern[str]:
+    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    return re.compile(f"{before}({'|'.join(longest_first)}){after}" if longest_first else r"(?!)()")
 
 
 def rewrite_from_imports(text: str, modules: dict[str, str]) -> str:

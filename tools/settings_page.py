@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the config classes: `python -m tools.settings_page`. A test checks that it is current."""
+"""Writes docs/settings.md from the config classes: `python -m tools.settings_page`. A test compares it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ INTRO = """# Settings
 For operators of `mstar serve`: every setting, its flag, environment variable, default and meaning. Generated from the
 config classes in `src/mstar/config.py` by `python -m tools.settings_page`.
 
-A setting is read from, in this order: the flag of `mstar serve`, the environment variable, the line in the server's TOML file, the
-default. `mstar config explain mstar.toml` prints each value and where it came from; secrets are never printed.
+A setting is read from, in this order: the flag of `mstar serve`, the environment variable, the line in the server's
+TOML file, the default. `mstar config explain mstar.toml` prints each value and where it came from; secrets are never
+printed.
 """
+HEADER = "| key | flag | variable | default | meaning |\n|---|---|---|---|---|\n"
 TABLES = {
     "server": "Process and network",
     "slo": "Default service-level objective of requests without an `Mstar-SLO` header",
@@ -29,9 +31,7 @@ def render() -> str:
     """The page as Markdown."""
     parts = [INTRO]
     for table, group in groupby(settings(), key=lambda setting: setting.table):
-        parts.append(
-            f"\n## `[{table}]`\n\n{TABLES[table]}.\n\n| key | flag | variable | default | meaning |\n|---|---|---|---|---|\n"
-        )
+        parts.append(f"\n## `[{table}]`\n\n{TABLES[table]}.\n\n{HEADER}")
         parts += [_row(setting) for setting in group]
     return "".join(parts)
 
