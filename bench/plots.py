@@ -23,7 +23,7 @@ FROM, TO = EDGE, WIDTH - EDGE
 LABEL_WIDTH = 470
 """For a name, beside its figures."""
 CLIPPED = 2.5
-"""A spread is shown up to so many times the longest bar: one stalled repeat must not flatten all the others."""
+"""Maximum length of a spread relative to the longest bar: one stalled repeat must not flatten the others."""
 DASHES = ("none", "7 4", "2 4", "9 3 2 3")
 """Lines differ by more than colour."""
 Block: TypeAlias = tuple[list[str], int]
@@ -91,9 +91,9 @@ def _theme(colour: Mapping[str, str], tints: Sequence[tuple[str, str]]) -> str:
 
 # ---------------------------------------------------------------- bars
 def _claim(runs: Sequence[Record]) -> Block:
-    claim, found = runs[-1].claim, [run.claim.value for run in runs]
+    claim, results = runs[-1].claim, [run.claim.value for run in runs]
     name = "the claim" if len(runs) == 1 else f"the claim; the spread is that of {len(runs)} runs"
-    strip = Strip(name, claim.value, min(found), max(found), "holds" if claim.is_met else "fails")
+    strip = Strip(name, claim.value, min(results), max(results), "holds" if claim.is_met else "fails")
     return _strips("holds" if claim.is_met else "does not hold", [strip], claim.target)
 
 

@@ -21,7 +21,7 @@ from bench.claims import Claim, Row
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 MAX_RECORDS = 10
-"""So many runs of a bench are kept."""
+"""Maximum number of recorded runs of a benchmark."""
 MAX_VALUES = 101
 """Of more repeats than these, the percentiles are kept: median, best and worst stay what they are."""
 
@@ -87,11 +87,11 @@ def _parse_record(kept: dict[str, Any]) -> Record:
 
 
 def _thin_values(values: Sequence[float]) -> list[float]:
-    found = list(values)
-    if len(found) > MAX_VALUES:
-        ordered, step = sorted(found), (len(found) - 1) / (MAX_VALUES - 1)
-        found = [ordered[round(at * step)] for at in range(MAX_VALUES)]
-    return [float(f"{value:.5g}") for value in found]
+    results = list(values)
+    if len(results) > MAX_VALUES:
+        ordered, step = sorted(results), (len(results) - 1) / (MAX_VALUES - 1)
+        results = [ordered[round(at * step)] for at in range(MAX_VALUES)]
+    return [float(f"{value:.5g}") for value in results]
 
 
 def _commit() -> str:

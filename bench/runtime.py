@@ -24,7 +24,7 @@ from mstar.wire.messages import Submit, Value
 
 MODELS_DIR = Path(__file__).parent / "models"
 CONCURRENCY, PROMPT, SKIPPED, TIMED = 16, 64, 6, 30
-"""So many requests with prompts of so many tokens; after the first few tokens so many steps are timed."""
+"""Concurrent requests, prompt tokens, and steps that are timed after the first few."""
 ROUNDS = 3
 RELAY = '[place]\nleft = "a"\nright = "b"\n'
 MEGABYTE = 125_000
@@ -50,15 +50,15 @@ def served_step(front_end: Any, prompts: list[list[int]]) -> float:
     times: list[list[float]] = [[] for _ in prompts]
     ended = threading.Semaphore(0)
 
-    def told(row: int, news: Any) -> None:  # no thread for each client: they would take the cores from the engine
-        if isinstance(news, Deliver):
+    def on_event(row: int, event: Any) -> None:  # no thread for each client: they would take the cores from the engine
+        if isinstance(event, Deliver):
             times[row].append(time.perf_counter())
         else:
             ended.release()
 
     for row, prompt in enumerate(prompts):
         submit = Submit(front_end.new_rid(), "model", Value((prompt, SKIPPED + TIMED)))
-        front_end.submit(submit, partial(told, row))
+        front_end.submit(submit, partial(on_event, row))
     for _ in prompts:
         ended.acquire()
     return _each_step(times)
@@ -98,7 +98,7 @@ def decoding() -> list[Row]:
                 for who in sorted(turns, reverse=bool(round_ % 2)):
                     spent = turns[who](prompts)
                     values[who] += [spent] if round_ else []  # the first round warms
-    return [Row(f"{who} step, {CONCURRENCY} at once", "ms", found) for who, found in values.items()]
+    return [Row(f"{who} step, {CONCURRENCY} at once", "ms", results) for who, results in values.items()]
 
 
 # ---------------------------------------------------------------- hops
@@ -156,13 +156,13 @@ def delays(front_end: Any) -> list[float]:
     spent: list[float] = []
     ended = threading.Event()
 
-    def told(news: Any) -> None:
-        if isinstance(news, Deliver):
-            spent.append((time.perf_counter_ns() - int(news.value[0])) / 1000)
+    def on_event(event: Any) -> None:
+        if isinstance(event, Deliver):
+            spent.append((time.perf_counter_ns() - int(event.value[0])) / 1000)
         else:
             ended.set()
 
-    front_end.submit(Submit(front_end.new_rid(), "model", Value({"walk": "stamp", "size": 1, "rounds": 20})), told)
+    front_end.submit(Submit(front_end.new_rid(), "model", Value({"walk": "stamp", "size": 1, "rounds": 20})), on_event)
     ended.wait()
     return spent
 
@@ -171,16 +171,16 @@ def runtime() -> Claim:
     """The headline."""
     rows = [*relay_hops(), *decoding()]
     print_table(rows)
-    found = {row.name: row for row in rows}
+    results = {row.name: row for row in rows}
     share = paired_ratio(
-        found[f"engine step, {CONCURRENCY} at once"].values, found[f"served step, {CONCURRENCY} at once"].values
+        results[f"engine step, {CONCURRENCY} at once"].values, results[f"served step, {CONCURRENCY} at once"].values
     )
     more = {
-        "bare_round_trip_us": round(found["a bare round trip over a unix socket"].median),
-        "request_ms": round(found["a request of one op, from the client and back"].median, 2),
-        "hop_us": round(found["a hop between two workers, small"].median),
-        "hop_1mb_us": round(found["a hop between two workers, 1 MB"].median),
-        "token_us": round(found["a token from its op to the front end"].median),
+        "bare_round_trip_us": round(results["a bare round trip over a unix socket"].median),
+        "request_ms": round(results["a request of one op, from the client and back"].median, 2),
+        "hop_us": round(results["a hop between two workers, small"].median),
+        "hop_1mb_us": round(results["a hop between two workers, 1 MB"].median),
+        "token_us": round(results["a token from its op to the front end"].median),
     }
     is_met = more["request_ms"] <= 1 and more["hop_us"] <= 150 and more["hop_1mb_us"] <= 500 and more["token_us"] <= 200
     claim = (

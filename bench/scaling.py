@@ -25,11 +25,11 @@ PLACEMENT = '[place]\ngenerator = { workers = ["a", "b", "c", "d"], min_replicas
 TONES = 5
 """Of each of two verses: a stream takes a worker 0.2 s, and sounds for a second."""
 PHASES = ((6.0, 2.0), (16.0, 8.0), (16.0, 2.0))
-"""For so many seconds so many streams a second, of which one worker can do five."""
+"""Seconds and streams per second of each phase; one worker can serve five."""
 TABLE_INTERVAL_S = 2.0
-"""So many seconds make a line of the table."""
+"""Seconds per line of the table."""
 TARGET_S = 10.0
-"""So many seconds after the load has grown the last chunk may be late."""
+"""Seconds after the load has grown in which a chunk may be late."""
 
 
 @dataclass(eq=False)
@@ -72,11 +72,11 @@ def scaling() -> Claim:
 
 def arrivals() -> list[float]:
     """When streams are asked for."""
-    found, at = list[float](), 0.0
+    results, at = list[float](), 0.0
     for seconds, rate in PHASES:
-        found += [at + number / rate for number in range(int(seconds * rate))]
+        results += [at + number / rate for number in range(int(seconds * rate))]
         at += seconds
-    return found
+    return results
 
 
 def _wait(is_over: Callable[[], bool], look: Callable[[], None], seconds: float = 20.0) -> None:
@@ -89,12 +89,12 @@ def _wait(is_over: Callable[[], bool], look: Callable[[], None], seconds: float 
 def _open_stream(front_end: FrontendActor, number: int) -> StreamListener:
     one, rid = StreamListener(), front_end.new_rid()
 
-    def told(news: Any) -> None:
-        one.on_event(time.monotonic(), news)
-        if isinstance(news, Deliver):
-            front_end.report_consumed(rid, news.kind, len(one.late))
+    def on_event(event: Any) -> None:
+        one.on_event(time.monotonic(), event)
+        if isinstance(event, Deliver):
+            front_end.report_consumed(rid, event.kind, len(one.late))
 
-    front_end.submit(Submit(rid, "hum", Value((number, TONES))), told)
+    front_end.submit(Submit(rid, "hum", Value((number, TONES))), on_event)
     return one
 
 
@@ -120,9 +120,9 @@ def _show(chunks: list[tuple[float, float]], running: list[tuple[float, int]]) -
         start, end = line * TABLE_INTERVAL_S, (line + 1) * TABLE_INTERVAL_S
         up = max(count for at, count in running if start <= at < end)
         late = [late for at, late in chunks if start <= at < end]
-        asked = sum(start <= at < end for at in arrivals()) / TABLE_INTERVAL_S
+        requests = sum(start <= at < end for at in arrivals()) / TABLE_INTERVAL_S
         count, worst = sum(one > 0.0 for one in late), 1e3 * max(late, default=0.0)
-        print(f"{start:6.0f} {asked:9.1f} {up:8} {len(late):7} {count:5} {worst:9.0f}")
+        print(f"{start:6.0f} {requests:9.1f} {up:8} {len(late):7} {count:5} {worst:9.0f}")
     ends = [sum(seconds for seconds, _ in PHASES[: number + 1]) for number in range(len(PHASES))]
     rows, start = list[Row](), 0.0
     for (_, rate), end in zip(PHASES, ends, strict=True):

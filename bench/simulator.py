@@ -25,7 +25,7 @@ SCENARIOS = 50_000
 SCENARIOS_PER_MUTANT = 2_000
 """In how many scenarios a planted bug has to be noticed."""
 SCALING_SCENARIOS = 10_000
-"""So many more have workers that come and go; and as many of those several conductors."""
+"""Further scenarios with autoscaling, and the same number with several conductors."""
 SCALING_ONLY_FILES = ("conductor/scaling/autoscaler.py", "conductor/scaling/replica_group.py")
 """Where a bug is seen only in such scenarios."""
 JOBS = 2

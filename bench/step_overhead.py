@@ -25,7 +25,7 @@ REPEATS = 25
 
 @dataclass
 class Sampling:
-    """A request's wishes."""
+    """Sampling parameters of a request."""
 
     max_tokens: int = 1 << 40
 
@@ -102,7 +102,7 @@ class RequestBatch:
         self.advance(50)
 
     def advance(self, steps: int) -> float:
-        """Let every request make so many steps; seconds spent on keeping the books."""
+        """Run a number of steps of every request; seconds of bookkeeping."""
         spent = 0.0
         while steps:
             calls = self.ready[:]
@@ -133,15 +133,15 @@ def measure() -> tuple[Row, Row, Row]:
     """Both loops and the start, interleaved and repeated."""
     small = RequestBatch("smallest", [1 << 40], "same")
     speech = RequestBatch("speech", [None, Sampling()], "is_end")
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    results: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
-        found["small"].append(small.advance(STEPS) / STEPS / BATCH * 1e6)
-        found["speech"].append(speech.advance(STEPS) / STEPS / BATCH * 1e6)
-        found["start"].append(sum(speech.start_one() for _ in range(200)) / 200 * 1e6)
+        results["small"].append(small.advance(STEPS) / STEPS / BATCH * 1e6)
+        results["speech"].append(speech.advance(STEPS) / STEPS / BATCH * 1e6)
+        results["start"].append(sum(speech.start_one() for _ in range(200)) / 200 * 1e6)
     return (
-        Row("loop step, one op", "µs a request", found["small"]),
-        Row("loop step, speech: two ops, a stream, windows", "µs a request", found["speech"]),
-        Row("starting a request, speech: ten nodes", "µs a request", found["start"]),
+        Row("loop step, one op", "µs a request", results["small"]),
+        Row("loop step, speech: two ops, a stream, windows", "µs a request", results["speech"]),
+        Row("starting a request, speech: ten nodes", "µs a request", results["start"]),
     )
 
 

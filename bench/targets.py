@@ -30,7 +30,7 @@ def claim_targets(text: str, rows: Sequence[Row], figures: Mapping[str, Targeted
     """Print the rows, and claim that every figure reaches its bar."""
     print_table(rows)
     table = Table(rows)
-    found = {name: (read(table), bar) for name, (read, bar) in figures.items()}
-    share = min(value / bar for value, bar in found.values())
-    told = {name: f"{value:.2f} (bar {bar:g})" for name, (value, bar) in found.items()}
-    return Claim(f"{text}; the least share of a bar", round(share, 2), 1.0, share >= 1, told)
+    results = {name: (read(table), bar) for name, (read, bar) in figures.items()}
+    share = min(value / bar for value, bar in results.values())
+    payload = {name: f"{value:.2f} (bar {bar:g})" for name, (value, bar) in results.items()}
+    return Claim(f"{text}; the least share of a bar", round(share, 2), 1.0, share >= 1, payload)

@@ -5,7 +5,7 @@ Three checks, all by reading files:
 1. Vague words (manager, util, …) in class, file and folder names of `src`, and functions that begin with `get_`.
 2. Retired words (`Door`, `tour`, `whereabouts`, `told`, …) as identifiers in Python and JavaScript, in code spans and
    code blocks of Markdown, and in deployment files. `RETIRED` maps each word to the field's word that replaced it.
-3. Idioms ("so many", "somebody", …) in docstrings, comments, messages and documentation.
+3. Idioms ("so many", "somebody", …) in docstrings, comments and documentation, and in every string of `src`.
 
 A word counts as a whole part of a name: `is_heard` contains "heard", `unheard_of` does too, `heardness` does not.
 Run as `python -m tools.names` in the repository root.
@@ -172,11 +172,17 @@ def _vague_names(path: str, tree: ast.Module) -> Iterator[Problem]:
 
 
 def _python_words(path: str, text: str) -> Iterator[Problem]:
+    starts_statement = True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME:
             yield from _retired(path, token.start[0], token.string)
-        elif token.type in {tokenize.COMMENT, tokenize.STRING}:
+        elif token.type == tokenize.COMMENT or (
+            token.type == tokenize.STRING
+            and (starts_statement or path.startswith("src/"))  # elsewhere strings are data
+        ):
             yield from _idioms(path, token.string, token.start[0])
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            starts_statement = token.type in {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
 def _identifiers(path: str, text: str, matches: Iterator[re.Match[str]]) -> Iterator[Problem]:

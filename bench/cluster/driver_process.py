@@ -42,7 +42,7 @@ class BenchDriverProcess(DriverProcess):
         self.local.stop(1.0)
 
     def write(self, where: str, count: int, new: int) -> float:
-        """So many requests at once, on "one" host or on "three": tokens a second."""
+        """Tokens per second of concurrent requests, on "one" host or on "three"."""
         served = self.local_front if where == "one" else self.front
         assert served is not None, "it was started"
         chosen = random.Random(0)

@@ -19,9 +19,9 @@ from bench.http.client import model_file, percentile
 
 STREAMS, STEPS = 32, 400
 FAULT_AT_S = 0.8
-"""So long after the streams began a host is hurt: what they had by then is computed again."""
+"""Seconds after the start of the streams at which a host fails; what they had by then is recomputed."""
 PARTITION_S = 3.0
-"""For so long it is cut off."""
+"""Seconds of the network partition."""
 MAX_GAP_S, MAX_FENCE_S = 3.0, 2.0
 PLACEMENT = """
 [place]
@@ -60,7 +60,7 @@ def cluster() -> Claim:
     print(f"where: {placed}; every stream got what the model computes; {time.monotonic() - began:.0f} s in all")
     gap = max(percentile(cut, 0.99), percentile(killed, 0.99))
     claim = (
-        f"{STREAMS} streams over three hosts, one host cut off and one killed: all end byte-equal, nobody waits longer "
+        f"{STREAMS} streams over three hosts, one host cut off and one killed: all end byte-equal, no client waits longer "
         f"than {MAX_GAP_S:.0f} s (p99), and who is cut off stops within {MAX_FENCE_S:.0f} s"
     )
     more = {

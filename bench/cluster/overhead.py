@@ -31,13 +31,13 @@ def overhead() -> Claim:
     speeds: dict[str, list[float]] = {"one": [], "three": []}
     with hosts(3) as made:
         driver = Driver(made)
-        told = {
+        payload = {
             "models": {"lm": f"{model_file('disaggregated_lm')}:DisaggregatedLm"},
             "placements": {"lm": PLACEMENT},
             "threads": 1,
         }
-        driver.ask("start", ready_s=600.0, **told)
-        driver.ask("start_here", **told)
+        driver.ask("start", ready_s=600.0, **payload)
+        driver.ask("start_here", **payload)
         for where in speeds:
             driver.ask("write", where=where, count=REQUESTS, new=8)  # what only the first requests take
         for turn in range(ROUNDS):

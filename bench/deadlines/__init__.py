@@ -1,1 +1,1 @@
-"""Streams under load: what a rule for the next batch does to those who listen."""
+"""Streams under load: how scheduling policies affect deadlines."""

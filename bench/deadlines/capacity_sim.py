@@ -75,13 +75,13 @@ class Pair:
         return {name: abs(rehearsed[name] / value - 1) for name, value in real.items()}
 
 
-def figures(heard: Sequence[StreamResult]) -> Figures:
+def figures(streams: Sequence[StreamResult]) -> Figures:
     """What it came to."""
-    first = sorted(one.first_s for one in heard if one.chunks)
-    ok = [one for one in heard if one.status == "ok"]
-    seconds = max(one.ended_at for one in ok) - min(one.submitted_at for one in heard)
+    first = sorted(one.first_s for one in streams if one.chunks)
+    ok = [one for one in streams if one.status == "ok"]
+    seconds = max(one.ended_at for one in ok) - min(one.submitted_at for one in streams)
     at = [first[int(len(first) * part)] for part in (0.5, 0.9)]
-    return Figures(share_on_time(heard), *at, len(ok) / seconds)
+    return Figures(share_on_time(streams), *at, len(ok) / seconds)
 
 
 def figure_errors(pairs: Sequence[Pair]) -> dict[str, float]:
@@ -92,13 +92,13 @@ def figure_errors(pairs: Sequence[Pair]) -> dict[str, float]:
 
 def is_same_order(pairs: Iterable[Pair]) -> bool:
     """Whether at each load no rule is better than another for real and worse when rehearsed."""
-    found = list(pairs)
+    results = list(pairs)
     return not any(
         one.load == other.load
         and one.real.on_time > other.real.on_time + TIE
         and one.simulated.on_time < other.simulated.on_time - TIE
-        for one in found
-        for other in found
+        for one in results
+        for other in results
     )
 
 
@@ -110,9 +110,9 @@ def cost_key(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
 
 def total_work_s(book: CallTrace, arrivals: Iterable[Arrival]) -> float:
     """How many seconds of an engine requests take."""
-    said = {str(call[1]): seconds for call, seconds in book.call_seconds.items() if call[1] is not None}
+    inputs = {str(call[1]): seconds for call, seconds in book.call_seconds.items() if call[1] is not None}
     return sum(
-        arrival.request.text.count(sentence) * seconds for arrival in arrivals for sentence, seconds in said.items()
+        arrival.request.text.count(sentence) * seconds for arrival in arrivals for sentence, seconds in inputs.items()
     )
 
 
@@ -123,9 +123,9 @@ def run_real(
     with InProcessLauncher(deployed, policy=order) as deployment:
         front = FrontendActor(deployment.actor_loop, Peer("front", 0), deployment.conductors)
         deployment.add_frontend(front)
-        heard = play(front, arrivals)
+        received = play(front, arrivals)
         ops = front.query_stats(deployment.peers()[1]).result().ops
-        return heard, sum(walk.busy_s for one in ops if one.op == "synthesize" for walk in one.walks.values())
+        return received, sum(walk.busy_s for one in ops if one.op == "synthesize" for walk in one.walks.values())
 
 
 def run_simulated(
@@ -149,11 +149,11 @@ def measure(deployed: Mapping[str, PlannedModel], book: CallTrace, draw: Callabl
     for load in LOADS:
         arrivals = with_warm_up(poisson(load / mean_work_s(book, draw), SECONDS, draw, SEED))
         for rule, order in POLICIES.items():
-            heard, seconds = run_real(deployed, arrivals, order())
+            received, seconds = run_real(deployed, arrivals, order())
             slowness = seconds / total_work_s(book, arrivals)
             slowed = replace(book, seconds={call: slowness * usual for call, usual in book.call_seconds.items()})
             would = run_simulated(deployed, slowed, arrivals, order())
-            pairs.append(Pair(load, rule, figures(heard[1:]), figures(would[1:]), slowness))
+            pairs.append(Pair(load, rule, figures(received[1:]), figures(would[1:]), slowness))
     return pairs
 
 
@@ -177,17 +177,17 @@ def curve(
 
 def rows(pairs: Iterable[Pair]) -> list[Row]:
     """What is printed."""
-    found = list[Row]()
+    results = list[Row]()
     for pair in pairs:
         for how, one in (("real", pair.real), ("rehearsed", pair.simulated)):
             name = f"load {pair.load}, {pair.policy}, {how}"
-            found += [
+            results += [
                 Row(f"{name}: chunks on time", "%", [100 * one.on_time]),
                 Row(f"{name}: first chunk p50", "ms", [1000 * one.first_p50_s]),
                 Row(f"{name}: first chunk p90", "ms", [1000 * one.first_p90_s]),
                 Row(f"{name}: served", "requests/s", [one.served]),
             ]
-    return found
+    return results
 
 
 def capacity_sim() -> Claim:
@@ -198,7 +198,7 @@ def capacity_sim() -> Claim:
     pairs = measure(deployed, book, speech)
     print_table(rows(pairs))
     begun = time.perf_counter()
-    found = curve(deployed, book, speech)
+    results = curve(deployed, book, speech)
     speed = LONG_S * len(GRID) * len(POLICIES) / (time.perf_counter() - begun)
     differences, worst = figure_errors(pairs), max(max(pair.differences.values()) for pair in pairs)
     value, is_same = max(differences.values()), is_same_order(pairs)
@@ -208,7 +208,7 @@ def capacity_sim() -> Claim:
         "worst": round(worst, 3),
         "slowness": [round(pair.slowness, 2) for pair in pairs],
         "times_real_time": round(speed),
-        "curve": found,
+        "curve": results,
     }
     text = (
         "rehearsed in virtual time three rules are in the order of real runs, and each figure is within 15 % on average"

@@ -50,7 +50,7 @@ IMAGES_IN_FLIGHT = 3
 SENTENCE_RANGE, TOKENS = (2, 6), 16
 """How many sentences a speech has, at least and at most; how long an answer in a chat is at most."""
 SAMPLES = 4
-"""So many requests are served one by one to see what they cost."""
+"""Requests served one by one to measure their cost."""
 WARM_UP_S, SECONDS, ROUNDS = 1.0, 10.0, 2
 ON_TIME_TARGET, LATE_LIMIT, WORK_TARGET = 0.99, 0.01, 0.9
 """The bars: chunks of speech on time, replies to the robot that were late, work that is not lost."""
@@ -70,7 +70,7 @@ class OpUsage:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What the clients of each model got in one run or several, and what each op came to in so many seconds."""
+    """Results of the clients of each model in one run or several, and the work of each op in the measured time."""
 
     results: Mapping[str, Sequence[StreamResult]]
     ops: Mapping[Op, OpUsage]
@@ -93,18 +93,18 @@ REQUEST_BUILDERS = {SPEECH: speech, CHAT: chat}
 
 
 def traffic(counts: Mapping[str, int], seconds: float, seed: int) -> list[Arrival]:
-    """All that comes at its own times, in order: so many requests to some models at random, and the robot's."""
+    """All open-loop arrivals in order: random requests to some models, and those of the robot."""
     import numpy as np
 
     drawn, seen = random.Random(seed), ActionRequest({"state": np.zeros(15, np.float32)})
     times = {ROBOT: [number * PERIOD_S for number in range(round(seconds / PERIOD_S))]}
     times |= {model: [drawn.uniform(0, seconds) for _ in range(number)] for model, number in counts.items()}
-    found = [
+    results = [
         Arrival(at, REQUEST_BUILDERS[model](drawn) if model in REQUEST_BUILDERS else seen, model, SLOS[model])
         for model, own in times.items()
         for at in own
     ]
-    return sorted(found, key=lambda one: one.at)
+    return sorted(results, key=lambda one: one.at)
 
 
 @contextmanager
@@ -116,14 +116,14 @@ def image_requests(front: FrontendActor) -> Generator[None]:
         rid, ask, end = front.new_rid(), ImageRequest("", seed=next(seeds)), threading.Event()
         ends[rid] = end
 
-        def told(news: Deliver | AwaitingInput | RequestEnded) -> None:
-            if isinstance(news, RequestEnded):
+        def on_event(event: Deliver | AwaitingInput | RequestEnded) -> None:
+            if isinstance(event, RequestEnded):
                 if not is_over.is_set():
                     begin()
                 del ends[rid]
                 end.set()
 
-        front.submit(m.Submit(rid, PICTURES, m.Value(ask), slo=SLOS[PICTURES]), told)
+        front.submit(m.Submit(rid, PICTURES, m.Value(ask), slo=SLOS[PICTURES]), on_event)
 
     for _ in range(IMAGES_IN_FLIGHT):
         begin()
@@ -148,13 +148,13 @@ class Deployment:
 
     def ops(self) -> dict[Op, OpUsage]:
         """What each op came to until now."""
-        found = defaultdict[Op, OpUsage](OpUsage)
+        results = defaultdict[Op, OpUsage](OpUsage)
         for one in self.front.query_stats(self._worker).result().ops:
             for walk in one.walks.values():
-                spent = found[one.model, one.op]
+                spent = results[one.model, one.op]
                 spent.calls += walk.calls
                 spent.seconds += walk.busy_s
-        return found
+        return results
 
     def cost(self, model: str) -> float:
         """How many seconds of the engine a request to a model takes, on average."""
@@ -164,39 +164,39 @@ class Deployment:
         return sum(spent.seconds for spent in usage_delta(before, self.ops()).values()) / SAMPLES
 
     def run(self, arrivals: Sequence[Arrival], seconds: float) -> RunResult:
-        """Have them come while pictures are drawn. Work is counted for so many seconds; all are served to their end."""
+        """Play the arrivals while images are generated. Work is counted for a fixed time; all requests finish."""
         with image_requests(self.front), ThreadPoolExecutor(1) as thread:
             before, begun = self.ops(), time.monotonic()
             played = thread.submit(play, self.front, arrivals)
             time.sleep(seconds)
             ops, took = usage_delta(before, self.ops()), time.monotonic() - begun
             by_model = defaultdict[str, list[StreamResult]](list)
-            for arrival, heard in zip(arrivals, played.result(), strict=True):
-                by_model[arrival.model].append(heard)
+            for arrival, received in zip(arrivals, played.result(), strict=True):
+                by_model[arrival.model].append(received)
         return RunResult(by_model, ops, took)
 
 
 def usage_delta(before: Mapping[Op, OpUsage], now: Mapping[Op, OpUsage]) -> dict[Op, OpUsage]:
     """What ops came to since then."""
     zero = OpUsage()
-    found = {op: (spent, before.get(op, zero)) for op, spent in now.items()}
-    return {op: OpUsage(new.calls - old.calls, new.seconds - old.seconds) for op, (new, old) in found.items()}
+    results = {op: (spent, before.get(op, zero)) for op, spent in now.items()}
+    return {op: OpUsage(new.calls - old.calls, new.seconds - old.seconds) for op, (new, old) in results.items()}
 
 
 def merge_runs(runs: Sequence[RunResult]) -> RunResult:
     """Several runs as one."""
-    heard, ops = defaultdict[str, list[StreamResult]](list), defaultdict[Op, OpUsage](OpUsage)
+    received, ops = defaultdict[str, list[StreamResult]](list), defaultdict[Op, OpUsage](OpUsage)
     for ran in runs:
-        for model, found in ran.results.items():
-            heard[model] += found
+        for model, results in ran.results.items():
+            received[model] += results
         for op, spent in ran.ops.items():
             ops[op] = OpUsage(ops[op].calls + spent.calls, ops[op].seconds + spent.seconds)
-    return RunResult(heard, ops, sum(ran.seconds for ran in runs))
+    return RunResult(received, ops, sum(ran.seconds for ran in runs))
 
 
 # ---------------------------------------------------------------- figures
 def response_time(one: StreamResult) -> float:
-    """How many seconds somebody waited for the first that came, or in vain."""
+    """Seconds until the first output, or until the timeout."""
     return one.first_s if one.chunks else TIMEOUT_S
 
 
@@ -206,7 +206,7 @@ def is_late(reply: StreamResult) -> bool:
 
 
 def work_ratio(ours: RunResult, theirs: RunResult) -> float:
-    """How much of their work for those who were promised nothing ours gets done in the same time."""
+    """Best-effort work relative to the throughput scheduler in the same time."""
     done = [0.0, 0.0]
     for op, spent in theirs.ops.items():
         if op[0] in (CHAT, PICTURES) and spent.calls:
@@ -218,15 +218,15 @@ def work_ratio(ours: RunResult, theirs: RunResult) -> float:
 
 def figures(ran: RunResult) -> list[tuple[str, str, float]]:
     """Each figure of a run, with its unit."""
-    said, chats, replies = ran.results[SPEECH], ran.results[CHAT], ran.results[ROBOT]
-    first = {model: [1e3 * response_time(one) for one in found] for model, found in ran.results.items()}
+    inputs, chats, replies = ran.results[SPEECH], ran.results[CHAT], ran.results[ROBOT]
+    first = {model: [1e3 * response_time(one) for one in results] for model, results in ran.results.items()}
     busy: dict[str, float] = dict.fromkeys((SPEECH, CHAT, PICTURES, ROBOT), 0.0)
     for (model, _), spent in ran.ops.items():
         busy[model] += spent.seconds
     spans = [(len(one.chunks) - 1, one.chunks[-1][0] - one.chunks[0][0]) for one in chats if one.chunks]
     return [
         *(
-            (f"speech: chunks on time, {ms} ms allowed", "%", 100 * share_on_time(said, ms / 1e3))
+            (f"speech: chunks on time, {ms} ms allowed", "%", 100 * share_on_time(inputs, ms / 1e3))
             for ms in (0, 50, 100)
         ),
         *((f"speech: first chunk, p{part}", "ms", percentile(first[SPEECH], part / 100)) for part in (50, 99)),
@@ -237,14 +237,14 @@ def figures(ran: RunResult) -> list[tuple[str, str, float]]:
         ("pictures", "/s", ran.ops.get((PICTURES, "relief"), OpUsage()).calls / ran.seconds),
         *((f"engine: {model}", "%", 100 * seconds / ran.seconds) for model, seconds in busy.items()),
         ("engine: all", "%", 100 * sum(busy.values()) / ran.seconds),
-        ("not served", "", sum(one.status != "ok" for found in ran.results.values() for one in found)),
+        ("not served", "", sum(one.status != "ok" for results in ran.results.values() for one in results)),
     ]
 
 
 def rows(rule: str, runs: Sequence[RunResult]) -> list[Row]:
     """The figures of a rule, a value for each run."""
-    found = zip(*map(figures, runs), strict=True)
-    return [Row(f"{rule}, {same[0][0]}", same[0][1], [value for _, _, value in same]) for same in found]
+    results = zip(*map(figures, runs), strict=True)
+    return [Row(f"{rule}, {same[0][0]}", same[0][1], [value for _, _, value in same]) for same in results]
 
 
 def mixed() -> Claim:
@@ -263,7 +263,7 @@ def mixed() -> Claim:
         for seed in range(ROUNDS):
             for name, rule in rules.items():  # in turns, so that a change of the machine's mood meets both
                 runs[name].append(rule.run(traffic(counts, SECONDS, seed), SECONDS))
-    print_table([row for name, found in runs.items() for row in rows(name, found)])
+    print_table([row for name, results in runs.items() for row in rows(name, results)])
     return claim(merge_runs(runs["ours"]), merge_runs(runs["throughput"]))
 
 
@@ -272,15 +272,15 @@ def claim(ours: RunResult, theirs: RunResult) -> Claim:
     on_time = share_on_time(ours.results[SPEECH])
     late = statistics.mean(map(is_late, ours.results[ROBOT]))
     work = work_ratio(ours, theirs)
-    found = {"ours": ours, "throughput": theirs}
+    results = {"ours": ours, "throughput": theirs}
     return Claim(
-        f"speech is on time ({ON_TIME_TARGET:.0%} of its chunks) and so is a robot (at most {LATE_LIMIT:.0%} of its replies are "
-        "late), and so much other work is done as by throughput alone",
+        f"{ON_TIME_TARGET:.0%} of audio chunks on time, at most {LATE_LIMIT:.0%} of robot replies late; throughput of "
+        "other work relative to a scheduler without deadlines",
         round(work, 3),
         WORK_TARGET,
         is_met=on_time >= ON_TIME_TARGET and late <= LATE_LIMIT and work >= WORK_TARGET,
         details={
             name: {f"{what} {unit}": round(value, 2) for what, unit, value in figures(ran)}
-            for name, ran in found.items()
+            for name, ran in results.items()
         },
     )

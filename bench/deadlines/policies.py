@@ -13,7 +13,7 @@ URGENT_S = 1.0
 
 
 class FirstComeFirstServed:
-    """The request that came first goes on; whoever calls the same op comes along, in the order of coming."""
+    """First come, first served: the oldest request runs, batched with others of the same op in arrival order."""
 
     def choose(self, now: float, able: RunnableCalls, costs: CostModel, most: MaxBatchSize) -> ChosenBatch:  # noqa: ARG002 - as every order
         """The calls that run next."""
@@ -24,7 +24,7 @@ class FirstComeFirstServed:
 class VoxServePolicy:
     """Two classes: who has nothing yet, or less than a second left to play, and the others. Within one, by coming.
 
-    An op runs if a pressing request calls it; those that are not pressing come along, and run by themselves if nobody
+    An op runs if an urgent request calls it; others join its batch, and run alone if none
     is pressing.
     """
 
@@ -39,7 +39,7 @@ class VoxServePolicy:
 
 
 class ThroughputFirst:
-    """What serves most, whoever waits: large batches, cheap ops first, and nothing of clocks."""
+    """Throughput only: large batches and cheap ops first, without deadlines."""
 
     def __init__(self) -> None:
         from mstar.worker.scheduling.fair_share import FairShare

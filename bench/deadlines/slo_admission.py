@@ -37,16 +37,16 @@ def slo_arrivals(stage: SpeechWorkload, times: float, seed: int = 3) -> list[Arr
 def measure_goodput(
     stage: SpeechWorkload, front: FrontendActor, arrivals: list[Arrival]
 ) -> tuple[float, list[StreamResult], list[StreamResult]]:
-    """Work a second for those who got all in time, who was served, and who was refused."""
+    """Goodput of requests that met their SLO, served requests, rejected requests."""
     begun = time.monotonic()
-    heard = play(front, arrivals)
-    served = [(arrival, one) for arrival, one in zip(arrivals, heard, strict=True) if one.status == "ok"]
+    received = play(front, arrivals)
+    served = [(arrival, one) for arrival, one in zip(arrivals, received, strict=True) if one.status == "ok"]
     seconds = max(one.ended_at for _, one in served) - begun
     good = [arrival for arrival, one in served if all(one.on_time())]
     return (
         total_work_s(stage.trace, good) / seconds,
         [one for _, one in served],
-        [one for one in heard if one.status == "429"],
+        [one for one in received if one.status == "429"],
     )
 
 
@@ -63,7 +63,7 @@ def slo_admission() -> Claim:
                 if one.ended_at - one.submitted_at < TTFT_S / 2
             ]
             rows += [
-                Row(f"{times:.0f} times: work for those who got all in time", "s/s", [goodput[times]]),
+                Row(f"{times:.0f} times: goodput", "s/s", [goodput[times]]),
                 Row(f"{times:.0f} times: chunks on time", "%", [100 * share_on_time(served)]),
                 Row(f"{times:.0f} times: served", "", [len(served)]),
                 Row(f"{times:.0f} times: refused", "", [len(refused)]),
@@ -78,9 +78,9 @@ def slo_admission() -> Claim:
         round(count.within_25pct / max(1, count.predictions), 3),
     )
     text = (
-        f"asked for up to {LOAD_FACTORS[-1]:.0f} times what one engine can say, a server keeps its promises to those it lets "
-        f"in: {TARGET} or more of what it serves when nobody is refused, refusals within {MAX_REJECT_MS:.0f} ms (p99), and "
-        "nine of ten forecasts of the first sound wrong by a quarter at most"
+        f"at up to {LOAD_FACTORS[-1]:.0f} times the capacity, goodput of admitted requests is at least {TARGET} of a server "
+        f"that rejects none, rejections take at most {MAX_REJECT_MS:.0f} ms (p99), and 90 % of TTFT predictions are "
+        "within 25 %"
     )
     holds = share >= TARGET and late <= MAX_REJECT_MS and close >= PREDICTION_TARGET
     more = {

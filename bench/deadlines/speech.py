@@ -74,20 +74,23 @@ class SpeechWorkload:
 def deadlines() -> Claim:
     """The headline."""
     stage = SpeechWorkload()
-    heard: dict[str, list[StreamResult]] = {}
+    received: dict[str, list[StreamResult]] = {}
     with ExitStack() as stack:
         fronts = {name: stack.enter_context(stage.serve(order)) for name, order in POLICIES.items()}
         for name in ("ours", "VoxServe's"):
-            heard[f"{name}, load {LOAD}"] = play(fronts[name], stage.arrivals(LOAD, ROUND_S))
+            received[f"{name}, load {LOAD}"] = play(fronts[name], stage.arrivals(LOAD, ROUND_S))
         less = stage.arrivals(LOAD / TARGET_LOAD_RATIO, ROUND_S)
-        heard[f"first come, load {LOAD / TARGET_LOAD_RATIO:.1f}"] = play(fronts["first come"], less)
+        received[f"first come, load {LOAD / TARGET_LOAD_RATIO:.1f}"] = play(fronts["first come"], less)
     long = {name: stage.simulate(NEAR_CAPACITY, order) for name, order in POLICIES.items()}
     print_table(
         [
-            *(Row(f"chunks on time, {name}", "%", [100 * share_on_time(found)]) for name, found in heard.items()),
             *(
-                Row(f"first sound, {name}", "ms", [1000 * one.first_s for one in found])
-                for name, found in heard.items()
+                Row(f"chunks on time, {name}", "%", [100 * share_on_time(results)])
+                for name, results in received.items()
+            ),
+            *(
+                Row(f"first sound, {name}", "ms", [1000 * one.first_s for one in results])
+                for name, results in received.items()
             ),
             *(
                 Row(f"rehearsed for {LONG_S:.0f} s, {name}, load {NEAR_CAPACITY}", "%", [100 * one])
@@ -95,12 +98,12 @@ def deadlines() -> Claim:
             ),
         ]
     )
-    shares = {name: round(share_on_time(found), 4) for name, found in heard.items()}
+    shares = {name: round(share_on_time(results), 4) for name, results in received.items()}
     ours, _, first_come = shares.values()
     text = (
-        f"at {LOAD:.0%} of what one engine can say, {ON_TIME_TARGET:.0%} or more of all chunks are on time, the first within "
-        f"{FIRST_S} s; first come, first served does not hold that at 1/{TARGET_LOAD_RATIO} of the load; in a rehearsal of "
-        f"{LONG_S:.0f} s at {NEAR_CAPACITY:.0%} both it and VoxServe's rule hold less than ours"
+        f"at {LOAD:.0%} of capacity, at least {ON_TIME_TARGET:.0%} of audio chunks are on time and the first within {TTFT_S} s; "
+        f"FCFS misses that at 1/{TARGET_LOAD_RATIO} of the load; simulated for {LONG_S:.0f} s at {NEAR_CAPACITY:.0%}, FCFS and "
+        "VoxServe's rule have fewer chunks on time"
     )
     holds = (
         ours >= ON_TIME_TARGET
@@ -122,10 +125,10 @@ def load_curve() -> Claim:
         )
         for load in LOADS:
             for name, front in fronts.items():
-                heard = play(front, stage.arrivals(load, CURVE_S))
-                curve[name].append(round(share_on_time(heard), 4))
+                received = play(front, stage.arrivals(load, CURVE_S))
+                curve[name].append(round(share_on_time(received), 4))
                 if name == "ours" and load <= LIGHT_LOAD:
-                    firsts.append(round(statistics.median(one.first_s for one in heard) / calm, 2))
+                    firsts.append(round(statistics.median(one.first_s for one in received) / calm, 2))
     print_table(
         [Row(f"{name}, load {load}", "%", [100 * one]) for name in POLICIES for load, one in _with_loads(curve[name])]
     )
@@ -139,7 +142,7 @@ def load_curve() -> Claim:
         "first_sound": firsts,
         "curve": {"x": list(LOADS), "series": curve, "axes": ["load", "chunks on time"]},
     }
-    text = f"ours sustains {TARGET_LOAD_RATIO} times the load that first come, first served does, with {ON_TIME_TARGET:.0%} of chunks on time"
+    text = f"ours sustains {TARGET_LOAD_RATIO} times the load of FCFS with {ON_TIME_TARGET:.0%} of chunks on time"
     return Claim(text, ratio, TARGET_LOAD_RATIO, ratio >= TARGET_LOAD_RATIO, more)
 
 

@@ -1,6 +1,6 @@
 """Terrain whose network runs in parts, so that others get their turn before a picture is done.
 
-An op cannot be interrupted: while it runs, nobody else is served by that engine. The whole network takes longer than a
+An op cannot be interrupted: while it runs, that engine serves no other request. The whole network takes longer than a
 robot waits, each of these parts far less. The pictures are those of `mstar.models.terrain` in one step, from the same
 weights; the graph is cut where it is loaded. More steps, partial pictures and named difficulties are left out.
 """

@@ -23,7 +23,7 @@ from mstar.wire.slo import Slo, duration_of
 
 TTFT_S = 0.5
 TIMEOUT_S = 60.0
-"""So long the last ones are waited for."""
+"""Seconds to wait for the last streams."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class StreamResult(ClientResult):
 
 
 def poisson(rate: float, seconds: float, draw: Callable[[random.Random], Any], seed: int) -> list[Arrival]:
-    """So many a second on average, at random times."""
+    """Poisson arrivals at this rate."""
     return bursty(rate, seconds, draw, seed, spread=1.0)
 
 
@@ -61,39 +61,39 @@ def bursty(
     rate: float, seconds: float, draw: Callable[[random.Random], Any], seed: int, *, spread: float = 2.0
 ) -> list[Arrival]:
     """The same in bursts: `spread` is how much the times between two differ, as a part of their mean."""
-    drawn, at, found, shape = random.Random(seed), 0.0, list[Arrival](), 1 / spread**2
+    drawn, at, results, shape = random.Random(seed), 0.0, list[Arrival](), 1 / spread**2
     while (at := at + drawn.gammavariate(shape, 1 / (rate * shape))) < seconds:
-        found.append(Arrival(at, draw(drawn)))
-    return found
+        results.append(Arrival(at, draw(drawn)))
+    return results
 
 
 def play(front: FrontendActor, arrivals: Iterable[Arrival]) -> list[StreamResult]:
     """Have them come at their times; what each got, when all have ended."""
-    heard, ends = list[StreamResult](), list[threading.Event]()
+    received, ends = list[StreamResult](), list[threading.Event]()
     begun = time.monotonic()
     for arrival in arrivals:
         time.sleep(max(0.0, begun + arrival.at - time.monotonic()))
         one, end = StreamResult(time.monotonic()), threading.Event()
-        heard.append(one)
+        received.append(one)
         ends.append(end)
         submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.request), slo=arrival.pace)
         front.submit(submit, _make_listener(one, end, arrival.pace))
     for end in ends:
         end.wait(TIMEOUT_S)
-    return heard
+    return received
 
 
 def _make_listener(
-    heard: StreamResult, end: threading.Event, pace: Slo
+    stream: StreamResult, end: threading.Event, pace: Slo
 ) -> Callable[[Deliver | AwaitingInput | RequestEnded], None]:
-    def listen(news: Deliver | AwaitingInput | RequestEnded) -> None:
+    def listen(event: Deliver | AwaitingInput | RequestEnded) -> None:
         now = time.monotonic()
-        if isinstance(news, Deliver):
-            seconds = duration_of(news.kind, news.value, dict(news.clock), pace)
-            heard.chunks.append((now, seconds or 0.0))
-        elif isinstance(news, RequestEnded):
-            heard.ended_at = now
-            heard.status = news.end.status if isinstance(news.end, m.RequestFinished) else str(news.end.status)
+        if isinstance(event, Deliver):
+            seconds = duration_of(event.kind, event.value, dict(event.clock), pace)
+            stream.chunks.append((now, seconds or 0.0))
+        elif isinstance(event, RequestEnded):
+            stream.ended_at = now
+            stream.status = event.end.status if isinstance(event.end, m.RequestFinished) else str(event.end.status)
             end.set()
 
     return listen
@@ -126,7 +126,7 @@ def speech(drawn: random.Random) -> SpeechRequest:
     )
 
 
-def share_on_time(heard: Sequence[StreamResult], tolerance: float = 0.0) -> float:
+def share_on_time(streams: Sequence[StreamResult], tolerance: float = 0.0) -> float:
     """The share of all chunks."""
-    found = [one for each in heard for one in each.on_time(tolerance)]
-    return sum(found) / len(found)
+    results = [one for each in streams for one in each.on_time(tolerance)]
+    return sum(results) / len(results)

@@ -27,12 +27,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def _measure(port: int, pid: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"idle cost": [], "delivery": [], "delivery without them": []}
+    results: dict[str, list[float]] = {"idle cost": [], "delivery": [], "delivery without them": []}
     text = f"{WORDS // 4} {PERIOD_S}"
     for client in [await ask(port, text) for _ in range(ACTIVE)]:  # the first ones make what is made once
         await client.ended
-        found["delivery without them"] += client.delays
-    # Those who speak hold every place there is; the others wait for one with their streams open.
+        results["delivery without them"] += client.delays
+    # Active streams occupy every slot; the others wait with their streams open.
     speakers = [await ask(port, f"{WORDS * 100} {PERIOD_S}") for _ in range(ACTIVE)]
     await asyncio.sleep(1)
     before, idle = rss_bytes(pid), []
@@ -41,16 +41,16 @@ async def _measure(port: int, pid: int) -> dict[str, list[float]]:
     gc.collect()
     gc.freeze()  # the clients are not to be looked through while they wait
     await asyncio.sleep(2)
-    found["idle cost"].append((rss_bytes(pid) - before) / IDLE / 1000)
+    results["idle cost"].append((rss_bytes(pid) - before) / IDLE / 1000)
     marks, used = [len(one.delays) for one in speakers], cpu_seconds(pid)
     await asyncio.sleep(WORDS * PERIOD_S)
-    found["processor"] = [100 * (cpu_seconds(pid) - used) / (WORDS * PERIOD_S)]
+    results["processor"] = [100 * (cpu_seconds(pid) - used) / (WORDS * PERIOD_S)]
     for one, mark in zip(speakers, marks, strict=True):
-        found["delivery"] += one.delays[mark:]
-    found["still there"] = [float(sum(not one.ended.done() for one in idle))]
+        results["delivery"] += one.delays[mark:]
+    results["still there"] = [float(sum(not one.ended.done() for one in idle))]
     for one in (*speakers, *idle):
         one.transport.abort()
-    return found
+    return results
 
 
 def idle_streams() -> Claim:
@@ -58,19 +58,21 @@ def idle_streams() -> Claim:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     flags = ("--max-running-requests", str(ACTIVE), "--max-queued-requests", str(2 * IDLE))
     with serve(model_file("timestamps"), *flags) as (port, pid):
-        found = asyncio.run(_measure(port, pid))
-    delivery = [1000 * value for value in found["delivery"]]
+        results = asyncio.run(_measure(port, pid))
+    delivery = [1000 * value for value in results["delivery"]]
     print_table(
         [
-            Row("an idle stream in the front end", "kB", found["idle cost"]),
-            Row(f"a word to its client, {ACTIVE} speak", "ms", [1000 * one for one in found["delivery without them"]]),
+            Row("an idle stream in the front end", "kB", results["idle cost"]),
+            Row(
+                f"a word to its client, {ACTIVE} speak", "ms", [1000 * one for one in results["delivery without them"]]
+            ),
             Row(f"the same beside {IDLE} idle streams", "ms", delivery),
-            Row("the front end's share of a core", "%", found["processor"]),
+            Row("the front end's share of a core", "%", results["processor"]),
         ]
     )
-    cost, late = round(found["idle cost"][0], 1), round(percentile(delivery, 0.99), 1)
+    cost, late = round(results["idle cost"][0], 1), round(percentile(delivery, 0.99), 1)
     more = {
-        "still_there": int(found["still there"][0]),
+        "still_there": int(results["still there"][0]),
         "kb_each": cost,
         "p99_ms": late,
         "p50_ms": round(percentile(delivery, 0.5), 2),

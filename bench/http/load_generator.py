@@ -55,19 +55,19 @@ class LoadSpec:
 def run_load(spec: LoadSpec) -> list[RequestRecord]:
     """What became of each request of a crowd in a process of its own."""
     command = [sys.executable, "-m", "bench.http.load_generator"]
-    told = subprocess.run(command, input=json.dumps(asdict(spec)), stdout=subprocess.PIPE, text=True, check=True)
-    return [RequestRecord(**one) for one in json.loads(told.stdout)]
+    payload = subprocess.run(command, input=json.dumps(asdict(spec)), stdout=subprocess.PIPE, text=True, check=True)
+    return [RequestRecord(**one) for one in json.loads(payload.stdout)]
 
 
 class _Client:
     """A connection on which something was asked."""
 
-    def __init__(self, wish: LoadSpec, asked: RequestRecord) -> None:
-        self.record = asked
+    def __init__(self, spec: LoadSpec, record: RequestRecord) -> None:
+        self.record = record
         self.connection = socket.socket()
         self.connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self.connection.connect(("127.0.0.1", wish.port))
-        self.connection.sendall(_request(wish.text))
+        self.connection.connect(("127.0.0.1", spec.port))
+        self.connection.sendall(_request(spec.text))
         self.connection.setblocking(False)
         self._tail = b""
 
@@ -79,17 +79,17 @@ class _Client:
             return False
         if not data:
             return False
-        asked = self.record
-        asked.arrived = asked.read = time.time() - start
-        if stamps:  # the kernel begins with them a moment after somebody first wants them
+        requests = self.record
+        requests.arrived = requests.read = time.time() - start
+        if stamps:  # the kernel starts timestamps a moment after they are first requested
             seconds, nanoseconds = struct.unpack("qq", stamps[0][2])
-            asked.arrived = seconds - start + nanoseconds * 1e-9
-        if not asked.status:
-            asked.status = int(data[9:12])
-            found = _RETRY.search(data)
-            asked.retry_after = int(found[1]) / 1000 if found else 0.0
+            requests.arrived = seconds - start + nanoseconds * 1e-9
+        if not requests.status:
+            requests.status = int(data[9:12])
+            results = _RETRY.search(data)
+            requests.retry_after = int(results[1]) / 1000 if results else 0.0
         self._tail = (self._tail + data)[-64:]
-        asked.is_whole = b"data: [DONE]" in self._tail
+        requests.is_whole = b"data: [DONE]" in self._tail
         return True
 
 
@@ -113,17 +113,17 @@ def _plan(spec: LoadSpec) -> deque[float]:
 
 def run(spec: LoadSpec) -> list[RequestRecord]:
     """All clients of a crowd, in one loop of this process."""
-    plan, asked, open_, start = _plan(spec), list[RequestRecord](), 0, time.time()
+    plan, requests, open_, start = _plan(spec), list[RequestRecord](), 0, time.time()
     with selectors.EpollSelector() as selector:
         while True:
             now = time.time() - start
             while (plan and plan[0] <= now) or (open_ < spec.concurrency and now < spec.seconds):
-                asked.append(RequestRecord(plan.popleft() if plan else now, time.time() - start))
-                client = _Client(spec, asked[-1])
+                requests.append(RequestRecord(plan.popleft() if plan else now, time.time() - start))
+                client = _Client(spec, requests[-1])
                 selector.register(client.connection, selectors.EVENT_READ, client)
                 open_ += 1
             if not plan and not open_:
-                return asked
+                return requests
             for key, _ in selector.select(max(0.0, plan[0] - now) if plan else None):
                 if not key.data.read(start):
                     selector.unregister(key.fileobj)

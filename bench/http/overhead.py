@@ -12,7 +12,7 @@ from bench.engine import EngineLoop
 from bench.http.client import Client, ask, model_file, percentile, serve
 
 CONCURRENCY, SKIPPED, TIMED, ROUNDS = 16, 6, 40, 5
-"""So many streams; after the first few tokens so many are timed."""
+"""Concurrent streams, and tokens that are timed after the first few."""
 SUBJECTS = ("a lighthouse", "two foxes", "the sea", "an old clock", "a train", "a baker", "winter", "a violin")
 QUESTIONS = [f"Write a long story about {one}{how}." for one in SUBJECTS for how in ("", " and a child")]
 

@@ -20,7 +20,7 @@ CAPACITY_S, FLOOD_S, ROUNDS = 2.0, 4.0, 2
 RAMP_S = 0.5
 """What ends so soon after a turn began is not counted: places were free."""
 TIMEOUT_S = 1.0
-"""Who has not been served whole after so long has not been served."""
+"""Seconds after which an unfinished request counts as not served."""
 TEXT = f"{WORDS} {WAIT_S}"
 
 
@@ -92,24 +92,24 @@ def _measure(port: int, pid: int) -> tuple[list[float], dict[int, Figures]]:
         return completed_rate(run_load(LoadSpec(port, TEXT, CAPACITY_S, concurrency=LIVE)), CAPACITY_S)
 
     capacity()  # the first requests make what is made once
-    capacities, found = [capacity()], {times: Figures() for times in LOAD_FACTORS}
+    capacities, results = [capacity()], {times: Figures() for times in LOAD_FACTORS}
     for turn in range(ROUNDS):
         for times in LOAD_FACTORS[:: 1 if turn % 2 else -1]:
             before, begun = run_queue_wait(pid), time.monotonic()
             came = run_load(LoadSpec(port, TEXT, FLOOD_S, rate=times * capacities[-1], seed=turn * 10 + times))
             without = (run_queue_wait(pid) - before) / (time.monotonic() - begun)
             capacities.append(capacity())
-            found[times].add(came, completed_rate(came, FLOOD_S) * 2 / (capacities[-2] + capacities[-1]), without)
-    return capacities, found
+            results[times].add(came, completed_rate(came, FLOOD_S) * 2 / (capacities[-2] + capacities[-1]), without)
+    return capacities, results
 
 
 def overload() -> Claim:
     """The headline."""
     flags = ("--max-running-requests", str(LIVE), "--max-queued-requests", str(QUEUE), "--max-batch-size", str(BATCH))
     with serve(model_file("timestamps"), *flags) as (port, pid):
-        capacities, found = _measure(port, pid)
-    rows = [Row("served when nobody is turned away", "requests/s", capacities)]
-    for times, one in found.items():
+        capacities, results = _measure(port, pid)
+    rows = [Row("served without rejections", "requests/s", capacities)]
+    for times, one in results.items():
         rows.append(Row(f"served whole in {TIMEOUT_S:.0f} s at {times} times that", "of it", one.share))
         rows.append(Row("  a refusal, until the kernel has it", "ms", one.rows["refusal"]))
         rows.append(Row("  a refusal, until its client has it", "ms", one.rows["seen"]))
@@ -117,12 +117,12 @@ def overload() -> Claim:
         rows.append(Row("  told to wait", "ms", one.rows["told to wait"]))
         rows.append(Row("  until the next was let in", "ms", one.rows["until free"]))
     print_table(rows)
-    told = {f"{times}x": one.content for times, one in found.items()}
-    share = min(one["share"] for one in told.values())
-    late = max(one["refusal_p99_ms"] for one in told.values())
+    payload = {f"{times}x": one.content for times, one in results.items()}
+    share = min(one["share"] for one in payload.values())
+    late = max(one["refusal_p99_ms"] for one in payload.values())
     claim = (
         "asked for two, three and five times what it can serve, a server serves 0.95 of that or more, and refuses the "
         "rest in 20 ms (p99)"
     )
-    holds = share >= 0.95 and late <= 20 and not any(one["other_answers"] for one in told.values())
-    return Claim(claim, share, 0.95, holds, {"refusal_p99_ms": late, **told})
+    holds = share >= 0.95 and late <= 20 and not any(one["other_answers"] for one in payload.values())
+    return Claim(claim, share, 0.95, holds, {"refusal_p99_ms": late, **payload})

@@ -48,7 +48,7 @@ class Writer(Component):
 
 
 class ThreeWorkerChat(Model):
-    """Asked for "30 0.05" it says thirty words, and each op takes so many seconds."""
+    """For the prompt "30 0.05" it generates thirty words, and each op takes 0.05 s."""
 
     def __init__(self) -> None:
         self.planner, self.scorer, self.writer = Planner(), Scorer(), Writer()

@@ -22,7 +22,7 @@ class TimestampOp(Component):
 
 
 class TimestampChat(Model):
-    """Asked for "30 0.05" it speaks thirty times, and takes so many seconds for each word."""
+    """For the prompt "30 0.05" it emits thirty words and takes 0.05 s for each."""
 
     def __init__(self) -> None:
         self.stamper = TimestampOp()

@@ -39,7 +39,7 @@ class ToneGenerator(Component):
 
 
 class ToneStream(Model):
-    """Two verses of so many tones, and one breath that goes from the first to the second."""
+    """Two loops of tones that share one state."""
 
     def __init__(self) -> None:
         self.generator = ToneGenerator()

@@ -1,10 +1,10 @@
-"""Stable Diffusion 3: eight pictures that are asked for one after the other, against a bare loop and diffusers.
+"""Stable Diffusion 3: eight pictures that are requests for one after the other, against a bare loop and diffusers.
 
 The bare loop has all eight from the start, as one batch: the same transformer, one forward a step for all branches, a
-decoder for all at the end, and nothing else. Ours are asked for while others are drawn and join between their steps,
+decoder for all at the end, and nothing else. Ours are requests for while others are drawn and join between their steps,
 all within a quarter of that time. Both have read the texts before. Diffusers' pipeline is given one after the other, as
 it is used. All guide; a transformer of four layers of 128, 256 places and 93 tokens of text, float32, one thread for
-all. Steps are counted over all requests, from the first that is asked for to the last that is shown.
+all. Steps are counted over all requests, from the first that is requests for to the last that is shown.
 
 Against the bare loop there is nothing to gain. One that lets them join as they come shows what the runtime itself
 costs. Against diffusers the gain is batching, which pays on a processor while
@@ -41,35 +41,35 @@ def drawings(steps: int, first: int) -> list[ImageRequest]:
     ]
 
 
-def encode_prompts(pipeline: Any, asked: Sequence[ImageRequest]) -> list[Any]:
-    """What the networks are told of eight texts, behind what they are told of the empty one as often."""
-    texts = [*[""] * COUNT, *(one.prompt for one in asked)]
+def encode_prompts(pipeline: Any, requests: Sequence[ImageRequest]) -> list[Any]:
+    """What the networks are embeddings of eight texts, behind what they are embeddings of the empty one as often."""
+    texts = [*[""] * COUNT, *(one.prompt for one in requests)]
     how = {"do_classifier_free_guidance": False, "max_sequence_length": LENGTH}
     return [*pipeline.encode_prompt(texts, None, None, **how)[::2]]
 
 
-def bare_loop(pipeline: Any, asked: Sequence[ImageRequest], told: Sequence[Any]) -> Any:
+def bare_loop(pipeline: Any, requests: Sequence[ImageRequest], embeddings: Sequence[Any]) -> Any:
     """All of them as one batch in a plain loop: the pictures, [8, 3, height, width]."""
     import torch
 
-    seeds = [torch.Generator().manual_seed(one.seed) for one in asked]
+    seeds = [torch.Generator().manual_seed(one.seed) for one in requests]
     x = torch.cat([torch.randn((1, 4, SIDE // 2, SIDE // 2), generator=seed) for seed in seeds])
-    pipeline.scheduler.set_timesteps(asked[0].steps)
+    pipeline.scheduler.set_timesteps(requests[0].steps)
     for at in pipeline.scheduler.timesteps:
-        velocity = pipeline.transformer(torch.cat([x, x]), *told, at.expand(2 * COUNT)).sample
+        velocity = pipeline.transformer(torch.cat([x, x]), *embeddings, at.expand(2 * COUNT)).sample
         away, towards = velocity.chunk(2)
         x = pipeline.scheduler.step(away + GUIDANCE * (towards - away), at, x, return_dict=False)[0]
     config = pipeline.vae.config
     return pipeline.vae.decode(x / config.scaling_factor + config.shift_factor).sample
 
 
-def staggered_loop(pipeline: Any, asked: Sequence[ImageRequest], told: Sequence[Any], apart_s: float) -> list[Any]:
-    """The bare loop again, which lets them join between its steps, so many seconds apart; decoded one by one."""
+def staggered_loop(pipeline: Any, requests: Sequence[ImageRequest], embeddings: Sequence[Any], apart_s: float) -> list[Any]:
+    """The bare loop with requests that join between its steps at a fixed interval; decoded one by one."""
     import torch
 
-    seeds, started = [torch.Generator().manual_seed(one.seed) for one in asked], time.perf_counter()
+    seeds, started = [torch.Generator().manual_seed(one.seed) for one in requests], time.perf_counter()
     x = [torch.randn((1, 4, SIDE // 2, SIDE // 2), generator=seed) for seed in seeds]
-    pipeline.scheduler.set_timesteps(asked[0].steps)
+    pipeline.scheduler.set_timesteps(requests[0].steps)
     steps, sigmas, done = pipeline.scheduler.timesteps, pipeline.scheduler.sigmas, [0] * COUNT
     shown: dict[int, Any] = {}
     while len(shown) < COUNT:
@@ -79,30 +79,30 @@ def staggered_loop(pipeline: Any, asked: Sequence[ImageRequest], told: Sequence[
             time.sleep(apart_s / 10)
             continue
         now = torch.cat([x[row] for row in rows])
-        both = [one[[*rows, *(COUNT + row for row in rows)]] for one in told]
+        both = [one[[*rows, *(COUNT + row for row in rows)]] for one in embeddings]
         at = torch.stack([steps[done[row]] for row in rows]).repeat(2)
         away, towards = pipeline.transformer(torch.cat([now, now]), *both, at).sample.chunk(2)
         for place, row in enumerate(rows):
             velocity = (away + GUIDANCE * (towards - away))[place : place + 1]
             x[row] = x[row] + (sigmas[done[row] + 1] - sigmas[done[row]]) * velocity
             done[row] += 1
-            if done[row] == asked[row].steps:
+            if done[row] == requests[row].steps:
                 config = pipeline.vae.config
                 shown[row] = pipeline.vae.decode(x[row] / config.scaling_factor + config.shift_factor).sample
     return [shown[row] for row in range(COUNT)]
 
 
-def run_sequential(pipeline: Any, asked: Sequence[ImageRequest]) -> list[Any]:
+def run_sequential(pipeline: Any, requests: Sequence[ImageRequest]) -> list[Any]:
     """Diffusers' pipeline for each: pictures as bytes."""
     from tests.models.diffusion import diffusion_tiny as tiny
 
-    return [tiny.reference_image(pipeline, one, LENGTH)[1] for one in asked]
+    return [tiny.reference_image(pipeline, one, LENGTH)[1] for one in requests]
 
 
-def serve_staggered(front_end: FrontendActor, asked: Sequence[ImageRequest], apart_s: float) -> list[Any]:
-    """What is shown when pictures are asked for so many seconds apart."""
+def serve_staggered(front_end: FrontendActor, requests: Sequence[ImageRequest], apart_s: float) -> list[Any]:
+    """Images of requests that arrive at a fixed interval."""
     streams = list[Any]()
-    for one in asked:
+    for one in requests:
         streams.append(front_end.open_stream(NAME, one))
         time.sleep(apart_s)
     return [[emission.value for emission in stream][-1] for stream in streams]
@@ -118,20 +118,20 @@ def rows() -> Sequence[Row]:
         pipeline, model = tiny.save_sd3(Path(folder), **SHAPE), StableDiffusion3(folder)
         model.t5.MAX_TOKENS = LENGTH
         run = functools.partial(serve_staggered, stack.enter_context(serve_in_process(model)))
-        told = encode_prompts(pipeline, drawings(1, 0))
-        bare_loop(pipeline, drawings(1, 0), told)
+        payload = encode_prompts(pipeline, drawings(1, 0))
+        bare_loop(pipeline, drawings(1, 0), payload)
         run(drawings(1, 0), 0.0)
         ours, loop, coming, theirs = (list[float]() for _ in range(4))
         for number in range(ROUNDS):  # side by side, so that a change of the machine's mood meets all
-            asked = drawings(STEPS, COUNT * number)
-            seconds, wanted = time_wall(bare_loop, pipeline, asked, told)
+            requests = drawings(STEPS, COUNT * number)
+            seconds, wanted = time_wall(bare_loop, pipeline, requests, payload)
             loop.append(seconds)
             apart_s = seconds / COUNT / 4
-            seconds, shown = time_wall(run, asked, apart_s)
+            seconds, shown = time_wall(run, requests, apart_s)
             ours.append(seconds)
-            seconds, joined = time_wall(staggered_loop, pipeline, asked, told, apart_s)
+            seconds, joined = time_wall(staggered_loop, pipeline, requests, payload, apart_s)
             coming.append(seconds)
-            some = asked[number :: COUNT // 2]  # they stand for their neighbours
+            some = requests[number :: COUNT // 2]  # they stand for their neighbours
             theirs.append(time_wall(run_sequential, pipeline, some)[0] / len(some) * COUNT)
             pixels = ((wanted / 2 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 1).numpy()
             if np.abs(np.stack(shown) - pixels).max() > 0.6:

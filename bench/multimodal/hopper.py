@@ -32,23 +32,23 @@ def hop(folder: Path, steps: int = STEPS, rate: float = ACTION_RATE_HZ) -> dict[
     serve = [sys.executable, "-m", "mstar.cli", "serve", MODEL, "--port", "0", "--in-process"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as server:
         try:
-            said = list(takewhile(lambda line: line != "ready\n", server.stdout or ()))
-            address = urlsplit(said[0].split()[-1])
+            inputs = list(takewhile(lambda line: line != "ready\n", server.stdout or ()))
+            address = urlsplit(inputs[0].split()[-1])
             where = [str(address.hostname), str(address.port), str(steps), str(rate), str(folder)]
             robot = [str(PYTHON), str(ROOT / "tests" / "clients" / "hop_openpi.py"), *where]
             done = subprocess.run(robot, capture_output=True, text=True, timeout=60, check=False)
         finally:
             server.terminate()
     if done.returncode:
-        raise RuntimeError(f"the robot ended with {done.stderr[-2000:]}; the server said {said}")
+        raise RuntimeError(f"the robot ended with {done.stderr[-2000:]}; the server said {inputs}")
     return json.loads((folder / "hop.json").read_text())
 
 
 def rows() -> Sequence[Row]:
     """Milliseconds of replies, how many were late, and how well the robot hopped."""
     with tempfile.TemporaryDirectory() as folder:
-        told = hop(Path(folder))
-    took_ms = [seconds * 1e3 for seconds in told["took_s"]]
+        payload = hop(Path(folder))
+    took_ms = [seconds * 1e3 for seconds in payload["took_s"]]
     return [
         Row("a reply, as the robot waits for it", "ms", took_ms),
         Row(
@@ -57,6 +57,6 @@ def rows() -> Sequence[Row]:
             [sum(ms > 1000 / ACTION_RATE_HZ for ms in took_ms)],
         ),
         Row("steps until it fell, or the end", "steps", [len(took_ms)]),
-        Row("return", "", [sum(told["rewards"])]),
-        Row("distance", "m", [told["metres"]]),
+        Row("return", "", [sum(payload["rewards"])]),
+        Row("distance", "m", [payload["metres"]]),
     ]

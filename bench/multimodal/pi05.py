@@ -116,8 +116,8 @@ def control_loop() -> Sequence[Row]:
         serve = [sys.executable, "-m", "mstar.cli", "serve", f"{file}:Here", *how]
         with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as server:
             try:
-                said = list(takewhile(lambda line: line != "ready\n", server.stdout or ()))
-                address = urlsplit(said[0].split()[-1])
+                inputs = list(takewhile(lambda line: line != "ready\n", server.stdout or ()))
+                address = urlsplit(inputs[0].split()[-1])
                 python = ROOT / ".venv-clients" / "openpi" / "bin" / "python"
                 script = ROOT / "tests" / "clients" / "loop_openpi.py"
                 where = [str(address.hostname), str(address.port), str(RATE), str(RATE * SECONDS)]
@@ -126,7 +126,7 @@ def control_loop() -> Sequence[Row]:
             finally:
                 server.terminate()
     if done.returncode:
-        raise RuntimeError(f"the robot ended with {done.stderr[-2000:]}; the server said {said}")
+        raise RuntimeError(f"the robot ended with {done.stderr[-2000:]}; the server said {inputs}")
     took = [seconds * 1e3 for seconds in json.loads(done.stdout)]
     late = f"  later than {1000 / RATE:.0f} ms, of {len(took)}"
     return [Row("control loop, a reply", "ms", took), Row(late, "misses", [sum(ms > 1000 / RATE for ms in took)])]

@@ -1,7 +1,7 @@
 """SmolVLM: eight questions about one picture at once, against transformers' generate, one question at a time.
 
 A language model of four layers of 256 and an eye of four of 192, which sees a picture as 17 tiles, the published
-number; answers of 16 tokens; float32, greedy, one thread for both. Each round has a picture that nobody has seen.
+number; answers of 16 tokens; float32, greedy, one thread for both. Each round has a new image.
 
 The gain is removed work (a picture is cut, seen and read once, not eight times) and batching (one forward writes a
 token of all answers); the longer the answers, the more it is batching. Eight pictures with a question each show what is
@@ -33,14 +33,14 @@ SHAPE |= {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, 
 
 
 def questions(number: int, pictures: int) -> list[ChatRequest]:
-    """Eight, about so many pictures, which depend on the number."""
+    """Eight questions about a number of images, drawn from a seed."""
     import numpy as np
 
     draw = np.random.default_rng(number)
     shown = [ImageInput(draw.integers(0, 255, (EDGE, EDGE, 3), np.uint8)) for _ in range(pictures)]
-    asked = [f"Question {one}: what is {'very ' * one}small?" for one in range(COUNT)]
-    wish = Sampling(max_tokens=STEPS)
-    return [ChatRequest((Message("user", (shown[one % pictures], text)),), wish) for one, text in enumerate(asked)]
+    requests = [f"Question {one}: what is {'very ' * one}small?" for one in range(COUNT)]
+    params = Sampling(max_tokens=STEPS)
+    return [ChatRequest((Message("user", (shown[one % pictures], text)),), params) for one, text in enumerate(requests)]
 
 
 def served(front_end: FrontendActor, chats: Sequence[ChatRequest]) -> list[list[int]]:

@@ -34,7 +34,7 @@ from mstar.requests import ActionRequest, RolloutRequest
 
 PLANS, STEPS, REPEATS = 64, 8, 2
 CURVE, HORIZONS = 8, (2, 4, 8, 16, 24, 32)
-"""So many rollouts of each of these lengths."""
+"""Number of rollouts of each of these lengths."""
 DTYPES = ("float32", "bfloat16")
 SEARCH = {"candidates": 64, "rounds": 5, "elites": 10}
 TOLERANCE, TIE = 1e-4, 1e-5
@@ -128,8 +128,8 @@ def curve(reference: Reference, asks: dict[str, Callable[[Any], Any]]) -> list[R
             for dtype, ask in asks.items():
                 times[steps, dtype].append(theirs / min(time_cpu(ask, request)[0] for _ in range(2)))
     return [
-        Row(f"  {CURVE} rollouts of {steps} in {dtype}, times the published float32", "x", found)
-        for (steps, dtype), found in times.items()
+        Row(f"  {CURVE} rollouts of {steps} in {dtype}, times the published float32", "x", results)
+        for (steps, dtype), results in times.items()
     ]
 
 
@@ -142,7 +142,7 @@ def rows(*, has_curve: bool = True) -> Sequence[Row]:
         models = {dtype: VJepa2AC(saved, dtype=dtype) for dtype in DTYPES}
         fronts = {dtype: stack.enter_context(serve_in_process(model)) for dtype, model in models.items()}
         reference, asks = Reference(tensors), {dtype: functools.partial(served, one) for dtype, one in fronts.items()}
-        exact, eye = asks["float32"], models["float32"].encoder
+        exact, encoder = asks["float32"], models["float32"].encoder
         for ask in asks.values():
             ask(rollout_request(0, PLANS, STEPS))  # warm
         plans = []
@@ -163,7 +163,7 @@ def rows(*, has_curve: bool = True) -> Sequence[Row]:
             *ratio_rows(
                 "the last of eight frames",
                 time_and_compare(
-                    lambda clip: reference.encode(clip)[-1:], lambda clip: eye.encode_frame(clip[-1])[None], clips
+                    lambda clip: reference.encode(clip)[-1:], lambda clip: encoder.encode_frame(clip[-1])[None], clips
                 ),
                 "as an op",
             ),

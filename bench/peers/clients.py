@@ -51,7 +51,7 @@ class LoadResult(Generic[T]):
     @property
     def responses(self) -> list[tuple[T, Response]]:
         """Those that are no refusals."""
-        return [(asked, answer) for asked, answer in self.all if answer.status == 200]
+        return [(requests, answer) for requests, answer in self.all if answer.status == 200]
 
     @property
     def seconds(self) -> float:
@@ -67,19 +67,19 @@ class LoadResult(Generic[T]):
 async def post(port: int, path: str, body: bytes) -> Response:
     """Ask, and read the answer to its end."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    asked, parts = time.perf_counter(), list[tuple[float, bytes]]()
+    requests, parts = time.perf_counter(), list[tuple[float, bytes]]()
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            told = await reader.readuntil(b"\r\n\r\n")
-            read = _chunk if b"transfer-encoding: chunked" in told.lower() else _body_reader(told)
+            payload = await reader.readuntil(b"\r\n\r\n")
+            read = _chunk if b"transfer-encoding: chunked" in payload.lower() else _body_reader(payload)
             while part := await read(reader):
                 parts.append((time.perf_counter(), part))
         finally:
             writer.close()
             await writer.wait_closed()
-    return Response(asked, parts, int(told.split()[1]))
+    return Response(requests, parts, int(payload.split()[1]))
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
@@ -102,7 +102,7 @@ def _body_reader(head: bytes) -> Callable[[asyncio.StreamReader], Awaitable[byte
 
 
 async def closed_loop(ask: Callable[[T], Awaitable[Response]], asks: Sequence[T], clients: int) -> LoadResult[T]:
-    """So many clients, each of whom asks again when it has its answer, until everything was asked."""
+    """Closed loop: each client sends its next request when it has the response, until all are sent."""
     left: Iterator[T] = iter(asks)
 
     async def client() -> list[tuple[T, Response]]:
@@ -115,7 +115,7 @@ async def closed_loop(ask: Callable[[T], Awaitable[Response]], asks: Sequence[T]
 async def open_loop(
     ask: Callable[[T], Awaitable[Response]], asks: Sequence[T], rate: float, seed: int
 ) -> LoadResult[T]:
-    """Ask at random times, so many a second, whoever is still waiting."""
+    """Open loop: Poisson arrivals at a rate, however many requests are pending."""
     chosen, begun, at = random.Random(seed), time.perf_counter(), 0.0
     tasks: list[asyncio.Task[Response]] = []
     for one in asks:

@@ -1,7 +1,7 @@
 """transformers as a peer, in this process: its `generate` for one request after another, and its continuous batching.
 
 Both are used as their documentation says, with the settings that were fastest on a CPU. The first turn of each makes
-memory that later ones find ready, so whoever measures does not count it.
+memory that later ones find ready, so it is not measured.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def load_network(path: Path) -> Any:
 
 
 def make_prompts(count: int, length: int, seed: int) -> list[list[int]]:
-    """So many prompts of random token ids. Another seed gives other prompts, so that no cache can help."""
+    """Prompts of random token ids. Another seed gives other prompts, so that no cache can help."""
     chosen = random.Random(seed)
     return [[chosen.randrange(SHAPE["vocab_size"]) for _ in range(length)] for _ in range(count)]
 

@@ -113,8 +113,8 @@ def _end_with_bench() -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as results:
+        return results.getsockname()[1]
 
 
 def _await_answer(peer: Peer, process: subprocess.Popen[bytes], url: str, probe: bytes, log: IO[str]) -> None:
@@ -126,9 +126,9 @@ def _await_answer(peer: Peer, process: subprocess.Popen[bytes], url: str, probe:
             return
         time.sleep(POLL_S)
     log.seek(0)
-    said = "\n    ".join(log.read().splitlines()[-15:])
+    inputs = "\n    ".join(log.read().splitlines()[-15:])
     what = "did not answer" if process.poll() is None else f"ended with status {process.poll()}"
-    raise ServerStartError(f"{peer.title} {what}. The last it said:\n    {said}\n  fix: what its message asks for")
+    raise ServerStartError(f"{peer.title} {what}. The last it said:\n    {inputs}\n  fix: what its message asks for")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

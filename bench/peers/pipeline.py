@@ -26,7 +26,7 @@ VOCABULARY = 1024
 
 @contextmanager
 def _seeded(seed: int) -> Generator[None]:
-    """Weights that are made inside are the same in every process, and nobody else's numbers change."""
+    """Weights that are made inside are the same in every process, and no other random state changes."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
@@ -135,7 +135,7 @@ class GenerateStage:
 
     @torch.inference_mode()
     def __call__(self, embeddings: Sequence[Array], counts: Sequence[int]) -> list[Array]:
-        """So many tokens for each request. All write as long as the longest; what was not asked for is dropped."""
+        """Generate the requested number of tokens. All run as long as the longest; surplus tokens are dropped."""
         rows = [torch.tensor(one) for one in embeddings]
         given = pad_sequence(rows, batch_first=True, padding_side="left")
         mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True, padding_side="left").long()

@@ -66,7 +66,7 @@ class Pipeline(Model):
 
     @walk
     def speak(self, frames: Float32[Tensor, "T 192"], more: int, sampling: Sampling) -> Iterator[Audio]:
-        """The sound of one token and so many more, sent as it is made."""
+        """The audio of the tokens, streamed."""
         kv, codes = self.lm.kv(), Stream("codes")
         s = loop(steps=more, token=self.lm.next_token_from_embeddings(self.encoder.encode(frames), kv, sampling))
         codes.put(s.token)

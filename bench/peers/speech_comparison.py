@@ -32,7 +32,7 @@ from bench.peers.venvs import FOLDER, find_prepared
 OURS = "mstar"
 MSTAR = mstar_peer(OURS, "pipeline_model", "/v1/generate", threads=1)
 CLOSED_LOOP_CLIENTS = {1: 4, 8: 16, 16: 48}
-"""For so many clients, so many requests."""
+"""Number of requests by number of clients."""
 OPEN_LOOP, OPEN_COUNT, OPEN_SHARE = 0, 20, 0.7
 """Requests at random times, by a share of what the slowest server that batches can do."""
 ROUNDS = 3
@@ -79,8 +79,8 @@ def mstar_audio(content: bytes) -> Any:
 def servers(folder: Path = FOLDER) -> Generator[tuple[dict[str, Server], dict[str, str]]]:
     """All that can be started, by name, and why the others cannot."""
     there, absent = dict[str, Server](), dict[str, str]()
-    (wish,) = make_requests(1)
-    ours, theirs = (json.dumps(body(wish)).encode() for body in (mstar_body, peer_body))
+    (params,) = make_requests(1)
+    ours, theirs = (json.dumps(body(params)).encode() for body in (mstar_body, peer_body))
     with ExitStack() as stack:
         for peer in reversed(PEERS):  # Ray first: it gives up on a busy machine
             if (python := find_prepared(folder / peer.venv, peer.needs)) is None:
@@ -128,9 +128,10 @@ class Comparison:
     checker: AudioChecker = field(default_factory=AudioChecker)
 
     def __post_init__(self) -> None:
-        self._wishes = make_requests(max(CLOSED_LOOP_CLIENTS.values()))
+        self._requests = make_requests(max(CLOSED_LOOP_CLIENTS.values()))
         self._bodies = {
-            name: [json.dumps(one.body(wish)).encode() for wish in self._wishes] for name, one in self.servers.items()
+            name: [json.dumps(one.body(params)).encode() for params in self._requests]
+            for name, one in self.servers.items()
         }
 
     def warm_up(self) -> None:
@@ -168,7 +169,7 @@ class Comparison:
 
     def seconds(self, turn: LoadResult[int]) -> float:
         """How much sound there is in what was asked for."""
-        return sum(self._wishes[number].tokens for number, _ in turn.responses) * HOP / RATE
+        return sum(self._requests[number].tokens for number, _ in turn.responses) * HOP / RATE
 
     def print_tables(self) -> None:
         """Requests a second with their spread, and how long clients waited."""

@@ -34,7 +34,7 @@ from bench.peers.vllm_venv import VENV, WANTED
 OURS, THEIRS = "mstar", "vLLM"
 PATH = "/v1/chat/completions"
 COUNT, BOUNDS, CLIENTS, RATE, ROUNDS = 32, (16, 96), 16, 3.0, 3
-"""So many chats of so many tokens; for the open loop, how many a second."""
+"""Number of chats, tokens per chat, and arrivals per second of the open loop."""
 LOAD_S = 300.0
 WORD = re.compile(rb'"content": ?"[^"]')
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')

@@ -31,7 +31,7 @@ class SpeechRequest:
 
 
 def make_requests(count: int, seed: int = 0) -> list[SpeechRequest]:
-    """So many requests; another seed gives others."""
+    """Random requests by seed."""
     chosen, numbers = random.Random(seed), np.random.default_rng(seed)
     return [
         SpeechRequest(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 STEP_TIMEOUT_S = 1800
 FOLDER = Path.home() / ".cache" / "mstar-peers"
-"""Where venvs are, unless somebody says otherwise."""
+"""Default folder of the virtual environments."""
 _DONE = "prepared.txt"
 
 
@@ -55,7 +55,7 @@ def run_step(what: str, command: Sequence[str]) -> str:
         fix = "try again on a faster connection: what was downloaded is kept by pip"
         raise RuntimeError(f"{what} was not ready after {STEP_TIMEOUT_S} s\n  fix: {fix}") from error
     if run.returncode:
-        said = "\n    ".join(line[:200] for line in run.stderr.splitlines()[-10:])
+        inputs = "\n    ".join(line[:200] for line in run.stderr.splitlines()[-10:])
         fix = f"reach a package index, or see what this says by hand: {' '.join(command)[:200]}"
-        raise RuntimeError(f"{what}: exit status {run.returncode}\n    {said}\n  fix: {fix}")
+        raise RuntimeError(f"{what}: exit status {run.returncode}\n    {inputs}\n  fix: {fix}")
     return run.stdout

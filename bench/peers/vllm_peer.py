@@ -81,9 +81,9 @@ class VllmPeer:
         if line:
             return json.loads(line)
         self._log.seek(0)
-        said = "\n    ".join(self._log.read().splitlines()[-30:])
+        inputs = "\n    ".join(self._log.read().splitlines()[-30:])
         what = "ended" if readable else f"did not answer for {timeout_s} s"
-        raise RuntimeError(f"vLLM {what}. The last it said:\n    {said}\n  fix: what its message asks for")
+        raise RuntimeError(f"vLLM {what}. The last it said:\n    {inputs}\n  fix: what its message asks for")
 
     def _end(self) -> None:
         """Close its input, upon which it ends by itself; kill whatever is left of its group."""

@@ -23,10 +23,10 @@ def serve(llm: Any, commands: TextIO, answers: TextIO) -> None:
     for line in commands:
         command = json.loads(line)
         count = command["new"]
-        wish = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         prompts = [{"prompt_token_ids": prompt} for prompt in command["prompts"]]
         begun = time.perf_counter()
-        made = llm.generate(prompts, wish, use_tqdm=False)
+        made = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - begun
         outputs = [list(request.outputs[0].token_ids) for request in made]
         print(json.dumps({"seconds": seconds, "outputs": outputs}), file=answers, flush=True)

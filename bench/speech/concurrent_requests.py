@@ -33,21 +33,21 @@ def _run(front_end: FrontendActor, requests: Sequence[Any]) -> tuple[float, floa
     def listen(rid: str) -> Callable[[Any], None]:
         taken = Counter[str]()
 
-        def told(news: Any) -> None:
-            if isinstance(news, RequestEnded):
-                if not (isinstance(news.end, RequestFinished) and news.end.status == "ok"):
-                    raise RuntimeError(f"a request ended with {news.end}")
+        def on_event(event: Any) -> None:
+            if isinstance(event, RequestEnded):
+                if not (isinstance(event.end, RequestFinished) and event.end.status == "ok"):
+                    raise RuntimeError(f"a request ended with {event.end}")
                 left[0] -= 1
                 if not left[0]:
                     ended.set()
                 return
-            if news.kind == "Audio" and len(news.value):
+            if event.kind == "Audio" and len(event.value):
                 first.setdefault(rid, time.perf_counter() - begun)
-                samples.append(len(news.value))
-            taken[news.kind] += 1
-            front_end.report_consumed(rid, news.kind, taken[news.kind])
+                samples.append(len(event.value))
+            taken[event.kind] += 1
+            front_end.report_consumed(rid, event.kind, taken[event.kind])
 
-        return told
+        return on_event
 
     for request in requests:
         rid = front_end.new_rid()

@@ -30,5 +30,5 @@ OMNI: dict[str, TargetedMetric] = {
 
 def speech_omni() -> Claim:
     """Both."""
-    text = "Orpheus and Qwen3-Omni are as many times as fast as their references as their bars say"
+    text = "Speed-up of Orpheus and Qwen3-Omni over their references, relative to its target"
     return claim_targets(text, [*orpheus.rows(), *qwen3_omni.rows()], ORPHEUS | OMNI)

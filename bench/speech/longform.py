@@ -27,7 +27,7 @@ MAX_WORD_ERROR_RATE = 0.01
 
 
 def compare_transcripts(seconds: float, rounds: int) -> tuple[list[float], list[float], float]:
-    """Seconds of the single pass and of ours, each so many times, and the share of words in which they differ."""
+    """Repeated seconds of the single pass and of ours, and the share of words that differ."""
     from tests.integration.deployment_clients import Client, add_frontend
     from tests.models.concurrent_clients import in_process
     from tests.models.transcripts import word_error_rate
@@ -74,9 +74,9 @@ def rows() -> Sequence[Row]:
 
 def longform() -> Claim:
     """Are ten minutes of speech written down three times as fast as in one pass, with the same words?"""
-    found = _rows(600, rounds=2)
-    print_table(found)
-    theirs, ours, _, differing = found
+    results = _rows(600, rounds=2)
+    print_table(results)
+    theirs, ours, _, differing = results
     value, share = paired_ratio(theirs.values, ours.values), differing.best / 100
     text = (
         f"ten minutes of speech are written down at least {TARGET:g} times as fast as in one pass, with the same words"

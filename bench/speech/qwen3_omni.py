@@ -32,8 +32,8 @@ VOCODER |= {"intermediate_size": 384, "num_hidden_layers": 4, "upsample_rates": 
 
 def chats() -> list[ChatRequest]:
     """Questions of different length."""
-    said = [f"Question {number}: {'why ' * (number + 1)}so?" for number in range(COUNT)]
-    return [ChatRequest((Message("user", (text,)),), Sampling(max_tokens=WORDS), audio_output=True) for text in said]
+    inputs = [f"Question {number}: {'why ' * (number + 1)}so?" for number in range(COUNT)]
+    return [ChatRequest((Message("user", (text,)),), Sampling(max_tokens=WORDS), audio_output=True) for text in inputs]
 
 
 def generate_batch(network: Any, prompts: Sequence[Any]) -> tuple[float, int]:

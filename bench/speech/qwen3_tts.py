@@ -40,13 +40,13 @@ def run_sequential(model: Any, requests: Sequence[SpeechRequest]) -> float:
 
     begun = time.perf_counter()
     for request in requests:
-        given, _, _, pad, said = model.talker.prompt(request)
+        given, _, _, pad, inputs = model.talker.prompt(request)
         kv, frames = model.talker.kv(), list[Any]()
-        code, thought, said = model.talker.first_code(given, said, kv, model.sampling)
+        code, thought, inputs = model.talker.first_code(given, inputs, kv, model.sampling)
         for step in range(request.seed):
-            frame, heard = model.predictor.predict_frame(code, thought, pad, model.sampling, step)
+            frame, received = model.predictor.predict_frame(code, thought, pad, model.sampling, step)
             frames.append(frame)
-            code, thought, said = model.talker.first_code(heard, said, kv, model.sampling)
+            code, thought, inputs = model.talker.first_code(received, inputs, kv, model.sampling)
         model.codec.network(torch.stack(frames).T[None])
         kv.free()
     return time.perf_counter() - begun

@@ -24,7 +24,7 @@ class SpeechRequest(BaseModel):
 
 
 async def collect_batch() -> list[tuple[Any, int, asyncio.Future[Array]]]:
-    """The next batch: one, and those who come soon after."""
+    """The next batch: one request, and those that arrive soon after."""
     batch = [await waiting.get()]
     try:
         async with asyncio.timeout(BATCH_WAIT_S):

@@ -15,8 +15,8 @@ class Encode(Worker):
         self.run = EncoderStage()
 
     def forward(self, requests: list[dict[str, Any]]) -> list[Any]:
-        embeddings = self.run([decode_frames(wish["frames"]) for wish in requests])
-        return [(one, wish["tokens"]) for one, wish in zip(embeddings, requests, strict=True)]
+        embeddings = self.run([decode_frames(params["frames"]) for params in requests])
+        return [(one, params["tokens"]) for one, params in zip(embeddings, requests, strict=True)]
 
 
 class Write(Worker):

@@ -62,8 +62,8 @@ class SpeechIngress:
         from bench.peers.traffic import decode_frames, encode_array
 
         encode, write, sound = self.parts
-        wish = await request.json()
-        written = write.remote(encode.remote(decode_frames(wish["frames"])), wish["tokens"])
+        params = await request.json()
+        written = write.remote(encode.remote(decode_frames(params["frames"])), params["tokens"])
         return {"sound": encode_array(await sound.remote(written))}
 
 
