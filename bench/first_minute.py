@@ -2,8 +2,8 @@
 
 Packages are fetched once, into a folder that is kept; that takes as long as the network does and is not counted. Then
 the clock runs: a virtual environment, an install from that folder alone, and `mstar run assistant` with a recorded
-question. The assistant's speech is transcribed by another recognizer: Vosk, which shares neither network, weights nor code
-with it. Needs Python and pip; runs by `scripts/first-minute` too, in an interpreter without any package.
+question. The assistant's speech is transcribed by another recognizer: Vosk, which shares neither network, weights nor
+code with it. Needs Python and pip; runs by `scripts/first-minute` too, in an interpreter without any package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Do replicas follow the load? Four times as many streams come for a while; workers are started, and end again.
 
-The model hums (bench/models/tone_stream.py): its op takes 20 ms and gives a tenth of a second of sound, so that the cores of
-this machine have next to nothing to do and only the number of workers counts. Streams come at fixed times, whatever
-happens to those before.
+The model hums (bench/models/tone_stream.py): its op takes 20 ms and gives a tenth of a second of sound, so that the
+cores of this machine have next to nothing to do and only the number of workers counts. Streams come at fixed times,
+whatever happens to those before.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from typing import Any
 from bench.claims import Claim, Row, paired_ratio, print_table
 from bench.http.client import model_file, serve
 from bench.http.load_generator import LoadSpec, run_load
-from bench.http.overhead import QUESTIONS
+from bench.http.overhead import CONCURRENCY, QUESTIONS
+from bench.models.three_workers import PLACEMENT
 
 STATIC = Path(__file__).parents[1] / "src" / "mstar" / "studio" / "static"
 MAX_PAGE_KB, MAX_PAINT_S, MIN_FPS, MIN_CPU_LEFT = 80, 1.0, 30, 0.98

@@ -1,7 +1,7 @@
 """Draws docs/pictures/hopper.png: one hop of a robot that does what `mstar serve` tells it.
 
-`python -m tools.render_hopper` runs the loop of bench/multimodal/hopper.py as fast as it goes. Its moments are 66 ms apart. It
-needs the venv that `scripts/install-clients` makes, and is no test.
+`python -m tools.render_hopper` runs the loop of bench/multimodal/hopper.py as fast as it goes. Its moments are 66 ms
+apart. It needs the venv that `scripts/install-clients` makes, and is no test.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""`python -m tools.render_image_strip MODEL "a prompt" -o strip.png`: a picture as it is drawn, from noise to the last step.
+"""`python -m tools.render_image_strip MODEL "a prompt" -o strip.png`: partial images from noise to the last step.
 
 MODEL is a file or the name of one that is installed, and takes a Drawing. What it shows is put side by side, and of
 several seeds one below the other.

@@ -1,8 +1,8 @@
 """Draws docs/pictures/rollout.png: how V-JEPA 2-AC finds a plan, round by round.
 
-`python -m tools.render_rollout` runs the components of the walk `plan` eagerly, with the tiny random weights of the tests. The
-goal is what those weights imagine after two actions that the search is not told: so it can be seen whether the plans
-come near to where these lead. It is no test.
+`python -m tools.render_rollout` runs the components of the walk `plan` eagerly, with the tiny random weights of the
+tests. The goal is what those weights imagine after two actions that the search is not told: so it can be seen whether
+the plans come near to where these lead. It is no test.
 """
 
 import tempfile

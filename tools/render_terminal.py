@@ -1,8 +1,8 @@
 """Makes the pictures of the command line for the documentation: real commands, real output, as SVG.
 
-`python -m tools.render_terminal` runs each command in a terminal of its own (a pty), with the models' real weights, and draws
-what was on the screen to docs/pictures/screens. It needs what CI installs, and takes some minutes: nothing here is a
-test, and nothing in it is written by hand.
+`python -m tools.render_terminal` runs each command in a terminal of its own (a pty), with the models' real weights,
+and draws what was on the screen to docs/pictures/screens. It needs what CI installs, and takes some minutes: nothing
+here is a test, and nothing in it is written by hand.
 """
 
 import fcntl

@@ -60,7 +60,7 @@ def cluster() -> Claim:
     print(f"where: {placed}; every stream got what the model computes; {time.monotonic() - began:.0f} s in all")
     gap = max(percentile(cut, 0.99), percentile(killed, 0.99))
     claim = (
-        f"{STREAMS} streams over three hosts, one host cut off and one killed: all end byte-equal, no client waits longer "
+        f"{STREAMS} streams on three hosts, one partitioned and one killed: all end byte-equal, no client waits longer "
         f"than {MAX_GAP_S:.0f} s (p99), and who is cut off stops within {MAX_FENCE_S:.0f} s"
     )
     more = {

@@ -78,7 +78,7 @@ def slo_admission() -> Claim:
         round(count.within_25pct / max(1, count.predictions), 3),
     )
     text = (
-        f"at up to {LOAD_FACTORS[-1]:.0f} times the capacity, goodput of admitted requests is at least {TARGET} of a server "
+        f"at up to {LOAD_FACTORS[-1]:.0f} times the capacity, goodput is at least {TARGET} of a server "
         f"that rejects none, rejections take at most {MAX_REJECT_MS:.0f} ms (p99), and 90 % of TTFT predictions are "
         "within 25 %"
     )

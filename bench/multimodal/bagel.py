@@ -1,14 +1,16 @@
 """BAGEL: one picture drawn, and one changed, against the published loop; float32, one thread, equal pictures.
 
-A language model of six layers of 192, pictures of 64 x 64 pixels, 25 moments, and the published defaults. The published
-code cannot be installed, so its loop is written down again, waste included (`tests/models/bagel/bagel_published.py`, shown
-there to give what the published code gave). Ours is served, by a deployment in this process, and timed from the request
-to the picture; both read their prompt. Seconds are of the process's CPU time.
+A language model of six layers of 192, pictures of 64 x 64 pixels, 25 moments, and the published defaults. The
+published code cannot be installed, so its loop is written down again, waste included
+(`tests/models/bagel/bagel_published.py`, shown there to give what the published code gave). Ours is served, by a
+deployment in this process, and timed from the request to the picture; both read their prompt. Seconds are of the
+process's CPU time.
 
-Of the gain in drawing, removed work is the branch of guidance that is the prompt itself: 20 of 64 forwards, x1.45. The
-rest, and all of the gain in changing a picture, is that branches share a forward, that keys and values are not put
-together anew in every layer, and that a layer of three branches is some forty calls and not some four hundred. Products
-of matrices are as large as before. They are half of what is left, and more with larger pictures, which gain less.
+Of the gain in drawing, removed work is the branch of guidance that is the prompt itself: 20 of 64 forwards, x1.45.
+The rest, and all of the gain in changing a picture, is that branches share a forward, that keys and values are not
+put together anew in every layer, and that a layer of three branches is some forty calls and not some four hundred.
+Products of matrices are as large as before. They are half of what is left, and more with larger pictures, which gain
+less.
 """
 
 from __future__ import annotations

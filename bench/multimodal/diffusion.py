@@ -63,7 +63,9 @@ def bare_loop(pipeline: Any, requests: Sequence[ImageRequest], embeddings: Seque
     return pipeline.vae.decode(x / config.scaling_factor + config.shift_factor).sample
 
 
-def staggered_loop(pipeline: Any, requests: Sequence[ImageRequest], embeddings: Sequence[Any], apart_s: float) -> list[Any]:
+def staggered_loop(
+    pipeline: Any, requests: Sequence[ImageRequest], embeddings: Sequence[Any], apart_s: float
+) -> list[Any]:
     """The bare loop with requests that join between its steps at a fixed interval; decoded one by one."""
     import torch
 

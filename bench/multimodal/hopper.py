@@ -1,9 +1,9 @@
 """A real robot loop: pybullet's Hopper asks `mstar serve` what to do, fifty times a second, over openpi's WebSocket.
 
-The simulator and openpi's own client are one process, in the venv that scripts/install-clients makes; the server is another.
-Four hundred steps are eight seconds. Nothing is compared and nothing is removed or batched here: one robot asks, a
-policy of ten thousand numbers answers, so that what is measured is the way there and back. A reply later than 20 ms,
-when the next one is due, is a miss; the robot's world waits for it. One step of that world is 16.5 ms.
+The simulator and openpi's own client are one process, in the venv that scripts/install-clients makes; the server is
+another. Four hundred steps are eight seconds. Nothing is compared and nothing is removed or batched here: one robot
+asks, a policy of ten thousand numbers answers, so that what is measured is the way there and back. A reply later than
+20 ms, when the next one is due, is a miss; the robot's world waits for it. One step of that world is 16.5 ms.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """V-JEPA 2-AC: rollouts, plans and what is seen, against the published code; one thread, equal results.
 
-Pictures of 64 x 64 pixels in 16 patches, an encoder and a predictor of four layers of 96. The published code cannot be
-installed, so what it computes is written down again, waste included (`tests/models/vjepa2/vjepa2_published.py`; a test holds
-it against golden data, to which it is equal to the last bit). Rollouts and plans of ours are served, by a deployment in
-this process, and timed from the request to its end; both sides see their pictures. Seconds are of the process's CPU.
+Pictures of 64 x 64 pixels in 16 patches, an encoder and a predictor of four layers of 96. The published code cannot
+be installed, so what it computes is written down again, waste included (`tests/models/vjepa2/vjepa2_published.py`; a
+test holds it against golden data, to which it is equal to the last bit). Rollouts and plans of ours are served, by a
+deployment in this process, and timed from the request to its end; both sides see their pictures. Seconds are of the
+process's CPU.
 
 Most of the gain is removed work. A rollout of H actions reads H frames where H (H + 1) / 2 were read: x4.5 of H = 8,
 x1.5 of H = 2. Some is a mask, for which attention takes the slow way; the head on all frames but the last; layers'
-first product in three parts, with their turns; and poses, turned one by one. The rest is that all layers are one call,
-a few rows at a time, which stay in a core's cache. Batching gives nothing here, since both sides take all plans as one
-batch. Of a clip of eight frames one is encoded.
+first product in three parts, with their turns; and poses, turned one by one. The rest is that all layers are one
+call, a few rows at a time, which stay in a core's cache. Batching gives nothing here, since both sides take all plans
+as one batch. Of a clip of eight frames one is encoded.
 
-The curve has both dtypes of ours against the published code in float32, as in the comparison that the paper's x12.5 is
-from; bfloat16 rows say so. It passes x12.5 between 24 and 32 steps, in both dtypes.
+The curve has both dtypes of ours against the published code in float32, as in the comparison that the paper's x12.5
+is from; bfloat16 rows say so. It passes x12.5 between 24 and 32 steps, in both dtypes.
 """
 
 from __future__ import annotations
