@@ -102,8 +102,8 @@ def deadlines() -> Claim:
     ours, _, first_come = shares.values()
     text = (
         f"at {LOAD:.0%} of capacity, {ON_TIME_TARGET:.0%} of audio chunks are on time and the first within {TTFT_S} s; "
-        f"FCFS misses that at 1/{TARGET_LOAD_RATIO} of the load; simulated for {LONG_S:.0f} s at {NEAR_CAPACITY:.0%}, FCFS "
-        "and VoxServe's rule have fewer chunks on time"
+        f"FCFS misses that at 1/{TARGET_LOAD_RATIO} of the load; simulated for {LONG_S:.0f} s at {NEAR_CAPACITY:.0%}, "
+        "FCFS and VoxServe's rule have fewer chunks on time"
     )
     holds = (
         ours >= ON_TIME_TARGET
