@@ -62,9 +62,9 @@ def test_models_say_where_they_are_served(openai):
 
 def test_a_route_whose_annotation_cannot_be_read_is_not_served():
     class Unread(Model):
-        async def route(self, request: "WouldBlock") -> None: ...
+        async def route(self, request: "NotImported") -> None: ...
 
-    with pytest.raises(LoadError, match="NotHere"):
+    with pytest.raises(LoadError, match="NotImported"):
         ServedModel.from_model("unread", Unread())
 
 

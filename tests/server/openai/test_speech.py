@@ -232,7 +232,7 @@ def test_what_is_cancelled_is_not_said(server):
         deadline = time.monotonic() + 1
         while "streams" in server.request_stats() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert "streams" not in server.stock()  # the work has ended too
+        assert "streams" not in server.request_stats()  # the work has ended too
         send_event(socket, "input.text", text="Now this.")
         send_event(socket, "input.done")
         assert read_until(socket, "session.done")[0]["sentence_text"] == "Now this."

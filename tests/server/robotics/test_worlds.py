@@ -76,15 +76,15 @@ def test_each_step_shows_what_the_model_imagines(client, model_server):
         assert status == 200
         assert shown["step"] == number
         assert np.array_equal(shown["emissions"]["Latents"], wanted)
-    assert client.ask("GET", world)[1]["steps"] == len(ACTIONS)
-    client.leave()
+    assert client.request("GET", world)[1]["steps"] == len(ACTIONS)
+    client.delete_all()
     assert model_server.is_idle()
 
 
 def test_a_fork_goes_its_own_way(client):
     world = client.create()
     client.step(world, ACTIONS[0])
-    _, forked = client.ask("POST", f"{world}/fork")
+    _, forked = client.request("POST", f"{world}/fork")
     other = f"/v1/worlds/{forked['id']}"
     client._worlds.append(other)
     assert forked["steps"] == 1
@@ -97,7 +97,7 @@ def test_a_fork_goes_its_own_way(client):
 def test_a_reset_goes_back_to_the_beginning(client):
     world = client.create()
     client.step(world, ACTIONS[0])
-    assert client.ask("POST", f"{world}/reset")[1]["steps"] == 0
+    assert client.request("POST", f"{world}/reset")[1]["steps"] == 0
     _, shown = client.step(world, ACTIONS[3])
     assert np.array_equal(shown["emissions"]["Latents"], expected(ACTIONS[3:4])[0])
 
@@ -113,7 +113,7 @@ def test_an_answer_that_was_lost_can_be_had_again(client):
     first = client.step(world, ACTIONS[0], step=0)[1]
     again = client.step(world, ACTIONS[0], step=0)[1]
     assert np.array_equal(first["emissions"]["Latents"], again["emissions"]["Latents"])
-    assert client.ask("GET", world)[1]["steps"] == 1
+    assert client.request("GET", world)[1]["steps"] == 1
     status, refused = client.step(world, ACTIONS[0], step=5)
     assert (status, refused["error"]["code"]) == (409, "wrong_step")
 
@@ -123,9 +123,9 @@ def test_a_step_that_fails_is_not_a_step(client, model_server):
     client.step(world, ACTIONS[0])
     status, refused = client.step(world, np.zeros(6, np.float32))
     assert (status, refused["error"]["code"]) == (500, "model_error")
-    assert client.ask("GET", world)[1]["steps"] == 1
+    assert client.request("GET", world)[1]["steps"] == 1
     assert np.array_equal(client.step(world, ACTIONS[1])[1]["emissions"]["Latents"], expected(ACTIONS[:2])[1])
-    client.leave()
+    client.delete_all()
     assert model_server.is_idle()
 
 
@@ -139,8 +139,8 @@ def test_worlds_are_their_owners_and_end(client, model_server):
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/step"), ("POST", "/fork"), ("POST", "/reset")):
         assert other.request(method, world + path)[0] == 404
     other._http.close()
-    assert client.ask("DELETE", world)[1]["deleted"]
-    assert client.ask("GET", world)[0] == 404
+    assert client.request("DELETE", world)[1]["deleted"]
+    assert client.request("GET", world)[0] == 404
 
 
 def test_there_are_only_so_many_and_so_long(model_server, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_multi_turn_model_computes_each_step_once(model_server):
     for action in ACTIONS:
         before = model_server.op_calls("predictor.advance")
         client.step(world, action)
-        computed.append(model_server.calls("predictor.advance") - before)
+        computed.append(model_server.op_calls("predictor.advance") - before)
     assert computed == [1] * len(ACTIONS)
     client.delete_all()
     client._http.close()
