@@ -187,7 +187,7 @@ def test_bad_forms_are_refused(model_server, fields):
 
 
 def test_a_mask_has_the_size_of_its_picture(client):
-    with pytest.raises(UnprocessableEntityError, match="20 x 16"):
+    with pytest.raises(UnprocessableEntityError, match="20x16, but the image is 24x16"):
         client.images.edit(model="painter", prompt="a", image=png(SOURCE), mask=png(SOURCE[:, :20]))
 
 

@@ -72,7 +72,7 @@ def test_a_robot_is_described(model_server):
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"pose": None}, "invalid_observation", "float32[32] is needed"),
+        ({"pose": None}, "invalid_observation", "send float32[32]"),
         ({"state": np.zeros(3, np.float32)}, "invalid_observation", "['state']"),
         ({"pose": np.zeros(31, np.float32)}, "invalid_observation", "float32[31]"),
         ({"pose": np.zeros(32)}, "invalid_observation", "float64[32]"),
