@@ -1,4 +1,4 @@
-"""Models for the server's tests: one repeats what it is told, one makes vectors, one takes what only it knows."""
+"""Toy models for server tests: an echoing chat model, an embedding model, and models for `/v1/generate`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Letters(Component):
 
 
 class Parrot(Model):
-    """Repeats what it was told last, byte by byte."""
+    """Chat model that echoes the last message, one byte per token."""
 
     def __init__(self) -> None:
         self.letters = Letters()
         self.seen: list[Any] = []
-        """Every request that came here."""
+        """Every request that reached the route."""
 
     @walk
     def say(self, text: str, steps: int) -> Iterator[Text]:
@@ -59,8 +59,8 @@ class Parrot(Model):
         await self.say(text, min(size, request.sampling.max_tokens))
         if request.audio_output and request.voice != "lazy":
             await self.sing(text, size)
-        read = sum(len(str(part)) for turn in request.messages for part in turn.parts)
-        return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": read})
+        prompt_size = sum(len(str(part)) for message in request.messages for part in message.parts)
+        return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": prompt_size})
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -73,7 +73,7 @@ class Measure(Component):
 
 
 class Vectors(Model):
-    """How long texts are, and how many letters a they have."""
+    """Embedding model: the length of a text, and its count of the letter `a`."""
 
     def __init__(self) -> None:
         self.measure = Measure()
@@ -89,7 +89,7 @@ class Vectors(Model):
 
 @dataclass(frozen=True)
 class Mix:
-    """Sounds to be mixed."""
+    """Request type of `Mixer`."""
 
     sound: Float32[Tensor, "T"]
     times: int
@@ -104,7 +104,7 @@ class Desk(Component):
 
 
 class Mixer(Model):
-    """Plays a sound several times. No client library knows it."""
+    """Repeats audio; its request type has no OpenAI endpoint, so it is served at `/v1/generate` only."""
 
     def __init__(self) -> None:
         self.desk = Desk()
@@ -120,7 +120,7 @@ class Mixer(Model):
 
 
 class NoRoute(Model):
-    """One walk and no route: a request is its arguments."""
+    """Model without a route: a request holds the arguments of its only walk."""
 
     def __init__(self) -> None:
         self.letters = Letters()
