@@ -26,7 +26,7 @@ class Denoiser(Component):
         if prompt.startswith("slow"):
             time.sleep(0.02)
         if prompt.startswith("break"):
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return x + (target - x) / 2
 
     @op
@@ -73,7 +73,7 @@ class FrameGenerator(Component):
         if prompt.startswith("slow"):
             time.sleep(0.05)
         if prompt.startswith("break") and step == 1:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         first = step * 4
         return np.stack([np.full((height, width, 3), 8 * (first + i) % 256, np.uint8) for i in range(4)])
 

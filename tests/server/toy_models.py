@@ -22,7 +22,7 @@ class Letters(Component):
             time.sleep(0.01)
         letter = text.encode()[step]
         if letter == BOOM.encode()[0] and BOOM in text:
-            raise RuntimeError("a secret of the house: /etc/passwd at 0x7fffdeadbeef")
+            raise RuntimeError("an internal secret: /etc/passwd at 0x7fffdeadbeef")
         return np.array([letter], np.int64)
 
     @op
@@ -51,7 +51,7 @@ class Parrot(Model):
     async def route(self, request: ChatRequest) -> Finish:
         self.seen.append(request)
         if request.audio_output and request.voice == "mute":
-            raise NotImplementedError("a secret of the house")
+            raise NotImplementedError("an internal secret")
         text = "".join(
             part if isinstance(part, str) else f"<{type(part).__name__}>" for part in request.messages[-1].parts
         ).replace("{seed}", str(request.sampling.seed))
@@ -100,7 +100,7 @@ class Mix:
 class Desk(Component):
     @op
     def play(self, mix: Mix, step: int) -> Float32[Tensor, "T"]:
-        return mix.sound * np.float32(step + (mix.mode == "loud"))
+        return mix.sound * np.float32(step + 1 if mix.mode == "loud" else step)
 
 
 class Mixer(Model):

@@ -45,7 +45,7 @@ class Arm(Model):
         self.seen.append(request)
         seen = request.observation
         if request.prompt == "break":
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         await self.act(seen["cameras"], self.policy.tokenize(request.prompt), seen["pose"], request.seed)
 
     def robot_spec(self) -> Mapping[str, Any]:

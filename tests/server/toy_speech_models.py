@@ -53,7 +53,7 @@ class ToneGenerator(Component):
         if text.startswith("slow"):
             time.sleep(0.02)
         if text.startswith("boom") and step == 3:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return tones(text[step])
 
 
@@ -88,7 +88,7 @@ class ToneRecognizer(Component):
         if prompt == "slow":
             time.sleep(0.02)
         if prompt == "boom" and step == 3:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return letters[step : step + 1]
 
 

@@ -21,7 +21,7 @@ class LetterTones(Component):
         if text.startswith("slow"):
             time.sleep(0.01)
         if text[step] == "!":
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return np.array([ord(text[step])], np.int64)
 
     @op

@@ -57,7 +57,7 @@ def test_models_list_their_endpoints(openai):
     assert models["mixer"]["endpoints"] == ["/v1/generate"]
     assert openai.models.retrieve("mixer").id == "mixer"
     with pytest.raises(NotFoundError):
-        openai.models.retrieve("nobody")
+        openai.models.retrieve("unknown")
 
 
 def test_a_route_with_an_unresolved_annotation_is_not_served():

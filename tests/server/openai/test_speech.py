@@ -246,7 +246,7 @@ def test_input_cancel_stops_synthesis(server):
     ("messages", "code"),
     [
         ([{"type": "input.text", "text": "too early"}], "invalid_value"),
-        ([{"type": "session.config", "model": "nobody"}], "model_not_found"),
+        ([{"type": "session.config", "model": "unknown"}], "model_not_found"),
         ([{"type": "session.config", "model": "scribe"}], "endpoint_not_supported"),
         ([{"type": "session.config", "model": "talker", "speed": 9}], "invalid_value"),
         ([{"type": "session.config", "model": "talker"}, {"type": "input.what"}], "invalid_value"),

@@ -257,7 +257,7 @@ def test_speech_interrupts_a_response(realtime_session, model_server):
 def test_input_audio_is_transcribed(realtime_session):
     audio_input = {"turn_detection": None, "transcription": {"model": "talker"}}
     realtime_session.session.update(session={"type": "realtime", "audio": {"input": audio_input}})
-    for model in ("talker", "nobody"):
+    for model in ("talker", "unknown"):
         realtime_session.session.update(
             session={"type": "realtime", "audio": {"input": {"transcription": {"model": model}}}}
         )
@@ -301,15 +301,15 @@ def test_an_invalid_truncation_is_rejected(realtime_session):
 
 
 @pytest.mark.parametrize(
-    ("end_ms", "kept"), [(0, ""), (60, "one"), (80, "one"), (100, "one"), (140, "one two"), (540, WORDS)]
+    ("end_ms", "remaining"), [(0, ""), (60, "one"), (80, "one"), (100, "one"), (140, "one two"), (540, WORDS)]
 )
-def test_truncation_keeps_whole_words(end_ms, kept):
+def test_truncation_keeps_whole_words(end_ms, remaining):
     item = Item("a", "assistant", is_audio=True)
     for letter in WORDS:
         item.text += letter
         item.add_audio(bytes(20 * 48))
     item.truncate(end_ms)
-    assert item.text == kept
+    assert item.text == remaining
 
 
 def test_truncation_removes_text_that_was_ahead_of_the_audio():
@@ -351,9 +351,7 @@ def test_a_multi_turn_model_resumes_from_the_truncated_response(multi_turn_sessi
     assert (done.status, time.monotonic() - started_at < 2) == ("cancelled", True)
     realtime_session.conversation.item.truncate(item_id=done.output[0].id, content_index=0, audio_end_ms=0)
     wait_for_event(realtime_session, "conversation.item.truncated")
-    assert send_and_respond(realtime_session, "go on") == "go on 2", (
-        "the truncated text is dropped"
-    )
+    assert send_and_respond(realtime_session, "go on") == "go on 2", "the truncated text is dropped"
     assert [len(chat.messages) for chat in seen] == [1, 0, 1], "one request, with a stop input in between"
 
 
@@ -398,7 +396,7 @@ def test_an_invalid_event_is_reported_and_the_session_continues(model_server, me
         assert json.loads(realtime_session.recv())["type"] == "input_audio_buffer.cleared"
 
 
-@pytest.mark.parametrize("model", ["arm", "nobody"])
+@pytest.mark.parametrize("model", ["arm", "unknown"])
 def test_a_model_without_chat_is_rejected_before_the_session(model_server, model):
     with pytest.raises(InvalidStatus) as raised:
         connect(f"ws://127.0.0.1:{model_server.port}/v1/realtime?model={model}")
