@@ -382,6 +382,7 @@ def test_changed_instructions_restart_the_request(multi_turn_session):
         '{"type": "conversation.item.create", "item": 7}',
         '{"type": "conversation.item.create", "item": {"type": "message", "role": "king", "content": []}}',
         '{"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [7]}}',
+        '{"type": "conversation.item.create", "previous_item_id": 7, "item": {"type": "function_call_output"}}',
         '{"type": "conversation.item.delete"}',
         '{"type": "response.create", "response": {"conversation": "none"}}',
     ],

@@ -162,7 +162,9 @@ class Conversation:
         for index, item in enumerate(self.items):
             if item.id == item_id:
                 return index
-        message = f"item_id: the conversation has no item {item_id[:64]!r}. fix: use an id of conversation.item.added"
+        message = (
+            f"item_id: the conversation has no item {str(item_id)[:64]!r}. fix: use an id of conversation.item.added"
+        )
         raise ApiError(400, "item_not_found", message, param="item_id")
 
     def to_messages(self, instructions: str) -> tuple[Message, ...]:
