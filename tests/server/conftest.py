@@ -5,6 +5,6 @@ from tests.server.toy_server import run_toy_server
 
 @pytest.fixture(scope="session")
 def server():
-    """A server without keys."""
+    """Toy server without API keys, shared by the whole test session."""
     with run_toy_server() as started:
         yield started

@@ -1,4 +1,4 @@
-"""A house for toys: given models in this process, behind a real port."""
+"""Test server: serves given models in this process, over a real TCP port."""
 
 import asyncio
 import threading
@@ -18,15 +18,15 @@ from mstar.wire.messages import Peer
 
 
 class ModelServer:
-    """Models that are served."""
+    """A running server; `state` and the query methods look inside."""
 
-    def __init__(self, port, models, door, together, front):
+    def __init__(self, port, models, state, launcher, frontend):
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.models = models
-        self.state = door
-        self._launcher = together
-        self._front = front
+        self.state = state
+        self._launcher = launcher
+        self._frontend = frontend
 
     def client(self, key="", **headers):
         if key:
@@ -34,24 +34,28 @@ class ModelServer:
         return httpx2.Client(base_url=self.url, headers=headers, timeout=10)
 
     def op_calls(self, name):
-        """How many calls of an op there were, in any model."""
-        ops = self._front.query_stats(Peer("local", 0)).result(1.0).ops
-        found = [walk for one in ops if f"{one.component}.{one.op}" == name for walk in one.walks.values()]
-        return sum(walk.calls for walk in found)
+        """Number of calls of an op, summed over all models."""
+        ops = self._frontend.query_stats(Peer("local", 0)).result(1.0).ops
+        return sum(walk.calls for op in ops if f"{op.component}.{op.op}" == name for walk in op.walks.values())
 
     def is_idle(self, seconds=1.0):
-        """Whether nothing is left of any request after so long."""
-        peers = (self._front.peer, self._launcher.conductor, Peer("local", 0))
+        """Whether all request state is freed within `seconds`."""
+        peers = (self._frontend.peer, self._launcher.conductor, Peer("local", 0))
         deadline = time.monotonic() + seconds
         while True:
-            stocks = [self._front.query_counts(peer).result(1.0) for peer in peers]
-            left = {what: n for one in stocks for what, n in one.items() if n and what not in ("workers", "inbox")}
-            if not left or time.monotonic() > deadline:
-                return not left
+            counts = [self._frontend.query_counts(peer).result(1.0) for peer in peers]
+            is_idle = not any(
+                count
+                for peer_counts in counts
+                for name, count in peer_counts.items()
+                if name not in ("workers", "inbox")
+            )
+            if is_idle or time.monotonic() > deadline:
+                return is_idle
             time.sleep(0.01)
 
     def wait_until_idle(self, seconds=1.0):
-        """Whether no client is there after so long, and nothing of what it asked for."""
+        """Whether all HTTP requests have ended and their state is freed within `seconds`."""
         deadline = time.monotonic() + seconds
         while self.state.active_requests and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -60,25 +64,25 @@ class ModelServer:
 
 @contextmanager
 def serve_models(models, keys=None, options=None):
-    """Serve these models."""
-    deployed = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
-    door = ServerState(models, keys)
-    door.plans = {name: one.plans for name, one in deployed.items()}
-    listener = HttpServer(door, build_app(door), drain_timeout_s=1)
-    with InProcessLauncher(deployed, options=options) as together, bind_socket("127.0.0.1", 0) as listening:
-        front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
-        together.add_frontend(front)
+    """Serve models, by name, until the context exits."""
+    planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
+    state = ServerState(models, keys)
+    state.plans = {name: model.plans for name, model in planned.items()}
+    http_server = HttpServer(state, build_app(state), drain_timeout_s=1)
+    with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
+        frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
+        launcher.add_frontend(frontend)
         loop = asyncio.new_event_loop()
 
         async def run():
-            door.start_accepting(front, lambda: (together.conductor, Peer("local", 0)), loop)
-            await listener.serve([listening])
+            state.start_accepting(frontend, lambda: (launcher.conductor, Peer("local", 0)), loop)
+            await http_server.serve([listening])
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
         thread.start()
-        while not listener.started:
+        while not http_server.started:
             time.sleep(0.005)
-        yield ModelServer(listening.getsockname()[1], models, door, together, front)
-        loop.call_soon_threadsafe(listener.begin_shutdown)
+        yield ModelServer(listening.getsockname()[1], models, state, launcher, frontend)
+        loop.call_soon_threadsafe(http_server.begin_shutdown)
         thread.join()
         loop.close()

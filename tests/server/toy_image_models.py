@@ -1,4 +1,4 @@
-"""Toy models that draw and film: numbers from a seed, made less and less noisy by a loop."""
+"""Toy image and video generators: a denoising loop over seeded noise, and frames of rising brightness."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ FPS = 8.0
 
 class Denoiser(Component):
     @op
-    def noise(self, aim: Float32[Tensor, "H W 3"], seed: int) -> Float32[Tensor, "H W 3"]:
-        return np.random.default_rng(seed).uniform(0, 255, aim.shape).astype(np.float32)
+    def noise(self, target: Float32[Tensor, "H W 3"], seed: int) -> Float32[Tensor, "H W 3"]:
+        return np.random.default_rng(seed).uniform(0, 255, target.shape).astype(np.float32)
 
     @op
     def denoise(
-        self, x: Float32[Tensor, "H W 3"], aim: Float32[Tensor, "H W 3"], prompt: str
+        self, x: Float32[Tensor, "H W 3"], target: Float32[Tensor, "H W 3"], prompt: str
     ) -> Float32[Tensor, "H W 3"]:
         if prompt.startswith("slow"):
             time.sleep(0.02)
         if prompt.startswith("break"):
-            raise RuntimeError("a secret of the house: /etc/passwd")
-        return x + (aim - x) / 2
+            raise RuntimeError("an internal secret: /etc/passwd")
+        return x + (target - x) / 2
 
     @op
-    def aim(self, drawing: ImageRequest) -> Float32[Tensor, "H W 3"]:
-        """All of one colour that tells the length of the prompt; where there is a source, that, outside of the mask."""
-        flat = np.full((drawing.height or 16, drawing.width or 24, 3), len(drawing.prompt), np.float32)
-        for source in drawing.sources:
-            is_masked = drawing.mask.pixels if drawing.mask is not None else np.zeros_like(source.pixels)
-            flat = np.where(is_masked > 127, flat, source.pixels).astype(np.float32)
-        return flat
+    def target(self, request: ImageRequest) -> Float32[Tensor, "H W 3"]:
+        """Image of one color, the length of the prompt; source images replace it outside of the mask."""
+        image = np.full((request.height or 16, request.width or 24, 3), len(request.prompt), np.float32)
+        for source in request.sources:
+            mask = request.mask.pixels if request.mask is not None else np.zeros_like(source.pixels)
+            image = np.where(mask > 127, image, source.pixels).astype(np.float32)
+        return image
 
     @op
     def pixels(self, x: Float32[Tensor, "H W 3"]) -> UInt8[Tensor, "H W 3"]:
@@ -44,20 +44,20 @@ class Denoiser(Component):
 
 
 class ImageGenerator(Model):
-    """Draws what is nearly one colour."""
+    """Image model: converges to one color; emits partial images."""
 
     def __init__(self) -> None:
         self.denoiser = Denoiser()
         self.seen: list[ImageRequest] = []
 
     @walk
-    def draw(self, drawing: ImageRequest, seed: int, prompt: str, shows: int) -> Iterator[Image]:
-        aim = self.denoiser.aim(drawing)
-        s = loop(steps=shows, x=self.denoiser.noise(aim, seed))
+    def draw(self, request: ImageRequest, seed: int, prompt: str, images: int) -> Iterator[Image]:
+        target = self.denoiser.target(request)
+        s = loop(steps=images, x=self.denoiser.noise(target, seed))
         for _ in s:
             t = loop(steps=STEPS, x=s.x)
             for _ in t:
-                t.x = self.denoiser.denoise(t.x, aim, prompt)
+                t.x = self.denoiser.denoise(t.x, target, prompt)
             s.x = t.x
             yield Image(self.denoiser.pixels(s.x))
 
@@ -73,13 +73,13 @@ class FrameGenerator(Component):
         if prompt.startswith("slow"):
             time.sleep(0.05)
         if prompt.startswith("break") and step == 1:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         first = step * 4
         return np.stack([np.full((height, width, 3), 8 * (first + i) % 256, np.uint8) for i in range(4)])
 
 
 class VideoGenerator(Model):
-    """Films what gets brighter and brighter, four frames at a time."""
+    """Video model: frames of rising brightness, four per chunk."""
 
     def __init__(self) -> None:
         self.frames = FrameGenerator()

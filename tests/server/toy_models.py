@@ -1,4 +1,4 @@
-"""Models for the server's tests: one repeats what it is told, one makes vectors, one takes what only it knows."""
+"""Toy models for server tests: an echoing chat model, an embedding model, and models for `/v1/generate`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Letters(Component):
             time.sleep(0.01)
         letter = text.encode()[step]
         if letter == BOOM.encode()[0] and BOOM in text:
-            raise RuntimeError("a secret of the house: /etc/passwd at 0x7fffdeadbeef")
+            raise RuntimeError("an internal secret: /etc/passwd at 0x7fffdeadbeef")
         return np.array([letter], np.int64)
 
     @op
@@ -31,12 +31,12 @@ class Letters(Component):
 
 
 class Parrot(Model):
-    """Repeats what it was told last, byte by byte."""
+    """Chat model that echoes the last message, one byte per token."""
 
     def __init__(self) -> None:
         self.letters = Letters()
         self.seen: list[Any] = []
-        """Every request that came here."""
+        """Every request that reached the route."""
 
     @walk
     def say(self, text: str, steps: int) -> Iterator[Text]:
@@ -51,7 +51,7 @@ class Parrot(Model):
     async def route(self, request: ChatRequest) -> Finish:
         self.seen.append(request)
         if request.audio_output and request.voice == "mute":
-            raise NotImplementedError("a secret of the house")
+            raise NotImplementedError("an internal secret")
         text = "".join(
             part if isinstance(part, str) else f"<{type(part).__name__}>" for part in request.messages[-1].parts
         ).replace("{seed}", str(request.sampling.seed))
@@ -59,8 +59,8 @@ class Parrot(Model):
         await self.say(text, min(size, request.sampling.max_tokens))
         if request.audio_output and request.voice != "lazy":
             await self.sing(text, size)
-        read = sum(len(str(part)) for turn in request.messages for part in turn.parts)
-        return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": read})
+        prompt_size = sum(len(str(part)) for message in request.messages for part in message.parts)
+        return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": prompt_size})
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -73,7 +73,7 @@ class Measure(Component):
 
 
 class Vectors(Model):
-    """How long texts are, and how many letters a they have."""
+    """Embedding model: the length of a text, and its count of the letter `a`."""
 
     def __init__(self) -> None:
         self.measure = Measure()
@@ -89,7 +89,7 @@ class Vectors(Model):
 
 @dataclass(frozen=True)
 class Mix:
-    """Sounds to be mixed."""
+    """Request type of `Mixer`."""
 
     sound: Float32[Tensor, "T"]
     times: int
@@ -100,11 +100,11 @@ class Mix:
 class Desk(Component):
     @op
     def play(self, mix: Mix, step: int) -> Float32[Tensor, "T"]:
-        return mix.sound * np.float32(step + (mix.mode == "loud"))
+        return mix.sound * np.float32(step + 1 if mix.mode == "loud" else step)
 
 
 class Mixer(Model):
-    """Plays a sound several times. No client library knows it."""
+    """Repeats audio; its request type has no OpenAI endpoint, so it is served at `/v1/generate` only."""
 
     def __init__(self) -> None:
         self.desk = Desk()
@@ -120,7 +120,7 @@ class Mixer(Model):
 
 
 class NoRoute(Model):
-    """One walk and no route: a request is its arguments."""
+    """Model without a route: a request holds the arguments of its only walk."""
 
     def __init__(self) -> None:
         self.letters = Letters()

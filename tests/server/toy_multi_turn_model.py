@@ -1,4 +1,4 @@
-"""A toy model that goes on with its client, who may cut it short."""
+"""Toy multi-turn chat model that can be interrupted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.server.toy_voice_model import Talker
 
 
 class MultiTurnTalker(Talker):
-    """Goes on with its client: each answer is how many turns it has heard, and the last of them."""
+    """Responds with the last message and the number of messages so far, over many turns of one request."""
 
     async def route(self, request: ChatRequest) -> Finish:
-        chat, turns, ending = request, list[Any](), Finish()
+        chat, messages, finish = request, list[Any](), Finish()
         while chat is not None:
             self.seen.append(chat)
-            turns += chat.messages
+            messages += chat.messages
             if chat.messages:
-                text = f"{turns[-1].parts[0]} {len(turns)}"
-                is_cut = await self.say(text, len(text)).interruptible() is INTERRUPTED
-                ending = Finish("interrupted" if is_cut else "stop", {"text": len(turns)})
-            chat = await self.next_input(ending)
-        return ending
+                text = f"{messages[-1].parts[0]} {len(messages)}"
+                is_interrupted = await self.say(text, len(text)).interruptible() is INTERRUPTED
+                finish = Finish("interrupted" if is_interrupted else "stop", {"text": len(messages)})
+            chat = await self.next_input(finish)
+        return finish

@@ -1,4 +1,4 @@
-"""A toy robot and a toy world: real walks with caches, over the toy components."""
+"""Toy robot policy and toy world models: walks with KV caches over the components of `mstar.testing`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FaultyActuator(Component):
 
 
 class Arm(Model):
-    """Reads cameras, task and pose once; denoises a chunk of actions over them."""
+    """Flow-matching policy: one prefix of cameras, task and pose, then a denoising loop over an action chunk."""
 
     def __init__(self) -> None:
         self.vit, self.policy, self.actuator = ImageEncoder(), Policy(), FaultyActuator()
@@ -45,7 +45,7 @@ class Arm(Model):
         self.seen.append(request)
         seen = request.observation
         if request.prompt == "break":
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         await self.act(seen["cameras"], self.policy.tokenize(request.prompt), seen["pose"], request.seed)
 
     def robot_spec(self) -> Mapping[str, Any]:
@@ -54,7 +54,7 @@ class Arm(Model):
 
 
 class ToyWorldModel(Model):
-    """Imagines what each action leads to, with a cache of what it imagined before."""
+    """World model that replays the whole lineage in every request."""
 
     def __init__(self) -> None:
         self.encoder, self.predictor = VideoEncoder(), Predictor()
@@ -79,7 +79,7 @@ class ToyWorldModel(Model):
 
 
 class MultiTurnWorldModel(ToyWorldModel):
-    """A dreamer that dreams on: it keeps its cache while its client thinks of the next action."""
+    """World model with a multi-turn route: keeps its KV cache between the actions of a client."""
 
     async def route(self, request: RolloutRequest) -> None:
         kv, pose = self.predictor.kv(), np.zeros(7, np.float32)
@@ -91,7 +91,7 @@ class MultiTurnWorldModel(ToyWorldModel):
 
 
 def observation(seed=0):
-    """What the arm sees."""
+    """Observation of `Arm`: seeded camera images and pose."""
     rng = np.random.default_rng(seed)
     cameras = rng.integers(0, 255, VIEWS).astype(np.float32)
     return {"cameras": cameras, "pose": rng.integers(-9, 9, 32).astype(np.float32)}

@@ -1,4 +1,4 @@
-"""A server for tests: real models in this process, behind a real port."""
+"""Test server with the toy chat, embedding and generic models, over a real TCP port."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ from tests.server.toy_models import Mixer, NoRoute, Parrot, Vectors
 
 @dataclass
 class Server:
-    """One that runs."""
+    """A running server; `state` and the query methods look inside."""
 
     url: str
     state: ServerState
@@ -29,18 +29,20 @@ class Server:
     launcher: InProcessLauncher
     parrot: Parrot
 
-    def client(self, key="", **how):
+    def client(self, key="", **options):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=10, verify=False, **how)  # which is HTTP
+        # Without `verify=False` every client would load the CA bundle, although the server speaks plain HTTP.
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=10, verify=False, **options)
 
     def request_stats(self):
-        """What is held of requests, by front end, conductor and worker."""
+        """Nonzero counts of request state in the front end, conductor and worker."""
         peers = (self.front.peer, self.launcher.conductor, Peer("local", 0))
-        stocks = [self.front.query_counts(peer).result(1.0) for peer in peers]
-        return {what: n for stock in stocks for what, n in stock.items() if n and what not in ("workers", "inbox")}
+        all_counts = [self.front.query_counts(peer).result(1.0) for peer in peers]
+        ignored = ("workers", "inbox")
+        return {name: n for counts in all_counts for name, n in counts.items() if n and name not in ignored}
 
     def wait_until_idle(self, seconds=1.0):
-        """Whether nothing is left of any request after so long."""
+        """Whether all HTTP requests have ended and their state is freed within `seconds`."""
         deadline = time.monotonic() + seconds
         while (self.request_stats() or self.state.active_requests) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -49,33 +51,33 @@ class Server:
 
 @contextmanager
 def run_toy_server(*, keys=None, limits=None, options=None, pages=()):
-    """Serve the models of the tests."""
+    """Serve the toy models until the context exits."""
     parrot = Parrot()
     models = {"parrot": parrot, "vectors": Vectors(), "mixer": Mixer(), "free": NoRoute()}
-    deployed = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
-    door = ServerState(models, keys, limits)
-    door.plans = {name: one.plans for name, one in deployed.items()}
-    door.process_statuses = lambda: {"local": WorkerProcessStatus("up")}
-    listener = HttpServer(door, build_app(door, pages), drain_timeout_s=2)
-    with InProcessLauncher(deployed, options=options) as together, bind_socket("127.0.0.1", 0) as listening:
-        front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
-        together.add_frontend(front)
+    planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
+    state = ServerState(models, keys, limits)
+    state.plans = {name: model.plans for name, model in planned.items()}
+    state.process_statuses = lambda: {"local": WorkerProcessStatus("up")}
+    http_server = HttpServer(state, build_app(state, pages), drain_timeout_s=2)
+    with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
+        frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
+        launcher.add_frontend(frontend)
         loop = asyncio.new_event_loop()
 
         async def run():
-            door.start_accepting(front, lambda: (together.conductor, Peer("local", 0)), loop)
-            await listener.serve([listening])
+            state.start_accepting(frontend, lambda: (launcher.conductor, Peer("local", 0)), loop)
+            await http_server.serve([listening])
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
         thread.start()
-        while not listener.started:
+        while not http_server.started:
             time.sleep(0.005)
-        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", door, front, together, parrot)
-        loop.call_soon_threadsafe(listener.begin_shutdown)
+        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, parrot)
+        loop.call_soon_threadsafe(http_server.begin_shutdown)
         thread.join()
         loop.close()
 
 
 def chat_body(text, **more):
-    """The body of a chat in which the user said this."""
+    """Body of a chat completion with one user message."""
     return {"model": "parrot", "messages": [{"role": "user", "content": text}]} | more

@@ -1,4 +1,4 @@
-"""Models that speak and hear, for the server's tests: every letter is a tenth of a second of a tone of its own."""
+"""Toy text-to-speech and speech-to-text models: every letter is a 0.1 s tone of its own pitch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ LETTER = RATE // 10
 
 
 def pitch_of(letter):
-    """How high the tone of a letter is: far from that of its neighbours."""
+    """Frequency in Hz of a letter's tone; neighbors are 30 Hz apart."""
     return 300 + 30 * (letter - 32)
 
 
 def tones(text, rate=RATE):
-    """How a text sounds."""
-    at = np.arange(rate // 10) / rate
-    return np.concatenate([0.5 * np.sin(2 * np.pi * pitch_of(letter) * at) for letter in text.encode()]).astype("f4")
+    """Synthesize a text."""
+    time_s = np.arange(rate // 10) / rate
+    return np.concatenate([0.5 * np.sin(2 * np.pi * pitch_of(letter) * time_s) for letter in text.encode()]).astype(
+        "f4"
+    )
 
 
 def letters_in(samples, rate):
-    """The text that sounds so."""
+    """Recognize the letters of synthesized audio, by the peak of each window's spectrum."""
     size = rate // 10
     windows = np.asarray(samples)[: len(samples) // size * size].reshape(-1, size) * np.hanning(size)
     pitches = np.argmax(np.abs(np.fft.rfft(windows)), axis=1) * 10
@@ -51,12 +53,12 @@ class ToneGenerator(Component):
         if text.startswith("slow"):
             time.sleep(0.02)
         if text.startswith("boom") and step == 3:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return tones(text[step])
 
 
 class ToneSpeaker(Model):
-    """Says a text letter by letter."""
+    """Text-to-speech model with two voices; one output per letter."""
 
     def __init__(self) -> None:
         self.generator = ToneGenerator()
@@ -86,12 +88,12 @@ class ToneRecognizer(Component):
         if prompt == "slow":
             time.sleep(0.02)
         if prompt == "boom" and step == 3:
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return letters[step : step + 1]
 
 
 class ToneTranscriber(Model):
-    """Writes down what a Talker says; a segment for each word. Told to be `terse`, it tells no times."""
+    """Transcribes `ToneSpeaker` audio, one segment per word. With the prompt `terse` it returns no segments."""
 
     def __init__(self) -> None:
         self.recognizer = ToneRecognizer()
@@ -108,17 +110,17 @@ class ToneTranscriber(Model):
 
     async def route(self, request: TranscriptionRequest) -> Transcript | None:
         self.seen.append(request)
-        sound = request.audio
-        seconds = len(sound.samples) / sound.rate
-        letters = await self.transcribe(sound.samples, sound.rate, int(seconds * 10 + 1e-6), request.prompt)
+        audio = request.audio
+        seconds = len(audio.samples) / audio.rate
+        letters = await self.transcribe(audio.samples, audio.rate, int(seconds * 10 + 1e-6), request.prompt)
         if request.prompt == "terse":
             return None
         text = self.detokenize(letters.tolist())
         text = text.upper() if request.is_translation else text
-        segments, at = [], 0
+        segments, start = [], 0
         for word in text.split(" "):
-            segments.append(Segment(at / 10, (at + len(word)) / 10, word))
-            at += len(word) + 1
+            segments.append(Segment(start / 10, (start + len(word)) / 10, word))
+            start += len(word) + 1
         return Transcript(text, tuple(segments), request.language or "en", seconds)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
@@ -127,26 +129,26 @@ class ToneTranscriber(Model):
 
 @contextmanager
 def run_speech_server():
-    """A server with these models."""
+    """Serve both models until the context exits."""
     models = {"talker": ToneSpeaker(), "scribe": ToneTranscriber()}
-    deployed = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
-    door = ServerState(models)
-    door.plans = {name: one.plans for name, one in deployed.items()}
-    listener = HttpServer(door, build_app(door), drain_timeout_s=2)
-    with InProcessLauncher(deployed) as together, bind_socket("127.0.0.1", 0) as listening:
-        front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
-        together.add_frontend(front)
-        events = asyncio.new_event_loop()
+    planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
+    state = ServerState(models)
+    state.plans = {name: model.plans for name, model in planned.items()}
+    http_server = HttpServer(state, build_app(state), drain_timeout_s=2)
+    with InProcessLauncher(planned) as launcher, bind_socket("127.0.0.1", 0) as listening:
+        frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
+        launcher.add_frontend(frontend)
+        event_loop = asyncio.new_event_loop()
 
         async def run():
-            door.start_accepting(front, lambda: (together.conductor, Peer("local", 0)), events)
-            await listener.serve([listening])
+            state.start_accepting(frontend, lambda: (launcher.conductor, Peer("local", 0)), event_loop)
+            await http_server.serve([listening])
 
-        thread = threading.Thread(target=lambda: events.run_until_complete(run()))
+        thread = threading.Thread(target=lambda: event_loop.run_until_complete(run()))
         thread.start()
-        while not listener.started:
+        while not http_server.started:
             time.sleep(0.005)
-        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", door, front, together, None)
-        events.call_soon_threadsafe(listener.begin_shutdown)
+        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, None)
+        event_loop.call_soon_threadsafe(http_server.begin_shutdown)
         thread.join()
-        events.close()
+        event_loop.close()

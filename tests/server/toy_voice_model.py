@@ -1,4 +1,4 @@
-"""A toy model that hears and speaks: it says how long it heard somebody, or repeats a text, 20 ms of sound a letter."""
+"""Toy voice chat model: describes the audio of the user, or echoes a text, 20 ms of audio per letter."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class LetterTones(Component):
         if text.startswith("slow"):
             time.sleep(0.01)
         if text[step] == "!":
-            raise RuntimeError("a secret of the house: /etc/passwd")
+            raise RuntimeError("an internal secret: /etc/passwd")
         return np.array([ord(text[step])], np.int64)
 
     @op
     def voice(self, letter: Int64[Tensor, "1"]) -> Float32[Tensor, "S"]:
-        at = np.arange(LETTER, dtype=np.float32) / RATE
-        return (np.sin(at * 2 * np.pi * (200 + 4 * int(letter[0]))) / 4).astype(np.float32)
+        time_s = np.arange(LETTER, dtype=np.float32) / RATE
+        return (np.sin(time_s * 2 * np.pi * (200 + 4 * int(letter[0]))) / 4).astype(np.float32)
 
 
 class Talker(Model):
-    """Repeats, in letters and in tones."""
+    """Chat and transcription model with text and audio output."""
 
     def __init__(self) -> None:
         self.tones = LetterTones()
@@ -52,9 +52,9 @@ class Talker(Model):
     async def route(self, request: ChatRequest | TranscriptionRequest) -> Finish | Transcript:
         self.seen.append(request)
         if isinstance(request, TranscriptionRequest):
-            return Transcript(describe_sound(request.audio), (), "en", 0.0)
+            return Transcript(describe_audio(request.audio), (), "en", 0.0)
         last = request.messages[-1].parts[-1] if request.messages[-1].parts else ""
-        text = describe_sound(last) if isinstance(last, AudioInput) else str(last)
+        text = describe_audio(last) if isinstance(last, AudioInput) else str(last)
         if text == "weather" and request.tools:
             return Finish("tool_calls", {"text": 1}, (ToolCall("call_1", request.tools[0].name, '{"x":1}'),))
         count = min(len(text), request.sampling.max_tokens)
@@ -65,7 +65,7 @@ class Talker(Model):
         return "".join(map(chr, tokens))
 
 
-def describe_sound(sound: AudioInput) -> str:
-    """What is said of a sound: how long its loud part is, in tenths of a second."""
-    loud = int((np.abs(sound.samples) > 0.1).sum()) / sound.rate
-    return f"heard {len(sound.samples) / sound.rate:.1f} with {loud:.1f} loud"
+def describe_audio(audio: AudioInput) -> str:
+    """Duration of the audio and of its loud part, in seconds."""
+    loud = int((np.abs(audio.samples) > 0.1).sum()) / audio.rate
+    return f"heard {len(audio.samples) / audio.rate:.1f} with {loud:.1f} loud"

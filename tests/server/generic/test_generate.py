@@ -1,4 +1,4 @@
-"""Embeddings, the list of models, and models in their own terms."""
+"""Tests of the embeddings, models and generate endpoints."""
 
 import base64
 import io
@@ -21,51 +21,51 @@ def openai(server):
 
 # ---------------------------------------------------------------- embeddings
 @pytest.mark.parametrize("form", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}])
-def test_vectors_in_every_form(openai, form):
-    got = openai.embeddings.create(model="vectors", input=["banana", "kiwi"], **form)
-    rows = [one.embedding for one in got.data]
-    if form.get("encoding_format") == "base64":  # the client leaves as it is what it was asked for
+def test_embeddings_in_every_encoding(openai, form):
+    result = openai.embeddings.create(model="vectors", input=["banana", "kiwi"], **form)
+    rows = [row.embedding for row in result.data]
+    if form.get("encoding_format") == "base64":  # the SDK does not decode an explicit base64
         rows = [np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows]
     assert rows == [[6.0, 3.5], [4.0, 0.5]]
-    assert [one.index for one in got.data] == [0, 1]
+    assert [row.index for row in result.data] == [0, 1]
 
 
-def test_one_text_is_one_vector(openai):
+def test_one_text_has_one_embedding(openai):
     assert openai.embeddings.create(model="vectors", input="a").data[0].embedding == [1.0, 1.5]
 
 
-def test_a_vector_that_is_not_finite_is_no_answer(openai):
+def test_an_embedding_that_is_not_finite_is_an_error(openai):
     with pytest.raises(InternalServerError, match="finite"):
         openai.embeddings.create(model="vectors", input="nan")
 
 
-def test_vectors_of_another_size_are_refused(openai):
+def test_dimensions_are_rejected(openai):
     with pytest.raises(BadRequestError, match="dimensions"):
         openai.embeddings.create(model="vectors", input="a", dimensions=1)
 
 
 # ---------------------------------------------------------------- models
-def test_models_say_where_they_are_served(openai):
-    found = {model.id: model.model_dump() for model in openai.models.list()}
-    assert {name: one["capabilities"] for name, one in found.items()} == {
+def test_models_list_their_endpoints(openai):
+    models = {model.id: model.model_dump() for model in openai.models.list()}
+    assert {name: model["capabilities"] for name, model in models.items()} == {
         "parrot": ["chat"],
         "vectors": ["embedding"],
         "mixer": [],
         "free": [],
     }
-    assert {"/v1/chat/completions", "/v1/generate"} <= {*found["parrot"]["endpoints"]}
-    assert found["mixer"]["endpoints"] == ["/v1/generate"]
+    assert {"/v1/chat/completions", "/v1/generate"} <= {*models["parrot"]["endpoints"]}
+    assert models["mixer"]["endpoints"] == ["/v1/generate"]
     assert openai.models.retrieve("mixer").id == "mixer"
     with pytest.raises(NotFoundError):
-        openai.models.retrieve("nobody")
+        openai.models.retrieve("unknown")
 
 
-def test_a_route_whose_annotation_cannot_be_read_is_not_served():
-    class Unread(Model):
-        async def route(self, request: "WouldBlock") -> None: ...
+def test_a_route_with_an_unresolved_annotation_is_not_served():
+    class Unresolved(Model):
+        async def route(self, request: "NotImported") -> None: ...
 
-    with pytest.raises(LoadError, match="NotHere"):
-        ServedModel.from_model("unread", Unread())
+    with pytest.raises(LoadError, match="NotImported"):
+        ServedModel.from_model("unresolved", Unresolved())
 
 
 # ---------------------------------------------------------------- generate
@@ -74,9 +74,9 @@ ARRAY = {"dtype": "float32", "shape": [3], "data": base64.b64encode(SOUND.tobyte
 REQUEST = {"sound": ARRAY, "times": 2, "mode": "soft", "gains": [1, 0.5]}
 
 
-def post(server, **how):
+def post(server, **options):
     with server.client() as client:
-        return client.post("/v1/generate", **how)
+        return client.post("/v1/generate", **options)
 
 
 def events(text):
@@ -84,32 +84,32 @@ def events(text):
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
 
 
-def array_of(payload):
+def to_array(payload):
     data = payload["data"] if isinstance(payload["data"], bytes) else base64.b64decode(payload["data"])
     return np.frombuffer(data, payload["dtype"]).reshape(payload["shape"])
 
 
 def test_a_model_takes_its_own_request_type(server):
-    got = events(post(server, json={"model": "mixer", "request": REQUEST}).text)
-    assert [name for name, _ in got] == ["emission", "emission", "result"]
-    assert [(told["kind"], told["index"], told["rate"]) for _, told in got[:2]] == [
+    result = events(post(server, json={"model": "mixer", "request": REQUEST}).text)
+    assert [name for name, _ in result] == ["emission", "emission", "result"]
+    assert [(content["kind"], content["index"], content["rate"]) for _, content in result[:2]] == [
         ("Audio", 0, 8000),
         ("Audio", 1, 8000),
     ]
-    assert array_of(got[0][1]["value"]).tolist() == [0, 0, 0]
-    assert array_of(got[1][1]["value"]).tolist() == [1, -2, 3]
-    result = got[2][1]["result"]
+    assert to_array(result[0][1]["value"]).tolist() == [0, 0, 0]
+    assert to_array(result[1][1]["value"]).tolist() == [1, -2, 3]
+    result = result[2][1]["result"]
     assert result["gains"] == [1, 0.5]
-    assert array_of(result["sound"]).tolist() == [1, -2, 3]
+    assert to_array(result["sound"]).tolist() == [1, -2, 3]
 
 
 def test_msgpack_in_and_out(server):
     body = msgspec.msgpack.encode({"model": "mixer", "request": REQUEST | {"sound": ARRAY | {"data": SOUND.tobytes()}}})
     headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-    got, frames = io.BytesIO(post(server, content=body, headers=headers).content), []
-    while size := got.read(4):
-        frames.append(msgspec.msgpack.decode(got.read(int.from_bytes(size, "little"))))
-    assert array_of(frames[1]["value"]).tolist() == [1, -2, 3]
+    stream, frames = io.BytesIO(post(server, content=body, headers=headers).content), []
+    while size := stream.read(4):
+        frames.append(msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little"))))
+    assert to_array(frames[1]["value"]).tolist() == [1, -2, 3]
     assert frames[2]["result"]["gains"] == [1, 0.5]
 
 
@@ -121,16 +121,16 @@ def npy(array):
 
 def test_a_form_with_an_array_in_a_file(server):
     files = {"sound": ("sound.npy", npy(SOUND)), "gains": ("gains.json", b"[2]", "application/json")}
-    got = events(post(server, data={"model": "mixer", "times": "1"}, files=files).text)
-    assert array_of(got[0][1]["value"]).tolist() == [1, -2, 3]
-    assert got[1][1]["result"]["gains"] == [2]
+    result = events(post(server, data={"model": "mixer", "times": "1"}, files=files).text)
+    assert to_array(result[0][1]["value"]).tolist() == [1, -2, 3]
+    assert result[1][1]["result"]["gains"] == [2]
 
 
 def test_a_walk_without_a_route_takes_its_arguments(server):
     prompt = {"dtype": "int64", "shape": [1, 2], "data": base64.b64encode(np.zeros(2, np.int64).tobytes()).decode()}
-    got = events(post(server, json={"model": "free", "request": {"text": "ab", "steps": 2, "prompt": prompt}}).text)
-    assert [array_of(told["value"]).tolist() for _, told in got[:2]] == [[97], [98]]
-    assert got[2] == ("result", {"result": None})
+    result = events(post(server, json={"model": "free", "request": {"text": "ab", "steps": 2, "prompt": prompt}}).text)
+    assert [to_array(content["value"]).tolist() for _, content in result[:2]] == [[97], [98]]
+    assert result[2] == ("result", {"result": None})
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_a_walk_without_a_route_takes_its_arguments(server):
         ({"sound": ARRAY | {"data": "%%"}}, "request.sound"),
     ],
 )
-def test_what_a_route_does_not_take_is_refused(server, change, param):
-    answer = post(server, json={"model": "mixer", "request": REQUEST | change})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), answer.text
+def test_a_request_of_the_wrong_type_is_rejected(server, change, param):
+    response = post(server, json={"model": "mixer", "request": REQUEST | change})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, param), response.text
 
 
-def test_what_is_missing_is_named(server):
-    answer = post(server, json={"model": "mixer", "request": {"times": 1}})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "request.sound")
+def test_a_missing_field_is_named(server):
+    response = post(server, json={"model": "mixer", "request": {"times": 1}})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "request.sound")
 
 
 @pytest.mark.parametrize(
@@ -175,21 +175,21 @@ def test_what_is_missing_is_named(server):
         npy(SOUND)[:20],
     ],
 )
-def test_a_file_that_lies_is_refused(server, content):
-    answer = post(server, data={"model": "mixer", "times": "1"}, files={"sound": ("sound.npy", content)})
-    assert answer.status_code == 422, answer.text
+def test_an_invalid_npy_file_is_rejected(server, content):
+    response = post(server, data={"model": "mixer", "times": "1"}, files={"sound": ("sound.npy", content)})
+    assert response.status_code == 422, response.text
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'{"model": 3}', b"[" * 100_000])
-def test_bodies_that_are_none_are_refused(server, content):
-    answer = post(server, content=content, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (400, 422), answer.text
+def test_invalid_bodies_are_rejected(server, content):
+    response = post(server, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422), response.text
 
 
 def test_a_failure_is_the_last_frame(server):
     body = {"model": "parrot", "request": {"messages": [{"role": "user", "parts": ["ab💥"]}]}}
-    got = events(post(server, json=body).text)
-    assert [name for name, _ in got] == ["emission", "emission", "error"]
+    result = events(post(server, json=body).text)
+    assert [name for name, _ in result] == ["emission", "emission", "error"]
     headers = {"Accept": "application/msgpack"}
     content = post(server, json=body, headers=headers).content
     assert b"model_error" in content

@@ -1,4 +1,4 @@
-"""Files that are named by URLs: fetched from where the operator says, whole, and never from inside."""
+"""Tests of the SSRF-safe media fetcher: allow-list, redirects, limits, TLS, DNS rebinding and private addresses."""
 
 import asyncio
 import ipaddress
@@ -25,11 +25,11 @@ PNG = image_file("PNG")
 
 
 class FileHost:
-    """A real server of files at this machine, which answers each connection with given bytes."""
+    """HTTP server on localhost that responds to each path with given bytes."""
 
     def __init__(self, context=None):
         self.requests: list[bytes] = []
-        self.answers: dict[bytes, object] = {}
+        self.responses: dict[bytes, object] = {}
         self._context = context
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -41,9 +41,9 @@ class FileHost:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._respond, args=(connection,), daemon=True).start()
 
-    def _answer(self, connection):
+    def _respond(self, connection):
         try:
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
@@ -51,11 +51,11 @@ class FileHost:
             while b"\r\n\r\n" not in head and (data := connection.recv(4096)):
                 head += data
             self.requests.append(head)
-            answer = self.answers.get(head.split(b" ")[1], b"HTTP/1.1 404 Not Found\r\n\r\n")
-            for piece in [answer] if isinstance(answer, bytes) else answer:
+            response = self.responses.get(head.split(b" ")[1], b"HTTP/1.1 404 Not Found\r\n\r\n")
+            for piece in [response] if isinstance(response, bytes) else response:
                 connection.sendall(piece)
         except OSError:
-            pass  # who asked has seen enough
+            pass  # the client has closed the connection
         finally:
             connection.close()
 
@@ -78,28 +78,29 @@ def host():
         yield started
 
 
-def fetch_url(url, *rules, **how):
-    return asyncio.run(MediaFetcher(map(AllowedHost.parse, rules), **how).fetch(url, "image_url"))
+def fetch_url(url, *allowed, **options):
+    return asyncio.run(MediaFetcher(map(AllowedHost.parse, allowed), **options).fetch(url, "image_url"))
 
 
-def fetch_error(url, *rules, **how):
-    with pytest.raises(ApiError) as caught:
-        fetch_url(url, *rules, **how)
-    assert caught.value.status in (400, 413)
-    return caught.value
+def fetch_error(url, *allowed, **options):
+    with pytest.raises(ApiError) as raised:
+        fetch_url(url, *allowed, **options)
+    assert raised.value.status in (400, 413)
+    assert "fix: " in raised.value.message
+    return raised.value
 
 
 def ok_response(data, *headers):
     return "\r\n".join(["HTTP/1.1 200 OK", f"Content-Length: {len(data)}", *headers, "", ""]).encode() + data
 
 
-def redirect_response(where):
-    return f"HTTP/1.1 302 Found\r\nLocation: {where}\r\nContent-Length: 0\r\n\r\n".encode()
+def redirect_response(location):
+    return f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-# ---------------------------------------------------------------- what is fetched
-def test_a_file_comes_from_a_host_on_the_list(host):
-    host.answers[b"/a/b?c=d"] = ok_response(PNG)
+# ---------------------------------------------------------------- downloads
+def test_a_file_is_downloaded_from_an_allowed_host(host):
+    host.responses[b"/a/b?c=d"] = ok_response(PNG)
     url = f"http://127.0.0.1:{host.port}/a/b?c=d#top"
     assert fetch_url(url, f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}") == PNG
     lines = host.requests[0].decode().lower().split("\r\n")
@@ -107,82 +108,82 @@ def test_a_file_comes_from_a_host_on_the_list(host):
     assert {line.partition(":")[0] for line in lines[1:-2]} == {"host", "accept", "accept-encoding", "connection"}
 
 
-def test_nothing_of_the_environment_is_used(host, monkeypatch):
+def test_proxy_settings_of_the_environment_are_ignored(host, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    host.answers[b"/"] = ok_response(b"x")
+    host.responses[b"/"] = ok_response(b"x")
     assert fetch_url(f"http://localhost:{host.port}", f"localhost:{host.port}={LOCALHOST_NETWORK}") == b"x"
 
 
-def test_a_chat_and_a_form_read_what_was_fetched(host):
-    host.answers[b"/x.png"] = ok_response(PNG)
+def test_chats_and_forms_use_downloaded_files(host):
+    host.responses[b"/x.png"] = ok_response(PNG)
     url = f"http://127.0.0.1:{host.port}/x.png"
-    rule = AllowedHost.parse(f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}")
+    allowed_host = AllowedHost.parse(f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}")
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"model": "parrot", "messages": [{"role": "user", "content": [part]}]}
     with run_toy_server() as server, server.client() as client:
-        answer = client.post("/v1/chat/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "url_not_allowed")
+        response = client.post("/v1/chat/completions", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "url_not_allowed")
         fix = f"--allow-media-host 127.0.0.1:{host.port}"
-        assert answer.json()["error"]["message"].endswith(fix)
+        assert response.json()["error"]["message"].endswith(fix)
         assert not host.requests
-        server.state.fetcher = MediaFetcher([rule])
+        server.state.fetcher = MediaFetcher([allowed_host])
         assert (
             client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == "<ImageInput>"
         )
-    with serve_models({"painter": ImageGenerator()}) as house, house.client() as client:
-        house.state.fetcher = MediaFetcher([rule])
+    with serve_models({"painter": ImageGenerator()}) as model_server, model_server.client() as client:
+        model_server.state.fetcher = MediaFetcher([allowed_host])
         form = {"model": (None, "painter"), "prompt": (None, "x"), "size": (None, "40x30"), "image": (None, url)}
-        answer = client.post("/v1/images/edits", files=form)
-        assert answer.status_code == 200, answer.text
-        assert (house.models["painter"].seen[0].sources[0].pixels.shape) == (30, 40, 3)
+        response = client.post("/v1/images/edits", files=form)
+        assert response.status_code == 200, response.text
+        assert (model_server.models["painter"].seen[0].sources[0].pixels.shape) == (30, 40, 3)
         form["image"] = (None, "http://127.0.0.1/x.png")
         assert client.post("/v1/images/edits", files=form).json()["error"]["code"] == "url_not_allowed"
 
 
 def test_redirects_are_followed_and_each_is_checked(host):
-    own = f"http://127.0.0.1:{host.port}"
-    rules = (f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}",)
-    host.answers |= {
+    origin = f"http://127.0.0.1:{host.port}"
+    allowed = f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}"
+    host.responses |= {
         b"/1": redirect_response("/2"),
-        b"/2": redirect_response(f"{own}/3"),
+        b"/2": redirect_response(f"{origin}/3"),
         b"/3": redirect_response("4"),
         b"/4": ok_response(b"x"),
     }
-    assert fetch_url(f"{own}/1", *rules) == b"x"
-    host.answers[b"/0"] = redirect_response("/1")
-    assert "more than 3 redirects" in fetch_error(f"{own}/0", *rules).message
-    for inside in ("http://127.0.0.2/", "file:///etc/passwd", "//169.254.169.254/", "http://[::1]/", "http://["):
-        host.answers[b"/away"] = redirect_response(inside)
-        assert fetch_error(f"{own}/away", *rules).code in ("url_not_allowed", "url_failed"), inside
+    assert fetch_url(f"{origin}/1", allowed) == b"x"
+    host.responses[b"/0"] = redirect_response("/1")
+    assert "more than 3 redirects" in fetch_error(f"{origin}/0", allowed).message
+    for private in ("http://127.0.0.2/", "file:///etc/passwd", "//169.254.169.254/", "http://[::1]/", "http://["):
+        host.responses[b"/away"] = redirect_response(private)
+        assert fetch_error(f"{origin}/away", allowed).code in ("url_not_allowed", "url_failed"), private
 
 
-# ---------------------------------------------------------------- how much, and how long
-def test_a_file_that_is_too_large_is_not_read(host):
-    rule, own = f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}", f"http://127.0.0.1:{host.port}"
-    host.answers[b"/told"] = ok_response(b"x" * 101)
+# ---------------------------------------------------------------- limits and failures
+def test_a_file_that_is_too_large_is_rejected(host):
+    allowed, origin = f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}", f"http://127.0.0.1:{host.port}"
+    host.responses[b"/declared"] = ok_response(b"x" * 101)
     endless = itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b"x" * 10))
-    host.answers[b"/endless"] = endless
-    for path in ("told", "endless"):
-        refusal = fetch_error(f"{own}/{path}", rule, max_bytes=100)
-        assert (refusal.status, refusal.code) == (413, "too_large")
+    host.responses[b"/endless"] = endless
+    for path in ("declared", "endless"):
+        error = fetch_error(f"{origin}/{path}", allowed, max_bytes=100)
+        assert (error.status, error.code) == (413, "too_large")
 
 
-def test_a_host_that_takes_too_long_is_not_waited_for(host):
+def test_a_slow_download_times_out(host):
     def slowly():
         for piece in itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b"x")):
             yield piece
             time.sleep(0.02)
 
-    host.answers[b"/"] = slowly()
-    begun = time.monotonic()
-    refusal = fetch_error(f"http://127.0.0.1:{host.port}/", f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}", timeout_s=0.2)
-    assert "did not come in time" in refusal.message
-    assert time.monotonic() - begun < 2
+    host.responses[b"/"] = slowly()
+    started_at = time.monotonic()
+    error = fetch_error(f"http://127.0.0.1:{host.port}/", f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}", timeout_s=0.2)
+    assert "longer than 0.2 s" in error.message
+    assert time.monotonic() - started_at < 2
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b"",
         b"nonsense\r\n\r\n",
@@ -195,60 +196,58 @@ def test_a_host_that_takes_too_long_is_not_waited_for(host):
         b"SSH-2.0-OpenSSH_9.2\r\n",
     ],
 )
-def test_what_is_no_file_is_refused(host, answer):
-    host.answers[b"/"] = answer
-    refusal = fetch_error(f"http://127.0.0.1:{host.port}/", f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}")
-    assert (refusal.status, refusal.code, refusal.param) == (400, "url_failed", "image_url")
+def test_an_invalid_response_is_an_error(host, response):
+    host.responses[b"/"] = response
+    error = fetch_error(f"http://127.0.0.1:{host.port}/", f"127.0.0.1:{host.port}={LOCALHOST_NETWORK}")
+    assert (error.status, error.code, error.param) == (400, "url_failed", "image_url")
 
 
-def test_a_host_that_is_not_there_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_an_unreachable_host_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     assert fetch_error(f"http://127.0.0.1:{port}/", f"127.0.0.1:{port}={LOCALHOST_NETWORK}").code == "url_failed"
 
 
-def test_tls_is_for_the_name_that_was_asked_for(tmp_path, monkeypatch):
+def test_tls_verifies_the_requested_host_name(tmp_path, monkeypatch):
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
     subprocess.run([*make.split(), *names], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    seen = []
-    context.sni_callback = lambda _, name, __: seen.append(name)
+    server_names = []
+    context.sni_callback = lambda _, name, __: server_names.append(name)
     with run_host(context) as host:
-        host.answers[b"/"] = ok_response(b"x")
+        host.responses[b"/"] = ok_response(b"x")
         own = f"localhost:{host.port}"
-        assert (
-            fetch_error(f"https://{own}/", f"{own}={LOCALHOST_NETWORK}").code == "url_failed"
-        )  # nobody vouches for it
+        untrusted = fetch_error(f"https://{own}/", f"{own}={LOCALHOST_NETWORK}")
+        assert untrusted.code == "url_failed"
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert fetch_url(f"https://{own}/", f"{own}={LOCALHOST_NETWORK}") == b"x"
-        assert seen[-1] == "localhost"
+        assert server_names[-1] == "localhost"
         other = f"127.0.0.1:{host.port}"
-        assert (
-            fetch_error(f"https://{other}/", f"{other}={LOCALHOST_NETWORK}").code == "url_failed"
-        )  # it vouches for another name
+        wrong_name = fetch_error(f"https://{other}/", f"{other}={LOCALHOST_NETWORK}")
+        assert wrong_name.code == "url_failed"
 
 
-# ---------------------------------------------------------------- who may be asked
-def test_a_name_is_resolved_once_and_all_it_stands_for_is_checked(host, monkeypatch):
-    asked = []
+# ---------------------------------------------------------------- allow-list and addresses
+def test_a_name_is_resolved_once_and_every_address_is_checked(host, monkeypatch):
+    lookups = []
 
     def resolve(name, port, **_):
-        asked.append(name)
-        turns = {"rebinds": ["127.0.0.1", "10.0.0.1"], "both": ["1.1.1.1", "127.0.0.1"]}
-        addresses = turns[name][:1] if name == "rebinds" and asked.count(name) == 1 else turns[name][-2:]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses]
+        lookups.append(name)
+        answers = {"rebinds": ["127.0.0.1", "10.0.0.1"], "both": ["1.1.1.1", "127.0.0.1"]}
+        addresses = answers[name][:1] if name == "rebinds" and lookups.count(name) == 1 else answers[name][-2:]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    host.answers[b"/"] = ok_response(b"x")
+    host.responses[b"/"] = ok_response(b"x")
     port = host.port
     assert fetch_url(f"http://rebinds:{port}/", f"rebinds:{port}=127.0.0.0/8") == b"x"
-    assert asked == ["rebinds"]
-    refusal = fetch_error(f"http://both:{port}/", f"both:{port}")  # one of them is inside
-    assert refusal.message.endswith(f"--allow-media-host both:{port}=RANGE")
-    assert "127.0.0.1" not in refusal.message
+    assert lookups == ["rebinds"]
+    error = fetch_error(f"http://both:{port}/", f"both:{port}")  # one address is private
+    assert error.message.endswith(f"--allow-media-host both:{port}=NETWORK")
+    assert "127.0.0.1" not in error.message
 
 
 ALLOWED_HOSTS = ("files.example", "*.cdn.example", "odd.example:8080", "[::1]=::1/128")
@@ -277,7 +276,7 @@ BLOCKED_URLS += ["http:files.example", "http:///files.example", "http://files.ex
 BLOCKED_URLS += ["files.example", "", "data:,x"]
 
 
-def test_only_what_is_listed_is_asked():
+def test_only_allowed_hosts_are_contacted():
     fetcher = MediaFetcher(map(AllowedHost.parse, ALLOWED_HOSTS))
     for url in ALLOWED_URLS:
         assert fetcher._parse_allowed_url(url, "x").target[0] == "/"
@@ -285,10 +284,10 @@ def test_only_what_is_listed_is_asked():
         assert fetch_error(url, *ALLOWED_HOSTS).code == "url_not_allowed"
 
 
-@pytest.mark.parametrize("rule", ["", "http://x", "x/y", "x:y", "x=y", "x=10.0.0.1/8", "*", "a b", "x=", "[zz]"])
-def test_a_rule_that_is_none_is_told(rule):
-    with pytest.raises(LoadError, match=r"no files can be allowed from .*\n  fix: write a name"):
-        AllowedHost.parse(rule)
+@pytest.mark.parametrize("text", ["", "http://x", "x/y", "x:y", "x=y", "x=10.0.0.1/8", "*", "a b", "x=", "[zz]"])
+def test_an_invalid_allowed_host_is_reported(text):
+    with pytest.raises(LoadError, match=r"invalid allowed media host .*\n  fix: write name"):
+        AllowedHost.parse(text)
 
 
 PRIVATE_ADDRESSES = (
@@ -304,9 +303,9 @@ PRIVATE_ADDRESSES += "2001:db8::1 100::1 fec0::1 3fff::1 5f00::1"
 
 
 @pytest.mark.parametrize("address", PRIVATE_ADDRESSES.split())
-def test_what_is_inside_is_not_public(address):
+def test_private_addresses_are_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
 
 
-def test_what_is_outside_is_public():
-    assert all(is_public(ipaddress.ip_address(one)) for one in ("1.1.1.1", "8.8.8.8", "2606:4700::1111"))
+def test_internet_addresses_are_public():
+    assert all(is_public(ipaddress.ip_address(address)) for address in ("1.1.1.1", "8.8.8.8", "2606:4700::1111"))

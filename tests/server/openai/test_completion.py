@@ -1,6 +1,6 @@
-"""What is told of an answer beside its words: how likely they were, what they took, which tools are to be called.
+"""Tests of chat completion responses: logprobs, usage, finish reasons and tool calls.
 
-Toys say what must be told; SmolLM2 says what it would have said in its own library.
+Toy models emit known values; SmolLM2 (slow) is compared with its reference implementation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scorer(Component):
 
 
 class ScoringModel(Model):
-    """Repeats what it is told and says how likely that was, up to a stop text. It calls every tool twice."""
+    """Echoes the message with logprobs up to a stop string. It calls every tool twice."""
 
     def __init__(self) -> None:
         self.scorer = Scorer()
@@ -64,7 +64,7 @@ class ScoringModel(Model):
 
 
 class PlainTextModel(Model):
-    """Says words, and not tokens."""
+    """Emits strings instead of tokens; reports a token count only for texts that start with `counted`."""
 
     def __init__(self) -> None:
         self.scorer = Scorer()
@@ -77,7 +77,7 @@ class PlainTextModel(Model):
     async def route(self, request: ChatRequest) -> Finish:
         text = str(request.messages[-1].parts[0])
         await self.say(text, text.count("|") + 1)
-        return Finish("stop", {"text": 3}, completion_tokens={"text": 9} if text.startswith("told") else {})
+        return Finish("stop", {"text": 3}, completion_tokens={"text": 9} if text.startswith("counted") else {})
 
 
 class TextLength(Component):
@@ -87,7 +87,7 @@ class TextLength(Component):
 
 
 class LengthEmbeddings(Model):
-    """Vectors, and how much was read for them."""
+    """Embedding model that reports its prompt tokens."""
 
     def __init__(self) -> None:
         self.gauge = TextLength()
@@ -107,84 +107,87 @@ def openai_client(url):
 @pytest.fixture(scope="module")
 def openai():
     with (
-        serve_models({"oracle": ScoringModel(), "teller": PlainTextModel(), "counted": LengthEmbeddings()}) as house,
-        openai_client(house.url) as client,
+        serve_models(
+            {"oracle": ScoringModel(), "teller": PlainTextModel(), "counted": LengthEmbeddings()}
+        ) as model_server,
+        openai_client(model_server.url) as client,
     ):
         yield client
 
 
-def ask(openai, text, model="oracle", **how):
-    return openai.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **how)
+def complete(openai, text, model="oracle", **params):
+    return openai.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **params)
 
 
-def test_how_likely_tokens_were(openai):
-    whole = ask(openai, "aé", logprobs=True, top_logprobs=2).choices[0].logprobs.content
-    assert [(one.token, one.bytes, one.logprob) for one in whole] == [
+def test_logprobs_of_each_token(openai):
+    entries = complete(openai, "aé", logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert [(entry.token, entry.bytes, entry.logprob) for entry in entries] == [
         ("a", [97], 0),
-        ("\N{REPLACEMENT CHARACTER}", None, -0.25),  # half of a letter, of which the model cannot tell the byte
+        ("\N{REPLACEMENT CHARACTER}", None, -0.25),  # half of a character: its bytes are unknown
         ("\N{REPLACEMENT CHARACTER}", None, -0.5),
     ]
-    assert [(one.token, one.logprob) for one in whole[0].top_logprobs] == [("a", 0), ("b", -1)]
-    chunks = [*ask(openai, "aé", logprobs=True, top_logprobs=2, stream=True)]
-    assert [entry for chunk in chunks if (told := chunk.choices[0].logprobs) for entry in told.content] == whole
+    assert [(top.token, top.logprob) for top in entries[0].top_logprobs] == [("a", 0), ("b", -1)]
+    chunks = [*complete(openai, "aé", logprobs=True, top_logprobs=2, stream=True)]
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [entry for part in logprobs for entry in part.content] == entries
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "aé"
-    assert not ask(openai, "a", logprobs=True).choices[0].logprobs.content[0].top_logprobs
-    assert ask(openai, "a").choices[0].logprobs is None
+    assert not complete(openai, "a", logprobs=True).choices[0].logprobs.content[0].top_logprobs
+    assert complete(openai, "a").choices[0].logprobs is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_that_does_not_know_how_likely_is_not_asked_to_guess(openai, stream):
-    with pytest.raises(BadRequestError, match="logprobs: the model does not give these"):
-        ask(openai, "a|b", "teller", logprobs=True, stream=stream)
-    with pytest.raises(APIError, match="logprobs must be true, too"):
-        ask(openai, "a", top_logprobs=1, stream=stream)
+def test_logprobs_of_a_model_without_them_are_an_error(openai, stream):
+    with pytest.raises(BadRequestError, match="logprobs: the model does not provide logprobs"):
+        complete(openai, "a|b", "teller", logprobs=True, stream=stream)
+    with pytest.raises(APIError, match="top_logprobs: 1 requires logprobs"):
+        complete(openai, "a", top_logprobs=1, stream=stream)
 
 
 @pytest.mark.parametrize(
-    ("wish", "text", "size"), [({}, "abcdef", 6), ({"stop": "c"}, "ab", 3), ({"stop": ["x", "bc"]}, "a", 3)]
+    ("params", "text", "size"), [({}, "abcdef", 6), ({"stop": "c"}, "ab", 3), ({"stop": ["x", "bc"]}, "a", 3)]
 )
-def test_what_was_read_and_written_is_counted_after_a_stop_too(openai, wish, text, size):
-    answer = ask(openai, "abcdef", **wish)
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
-    usage = answer.usage
+def test_usage_counts_tokens_after_a_stop_string(openai, params, text, size):
+    response = complete(openai, "abcdef", **params)
+    assert (response.choices[0].message.content, response.choices[0].finish_reason) == (text, "stop")
+    usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, size, 10 + size)
     assert usage.prompt_tokens_details.audio_tokens == 7
-    *_, last = ask(openai, "abcdef", stream=True, stream_options={"include_usage": True}, **wish)
+    *_, last = complete(openai, "abcdef", stream=True, stream_options={"include_usage": True}, **params)
     assert last.usage == usage
 
 
-def test_odd_counts(openai):
-    silent = ask(openai, "")
-    assert (silent.choices[0].message.content, silent.usage.completion_tokens) == ("", 0)
-    assert ask(openai, "ab", n=3).usage.completion_tokens == 6
-    assert ask(openai, "told|b", "teller").usage.completion_tokens == 9
-    assert ask(openai, "a|b", "teller").usage is None  # of how many tokens its words are, nobody knows
+def test_usage_of_empty_multiple_and_string_outputs(openai):
+    empty = complete(openai, "")
+    assert (empty.choices[0].message.content, empty.usage.completion_tokens) == ("", 0)
+    assert complete(openai, "ab", n=3).usage.completion_tokens == 6
+    assert complete(openai, "counted|b", "teller").usage.completion_tokens == 9
+    assert complete(openai, "a|b", "teller").usage is None  # the token count of strings is unknown
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_tools_are_called_unless_one_is_requested(openai, stream):
+def test_parallel_tool_calls_can_be_turned_off(openai, stream):
     tools = [{"type": "function", "function": {"name": name}} for name in ("look", "grip")]
-    for wish, names in (({}, ["look", "look", "grip", "grip"]), ({"parallel_tool_calls": False}, ["look"])):
-        got = ask(openai, "x", tools=tools, stream=stream, **wish)
+    for params, names in (({}, ["look", "look", "grip", "grip"]), ({"parallel_tool_calls": False}, ["look"])):
+        result = complete(openai, "x", tools=tools, stream=stream, **params)
         if stream:
-            *_, called, last = got
-            calls, reason = called.choices[0].delta.tool_calls, last.choices[0].finish_reason
+            *_, call_chunk, last = result
+            calls, reason = call_chunk.choices[0].delta.tool_calls, last.choices[0].finish_reason
             assert [call.index for call in calls] == [*range(len(names))]
         else:
-            calls, reason = got.choices[0].message.tool_calls, got.choices[0].finish_reason
+            calls, reason = result.choices[0].message.tool_calls, result.choices[0].finish_reason
         assert [call.function.name for call in calls] == names
         assert reason == "tool_calls"
 
 
 def test_a_model_without_vision_rejects_images(openai):
-    picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
     file = {"type": "file", "file": {"file_data": "data:audio/wav;base64,AAAA"}}
-    for part, what in ((picture, "pictures"), (file, "sound")):
-        with pytest.raises(BadRequestError, match=f"the model `oracle` reads text, and no {what}"):
+    for part, kind in ((image, "images"), (file, "audio")):
+        with pytest.raises(BadRequestError, match=f"the model `oracle` does not accept {kind}, only text"):
             openai.chat.completions.create(model="oracle", messages=[{"role": "user", "content": [part]}])
 
 
-def test_embeddings_say_what_was_read(openai):
+def test_embeddings_have_usage(openai):
     usage = openai.embeddings.create(model="counted", input=["abc", "de"]).usage
     assert (usage.prompt_tokens, usage.total_tokens) == (5, 5)
 
@@ -210,18 +213,18 @@ def smollm2():
 IMPORT_CHECK = """
 import sys
 from mstar.models.smollm2.smollm2 import SmolLm2
-assert SmolLm2().spell([504, 3575]) == "The capital"
+assert SmolLm2().detokenize([504, 3575]) == "The capital"
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "numpy")))
 """
 
 
 @pytest.mark.slow
-def test_detokenizing_loads_no_network():
+def test_detokenizing_imports_neither_torch_nor_numpy():
     subprocess.run([sys.executable, "-c", IMPORT_CHECK], check=True, timeout=60)
 
 
 def reference_logprobs(model, text, tokens):
-    """The logarithms of all probabilities at each of the tokens that followed a question."""
+    """Log probabilities of the whole vocabulary at each generated token, by the reference implementation."""
     import torch
 
     from mstar.nn.weights.gguf import GgufFile
@@ -235,39 +238,40 @@ def reference_logprobs(model, text, tokens):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "how", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "presence_penalty": 1.5, "logit_bias": {"504": -5}}]
+    "sampling",
+    [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "presence_penalty": 1.5, "logit_bias": {"504": -5}}],
 )
-def test_logprobs_are_those_of_the_library(smollm2, how):
+def test_logprobs_match_the_reference(smollm2, sampling):
     openai, model = smollm2
-    wish = {"logprobs": True, "top_logprobs": 5, "max_tokens": 12} | how
-    answer = ask(openai, QUESTION, "smollm2", **wish).choices[0]
-    told = answer.logprobs.content
-    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == answer.message.content
-    numbers = {model.token_to_bytes(token): token for token in range(49152)}
-    tokens = [numbers[bytes(one.bytes)] for one in told]
-    for log, one, token in zip(reference_logprobs(model, QUESTION, tokens), told, tokens, strict=True):
-        assert one.logprob == pytest.approx(float(log[token]), abs=1e-3)
-        best = log.topk(5)
-        assert [numbers[bytes(top.bytes)] for top in one.top_logprobs] == best.indices.tolist()
-        assert [top.logprob for top in one.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-3)
-    chunks = ask(openai, QUESTION, "smollm2", stream=True, **wish)
-    again = [entry for chunk in chunks if (part := chunk.choices[0].logprobs) for entry in part.content]
-    assert [one.token for one in again] == [one.token for one in told]
+    params = {"logprobs": True, "top_logprobs": 5, "max_tokens": 12} | sampling
+    choice = complete(openai, QUESTION, "smollm2", **params).choices[0]
+    entries = choice.logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == choice.message.content
+    token_ids = {model.token_to_bytes(token): token for token in range(49152)}
+    tokens = [token_ids[bytes(entry.bytes)] for entry in entries]
+    for expected, entry, token in zip(reference_logprobs(model, QUESTION, tokens), entries, tokens, strict=True):
+        assert entry.logprob == pytest.approx(float(expected[token]), abs=1e-3)
+        best = expected.topk(5)
+        assert [token_ids[bytes(top.bytes)] for top in entry.top_logprobs] == best.indices.tolist()
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-3)
+    chunks = complete(openai, QUESTION, "smollm2", stream=True, **params)
+    streamed = [entry for chunk in chunks if (part := chunk.choices[0].logprobs) for entry in part.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_smollm2_honors_its_parameters(smollm2):
     openai, _ = smollm2
-    stopped = ask(openai, QUESTION, "smollm2", temperature=0, stop=["France is"])
+    stopped = complete(openai, QUESTION, "smollm2", temperature=0, stop=["France is"])
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("The capital of ", "stop")
     assert (stopped.usage.prompt_tokens, stopped.usage.completion_tokens) == (37, 5)
-    several = ask(openai, "Name a colour.", "smollm2", n=3, seed=5, max_tokens=8)
+    several = complete(openai, "Name a colour.", "smollm2", n=3, seed=5, max_tokens=8)
     assert len({choice.message.content for choice in several.choices}) == 3
     assert {choice.finish_reason for choice in several.choices} <= {"stop", "length"}
     assert several.usage.completion_tokens <= 24
-    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-    place = ask(openai, QUESTION, "smollm2", temperature=0, response_format=form, max_tokens=40).choices[0]
+    schema = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    place = complete(openai, QUESTION, "smollm2", temperature=0, response_format=schema, max_tokens=40).choices[0]
     assert json.loads(place.message.content) == {"city": "Paris", "country": "France"}
     assert place.finish_reason == "stop"
     tools = [
@@ -275,10 +279,13 @@ def test_smollm2_honors_its_parameters(smollm2):
         {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},
     ]
     for choice in ("required", {"type": "function", "function": {"name": "find"}}):
-        called = ask(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice=choice, max_tokens=60)
-        (call,) = called.choices[0].message.tool_calls
-        assert called.choices[0].finish_reason == "tool_calls"
+        completion = complete(
+            openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice=choice, max_tokens=60
+        )
+        (call,) = completion.choices[0].message.tool_calls
+        assert completion.choices[0].finish_reason == "tool_calls"
         if call.function.name == "find":
             assert {*json.loads(call.function.arguments)} == {"city", "country"}
-    cut = ask(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice="required", max_tokens=3).choices[0]
-    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    truncated = complete(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice="required", max_tokens=3)
+    assert truncated.choices[0].finish_reason == "length"
+    assert truncated.choices[0].message.tool_calls is None

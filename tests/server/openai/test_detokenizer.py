@@ -1,4 +1,4 @@
-"""Text as tokens come: nothing is shown that changes later, nothing is lost, nothing follows a stop."""
+"""Tests of the incremental detokenizer: released text is final, complete, and ends at a stop string."""
 
 import numpy as np
 import pytest
@@ -13,31 +13,31 @@ def decode_bytes(tokens):
 
 
 def decode_words(tokens):
-    """As vocabularies do whose words begin with a space, except at the beginning of a text."""
+    """Like a SentencePiece vocabulary: a word starts with a space, except at the start of the text."""
     return "".join(f" {token}" for token in tokens).removeprefix(" ")
 
 
-def detokenize_all(spelling, values):
-    pieces = [spelling.add(value) for value in values]
-    return [*pieces, spelling.finish()]
+def detokenize_all(detokenizer, values):
+    pieces = [detokenizer.add(value) for value in values]
+    return [*pieces, detokenizer.finish()]
 
 
 @given(st.text(max_size=40), st.integers(1, 5))
-def test_bytes_in_any_pieces_give_the_text(text, size):
+def test_any_split_of_the_bytes_gives_the_text(text, size):
     tokens = list(text.encode())
     pieces = detokenize_all(
         IncrementalDetokenizer(decode_bytes), [tokens[i : i + size] for i in range(0, len(tokens), size)]
     )
     assert "".join(pieces) == text
-    assert "".join(pieces[:-1]) == text  # what is complete is not held back
+    assert "".join(pieces[:-1]) == text  # complete characters are not held back
 
 
 @given(st.lists(st.integers(0, 255), max_size=6))
-def test_what_is_no_text_is_shown_at_the_end(tokens):
+def test_invalid_utf8_is_released_at_the_end(tokens):
     assert "".join(detokenize_all(IncrementalDetokenizer(decode_bytes), tokens)) == decode_bytes(tokens)
 
 
-def test_broken_text_does_not_hold_the_rest_back():
+def test_invalid_utf8_does_not_block_later_text():
     pieces = detokenize_all(IncrementalDetokenizer(decode_bytes), [0xFF] * 20)
     assert "".join(pieces) == decode_bytes([0xFF] * 20)
     assert "".join(pieces[:10])
@@ -49,23 +49,23 @@ def test_words_keep_the_spaces_between_them(tokens):
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_nothing_follows_the_first_stop(text, stops):
-    spelling = IncrementalDetokenizer(decode_bytes, stops)
-    shown = ""
-    for letter in text.encode():
-        shown += spelling.add(letter)
-        if spelling.is_stopped:
+def test_no_text_follows_the_first_stop_string(text, stops):
+    detokenizer = IncrementalDetokenizer(decode_bytes, stops)
+    released = ""
+    for byte in text.encode():
+        released += detokenizer.add(byte)
+        if detokenizer.is_stopped:
             break
-    shown += spelling.finish()
-    # The first stop that is complete, as it is seen letter by letter.
+    released += detokenizer.finish()
+    # The first stop string that is complete when the text arrives byte by byte.
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     first = min(ends)[0] if ends else len(text)
-    begins = [begin for end, begin in ends if end == first]
-    assert spelling.is_stopped == bool(ends)
-    assert shown == text[: min(begins, default=len(text))]
+    starts = [start for end, start in ends if end == first]
+    assert detokenizer.is_stopped == bool(ends)
+    assert released == text[: min(starts, default=len(text))]
 
 
-def test_strings_are_taken_as_they_are():
+def test_strings_pass_through_with_stop_strings():
     assert detokenize_all(IncrementalDetokenizer(decode_bytes, ["lo w"]), ["hel", "lo ", "world"]) == [
         "he",
         "l",
@@ -75,5 +75,5 @@ def test_strings_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize("value", [7, [7], (7,), np.array([7]), np.int64(7)])
-def test_tokens_come_in_many_forms(value):
+def test_token_ids_of_ints_lists_and_arrays(value):
     assert to_token_ids(value) == [7]

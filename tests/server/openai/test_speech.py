@@ -1,4 +1,4 @@
-"""Speech as the official client, voice agents and plain HTTP ask for it."""
+"""Tests of the speech endpoints with the OpenAI SDK, as voice agent frameworks call them, and over WebSockets."""
 
 import base64
 import io
@@ -36,12 +36,12 @@ def speech_model(server):
 
 
 def recognize(data, rate=24_000, skip=0):
-    """The text that raw samples say."""
+    """Text of synthesized 16-bit PCM."""
     samples = np.frombuffer(data, "<i2")[skip:] / 32768
     return "".join(map(chr, letters_in(np.append(samples, np.zeros(16)), rate)))
 
 
-def samples_in(data):
+def decode_samples(data):
     with av.open(io.BytesIO(data)) as container:
         resampler = av.AudioResampler("s16", "mono", 24_000)
         frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
@@ -52,68 +52,72 @@ TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_every_format_says_the_text(openai, name):
-    answer = openai.audio.speech.create(model="talker", voice="alto", input=TEXT, response_format=name)
-    assert answer.response.headers["content-type"] == TYPES[name]
-    samples = samples_in(answer.content)
+def test_every_format_contains_the_text(openai, name):
+    response = openai.audio.speech.create(model="talker", voice="alto", input=TEXT, response_format=name)
+    assert response.response.headers["content-type"] == TYPES[name]
+    samples = decode_samples(response.content)
     assert abs(len(samples) / 24_000 - len(TEXT) / 10) < 0.11
-    delay = {"mp3": 1105, "aac": 1024}.get(name, 0)  # what these formats put before the first sample
+    delay = {"mp3": 1105, "aac": 1024}.get(name, 0)  # encoder delay of these formats, in samples
     assert recognize(samples.tobytes(), skip=delay)[: len(TEXT)] == TEXT
 
 
 def test_the_default_is_mp3_at_24_khz(server, openai):
-    answer = openai.audio.speech.create(model="talker", voice={"id": "bass"}, input="hi", speed=1.5, instructions="low")
-    assert answer.response.headers["content-type"] == "audio/mpeg"
-    assert answer.response.headers["x-sample-rate"] == "24000"
-    assert answer.response.headers["x-request-id"]
-    ask = speech_model(server).seen[-1]
-    assert (ask.text, ask.voice, ask.speed, ask.instructions) == ("hi", "bass", 1.5, "low")
+    response = openai.audio.speech.create(
+        model="talker", voice={"id": "bass"}, input="hi", speed=1.5, instructions="low"
+    )
+    assert response.response.headers["content-type"] == "audio/mpeg"
+    assert response.response.headers["x-sample-rate"] == "24000"
+    assert response.response.headers["x-request-id"]
+    request = speech_model(server).seen[-1]
+    assert (request.text, request.voice, request.speed, request.instructions) == ("hi", "bass", 1.5, "low")
 
 
-def test_as_pipecat_asks(server, openai):
-    """Raw samples at the rate that it has fixed, read in bits of its own size while they are made."""
+def test_streamed_pcm_as_pipecat_requests_it(server, openai):
+    """Raw samples at its fixed rate, read in chunks of its own size while they are synthesized."""
     with openai.audio.speech.with_streaming_response.create(
         model="talker", voice="alloy", input="slow " + TEXT, response_format="pcm"
-    ) as answer:
-        assert answer.status_code == 200
-        assert answer.headers["content-type"] == "audio/pcm;rate=24000"
+    ) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "audio/pcm;rate=24000"
         times, data = [], b""
-        for chunk in answer.iter_bytes(4800):
+        for chunk in response.iter_bytes(4800):
             times.append(time.monotonic())
             data += chunk
     assert recognize(data) == "slow " + TEXT
-    assert times[-1] - times[0] > 0.1  # the first were there long before the last was made
+    assert times[-1] - times[0] > 0.1  # the first chunk arrived long before the last was synthesized
 
 
 @pytest.mark.parametrize("name", ["mp3", "pcm", "opus"])
-def test_as_livekit_asks(openai, name):
-    """Events, by the content type; the sound in them is one file."""
+def test_sse_audio_as_livekit_requests_it(openai, name):
+    """SSE events whose audio deltas concatenate to one file."""
     with openai.audio.speech.with_streaming_response.create(
         model="talker", voice="ash", input=TEXT, response_format=name, stream_format="sse", speed=1.0
-    ) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+    ) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line]
     *deltas, done = events
-    assert {one["type"] for one in deltas} == {"speech.audio.delta"}
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
     assert len(deltas) > 3
     assert done["type"] == "speech.audio.done"
-    size = len(TEXT)  # of twentieths of a second, each letter takes two
+    size = len(TEXT)  # a letter is 0.1 s of audio: two tokens of 50 ms
     assert done["usage"] == {"input_tokens": size, "output_tokens": 2 * size, "total_tokens": 3 * size}
-    data = b"".join(base64.b64decode(one["audio"]) for one in deltas)
-    samples = np.frombuffer(data, "<i2") if name == "pcm" else samples_in(data)
+    data = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
+    samples = np.frombuffer(data, "<i2") if name == "pcm" else decode_samples(data)
     assert recognize(samples.tobytes(), skip=1105 if name == "mp3" else 0)[: len(TEXT)] == TEXT
 
 
-def test_a_rate_can_be_asked_for(openai):
+def test_the_sample_rate_can_be_chosen(openai):
     body = {"sample_rate": 8000}
-    answer = openai.audio.speech.create(model="talker", voice="x", input="abc", response_format="pcm", extra_body=body)
-    assert answer.response.headers["content-type"] == "audio/pcm;rate=8000"
-    assert answer.response.headers["x-sample-rate"] == "8000"
-    assert recognize(answer.content, 8000) == "abc"
+    response = openai.audio.speech.create(
+        model="talker", voice="x", input="abc", response_format="pcm", extra_body=body
+    )
+    assert response.response.headers["content-type"] == "audio/pcm;rate=8000"
+    assert response.response.headers["x-sample-rate"] == "8000"
+    assert recognize(response.content, 8000) == "abc"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "param"),
+    ("params", "param"),
     [
         ({"input": ""}, "input"),
         ({"input": "x" * 4097}, "input"),
@@ -127,22 +131,22 @@ def test_a_rate_can_be_asked_for(openai):
         ({"voice": {"id": ""}}, "voice"),
     ],
 )
-def test_what_is_wrong_is_named_and_reaches_no_model(server, openai, wrong, param):
+def test_invalid_parameters_are_named_and_reach_no_model(server, openai, params, param):
     before = len(speech_model(server).seen)
     with server.client() as client:
-        body = json.dumps({"model": "talker", "input": "hi"} | wrong)
-        answer = client.post("/v1/audio/speech", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (400, 422)
-    assert param is None or answer.json()["error"]["param"].startswith(param)
+        body = json.dumps({"model": "talker", "input": "hi"} | params)
+        response = client.post("/v1/audio/speech", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert param is None or response.json()["error"]["param"].startswith(param)
     assert len(speech_model(server).seen) == before
 
 
-def test_a_model_that_does_not_speak_says_what_it_does(openai):
+def test_a_model_without_speech_names_its_endpoints(openai):
     with pytest.raises(NotFoundError, match="it is served at `/v1/audio/transcriptions`, `/v1/audio/translations`"):
         openai.audio.speech.create(model="scribe", voice="x", input="hi")
 
 
-def test_a_failure_is_never_a_whole_file(server):
+def test_a_failure_never_looks_like_a_complete_file(server):
     body = {"model": "talker", "input": "boom, and more", "response_format": "pcm"}
     with server.client() as client, pytest.raises(httpx2.RemoteProtocolError):
         client.post("/v1/audio/speech", json=body)
@@ -157,28 +161,28 @@ def test_a_failure_is_never_a_whole_file(server):
 
 def test_a_disconnected_client_stops_synthesis(server):
     body = {"model": "talker", "input": "slow " + "x" * 1000, "response_format": "pcm"}
-    with server.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
-        next(answer.iter_raw())
+    with server.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as response:
+        next(response.iter_raw())
         assert server.request_stats()
     assert server.wait_until_idle()
 
 
-def test_a_voice_of_openai_is_any_voice(server, openai):
-    for name, meant in (("alloy", ""), ("marin", ""), ("bass", "bass"), ("other", "other")):
+def test_an_openai_voice_maps_to_the_default_voice(server, openai):
+    for name, resolved in (("alloy", ""), ("marin", ""), ("bass", "bass"), ("other", "other")):
         openai.audio.speech.create(model="talker", voice=name, input="a", response_format="pcm")
-        assert speech_model(server).seen[-1].voice == meant
+        assert speech_model(server).seen[-1].voice == resolved
 
 
-def test_voices(server):
+def test_voices_are_listed(server):
     with server.client() as client:
-        listed = client.get("/v1/audio/voices").json()
-        assert listed["voices"] == ["alto", "bass"]
-        assert listed["data"][0] == {"id": "alto", "object": "audio.voice", "name": "alto", "model": "talker"}
-        assert client.get("/v1/audio/voices?model=talker").json() == listed
+        voices = client.get("/v1/audio/voices").json()
+        assert voices["voices"] == ["alto", "bass"]
+        assert voices["data"][0] == {"id": "alto", "object": "audio.voice", "name": "alto", "model": "talker"}
+        assert client.get("/v1/audio/voices?model=talker").json() == voices
         assert client.get("/v1/audio/voices?model=scribe").status_code == 404
 
 
-# ---------------------------------------------------------------- text that is still written
+# ---------------------------------------------------------------- streaming text input
 @contextmanager
 def open_stream(server):
     with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
@@ -191,7 +195,7 @@ def send_event(socket, kind, **content):
 
 
 def read_until(socket, until):
-    """All messages up to one of this type; sound as bytes."""
+    """All messages up to the first event of a type; audio as bytes."""
     messages = []
     while not messages or isinstance(messages[-1], bytes) or messages[-1]["type"] != until:
         message = socket.recv(5)
@@ -199,11 +203,11 @@ def read_until(socket, until):
     return messages
 
 
-def test_text_is_said_while_it_is_written(server):
+def test_sentences_are_synthesized_while_text_arrives(server):
     with open_stream(server) as socket:
-        for bit in ("Hel", "lo. How ", "are"):
-            send_event(socket, "input.text", text=bit)
-        first = read_until(socket, "audio.done")  # nobody has said that the text is over
+        for piece in ("Hel", "lo. How ", "are"):
+            send_event(socket, "input.text", text=piece)
+        first = read_until(socket, "audio.done")  # before input.done
         assert first[0] == {
             "type": "audio.start",
             "sentence_index": 0,
@@ -221,7 +225,7 @@ def test_text_is_said_while_it_is_written(server):
     assert server.wait_until_idle()
 
 
-def test_what_is_cancelled_is_not_said(server):
+def test_input_cancel_stops_synthesis(server):
     with open_stream(server) as socket:
         send_event(socket, "input.text", text="slow " + "x" * 1000 + ". And this never.\n")
         assert socket.recv(5).startswith('{"type":"audio.start"')
@@ -232,7 +236,7 @@ def test_what_is_cancelled_is_not_said(server):
         deadline = time.monotonic() + 1
         while "streams" in server.request_stats() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert "streams" not in server.stock()  # the work has ended too
+        assert "streams" not in server.request_stats()  # the request has ended too
         send_event(socket, "input.text", text="Now this.")
         send_event(socket, "input.done")
         assert read_until(socket, "session.done")[0]["sentence_text"] == "Now this."
@@ -242,7 +246,7 @@ def test_what_is_cancelled_is_not_said(server):
     ("messages", "code"),
     [
         ([{"type": "input.text", "text": "too early"}], "invalid_value"),
-        ([{"type": "session.config", "model": "nobody"}], "model_not_found"),
+        ([{"type": "session.config", "model": "unknown"}], "model_not_found"),
         ([{"type": "session.config", "model": "scribe"}], "endpoint_not_supported"),
         ([{"type": "session.config", "model": "talker", "speed": 9}], "invalid_value"),
         ([{"type": "session.config", "model": "talker"}, {"type": "input.what"}], "invalid_value"),

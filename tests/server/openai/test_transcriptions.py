@@ -1,4 +1,4 @@
-"""Transcriptions as the official client, voice agents and plain HTTP ask for them."""
+"""Tests of the transcription endpoints with the OpenAI SDK, as voice agents call them, and over plain HTTP."""
 
 import io
 import json
@@ -27,15 +27,15 @@ def openai(server):
         yield client
 
 
-def file_of(text=TEXT, name="WAV", subtype="PCM_16", rate=RATE):
+def audio_file(text=TEXT, name="WAV", subtype="PCM_16", rate=RATE):
     file = io.BytesIO()
     soundfile.write(file, tones(text, rate), rate, format=name, subtype=subtype)
     return file.getvalue()
 
 
-def transcribe(openai, data=None, **how):
-    file = ("speech.wav", data or file_of(), "audio/wav")
-    return openai.audio.transcriptions.create(model="scribe", file=file, **how)
+def transcribe(openai, data=None, **params):
+    file = ("speech.wav", data or audio_file(), "audio/wav")
+    return openai.audio.transcriptions.create(model="scribe", file=file, **params)
 
 
 def transcriber_model(server):
@@ -46,18 +46,20 @@ def transcriber_model(server):
     ("name", "subtype"), [("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")]
 )
 def test_every_format_is_transcribed(openai, name, subtype):
-    got = transcribe(openai, file_of(name=name, subtype=subtype, rate=24_000))
-    assert got.text == TEXT
-    assert (got.usage.type, got.usage.seconds) == ("duration", pytest.approx(1.2, abs=0.05))
+    result = transcribe(openai, audio_file(name=name, subtype=subtype, rate=24_000))
+    assert result.text == TEXT
+    assert (result.usage.type, result.usage.seconds) == ("duration", pytest.approx(1.2, abs=0.05))
 
 
 def test_parameters_reach_the_model(server, openai):
     transcribe(openai, language="de", prompt="names: HAL", temperature=0.4)
-    ask = transcriber_model(server).seen[-1]
-    assert (ask.language, ask.prompt, ask.temperature, ask.is_translation) == ("de", "names: HAL", 0.4, False)
-    assert (ask.audio.rate, ask.audio.samples.dtype, len(ask.audio.samples)) == (RATE, np.float32, 12 * RATE // 10)
+    request = transcriber_model(server).seen[-1]
+    assert (request.language, request.prompt, request.temperature) == ("de", "names: HAL", 0.4)
+    assert not request.is_translation
+    audio = request.audio
+    assert (audio.rate, audio.samples.dtype, len(audio.samples)) == (RATE, np.float32, 12 * RATE // 10)
     with server.client() as client:
-        file = {"file": ("speech.wav", file_of())}
+        file = {"file": ("speech.wav", audio_file())}
         assert (
             client.post("/v1/audio/translations", data={"model": "scribe"}, files=file).json()["text"] == TEXT.upper()
         )
@@ -73,24 +75,25 @@ def test_text_and_subtitles(openai):
     assert transcribe(openai, response_format="vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.400\nopen\n\n")
 
 
-def test_everything_that_is_known(openai):
-    got = transcribe(openai, response_format="verbose_json", timestamp_granularities=["segment"])
-    assert (got.text, got.language, float(got.duration)) == (TEXT, "en", 1.2)
-    assert [(one.id, one.start, one.end, one.text) for one in got.segments] == [
+def test_verbose_json(openai):
+    result = transcribe(openai, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert (result.text, result.language, float(result.duration)) == (TEXT, "en", 1.2)
+    assert [(segment.id, segment.start, segment.end, segment.text) for segment in result.segments] == [
         (0, 0.0, 0.4, "open"),
         (1, 0.5, 0.8, "the"),
         (2, 0.9, 1.2, "pod"),
     ]
     fields = {"id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio"}
-    assert got.segments[0].model_fields_set == fields | {"no_speech_prob"}
+    assert result.segments[0].model_fields_set == fields | {"no_speech_prob"}
 
 
-def test_a_model_that_tells_no_times_has_one_segment(openai):
-    got = transcribe(openai, prompt="terse", response_format="verbose_json", language="en")
-    assert (got.text, got.language, [(one.start, one.end) for one in got.segments]) == (TEXT, "en", [(0.0, 1.2)])
+def test_a_model_without_timestamps_has_one_segment(openai):
+    result = transcribe(openai, prompt="terse", response_format="verbose_json", language="en")
+    assert (result.text, result.language) == (TEXT, "en")
+    assert [(segment.start, segment.end) for segment in result.segments] == [(0.0, 1.2)]
 
 
-def test_words_come_as_they_are_known(openai):
+def test_a_stream_has_deltas(openai):
     times, events = [], []
     for event in transcribe(openai, stream=True, prompt="slow"):
         times.append(time.monotonic())
@@ -102,47 +105,47 @@ def test_words_come_as_they_are_known(openai):
     assert times[-1] - times[0] > 0.1
 
 
-def test_as_voice_agents_ask(server):
-    """Fields in their order, a file without a name that tells anything, brackets and none."""
+def test_forms_of_voice_agents(server):
+    """A file name without extension; repeated fields with and without brackets."""
     fields = {"model": "scribe", "language": "en", "temperature": "0.0", "response_format": "json", "prompt": ""}
     with server.client() as client:
         for name in ("timestamp_granularities[]", "timestamp_granularities"):
-            file = {"file": ("audio", file_of(), "application/octet-stream")}
-            answer = client.post("/v1/audio/transcriptions", data=fields | {name: ["segment"]}, files=file)
-            assert answer.status_code == 200
-            assert answer.json()["text"] == TEXT
+            file = {"file": ("audio", audio_file(), "application/octet-stream")}
+            response = client.post("/v1/audio/transcriptions", data=fields | {name: ["segment"]}, files=file)
+            assert response.status_code == 200
+            assert response.json()["text"] == TEXT
 
 
 def test_languages_and_keywords_reach_the_model(server, openai):
     transcribe(openai, languages=["en"], keywords=["Ruritania", "Strelsau"], prompt="As in the book:")
-    seen = transcriber_model(server).seen[-1]
-    assert (seen.language, seen.prompt) == ("en", "As in the book: Ruritania, Strelsau")
+    request = transcriber_model(server).seen[-1]
+    assert (request.language, request.prompt) == ("en", "As in the book: Ruritania, Strelsau")
 
 
-def test_a_failure_in_a_stream_is_told(server, openai):
+def test_a_failure_during_a_stream_is_reported(server, openai):
     with pytest.raises(APIError, match="the model failed at this request"):
         list(transcribe(openai, stream=True, prompt="boom"))
-    with pytest.raises(APIError) as failed:
+    with pytest.raises(APIError) as raised:
         transcribe(openai, prompt="boom")
-    assert failed.value.status_code == 500
-    assert "secret" not in str(failed.value)
+    assert raised.value.status_code == 500
+    assert "secret" not in str(raised.value)
     assert server.wait_until_idle()
 
 
-def test_a_disconnected_client_is_not_transcribed_for(server):
+def test_a_disconnected_client_stops_transcription(server):
     form = {"model": "scribe", "stream": "true", "prompt": "slow"}
-    file = {"file": ("a.wav", file_of("x" * 1000))}
+    file = {"file": ("a.wav", audio_file("x" * 1000))}
     with server.client() as client:
-        with client.stream("POST", "/v1/audio/transcriptions", data=form, files=file) as answer:
-            next(answer.iter_raw())
+        with client.stream("POST", "/v1/audio/transcriptions", data=form, files=file) as response:
+            next(response.iter_raw())
             assert server.request_stats()
         assert server.wait_until_idle()
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "param"),
+    ("params", "error", "param"),
     [
-        ({"data": b"this is no sound"}, BadRequestError, "file"),
+        ({"data": b"not audio"}, BadRequestError, "file"),
         ({"data": b"RIFF\0\0\0\0WAVE"}, BadRequestError, "file"),
         ({"temperature": 1.5}, UnprocessableEntityError, "temperature"),
         ({"temperature": float("inf")}, UnprocessableEntityError, "temperature"),
@@ -152,29 +155,29 @@ def test_a_disconnected_client_is_not_transcribed_for(server):
         ({"language": "en", "languages": ["en", "de"]}, BadRequestError, "languages"),
     ],
 )
-def test_what_is_wrong_is_named_and_reaches_no_model(server, openai, how, error, param):
+def test_invalid_parameters_are_named_and_reach_no_model(server, openai, params, error, param):
     before = len(transcriber_model(server).seen)
-    with pytest.raises(error) as refused:
-        transcribe(openai, **how)
-    assert refused.value.param == param
+    with pytest.raises(error) as raised:
+        transcribe(openai, **params)
+    assert raised.value.param == param
     assert len(transcriber_model(server).seen) == before
 
 
-def test_what_is_no_form_is_refused(server, openai):
+def test_invalid_forms_are_rejected(server, openai):
     with server.client() as client:
         path = "/v1/audio/transcriptions"
         assert client.post(path, json={"model": "scribe"}).status_code == 415
-        broken = client.post(path, content=b"--x\r\n", headers={"Content-Type": "multipart/form-data; boundary=x"})
-        assert broken.status_code in (400, 422)
+        malformed = client.post(path, content=b"--x\r\n", headers={"Content-Type": "multipart/form-data; boundary=x"})
+        assert malformed.status_code in (400, 422)
         assert client.post(path, data={"model": "scribe"}, files={"other": b"x"}).status_code in (400, 422)
-        two = [("file", ("a", file_of())), ("file", ("b", file_of()))]
-        assert client.post(path, data={"model": "scribe"}, files=two).status_code == 400
+        two_files = [("file", ("a", audio_file())), ("file", ("b", audio_file()))]
+        assert client.post(path, data={"model": "scribe"}, files=two_files).status_code == 400
     connection = HTTPConnection(server.url.removeprefix("http://"), timeout=5)
     connection.putrequest("POST", path)
     connection.putheader("Content-Length", str(65 << 20))
     connection.endheaders()
-    answer = connection.getresponse()  # nothing of the body was sent
-    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "too_large")
+    response = connection.getresponse()  # before any byte of the body is sent
+    assert (response.status, json.loads(response.read())["error"]["code"]) == (413, "too_large")
     connection.close()
     with pytest.raises(NotFoundError, match="`talker` is not served at /v1/audio/transcriptions"):
-        openai.audio.transcriptions.create(model="talker", file=("speech.wav", file_of()))
+        openai.audio.transcriptions.create(model="talker", file=("speech.wav", audio_file()))

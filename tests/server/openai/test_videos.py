@@ -1,4 +1,4 @@
-"""Videos are jobs: their state is told truly, their file is what the model filmed, and they end when they should."""
+"""Tests of video jobs: status, progress, file content, ownership, quotas and deletion."""
 
 import io
 import os
@@ -39,7 +39,7 @@ def frames(data):
 
 
 def wait_finished(client, video, seconds=3.0):
-    """A job when it is over."""
+    """Poll a job until it is completed or failed."""
     deadline = time.monotonic() + seconds
     while (video := client.videos.retrieve(video.id)).status in ("queued", "in_progress"):
         assert time.monotonic() < deadline, video
@@ -47,19 +47,19 @@ def wait_finished(client, video, seconds=3.0):
     return video
 
 
-def test_a_video_is_what_the_model_filmed(client):
+def test_a_video_is_the_output_of_the_model(client):
     video = client.videos.create_and_poll(model="filmer", prompt="a dawn", seconds="2", size="48x32")
     assert (video.status, video.progress, video.seconds, video.size) == ("completed", 100, "2", "48x32")
     assert video.expires_at - video.created_at == videos.JOB_TTL_S
-    made = frames(client.videos.download_content(video.id).read())
-    assert len(made) == 16
-    for number, frame in enumerate(made):
+    decoded = frames(client.videos.download_content(video.id).read())
+    assert len(decoded) == 16
+    for number, frame in enumerate(decoded):
         assert frame.shape == (32, 48, 3)
         assert np.abs(frame.astype(int) - 8 * number).max() <= 3  # H.264 is not exact
-    assert video.id in [one.id for one in client.videos.list()]
+    assert video.id in [listed.id for listed in client.videos.list()]
 
 
-def test_progress_is_how_much_was_filmed(client, model_server):
+def test_progress_follows_the_generated_frames(client, model_server):
     video = client.videos.create(model="filmer", prompt="slow", seconds="4")
     seen = set()
     while (video := client.videos.retrieve(video.id)).status != "completed":
@@ -70,28 +70,28 @@ def test_progress_is_how_much_was_filmed(client, model_server):
     assert model_server.is_idle()
 
 
-def test_a_client_is_told_when_to_look_again(model_server):
+def test_a_response_recommends_a_poll_interval(model_server):
     with model_server.client("mine") as http:
-        answer = http.post("/v1/videos", files={"prompt": (None, "slow"), "model": (None, "filmer")})
-        assert answer.headers["openai-poll-after-ms"] == str(videos.POLL_MS)
-        name = answer.json()["id"]
-        early = http.get(f"/v1/videos/{name}/content")
+        response = http.post("/v1/videos", files={"prompt": (None, "slow"), "model": (None, "filmer")})
+        assert response.headers["openai-poll-after-ms"] == str(videos.POLL_MS)
+        job_id = response.json()["id"]
+        early = http.get(f"/v1/videos/{job_id}/content")
         assert (early.status_code, early.json()["error"]["code"]) == (404, "video_not_ready")
-        http.delete(f"/v1/videos/{name}")
+        http.delete(f"/v1/videos/{job_id}")
 
 
-def test_a_picture_to_begin_with(client):
-    picture = np.zeros((20, 30, 3), np.uint8)
-    video = client.videos.create(model="filmer", prompt="a", seconds="1", input_reference=("a.png", png(picture)))
-    made = frames(client.videos.download_content(wait_finished(client, video).id).read())
-    assert made[0].shape == (20, 30, 3)
+def test_a_reference_image(client):
+    image = np.zeros((20, 30, 3), np.uint8)
+    video = client.videos.create(model="filmer", prompt="a", seconds="1", input_reference=("a.png", png(image)))
+    decoded = frames(client.videos.download_content(wait_finished(client, video).id).read())
+    assert decoded[0].shape == (20, 30, 3)
 
 
 def test_other_parameters_reach_the_model(client, model_server):
-    wishes = {"num_inference_steps": "7", "guidance_scale": "3.5", "negative_prompt": "rain", "seed": "5"}
-    wait_finished(client, client.videos.create(model="filmer", prompt="a", seconds="1", extra_body=wishes))
-    seen = model_server.models["filmer"].seen[-1]
-    assert (seen.steps, seen.guidance, seen.negative_prompt, seen.seed) == (7, 3.5, "rain", 5)
+    params = {"num_inference_steps": "7", "guidance_scale": "3.5", "negative_prompt": "rain", "seed": "5"}
+    wait_finished(client, client.videos.create(model="filmer", prompt="a", seconds="1", extra_body=params))
+    request = model_server.models["filmer"].seen[-1]
+    assert (request.steps, request.guidance, request.negative_prompt, request.seed) == (7, 3.5, "rain", 5)
 
 
 def test_a_failure_does_not_leak_internals(client, model_server):
@@ -103,7 +103,7 @@ def test_a_failure_does_not_leak_internals(client, model_server):
     assert model_server.is_idle()
 
 
-def test_a_job_that_is_deleted_is_given_up(client, model_server):
+def test_deleting_a_job_cancels_it(client, model_server):
     video = client.videos.create(model="filmer", prompt="slow", seconds="100")
     time.sleep(0.1)
     assert client.videos.delete(video.id).deleted
@@ -112,7 +112,7 @@ def test_a_job_that_is_deleted_is_given_up(client, model_server):
         client.videos.retrieve(video.id)
 
 
-def test_jobs_are_their_owners(client, model_server):
+def test_jobs_are_visible_to_their_owner_only(client, model_server):
     video = client.videos.create(model="filmer", prompt="a", seconds="1")
     with model_server.client("theirs") as http:
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/content")):
@@ -121,7 +121,7 @@ def test_jobs_are_their_owners(client, model_server):
     wait_finished(client, video)
 
 
-def test_files_have_no_name_and_go_with_their_jobs(client):
+def test_files_are_unlinked_and_closed_with_their_jobs(client):
     before = _count_unlinked_files()
     video = wait_finished(client, client.videos.create(model="filmer", prompt="a", seconds="1"))
     assert _count_unlinked_files() == before + 1
@@ -130,40 +130,42 @@ def test_files_have_no_name_and_go_with_their_jobs(client):
 
 
 def _count_unlinked_files():
-    """How many files this process has open that have no name."""
-    found = 0
+    """Number of open files of this process without a name, empty ones excluded."""
+    count = 0
     for number in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
-        found += path.endswith("(deleted)") and os.stat(f"/proc/self/fd/{number}").st_size > 0 and "mstar" not in path
-    return found
+        if path.endswith("(deleted)") and os.stat(f"/proc/self/fd/{number}").st_size > 0 and "mstar" not in path:
+            count += 1
+    return count
 
 
-def test_there_is_room_for_only_so_much(client, monkeypatch):
+def test_a_full_storage_fails_the_job(client, monkeypatch):
     monkeypatch.setattr(videos, "QUOTA_BYTES", 10)
     video = wait_finished(client, client.videos.create(model="filmer", prompt="a", seconds="1"))
     assert (video.status, video.error.code) == ("failed", "storage_full")
 
 
-def test_without_an_encoder_nothing_is_filmed(model_server, monkeypatch):
+def test_without_an_encoder_jobs_are_rejected(model_server, monkeypatch):
     monkeypatch.setattr("mstar.media.mp4.find_spec", lambda name: None)
     with model_server.client("mine") as http:
-        answer = http.post("/v1/videos", files={"prompt": (None, "a"), "model": (None, "filmer")})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_encoder")
+        response = http.post("/v1/videos", files={"prompt": (None, "a"), "model": (None, "filmer")})
+    assert (response.status_code, response.json()["error"]["code"]) == (501, "no_encoder")
 
 
 @pytest.mark.parametrize(
-    "wish", [{"seconds": "0"}, {"seconds": "nan"}, {"seconds": "1e9"}, {"size": "31x32"}, {"size": "x"}, {"prompt": ""}]
+    "params",
+    [{"seconds": "0"}, {"seconds": "nan"}, {"seconds": "1e9"}, {"size": "31x32"}, {"size": "x"}, {"prompt": ""}],
 )
-def test_invalid_parameters_are_rejected(model_server, wish):
-    fields = {"model": "filmer", "prompt": "a"} | wish
+def test_invalid_parameters_are_rejected(model_server, params):
+    fields = {"model": "filmer", "prompt": "a"} | params
     with model_server.client("mine") as http:
-        answer = http.post("/v1/videos", files={name: (None, text) for name, text in fields.items()})
-    assert answer.status_code == 422
+        response = http.post("/v1/videos", files={name: (None, text) for name, text in fields.items()})
+    assert response.status_code == 422
 
 
-def test_a_model_that_films_nothing_says_what_it_serves(client):
+def test_a_model_without_videos_names_its_endpoints(client):
     with pytest.raises(NotFoundError, match="/v1/images/generations"):
         client.videos.create(model="painter", prompt="a")

@@ -1,6 +1,7 @@
-"""A client talks with a model over a WebSocket, with the official client; what was not heard was never said."""
+"""Tests of the Realtime API with the OpenAI SDK: responses, turn detection, barge-in, truncation, multi-turn models."""
 
 import base64
+import itertools
 import json
 import time
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from tests.server.toy_multi_turn_model import MultiTurnTalker
 from tests.server.toy_robot_models import Arm
 from tests.server.toy_voice_model import LETTER, RATE, Talker
 
-# the official client calls its websockets library as it was called before
+# The OpenAI SDK uses the deprecated call of its websockets library.
 pytestmark = pytest.mark.filterwarnings(r"ignore:connect\(\) must be used:DeprecationWarning")
 
 TEXT = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {"turn_detection": None}}}
@@ -44,7 +45,7 @@ def model_server():
 
 @contextmanager
 def open_session(model_server, model):
-    """A call of the official client."""
+    """Realtime session of the OpenAI SDK."""
     client = OpenAI(
         api_key="none", base_url=f"{model_server.url}/v1", websocket_base_url=f"ws://127.0.0.1:{model_server.port}/v1"
     )
@@ -61,7 +62,7 @@ def realtime_session(model_server):
 
 
 def wait_for_event(realtime_session, kind):
-    """All events up to the first of a kind."""
+    """Receive events up to the first of a type; fails on an unexpected `error` event."""
     events = []
     while not events or events[-1].type != kind:
         events.append(realtime_session.recv())
@@ -77,13 +78,12 @@ def send_text(realtime_session, text):
 
 
 def kinds(events):
-    """The types of events, those that follow each other once."""
-    found = [event.type for event in events]
-    return [kind for at, kind in enumerate(found) if at == 0 or found[at - 1] != kind]
+    """Event types in order, without consecutive duplicates."""
+    return [kind for kind, _ in itertools.groupby(event.type for event in events)]
 
 
-# ---------------------------------------------------------------- answers
-def test_an_answer_in_text(realtime_session, model_server):
+# ---------------------------------------------------------------- responses
+def test_a_text_response(realtime_session, model_server):
     realtime_session.session.update(session=TEXT | {"instructions": "be brief"})
     assert wait_for_event(realtime_session, "session.updated")[-1].session.output_modalities == ["text"]
     send_text(realtime_session, "hello")
@@ -110,20 +110,21 @@ def test_an_answer_in_text(realtime_session, model_server):
     )
 
 
-def test_an_answer_in_speech(realtime_session):
+def test_an_audio_response(realtime_session):
     send_text(realtime_session, "hello")
     realtime_session.response.create()
     events = wait_for_event(realtime_session, "response.done")
-    sound = b"".join(base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta")
-    assert len(sound) == 5 * LETTER * 2
-    assert np.abs(np.frombuffer(sound, "<i2")).max() > 8000
-    (whole,) = [event for event in events if event.type == "response.output_audio_transcript.done"]
-    assert whole.transcript == "hello"
+    deltas = [event.delta for event in events if event.type == "response.output_audio.delta"]
+    audio = b"".join(map(base64.b64decode, deltas))
+    assert len(audio) == 5 * LETTER * 2
+    assert np.abs(np.frombuffer(audio, "<i2")).max() > 8000
+    (transcript,) = [event for event in events if event.type == "response.output_audio_transcript.done"]
+    assert transcript.transcript == "hello"
     assert "response.output_audio.done" in kinds(events)
     assert not any("response.audio" in event.type or "response.text" in event.type for event in events)
 
 
-def test_an_answer_that_is_cut_off_says_so(realtime_session):
+def test_a_truncated_response_is_incomplete(realtime_session):
     realtime_session.session.update(session=TEXT | {"max_output_tokens": 3})
     send_text(realtime_session, "hello")
     realtime_session.response.create()
@@ -141,7 +142,7 @@ def test_a_failure_does_not_leak_internals(realtime_session, model_server):
     assert model_server.is_idle()
 
 
-def test_an_answer_can_be_cancelled(realtime_session, model_server):
+def test_a_response_can_be_cancelled(realtime_session, model_server):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "slow " + "x" * 500)
     realtime_session.response.create()
@@ -154,7 +155,7 @@ def test_an_answer_can_be_cancelled(realtime_session, model_server):
     assert wait_for_event(realtime_session, "error")[-1].error.code == "response_cancel_not_active"
 
 
-def test_an_answer_can_be_cancelled_before_it_begins(realtime_session):
+def test_a_response_can_be_cancelled_before_its_first_output(realtime_session):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "slow " + "x" * 500)
     realtime_session.response.create()
@@ -164,7 +165,7 @@ def test_an_answer_can_be_cancelled_before_it_begins(realtime_session):
     assert events[-1].response.status == "cancelled"
 
 
-def test_there_is_one_answer_at_a_time(realtime_session):
+def test_a_second_concurrent_response_is_rejected(realtime_session):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "slow " + "x" * 30)
     realtime_session.response.create()
@@ -174,26 +175,26 @@ def test_there_is_one_answer_at_a_time(realtime_session):
     assert wait_for_event(realtime_session, "response.done")[-1].response.status == "completed"
 
 
-def test_a_tool_is_called_and_answered(realtime_session, model_server):
+def test_a_tool_call_and_its_output(realtime_session, model_server):
     tool = {"type": "function", "name": "forecast", "parameters": {"type": "object"}}
     realtime_session.session.update(session=TEXT | {"tools": [tool]})
     send_text(realtime_session, "weather")
     realtime_session.response.create()
     events = wait_for_event(realtime_session, "response.done")
-    (called,) = [event for event in events if event.type == "response.function_call_arguments.done"]
-    assert (called.name, called.arguments) == ("forecast", '{"x":1}')
+    (call,) = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert (call.name, call.arguments) == ("forecast", '{"x":1}')
     assert events[-1].response.output[1].call_id == "call_1"
     realtime_session.conversation.item.create(
         item={"type": "function_call_output", "call_id": "call_1", "output": "rain"}
     )
     realtime_session.response.create()
     assert wait_for_event(realtime_session, "response.done")[-1].response.output[0].content[0].text == "rain"
-    turns = model_server.models["talker"].seen[-1].messages
-    assert [turn.role for turn in turns] == ["user", "assistant", "tool"]
-    assert (turns[1].tool_calls[0].id, turns[2].tool_call_id) == ("call_1", "call_1")
+    messages = model_server.models["talker"].seen[-1].messages
+    assert [message.role for message in messages] == ["user", "assistant", "tool"]
+    assert (messages[1].tool_calls[0].id, messages[2].tool_call_id) == ("call_1", "call_1")
 
 
-def test_a_disconnected_client_leaves_nothing(model_server):
+def test_a_disconnect_frees_all_request_state(model_server):
     with connect(f"ws://127.0.0.1:{model_server.port}/v1/realtime?model=talker") as realtime_session:
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "slow " + "x" * 500}]}
         realtime_session.send(json.dumps({"type": "conversation.item.create", "item": item}))
@@ -203,8 +204,8 @@ def test_a_disconnected_client_leaves_nothing(model_server):
     assert model_server.wait_until_idle()
 
 
-# ---------------------------------------------------------------- speech in
-def test_speech_is_heard_and_answered(realtime_session, model_server):
+# ---------------------------------------------------------------- input audio
+def test_server_vad_commits_a_turn_and_starts_a_response(realtime_session, model_server):
     for part in np.split(np.concatenate([QUIET, VOICE, QUIET]), 30):
         realtime_session.input_audio_buffer.append(audio=to_base64_pcm(part))
     events = wait_for_event(realtime_session, "response.done")
@@ -215,14 +216,14 @@ def test_speech_is_heard_and_answered(realtime_session, model_server):
         "conversation.item.added",
         "conversation.item.done",
     ]
-    assert 650 <= events[0].audio_start_ms <= 760  # 300 ms before it begins
-    assert 2400 <= events[1].audio_end_ms <= 2600  # 500 ms after it ends
+    assert 650 <= events[0].audio_start_ms <= 760  # 300 ms of prefix padding
+    assert 2400 <= events[1].audio_end_ms <= 2600  # after 500 ms of silence
     assert events[0].item_id == events[2].item_id
     assert events[-1].response.output[0].content[0].transcript == "heard 1.8 with 0.9 loud"
     assert isinstance(model_server.models["talker"].seen[-1].messages[0].parts[0], AudioInput)
 
 
-def test_speech_that_the_client_commits(realtime_session):
+def test_audio_committed_by_the_client(realtime_session):
     realtime_session.session.update(session=TEXT)
     realtime_session.input_audio_buffer.append(audio=to_base64_pcm(VOICE[:100]))
     realtime_session.input_audio_buffer.commit()
@@ -234,7 +235,7 @@ def test_speech_that_the_client_commits(realtime_session):
     assert "heard 1.0" in wait_for_event(realtime_session, "response.done")[-1].response.output[0].content[0].text
 
 
-def test_a_setting_in_the_midst_of_speech_does_not_lose_it(realtime_session):
+def test_a_session_update_during_speech_keeps_the_audio(realtime_session):
     realtime_session.input_audio_buffer.append(audio=to_base64_pcm(VOICE))
     wait_for_event(realtime_session, "input_audio_buffer.speech_started")
     realtime_session.session.update(session={"type": "realtime", "instructions": "be brief"})
@@ -242,7 +243,7 @@ def test_a_setting_in_the_midst_of_speech_does_not_lose_it(realtime_session):
     assert wait_for_event(realtime_session, "response.done")[-1].response.status == "completed"
 
 
-def test_speech_interrupts_an_answer(realtime_session, model_server):
+def test_speech_interrupts_a_response(realtime_session, model_server):
     send_text(realtime_session, "slow " + "x" * 500)
     realtime_session.response.create()
     wait_for_event(realtime_session, "response.output_audio.delta")
@@ -253,10 +254,10 @@ def test_speech_interrupts_an_answer(realtime_session, model_server):
     assert model_server.is_idle()
 
 
-def test_what_was_said_is_written_down(realtime_session):
-    hearing = {"turn_detection": None, "transcription": {"model": "talker"}}
-    realtime_session.session.update(session={"type": "realtime", "audio": {"input": hearing}})
-    for model in ("talker", "nobody"):
+def test_input_audio_is_transcribed(realtime_session):
+    audio_input = {"turn_detection": None, "transcription": {"model": "talker"}}
+    realtime_session.session.update(session={"type": "realtime", "audio": {"input": audio_input}})
+    for model in ("talker", "unknown"):
         realtime_session.session.update(
             session={"type": "realtime", "audio": {"input": {"transcription": {"model": model}}}}
         )
@@ -271,7 +272,7 @@ def test_what_was_said_is_written_down(realtime_session):
 WORDS = "one two three four five six"
 
 
-def speak_answer(realtime_session):
+def speak_response(realtime_session):
     send_text(realtime_session, WORDS)
     realtime_session.response.create()
     events = wait_for_event(realtime_session, "response.done")
@@ -279,7 +280,7 @@ def speak_answer(realtime_session):
 
 
 def test_truncated_audio_is_removed_from_the_conversation(realtime_session, model_server):
-    item = speak_answer(realtime_session)
+    item = speak_response(realtime_session)
     realtime_session.conversation.item.truncate(item_id=item, content_index=0, audio_end_ms=11 * 20)
     assert wait_for_event(realtime_session, "conversation.item.truncated")[-1].audio_end_ms == 220
     realtime_session.conversation.item.retrieve(item_id=item)
@@ -290,36 +291,36 @@ def test_truncated_audio_is_removed_from_the_conversation(realtime_session, mode
     assert model_server.models["talker"].seen[-1].messages[1] == Message("assistant", ("one two",))
 
 
-def test_a_truncation_must_be_possible(realtime_session):
-    item = speak_answer(realtime_session)
-    for wrong in ({"audio_end_ms": 60_000}, {"audio_end_ms": -1}, {"item_id": "nothing", "audio_end_ms": 1}):
-        realtime_session.conversation.item.truncate(**{"item_id": item, "content_index": 0} | wrong)
+def test_an_invalid_truncation_is_rejected(realtime_session):
+    item = speak_response(realtime_session)
+    for fields in ({"audio_end_ms": 60_000}, {"audio_end_ms": -1}, {"item_id": "nothing", "audio_end_ms": 1}):
+        realtime_session.conversation.item.truncate(**{"item_id": item, "content_index": 0} | fields)
         assert wait_for_event(realtime_session, "error")[-1].error.type == "invalid_request_error"
     realtime_session.conversation.item.delete(item_id=item)
     assert wait_for_event(realtime_session, "conversation.item.deleted")[-1].item_id == item
 
 
 @pytest.mark.parametrize(
-    ("end_ms", "heard"), [(0, ""), (60, "one"), (80, "one"), (100, "one"), (140, "one two"), (540, WORDS)]
+    ("end_ms", "remaining"), [(0, ""), (60, "one"), (80, "one"), (100, "one"), (140, "one two"), (540, WORDS)]
 )
-def test_the_cut_is_at_the_last_whole_word(end_ms, heard):
+def test_truncation_keeps_whole_words(end_ms, remaining):
     item = Item("a", "assistant", is_audio=True)
     for letter in WORDS:
         item.text += letter
         item.add_audio(bytes(20 * 48))
     item.truncate(end_ms)
-    assert item.text == heard
+    assert item.text == remaining
 
 
-def test_text_that_ran_ahead_of_the_speech_was_not_heard():
+def test_truncation_removes_text_that_was_ahead_of_the_audio():
     item = Item("a", "assistant", is_audio=True, text="one two")
     item.add_audio(bytes(1000 * 48))
-    item.text += " three four five six seven"  # written, and cancelled before it was spoken
+    item.text += " three four five six seven"  # generated, and cancelled before its audio was sent
     item.truncate(990)
     assert item.text == "one two"
 
 
-# ---------------------------------------------------------------- a model that goes on with its client
+# ---------------------------------------------------------------- multi-turn models
 @pytest.fixture
 def multi_turn_session(model_server):
     model_server.models["listener"].seen.clear()
@@ -327,44 +328,44 @@ def multi_turn_session(model_server):
         yield connection, model_server.models["listener"].seen
 
 
-def ask(realtime_session, text):
+def send_and_respond(realtime_session, text):
     send_text(realtime_session, text)
     realtime_session.response.create()
     return wait_for_event(realtime_session, "response.done")[-1].response.output[0].content[0].transcript
 
 
-def test_a_multi_turn_model_gets_only_new_turns(multi_turn_session, model_server):
+def test_a_multi_turn_model_gets_only_new_messages(multi_turn_session, model_server):
     realtime_session, seen = multi_turn_session
-    assert [ask(realtime_session, word) for word in ("a", "b", "c")] == ["a 1", "b 3", "c 5"]
-    assert [[turn.parts[0] for turn in chat.messages] for chat in seen] == [["a"], ["a 1", "b"], ["b 3", "c"]]
+    assert [send_and_respond(realtime_session, word) for word in ("a", "b", "c")] == ["a 1", "b 3", "c 5"]
+    assert [[message.parts[0] for message in chat.messages] for chat in seen] == [["a"], ["a 1", "b"], ["b 3", "c"]]
 
 
-def test_a_multi_turn_model_resumes_from_the_truncated_answer(multi_turn_session):
+def test_a_multi_turn_model_resumes_from_the_truncated_response(multi_turn_session):
     realtime_session, seen = multi_turn_session
     send_text(realtime_session, "slow " + "x" * 500)
     realtime_session.response.create()
     wait_for_event(realtime_session, "response.output_audio.delta")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     realtime_session.response.cancel()
     done = wait_for_event(realtime_session, "response.done")[-1].response
-    assert (done.status, time.monotonic() - begun < 2) == ("cancelled", True)
+    assert (done.status, time.monotonic() - started_at < 2) == ("cancelled", True)
     realtime_session.conversation.item.truncate(item_id=done.output[0].id, content_index=0, audio_end_ms=0)
     wait_for_event(realtime_session, "conversation.item.truncated")
-    assert ask(realtime_session, "go on") == "go on 2", "what nobody heard was not said"
-    assert [len(chat.messages) for chat in seen] == [1, 0, 1], "one request, told to be quiet in between"
+    assert send_and_respond(realtime_session, "go on") == "go on 2", "the truncated text is dropped"
+    assert [len(chat.messages) for chat in seen] == [1, 0, 1], "one request, with a stop input in between"
 
 
-def test_an_earlier_change_restarts_the_request(multi_turn_session):
+def test_changed_instructions_restart_the_request(multi_turn_session):
     realtime_session, seen = multi_turn_session
-    ask(realtime_session, "a")
+    send_and_respond(realtime_session, "a")
     realtime_session.session.update(session={"type": "realtime", "instructions": "Be brief."})
-    assert ask(realtime_session, "b") == "b 4"
+    assert send_and_respond(realtime_session, "b") == "b 4"
     assert [len(chat.messages) for chat in seen] == [1, 4]
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "no json",
         "[]",
@@ -381,69 +382,71 @@ def test_an_earlier_change_restarts_the_request(multi_turn_session):
         '{"type": "conversation.item.create", "item": 7}',
         '{"type": "conversation.item.create", "item": {"type": "message", "role": "king", "content": []}}',
         '{"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [7]}}',
+        '{"type": "conversation.item.create", "previous_item_id": 7, "item": {"type": "function_call_output"}}',
         '{"type": "conversation.item.delete"}',
         '{"type": "response.create", "response": {"conversation": "none"}}',
     ],
 )
-def test_an_invalid_event_is_reported_and_the_session_continues(model_server, said):
+def test_an_invalid_event_is_reported_and_the_session_continues(model_server, message):
     with connect(f"ws://127.0.0.1:{model_server.port}/v1/realtime?model=talker") as realtime_session:
         realtime_session.recv()
-        realtime_session.send(said)
+        realtime_session.send(message)
         error = json.loads(realtime_session.recv())
         assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
         realtime_session.send('{"type": "input_audio_buffer.clear"}')
         assert json.loads(realtime_session.recv())["type"] == "input_audio_buffer.cleared"
 
 
-@pytest.mark.parametrize("model", ["arm", "nobody"])
+@pytest.mark.parametrize("model", ["arm", "unknown"])
 def test_a_model_without_chat_is_rejected_before_the_session(model_server, model):
-    with pytest.raises(InvalidStatus) as refused:
+    with pytest.raises(InvalidStatus) as raised:
         connect(f"ws://127.0.0.1:{model_server.port}/v1/realtime?model={model}")
-    assert refused.value.response.status_code == 404
-    assert json.loads(refused.value.response.body)["error"]["param"] == "model"
+    assert raised.value.response.status_code == 404
+    assert json.loads(raised.value.response.body)["error"]["param"] == "model"
 
 
-# ---------------------------------------------------------------- parts
-def test_items_go_where_they_are_put():
-    talk = Conversation()
-    talk.add(Item("b", "user", ["b"]))
-    assert talk.add(Item("c", "user", ["c"]), "b") == "b"
-    assert talk.add(Item("a", "user", ["a"]), "root") is None
-    assert [item.id for item in talk.items] == ["a", "b", "c"]
-    for wrong in (lambda: talk.add(Item("a", "user")), lambda: talk.add(Item("d", "user"), "x")):
-        with pytest.raises(ApiError):
-            wrong()
+# ---------------------------------------------------------------- conversation and VAD
+def test_items_are_inserted_after_the_given_item():
+    conversation = Conversation()
+    conversation.add(Item("b", "user", ["b"]))
+    assert conversation.add(Item("c", "user", ["c"]), "b") == "b"
+    assert conversation.add(Item("a", "user", ["a"]), "root") is None
+    assert [item.id for item in conversation.items] == ["a", "b", "c"]
+    with pytest.raises(ApiError, match="already exists"):
+        conversation.add(Item("a", "user"))
+    with pytest.raises(ApiError, match="has no item 'x'"):
+        conversation.add(Item("d", "user"), "x")
 
 
-def test_a_conversation_is_not_endless(monkeypatch):
+def test_a_conversation_is_limited_in_size(monkeypatch):
     monkeypatch.setattr("mstar.server.realtime.conversation.MAX_CONVERSATION_BYTES", 5000)
-    talk = Conversation()
-    talk.add(Item("a", "user", [AudioInput(np.zeros(1000, np.float32), RATE)]))
-    with pytest.raises(ApiError):
-        talk.add(Item("b", "user", ["x" * 1001]))
+    conversation = Conversation()
+    conversation.add(Item("a", "user", [AudioInput(np.zeros(1000, np.float32), RATE)]))
+    with pytest.raises(ApiError, match="fix: delete items"):
+        conversation.add(Item("b", "user", ["x" * 1001]))
 
 
 @pytest.mark.parametrize("size", [7, 480, 5000, 72_000])
 def test_the_vad_does_not_depend_on_chunking(size):
-    sound = pcm(np.concatenate([QUIET, VOICE, QUIET]))
-    ears = EnergyVad(0.5, 500)
-    heard = [one for at in range(0, len(sound), size * 2) for one in ears.feed(sound[at : at + size * 2])]
-    assert [(one.is_start, round(one.at_ms, -2)) for one in heard] == [(True, 1000), (False, 2500)]
+    audio = pcm(np.concatenate([QUIET, VOICE, QUIET]))
+    vad = EnergyVad(0.5, 500)
+    edges = [edge for start in range(0, len(audio), size * 2) for edge in vad.feed(audio[start : start + size * 2])]
+    assert [(edge.is_start, round(edge.at_ms, -2)) for edge in edges] == [(True, 1000), (False, 2500)]
 
 
 def test_the_vad_ignores_a_click_and_a_steady_noise():
-    rng, ears = np.random.default_rng(0), EnergyVad(0.5, 500)
+    rng, vad = np.random.default_rng(0), EnergyVad(0.5, 500)
     hum = rng.normal(0, 0.015, 4 * RATE).astype(np.float32)
     hum[RATE : RATE + 600] += 0.5
-    assert ears.feed(pcm(hum)) == []
+    assert vad.feed(pcm(hum)) == []
     loud = hum[:RATE] + VOICE
-    assert ears.feed(pcm(loud))[0].is_start
+    assert vad.feed(pcm(loud))[0].is_start
 
 
-def test_an_answer_begins_soon_after_the_question(realtime_session):
+def test_a_response_starts_promptly(realtime_session):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "hello")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     realtime_session.response.create()
     wait_for_event(realtime_session, "response.output_text.delta")
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - started_at < 2

@@ -1,8 +1,8 @@
-"""Any model in its own terms: what its route takes comes in, its emissions and its result go out.
+"""Generic endpoint (`/v1/generate`) for any model: the request type of its route in, its emissions and result out.
 
-The body is JSON or msgpack, {"model", "request"}, or a form whose other parts are fields of the request: .npy files,
-JSON or text. The answer is a stream: events of JSON, or with `Accept: application/msgpack` frames of four bytes of
-length, lowest first, and a map. The last one holds the result, or says what went wrong.
+The body is JSON or msgpack (`{"model", "request"}`), or a multipart form whose other parts are fields of the request:
+.npy files, JSON or text. The response is a stream: SSE events with JSON, or with `Accept: application/msgpack` frames,
+each a 4-byte little-endian length and a msgpack map. The last event or frame holds the result or the error.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from mstar.wire import messages as m
 
 MSGPACK = "application/msgpack"
 MAX_FORM_PARTS = 256
+"""Maximum files of a form, and maximum other fields of it."""
 
 
 async def generate(exchange: HttpExchange) -> Response:
     """POST /v1/generate."""
     body = await _read_body(exchange)
     served = exchange.resolve_model(body.model)
-    live = exchange.start_requests(served, parse_request(served, body.request))
-    await live.wait_first()
+    stream = exchange.start_requests(served, parse_request(served, body.request))
+    await stream.wait_first()
     if MSGPACK in exchange.request.headers.get("accept", ""):
-        return StreamResponse(_msgpack_frames(exchange, live), MSGPACK, {"Cache-Control": "no-store"})
-    return exchange.event_stream(_sse_events(live))
+        return StreamResponse(_msgpack_frames(exchange, stream), MSGPACK, {"Cache-Control": "no-store"})
+    return exchange.event_stream(_sse_events(stream))
 
 
-# ---------------------------------------------------------------- what comes in
+# ---------------------------------------------------------------- request
 async def _read_body(exchange: HttpExchange) -> GenerateBody:
     match exchange.media_type:
         case "application/json":
@@ -48,22 +49,26 @@ async def _read_body(exchange: HttpExchange) -> GenerateBody:
         case "multipart/form-data":
             return await _read_form(exchange)
         case other:
-            what = f"the content type is {other!r}; application/json, {MSGPACK} or multipart/form-data is needed"
-            raise ApiError(415, "unsupported_media_type", what)
+            message = (
+                f"unsupported content type {other!r}. fix: send application/json, {MSGPACK} or multipart/form-data"
+            )
+            raise ApiError(415, "unsupported_media_type", message)
 
 
 def _decode(decode: Any, content: bytes) -> Any:
     try:
         return decode(content)
     except (msgspec.DecodeError, RecursionError, ValueError):
-        raise ApiError(400, "invalid_body", "the body cannot be decoded") from None
+        message = "the body does not match its content type. fix: send valid JSON or msgpack"
+        raise ApiError(400, "invalid_body", message) from None
 
 
 def _validate_body(value: Any) -> GenerateBody:
-    told = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if not isinstance(name := told.get("model"), str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise ApiError(422, "invalid_value", 'the body is {"model": name, "request": ...}', param="model")
-    return GenerateBody(model=name, request=told.get("request"))
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if not isinstance(name := fields.get("model"), str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        message = f'model: missing or over {MAX_NAME_CHARS} characters. fix: send {{"model": NAME, "request": ...}}'
+        raise ApiError(422, "invalid_value", message, param="model")
+    return GenerateBody(model=name, request=fields.get("request"))
 
 
 async def _read_form(exchange: HttpExchange) -> GenerateBody:
@@ -74,14 +79,15 @@ async def _read_form(exchange: HttpExchange) -> GenerateBody:
     }
     async with exchange.request.form(**limits) as form:
         if len({*form}) < len(form.multi_items()):
-            raise ApiError(422, "invalid_value", "two parts of the form have the same name")
+            message = "two parts of the form have the same name. fix: send each field once; a list is one JSON part"
+            raise ApiError(422, "invalid_value", message)
         parts = {name: await _decode_part(name, part) for name, part in form.multi_items()}
     model = parts.pop("model", None)
     return _validate_body({"model": model, "request": parts.pop("request", {}) | parts})
 
 
 async def _decode_part(name: str, part: UploadFile | str) -> Any:
-    """The model's name, the request as JSON, a text for a field, or a file by its type."""
+    """Decode one part: the request as JSON, a field as text, or a file by its content type or .npy name."""
     if isinstance(part, str):
         return _decode(msgspec.json.decode, part.encode()) if name == "request" else FormText(part)
     content = await part.read()
@@ -95,15 +101,16 @@ async def _decode_part(name: str, part: UploadFile | str) -> Any:
     return content
 
 
-# ---------------------------------------------------------------- what goes out
+# ---------------------------------------------------------------- response
 async def _encode_outputs(stream: ResponseStream, encode_bytes: Any) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-    async for news in stream:
-        if isinstance(news, RequestEnded):
-            assert isinstance(news.end, m.RequestFinished), "a refusal is raised"
-            yield "result", {"result": arrays.to_plain(news.end.result.content, encode_bytes)}
+    """Yield (event name, content) for each emission and for the result."""
+    async for event in stream:
+        if isinstance(event, RequestEnded):
+            assert isinstance(event.end, m.RequestFinished), "the stream raises ApiError for a rejected request"
+            yield "result", {"result": arrays.to_plain(event.end.result.content, encode_bytes)}
         else:
-            told = {"kind": news.kind, "index": news.index, "value": arrays.to_plain(news.value, encode_bytes)}
-            yield "emission", told | dict(news.clock)
+            content = {"kind": event.kind, "index": event.index, "value": arrays.to_plain(event.value, encode_bytes)}
+            yield "emission", content | dict(event.clock)
 
 
 async def _sse_events(stream: ResponseStream) -> AsyncGenerator[bytes]:
@@ -115,9 +122,9 @@ async def _msgpack_frames(exchange: HttpExchange, stream: ResponseStream) -> Asy
     try:
         async for _, content in _encode_outputs(stream, bytes):
             yield _encode_frame(content)
-    except ApiError as refusal:
-        exchange.context.record_error(refusal)
-        yield _encode_frame(refusal.content)
+    except ApiError as error:
+        exchange.context.record_error(error)
+        yield _encode_frame(error.content)
 
 
 def _encode_frame(content: dict[str, Any]) -> bytes:

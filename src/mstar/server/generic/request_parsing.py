@@ -1,7 +1,7 @@
-"""What a client sent, as what a model's route takes: numbers, texts, lists, dataclasses and arrays, by annotations.
+"""Request parsing by type annotation: converts decoded JSON or msgpack to the request type of a model's route.
 
-Nothing is made of anything else: a text is not read as a number, and what is not declared is refused. It reads values
-that were decoded before, not bytes.
+Supports scalars, enums, literals, unions, sequences, mappings, dataclasses and typed arrays. Values are not coerced (a
+string is not parsed as a number), and fields that the type does not declare are an error. It does not decode bytes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from mstar.server.http_exchange import MAX_JSON_VALUES, too_many_values_error
 from mstar.server.state import ServedModel
 from mstar.walk.types import UnknownHint, read_hint
 
-_PLAIN_TYPES = {bool: "true or false", str: "a text", bytes: "bytes"}
+_PLAIN_TYPES = {bool: "a boolean", str: "a string", bytes: "bytes"}
 _SEQUENCES = (list, tuple, Sequence)
 _INT64 = 2**63
+_MAX_SHOWN_CHARS = 64
+"""Maximum characters of a value in an error message."""
 
 
 class FormText(str):
-    """A text of a form, where numbers are written as texts too."""
+    """Text part of a multipart form, which can hold a string or any other value as JSON."""
 
     __slots__ = ()
 
     def parse_as(self, hint: Any) -> Any:
-        """What it stands for where a value of this type is wanted."""
+        """Value for a field of this type: the text itself for strings, else the text as JSON if it is valid JSON."""
         if hint in (str, Any) or str in typing.get_args(hint):
             return str(self)
         try:
@@ -46,35 +48,39 @@ class FormText(str):
 
 
 def parse_request(served_model: ServedModel, value: Any) -> Any:
-    """What a model's route takes, from what a client sent. Raises Refusal."""
+    """Convert a decoded value to the argument of a model's route, or of its only walk. Raises ApiError."""
     _check_value_count(value)
     if served_model.request_type is not None:
         return _parse(served_model.request_type, value, "request")
     walks = served_model.model.walks()
     if len(walks) != 1:
-        what = f"the model `{served_model.name}` has several walks and no route, so no request can be served"
-        raise ApiError(404, "endpoint_not_supported", what)
+        message = (
+            f"the model `{served_model.name}` has {len(walks)} walks and no route, so it cannot serve requests. "
+            "fix: use another model, or define a route"
+        )
+        raise ApiError(404, "endpoint_not_supported", message)
     walk = next(iter(walks.values()))
     hints = typing.get_type_hints(walk, include_extras=True)
     parameters = list(inspect.signature(walk).parameters.values())[1:]
-    needed = {one.name for one in parameters if one.default is one.empty}
-    return _parse_fields({one.name: hints[one.name] for one in parameters}, needed, value, "request")
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    fields = {parameter.name: hints[parameter.name] for parameter in parameters}
+    return _parse_fields(fields, required, value, "request")
 
 
 def _check_value_count(value: Any) -> None:
-    """Refuse more values than can be read while others wait."""
-    seen, waiting = 0, [value]
-    while waiting:
-        one = waiting.pop()
+    """Reject a value that would block the event loop for too long while it is parsed."""
+    count, stack = 0, [value]
+    while stack:
+        container = stack.pop()
         items: Collection[Any] = ()
-        if isinstance(one, dict):
-            items = cast("dict[Any, Any]", one).values()
-        elif isinstance(one, list):
-            items = cast("list[Any]", one)
-        seen += len(items)
-        if seen > MAX_JSON_VALUES:
+        if isinstance(container, dict):
+            items = cast("dict[Any, Any]", container).values()
+        elif isinstance(container, list):
+            items = cast("list[Any]", container)
+        count += len(items)
+        if count > MAX_JSON_VALUES:
             raise too_many_values_error()
-        waiting += items
+        stack += items
 
 
 def _parse(hint: Any, value: Any, path: str) -> Any:
@@ -94,8 +100,8 @@ def _parse(hint: Any, value: Any, path: str) -> Any:
         return _parse_sequence(hint, value, path)
     if origin in (dict, Mapping):
         _require(isinstance(value, dict), value, path, "an object")
-        of = (typing.get_args(hint) or (str, Any))[1]
-        return {key: _parse(of, item, f"{path}.{key}") for key, item in value.items()}
+        value_hint = (typing.get_args(hint) or (str, Any))[1]
+        return {key: _parse(value_hint, item, f"{path}.{key}") for key, item in value.items()}
     return (
         _parse_dataclass(origin, value, path)
         if dataclasses.is_dataclass(origin)
@@ -107,7 +113,7 @@ def _parse_scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is None or hint is type(None):
         return _require(value is None, value, path, "null")
     if hint is int:
-        return _require(type(value) is int and -_INT64 <= value < _INT64, value, path, "an integer of 64 bits")
+        return _require(type(value) is int and -_INT64 <= value < _INT64, value, path, "a 64-bit integer")
     if hint is float:
         fits = type(value) in (int, float) and isfinite(value)
         return float(_require(fits, value, path, "a finite number"))
@@ -116,44 +122,55 @@ def _parse_scalar(hint: Any, value: Any, path: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         members = hint.__members__
         return members[_require(isinstance(value, str) and value in members, value, path, f"one of {[*members]}")]
-    raise ApiError(400, "unsupported_type", f"{path}: a value of type {hint} cannot be sent here", param=path)
+    message = f"{path}: a value of type {hint} cannot be sent over HTTP. fix: omit the field if it has a default"
+    raise ApiError(400, "unsupported_type", message, param=path)
 
 
 def _require(is_valid: bool, value: Any, path: str, expected: str) -> Any:
     if not is_valid:
-        raise ApiError(422, "invalid_value", f"{path}: {expected} is needed", param=path)
+        message = f"{path}: {_describe(value)} is not valid. fix: send {expected}"
+        raise ApiError(422, "invalid_value", message, param=path)
     return value
 
 
+def _describe(value: Any) -> str:
+    """Short form of a value for an error message; containers and arrays by their type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+    return f"a value of type {type(value).__name__}"
+
+
 def _parse_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
-    refusals: list[ApiError] = []
+    errors: list[ApiError] = []
     for hint in hints:
         try:
             return _parse(hint, value, path)
-        except ApiError as refusal:
-            refusals.append(refusal)
-    raise next((one for one in refusals if one.param != path), refusals[0])  # what fitted best says most
+        except ApiError as error:
+            errors.append(error)
+    raise next((error for error in errors if error.param != path), errors[0])  # the member that matched furthest
 
 
 def _parse_sequence(hint: Any, value: Any, path: str) -> Any:
     _require(isinstance(value, list), value, path, "a list")
-    of, kind = typing.get_args(hint), typing.get_origin(hint) or hint
-    if kind is tuple and of and of[-1] is not Ellipsis:
-        _require(len(value) == len(of), value, path, f"a list of {len(of)}")
-        return tuple(_parse(one, item, f"{path}.{i}") for i, (one, item) in enumerate(zip(of, value, strict=True)))
-    one = of[0] if of else Any
-    read = [_parse(one, item, f"{path}.{i}") for i, item in enumerate(value)]
-    return tuple(read) if kind is tuple else read
+    item_hints, kind = typing.get_args(hint), typing.get_origin(hint) or hint
+    if kind is tuple and item_hints and item_hints[-1] is not Ellipsis:
+        _require(len(value) == len(item_hints), value, path, f"a list of {len(item_hints)} items")
+        pairs = enumerate(zip(item_hints, value, strict=True))
+        return tuple(_parse(item_hint, item, f"{path}.{i}") for i, (item_hint, item) in pairs)
+    item_hint = item_hints[0] if item_hints else Any
+    items = [_parse(item_hint, item, f"{path}.{i}") for i, item in enumerate(value)]
+    return tuple(items) if kind is tuple else items
 
 
 def _parse_dataclass(class_: Any, value: Any, path: str) -> Any:
     hints = typing.get_type_hints(class_, include_extras=True)
-    own = [field for field in dataclasses.fields(class_) if field.init]
+    fields = [field for field in dataclasses.fields(class_) if field.init]
     missing = dataclasses.MISSING
-    needed = {field.name for field in own if field.default is missing and field.default_factory is missing}
-    read = _parse_fields({field.name: hints[field.name] for field in own}, needed, value, path)
+    required = {field.name for field in fields if field.default is missing and field.default_factory is missing}
+    arguments = _parse_fields({field.name: hints[field.name] for field in fields}, required, value, path)
     try:
-        return class_(**read)
+        return class_(**arguments)
     except (MstarError, ValueError) as error:
         raise ApiError(422, "invalid_value", f"{path}: {error}", param=path) from None
 
@@ -161,18 +178,19 @@ def _parse_dataclass(class_: Any, value: Any, path: str) -> Any:
 def _parse_fields(hints: Mapping[str, Any], required: set[str], value: Any, path: str) -> dict[str, Any]:
     _require(isinstance(value, dict), value, path, "an object")
     for name in [*(required - value.keys()), *(value.keys() - hints.keys())]:
-        what = f"is missing; {[*hints]} are known" if name in required else f"is not one of {[*hints]}"
-        raise ApiError(422, "invalid_value", f"{path}.{name} {what}", param=f"{path}.{name}")
+        reason, fix = ("is missing", "add it") if name in required else ("is unknown", "remove or rename it")
+        message = f"{path}.{name} {reason}; {[*hints]} are the fields. fix: {fix}"
+        raise ApiError(422, "invalid_value", message, param=f"{path}.{name}")
     return {name: _parse(hints[name], item, f"{path}.{name}") for name, item in value.items()}
 
 
 # ---------------------------------------------------------------- arrays
 def _tensor_type(hint: Any) -> TensorType | None:
     try:
-        found = read_hint(hint).type
+        graph_type = read_hint(hint).type
     except UnknownHint:
         return None
-    return found if isinstance(found, TensorType) else None
+    return graph_type if isinstance(graph_type, TensorType) else None
 
 
 def _parse_array(tensor_type: TensorType, value: Any, path: str) -> Any:
@@ -183,10 +201,10 @@ def _parse_array(tensor_type: TensorType, value: Any, path: str) -> Any:
     if (
         not is_kind
         or not is_rank
-        or any(type(a) is int and a != b for a, b in zip(tensor_type.dims, array.shape, strict=True))
+        or any(type(dim) is int and dim != size for dim, size in zip(tensor_type.dims, array.shape, strict=True))
     ):
-        what = f"{path}: an array {tensor_type} is needed, and this is {name}{list(array.shape)}"
-        raise ApiError(422, "invalid_value", what, param=path)
+        message = f"{path}: the array is {name}{list(array.shape)}. fix: send {tensor_type}"
+        raise ApiError(422, "invalid_value", message, param=path)
     return array
 
 

@@ -1,6 +1,6 @@
-"""Files of clients as what models take, whether they came along or are named by a URL. What is wrong is told as ever.
+"""Media inputs of one request: reads data: and http URLs, decodes audio and images, limits the decoded size.
 
-Decoding is done by `mstar.media`, in processes that can be killed.
+Decoding runs in the sandboxed processes of `mstar.media`; their errors become `ApiError` here.
 """
 
 from __future__ import annotations
@@ -15,50 +15,54 @@ from mstar.server.errors import ApiError
 from mstar.server.inputs.media_fetcher import MediaFetcher
 
 MAX_DECODED_BYTES = 384 << 20
-"""How much the files of one request may come to when they are decoded: what is small on the wire can be large here."""
+"""Maximum decoded bytes of all media of one request. Guards against decompression bombs."""
 
 
 class MediaInputs:
-    """The files of one request."""
+    """Reads and decodes the media of one request, and counts the decoded bytes."""
 
     def __init__(self, fetcher: MediaFetcher) -> None:
         self._fetcher = fetcher
         self._decoded_bytes = 0
 
     async def read_url(self, url: str, param: str) -> bytes:
-        """The file that a URL holds, or names."""
-        head, _, data = url.partition(",")
-        if head.startswith("data:") and head.endswith(";base64"):
+        """Bytes of a base64 data: URL, or the download of any other URL. Raises ApiError."""
+        prefix, _, data = url.partition(",")
+        if prefix.startswith("data:") and prefix.endswith(";base64"):
             return decode_base64(data, param)
         return await self._fetcher.fetch(url, param)
 
     async def decode_audio(self, data: bytes, param: str) -> AudioInput:
-        """The sound in a file that came as this parameter."""
+        """Decode an audio file; `param` names the request field in errors. Raises ApiError."""
         with _translate_media_errors(param):
-            sound = await shared_decoders().decode_audio(data)
-        self._add_decoded(sound.samples.nbytes, param)
-        return sound
+            audio = await shared_decoders().decode_audio(data)
+        self._add_decoded(audio.samples.nbytes, param)
+        return audio
 
     async def decode_image(self, data: bytes, param: str) -> ImageInput:
-        """The picture in a file that came as this parameter."""
+        """Decode an image file; `param` names the request field in errors. Raises ApiError."""
         with _translate_media_errors(param):
-            picture = await shared_decoders().decode_image(data)
-        self._add_decoded(picture.pixels.nbytes, param)
-        return picture
+            image = await shared_decoders().decode_image(data)
+        self._add_decoded(image.pixels.nbytes, param)
+        return image
 
     def _add_decoded(self, size: int, param: str) -> None:
         self._decoded_bytes += size
         if self._decoded_bytes > MAX_DECODED_BYTES:
-            what = f"{param}: the files of a request may come to {MAX_DECODED_BYTES} bytes when they are decoded"
-            raise ApiError(413, "too_large", what, param=param)
+            message = (
+                f"{param}: the decoded media of this request exceeds {MAX_DECODED_BYTES} bytes. "
+                "fix: send fewer or smaller files"
+            )
+            raise ApiError(413, "too_large", message, param=param)
 
 
 def decode_base64(data: str, param: str) -> bytes:
-    """The file that came in base64 as this parameter."""
+    """Decode base64; `param` names the request field in errors. Raises ApiError."""
     try:
         return b64decode(data, validate=True)
     except ValueError:
-        raise ApiError(400, "invalid_base64", f"{param}: it is not base64", param=param) from None
+        message = f"{param}: not valid base64. fix: use the standard alphabet with padding"
+        raise ApiError(400, "invalid_base64", message, param=param) from None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""Forms: texts and files that come together. Texts are held against a schema; files are pictures, decoded elsewhere.
+"""Multipart forms with images: validates the text fields with a schema and collects the file parts.
 
-A list of files comes under a name, or under that name with brackets. What a file is called is not asked. A text where a
-file is wanted is its URL.
+Repeated files arrive as `name` or `name[]`. File names are ignored. A text part in place of a file is its URL.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from mstar.server.inputs.media_inputs import MediaInputs
 Body = TypeVar("Body", bound=BaseModel)
 
 _MAX_FORM_FIELDS = 64
-"""So many texts a form may have."""
+"""Maximum text fields of a form."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultipartForm(Generic[Body]):
-    """A form that was read."""
+    """Parsed form: its fields, and the bytes or URLs of its files."""
 
     body: Body
     file_parts: Mapping[str, list[bytes | str]]
     media: MediaInputs
 
     async def decode_images(self, name: str) -> tuple[ImageInput, ...]:
-        """The pictures of a name, decoded."""
+        """Decode all files of a name, downloading those given by URL. Raises ApiError."""
         return tuple([await self._decode_image(part, name) for part in self.file_parts[name]])
 
     async def _decode_image(self, part: bytes | str, name: str) -> ImageInput:
@@ -44,22 +43,23 @@ class MultipartForm(Generic[Body]):
 
 
 async def read_form(exchange: HttpExchange, schema: type[Body], max_files: Mapping[str, int]) -> MultipartForm[Body]:
-    """A form with texts as the schema says, and at most so many files of each name."""
+    """Parse and validate a form; `max_files` limits the files of each name. Raises ApiError."""
     if exchange.media_type != "multipart/form-data":
-        what = f"the content type is {exchange.media_type!r}, and multipart/form-data is needed"
-        raise ApiError(415, "unsupported_media_type", what)
-    texts: dict[str, str] = {}
-    found: dict[str, list[bytes | str]] = {name: [] for name in max_files}
+        message = f"unsupported content type {exchange.media_type!r}. fix: send multipart/form-data"
+        raise ApiError(415, "unsupported_media_type", message)
+    fields: dict[str, str] = {}
+    files: dict[str, list[bytes | str]] = {name: [] for name in max_files}
     try:
         async with exchange.request.form(max_files=sum(max_files.values()), max_fields=_MAX_FORM_FIELDS) as form:
             for name, part in form.multi_items():
-                if (known := name.removesuffix("[]")) in found:
-                    found[known].append(part if isinstance(part, str) else await part.read())
+                if (file_name := name.removesuffix("[]")) in files:
+                    files[file_name].append(part if isinstance(part, str) else await part.read())
                 elif isinstance(part, str):
-                    texts[name] = part
-    except HTTPException as error:  # what the reader of forms raises
-        raise ApiError(400, "invalid_form", error.detail) from None
+                    fields[name] = part
+    except HTTPException as error:  # raised by Starlette's form parser
+        raise ApiError(400, "invalid_form", f"invalid multipart form: {error.detail}") from None
     for name, limit in max_files.items():
-        if len(found[name]) > limit:
-            raise ApiError(422, "invalid_value", f"{name}: at most {limit} files", param=name)
-    return MultipartForm(parse_body(schema, msgspec.json.encode(texts)), found, MediaInputs(exchange.state.fetcher))
+        if len(files[name]) > limit:
+            message = f"{name}: {len(files[name])} files, the limit is {limit}. fix: send fewer files"
+            raise ApiError(422, "invalid_value", message, param=name)
+    return MultipartForm(parse_body(schema, msgspec.json.encode(fields)), files, MediaInputs(exchange.state.fetcher))

@@ -1,12 +1,14 @@
-"""Chat completions: a conversation in, the next turn out, whole or as it is written.
+"""Chat completions endpoint (OpenAI `/v1/chat/completions`): request parsing and validation.
 
-A wish that cannot be fulfilled is refused, never ignored. How a model is prompted is its route's business.
+Converts the body to a `ChatRequest` (messages, media parts, sampling parameters, tools, grammar) and starts it. A
+parameter that the server or the model does not support is an error, never silently ignored. The response is built by
+`completion`; the prompt template belongs to the model's route.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,18 +29,19 @@ from mstar.server.openai.speech import resolve_voice
 from mstar.server.state import ServedModel
 
 DEFAULT_MAX_TOKENS = 1024
-"""How long an answer may be if the client does not say."""
+"""Maximum output tokens if the request sets neither `max_completion_tokens` nor `max_tokens`."""
 MAX_MEDIA_PARTS = 32
-"""How many pictures and sounds a conversation may hold."""
-_TYPE_NAMES: Mapping[type, str] = {str: "text", ImageInput: "pictures", AudioInput: "sound"}
+"""Maximum images, audio clips and files in the messages of one request."""
+_TYPE_NAMES: Mapping[type, str] = {str: "text", ImageInput: "images", AudioInput: "audio"}
 _TYPES_BY_MEDIA_TYPE: Mapping[str, type] = {"text": str, "image": ImageInput, "audio": AudioInput}
-"""What files are read as, by what their types begin with."""
+"""Input type of a file part by the first half of its media type."""
 _UNSUPPORTED_PART_FIXES = {
-    "video_url": "send pictures of a video as image_url, and its sound as audio_url",
-    "file": "send file_data, a data: URL of text, a picture or a sound; files are not kept here, and have no file_id",
+    "video_url": "send frames of the video as image_url and its audio track as audio_url",
+    "file": "send file_data, a data: URL of text, an image or audio; uploaded files (file_id) are not supported",
 }
+_DEFAULT_PART_FIX = "send a text, image_url, input_audio, audio_url or file part with its content field"
 OUTPUT_SAMPLE_RATE_HZ = 24_000
-"""At how many samples a second answers are spoken: clients expect no other."""
+"""Sample rate of audio in chat responses; OpenAI clients assume it."""
 
 
 async def create_completion(exchange: HttpExchange) -> Response:
@@ -48,67 +51,89 @@ async def create_completion(exchange: HttpExchange) -> Response:
     _reject_unsupported_inputs(body, served)
     chat = await to_chat_request(body, served, MediaInputs(exchange.state.fetcher))
     seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
-    is_batch = body.service_tier == "flex"
-    if is_batch:
+    is_flex = body.service_tier == "flex"
+    if is_flex:
         exchange.context.slo = as_best_effort(exchange.context.slo)
-    live = exchange.start_requests(
+    stream = exchange.start_requests(
         served, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds)
     )
-    most = 1 if body.parallel_tool_calls is False else None
-    is_call = bool(forced_tools(body))
-    answers = [
-        Choice(served, chat, audio_encoder=audio_encoder_for(body), is_tool_call=is_call, max_tool_calls=most)
+    max_tool_calls = 1 if body.parallel_tool_calls is False else None
+    is_tool_call = bool(forced_tools(body))
+    choices = [
+        Choice(
+            served,
+            chat,
+            audio_encoder=audio_encoder_for(body),
+            is_tool_call=is_tool_call,
+            max_tool_calls=max_tool_calls,
+        )
         for _ in seeds
     ]
-    tier = {} if body.service_tier is None else {"service_tier": "flex" if is_batch else "default"}
-    completion = ChatCompletion({"id": f"chatcmpl-{exchange.context.id}", "model": served.name, **tier}, live, answers)
+    tier = {} if body.service_tier is None else {"service_tier": "flex" if is_flex else "default"}
+    common_fields = {"id": f"chatcmpl-{exchange.context.id}", "model": served.name, **tier}
+    completion = ChatCompletion(common_fields, stream, choices)
     if body.stream:
         await completion.wait_first()
         return exchange.event_stream(completion.chunks(include_usage=body.stream_options.include_usage))
     return json_response(await completion.collect())
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- request parsing
+def _content_parts(body: ChatBody) -> Iterator[ContentPartParam]:
+    for message in body.messages:
+        if isinstance(message.content, list):
+            yield from message.content
+
+
 def _reject_unsupported_inputs(body: ChatBody, served: ServedModel) -> None:
-    """Refuse what the model does not read, before it is fetched and decoded. It may say what it reads by `input_types()`."""
-    reads = served.optional_method("input_types")
-    for part in (part for one in body.messages if isinstance(one.content, list) for part in one.content):
+    """Reject inputs that are not in the model's `input_types()` before they are fetched and decoded."""
+    input_types = served.optional_method("input_types")
+    if input_types is None:
+        return
+    supported = input_types()
+    for part in _content_parts(body):
         kind = _input_type(part)
-        if reads is not None and kind is not None and kind not in reads():
-            known = " and ".join(_TYPE_NAMES[one] for one in reads())
-            what = f"messages: the model `{served.name}` reads {known}, and no {_TYPE_NAMES[kind]}"
-            raise ApiError(400, "unsupported_media", what, param="messages")
+        if kind is not None and kind not in supported:
+            names = " and ".join(_TYPE_NAMES[input_type] for input_type in supported)
+            message = (
+                f"messages: the model `{served.name}` does not accept {_TYPE_NAMES[kind]}, only {names}. "
+                f"fix: remove the {part.type} part or use another model"
+            )
+            raise ApiError(400, "unsupported_media", message, param="messages")
 
 
 def _input_type(part: ContentPartParam) -> type | None:
-    """What a part is read as; None if it is not."""
+    """Input type of a part, or None if parts of this type are not supported."""
     if part.type == "file":
         return _TYPES_BY_MEDIA_TYPE.get(_media_type_prefix((part.file or {}).get("file_data")))
     return {"text": str, "image_url": ImageInput, "input_audio": AudioInput, "audio_url": AudioInput}.get(part.type)
 
 
 def _media_type_prefix(url: Any) -> str:
-    """What a data: URL says that it holds, up to the slash."""
+    """Media type of a data: URL up to the slash, or an empty string."""
     return url.removeprefix("data:").partition("/")[0] if isinstance(url, str) and url.startswith("data:") else ""
 
 
 def _parse_logprobs(body: ChatBody) -> int | None:
     if not body.logprobs:
         if body.top_logprobs is not None:
-            raise ApiError(422, "invalid_value", "top_logprobs: logprobs must be true, too", param="top_logprobs")
+            message = f"top_logprobs: {body.top_logprobs} requires logprobs. fix: set logprobs to true"
+            raise ApiError(422, "invalid_value", message, param="top_logprobs")
         return None
     if "audio" in (body.modalities or ()):
-        what = "logprobs: these are not given of an answer that is spoken"
-        raise ApiError(400, "unsupported_parameter", what, param="logprobs")
+        message = 'logprobs: not supported with audio output. fix: set modalities to ["text"] or logprobs to false'
+        raise ApiError(400, "unsupported_parameter", message, param="logprobs")
     return body.top_logprobs or 0
 
 
 async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInputs) -> ChatRequest:
-    """The request as a model's route takes it."""
+    """Build the request for the model's route. Fetches and decodes media. Raises ApiError."""
     stochastic = body.temperature is None or body.temperature > 0
     bias = body.logit_bias or {}
-    if not all(token.isdecimal() and len(token) < 10 for token in bias):
-        raise ApiError(422, "invalid_value", "logit_bias: its keys must be token numbers", param="logit_bias")
+    for token in bias:
+        if not token.isdecimal() or len(token) >= 10:
+            message = f"logit_bias: {token[:32]!r} is not a token id. fix: use decimal token ids as keys"
+            raise ApiError(422, "invalid_value", message, param="logit_bias")
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or DEFAULT_MAX_TOKENS,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -121,30 +146,30 @@ async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInput
         logprobs=_parse_logprobs(body),
         seed=body.seed if body.seed is not None else secrets.randbits(62) if stochastic else 0,
     )
-    tools = () if body.tool_choice == "none" else tuple(wish.function for wish in body.tools)
-    count = sum(part.type != "text" for one in body.messages if isinstance(one.content, list) for part in one.content)
+    tools = () if body.tool_choice == "none" else tuple(tool.function for tool in body.tools)
+    count = sum(1 for part in _content_parts(body) if part.type != "text")
     if count > MAX_MEDIA_PARTS:
-        what = f"messages: they hold {count} pictures and sounds, and may hold {MAX_MEDIA_PARTS}"
-        raise ApiError(422, "invalid_value", what, param="messages")
+        message = f"messages: {count} media parts, the limit is {MAX_MEDIA_PARTS}. fix: send fewer of them"
+        raise ApiError(422, "invalid_value", message, param="messages")
     voice = body.audio.voice if body.audio else ""
     return ChatRequest(
         messages=tuple([await to_message(message, media) for message in body.messages]),
         audio_output="audio" in (body.modalities or ()),
         voice=resolve_voice(voice if isinstance(voice, str) else voice.id, served),
         sampling=sampling,
-        tools=tuple(Tool(one.name, one.description, one.parameters) for one in tools),
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters) for tool in tools),
     )
 
 
 async def to_message(message: MessageParam, media: MediaInputs) -> Message:
-    """What one side said."""
+    """Convert one message; the role `developer` becomes `system`."""
     role = "system" if message.role == "developer" else message.role
-    calls = tuple(ToolCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls)
+    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls)
     return Message(role, await to_parts(message, media), calls, message.tool_call_id)
 
 
 async def to_parts(message: MessageParam, media: MediaInputs) -> tuple[ContentPart, ...]:
-    """What a message consists of."""
+    """Convert the content of a message, with its media decoded."""
     if isinstance(message.content, str):
         return (message.content,)
     return tuple([await _to_part(part, media) for part in message.content or ()])
@@ -163,9 +188,9 @@ async def _to_part(part: ContentPartParam, media: MediaInputs) -> ContentPart:
         case ContentPartParam(type="file", file={"file_data": str(url)}) if _input_type(part) is not None:
             return await _decode_file_part(url, media)
         case _:
-            what = _UNSUPPORTED_PART_FIXES.get(part.type, "text, image_url, input_audio, audio_url and file are read")
-            what = f"a part of type {part.type!r} cannot be read here, or lacks what belongs to it: {what}"
-            raise ApiError(400, "unsupported_media", what, param="messages")
+            fix = _UNSUPPORTED_PART_FIXES.get(part.type, _DEFAULT_PART_FIX)
+            message = f"messages: unsupported or incomplete content part of type {part.type[:64]!r}. fix: {fix}"
+            raise ApiError(400, "unsupported_media", message, param="messages")
 
 
 async def _decode_file_part(url: str, media: MediaInputs) -> ContentPart:
@@ -177,50 +202,52 @@ async def _decode_file_part(url: str, media: MediaInputs) -> ContentPart:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ApiError(400, "unsupported_media", "file: its text is not UTF-8", param="messages") from None
+        message = "file: the text is not valid UTF-8. fix: encode it as UTF-8"
+        raise ApiError(400, "unsupported_media", message, param="messages") from None
 
 
 def audio_encoder_for(body: ChatBody) -> AudioStreamEncoder | None:
-    """How an answer is spoken, if it is to be."""
+    """Encoder for the requested audio format, or None if `modalities` has no audio. Raises ApiError."""
     if "audio" not in (body.modalities or ()):
         return None
     name = body.audio.format if body.audio else "wav"
     try:
         return AudioStreamEncoder("pcm" if name == "pcm16" else name, OUTPUT_SAMPLE_RATE_HZ)
     except LoadError:
-        what = f"audio.format: {name} cannot be made here; wav and pcm16 can"
-        raise ApiError(400, "unsupported_parameter", what, param="audio.format") from None
+        message = f"audio.format: this server has no {name} encoder. fix: use wav or pcm16"
+        raise ApiError(400, "unsupported_parameter", message, param="audio.format") from None
 
 
 def to_grammar(body: ChatBody) -> Grammar | None:
-    """What the answer must look like: a call of a tool, or what the response format says."""
+    """Grammar for constrained decoding: a forced tool call, or `response_format`. None: unconstrained."""
     forced = forced_tools(body)
     if forced:
-        by_name = {wish.function.name: wish.function for wish in body.tools}
+        by_name = {tool.function.name: tool.function for tool in body.tools}
         calls = [_tool_call_schema(name, by_name[name].parameters) for name in forced]
         return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
-    wish = body.response_format
-    if wish is None or wish.type == "text":
+    response_format = body.response_format
+    if response_format is None or response_format.type == "text":
         return None
-    if wish.type == "json_object":
+    if response_format.type == "json_object":
         return Grammar.json_schema({"type": "object"})
-    if wish.json_schema is None:
-        what = "response_format.json_schema: it is needed for the type json_schema"
-        raise ApiError(422, "invalid_value", what, param="response_format.json_schema")
-    return Grammar.json_schema(wish.json_schema.json_schema)
+    if response_format.json_schema is None:
+        message = 'response_format.json_schema: missing. fix: send {"name": ..., "schema": {...}} or use json_object'
+        raise ApiError(422, "invalid_value", message, param="response_format.json_schema")
+    return Grammar.json_schema(response_format.json_schema.json_schema)
 
 
 def forced_tools(body: ChatBody) -> list[str]:
-    """The tools one of which must be called; none if the model is free."""
-    offered = [wish.function.name for wish in body.tools]
+    """Names of the tools that `tool_choice` forces the model to choose from; empty if it is free."""
+    offered = [tool.function.name for tool in body.tools]
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name
         if name not in offered:
-            what = f"tool_choice: there is no tool called {name!r}"
-            raise ApiError(422, "invalid_value", what, param="tool_choice")
+            message = f"tool_choice: no tool is named {name!r}. fix: add it to tools or name one of {offered[:16]}"
+            raise ApiError(422, "invalid_value", message, param="tool_choice")
         return [name]
     if body.tool_choice == "required" and not offered:
-        raise ApiError(422, "invalid_value", "tool_choice: a tool is required, and none is given", param="tools")
+        message = "tools: empty, but tool_choice is required. fix: add a tool or set tool_choice to auto"
+        raise ApiError(422, "invalid_value", message, param="tools")
     return offered if body.tool_choice == "required" else []
 
 

@@ -1,6 +1,7 @@
-"""Answers of a chat as they grow, and what clients are told of them: words, speech, calls of tools, and what it took.
+"""Chat completion responses: choices, deltas, logprobs, tool calls, finish reasons and token usage.
 
-A stream and a whole answer say the same. What was asked for is read elsewhere.
+Builds the response of `/v1/chat/completions` from the outputs of a request, either as one JSON object or as
+`chat.completion.chunk` events (SSE); both carry the same content. Requests are parsed in `chat`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from mstar.server.openai.speech import audio_tokens
 from mstar.server.state import ServedModel
 
 _MIN_LOGPROB = -9999.0
-"""How likely clients are told that something is which JSON has no number for."""
+"""Logprob reported for -inf, which JSON cannot express; the value OpenAI uses."""
 
 
 class Choice:
-    """One of the answers to a request. What it is given it tells as deltas, which clients put together again."""
+    """One choice of a completion. Converts the outputs of one request to deltas."""
 
     def __init__(
         self,
@@ -43,12 +44,12 @@ class Choice:
         self.detokenizer = IncrementalDetokenizer(served.model.detokenize, chat.sampling.stop_strings)
         self.finish: Finish | None = None
         self.logprobs: list[dict[str, Any]] | None = None if chat.sampling.logprobs is None else []
-        """How likely each token was, if that is wished for."""
+        """Logprob entry of each token; None unless the request set `logprobs`."""
         self._logprobs_sent = 0
         self._model = served.model
         self._max_tokens = chat.sampling.max_tokens
         self._is_tool_call = is_tool_call
-        """It must be a call of a tool, and so is nothing before it is complete."""
+        """The output is a forced tool call, parsed once it is complete: no text deltas are sent."""
         self._max_tool_calls = max_tool_calls
         self._audio_encoder = audio_encoder
         self._audio_id = f"audio_{secrets.token_hex(8)}"
@@ -56,7 +57,7 @@ class Choice:
         self._audio = bytearray()
 
     def add_output(self, output: Deliver) -> dict[str, Any]:
-        """What an emission adds."""
+        """Delta for one output; empty if the client gets nothing for it."""
         if output.kind == "Text":
             if self.logprobs is not None:
                 self._append_logprobs(output.value, self.logprobs)
@@ -67,34 +68,35 @@ class Choice:
 
     def _append_logprobs(self, value: Any, logprobs: list[dict[str, Any]]) -> None:
         if not isinstance(value, ScoredToken):
-            raise ApiError(400, "unsupported_parameter", "logprobs: the model does not give these", param="logprobs")
+            message = "logprobs: the model does not provide logprobs. fix: set logprobs to false"
+            raise ApiError(400, "unsupported_parameter", message, param="logprobs")
         logprobs.append(_logprob_entry(value, self._model))
 
     def pop_new_logprobs(self) -> list[dict[str, Any]]:
-        """How likely the tokens were that came since it was last asked."""
-        fresh = (self.logprobs or [])[self._logprobs_sent :]
-        self._logprobs_sent += len(fresh)
-        return fresh
+        """Logprob entries added since the last call."""
+        entries = (self.logprobs or [])[self._logprobs_sent :]
+        self._logprobs_sent += len(entries)
+        return entries
 
     def finalize(self, finish: Finish | None) -> dict[str, Any]:
-        """What was held back, now that it has ended."""
+        """Last delta: the text and audio that were held back until the end. Raises ApiError."""
         self.finish = finish
         if self._audio_encoder is not None and not self._audio_encoder.duration_s:
-            what = "modalities: the model gave no speech"
-            raise ApiError(400, "unsupported_parameter", what, param="modalities")
+            message = 'modalities: the model produced no audio. fix: set modalities to ["text"] or use a speech model'
+            raise ApiError(400, "unsupported_parameter", message, param="modalities")
         last = self._append_delta(
             self.detokenizer.finish(), self._audio_encoder.finish() if self._audio_encoder else b""
         )
-        is_cut = self._is_tool_call and self.finish_reason != "tool_calls"
-        return {"content": self._text} if is_cut else last
+        is_truncated_call = self._is_tool_call and self.finish_reason != "tool_calls"
+        return {"content": self._text} if is_truncated_call else last
 
     @property
     def completion_tokens(self) -> dict[str, int] | None:
-        """What was written, in tokens by modality. Of an answer that came as text, the model may say it."""
+        """Completion tokens by modality. None if the model emitted strings and did not report a count."""
         if self.detokenizer.has_text:
             return dict(self.finish.completion_tokens) if self.finish and self.finish.completion_tokens else None
-        spoken = {"audio": audio_tokens(self._audio_encoder.duration_s)} if self._audio_encoder else {}
-        return {"text": self.detokenizer.token_count} | spoken
+        audio = {"audio": audio_tokens(self._audio_encoder.duration_s)} if self._audio_encoder else {}
+        return {"text": self.detokenizer.token_count} | audio
 
     def _append_delta(self, text: str, audio: bytes) -> dict[str, Any]:
         self._text += text
@@ -103,122 +105,123 @@ class Choice:
             return {}
         if self._audio_encoder is None:
             return {"content": text}
-        told = {"transcript": text} if text else {}
-        return {"audio": {"id": self._audio_id} | told | ({"data": b64encode(audio).decode()} if audio else {})}
+        transcript = {"transcript": text} if text else {}
+        data = {"data": b64encode(audio).decode()} if audio else {}
+        return {"audio": {"id": self._audio_id} | transcript | data}
 
     @property
     def finish_reason(self) -> str:
-        """Why it ended."""
+        """OpenAI `finish_reason`: stop, length or tool_calls, or another reason that the model's route returned."""
         if self.detokenizer.is_stopped:
             return "stop"
-        is_cut = self.detokenizer.token_count >= self._max_tokens
-        told = self.finish.finish_reason if self.finish else "length" if is_cut else "stop"
-        return "tool_calls" if self._is_tool_call and told == "stop" else told
+        is_truncated = self.detokenizer.token_count >= self._max_tokens
+        reason = self.finish.finish_reason if self.finish else "length" if is_truncated else "stop"
+        return "tool_calls" if self._is_tool_call and reason == "stop" else reason
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls that it asks for."""
-        made = self.finish.tool_calls if self.finish else ()
-        if self._is_tool_call and not made:
-            made = (_parse_tool_call(self._text),)
-        made = made[: self._max_tool_calls]
+        """Tool calls in OpenAI's shape. Raises ApiError if a forced call cannot be parsed."""
+        calls = self.finish.tool_calls if self.finish else ()
+        if self._is_tool_call and not calls:
+            calls = (_parse_tool_call(self._text),)
         return [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-            for one in made
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls[: self._max_tool_calls]
         ]
 
     def message(self, now: int) -> dict[str, Any]:
-        """It as a whole."""
+        """Complete message, for a response that is not streamed."""
         if self.finish_reason == "tool_calls":
             return {"role": "assistant", "content": None, "tool_calls": self.tool_calls}
         if self._audio_encoder is None:
             return {"role": "assistant", "content": self._text}
-        # Nothing is kept for later, and so it expires at once.
-        spoken = {
+        # The server does not store the audio for later turns, so it expires immediately.
+        audio = {
             "id": self._audio_id,
             "data": b64encode(self._audio).decode(),
             "transcript": self._text,
             "expires_at": now,
         }
-        return {"role": "assistant", "content": None, "audio": spoken}
+        return {"role": "assistant", "content": None, "audio": audio}
 
 
 def _logprob_entry(scored: ScoredToken, model: Any) -> dict[str, Any]:
-    """How likely a token was, as clients are told."""
+    """Entry of `logprobs.content` for one token."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        letters = token_to_bytes(model, token)
-        text = model.detokenize([token]) if letters is None else letters.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, _MIN_LOGPROB), "bytes": None if letters is None else [*letters]}
+        data = token_to_bytes(model, token)
+        text = model.detokenize([token]) if data is None else data.decode(errors="replace")
+        return {"token": text, "logprob": max(logprob, _MIN_LOGPROB), "bytes": None if data is None else [*data]}
 
-    top = [entry(*one) for one in scored.logprobs.top_logprobs]
+    top = [entry(token, logprob) for token, logprob in scored.logprobs.top_logprobs]
     return entry(scored.token, scored.logprobs.token_logprob) | {"top_logprobs": top}
 
 
 def _parse_tool_call(text: str) -> ToolCall:
-    """The call that a text under the grammar of calls stands for."""
+    """Parse a tool call that was generated under the tool-call grammar."""
     try:
-        read = msgspec.json.decode(text)
-        name, arguments = read["name"], msgspec.json.encode(read["arguments"]).decode()
+        call = msgspec.json.decode(text)
+        name, arguments = call["name"], msgspec.json.encode(call["arguments"]).decode()
     except (msgspec.DecodeError, LookupError, TypeError):
-        raise ApiError(500, "model_error", "the model did not call a tool, as it was to") from None
+        message = "the model produced no tool call although tool_choice requires one. fix: retry or set it to auto"
+        raise ApiError(500, "model_error", message) from None
     return ToolCall(f"call_{secrets.token_hex(8)}", name, arguments)
 
 
 class ChatCompletion:
-    """The answers to one request."""
+    """All choices of one completion, as one object or as a stream of chunks."""
 
     def __init__(self, common_fields: Mapping[str, Any], stream: ResponseStream, choices: list[Choice]) -> None:
         self._stream = stream
         self._choices = choices
         self._created = int(time.time())
         self._common_fields = {**common_fields, "created": self._created}
-        """What each part of the answer begins with."""
+        """Fields of the response object and of every chunk."""
         self._deltas = self._read_deltas()
         self._prefetched: list[tuple[int, dict[str, Any], bool]] = []
 
     async def wait_first(self) -> None:
-        """Read the first of what comes, so that an early refusal can still be a status."""
+        """Wait for the first delta, so that an early error still sets the HTTP status."""
         self._prefetched.append(await anext(self._deltas))
 
     async def _read_deltas(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
-        """Which answer has what more, and whether that is its end."""
-        async for news in self._stream:
-            number = self._stream.index_of(news)
-            answer = self._choices[number]
-            if isinstance(news, RequestEnded):
-                yield number, answer.finalize(_finish_from(news)), True
+        """Yield (choice index, delta, whether the choice is finished)."""
+        async for event in self._stream:
+            index = self._stream.index_of(event)
+            choice = self._choices[index]
+            if isinstance(event, RequestEnded):
+                yield index, choice.finalize(_finish_from(event)), True
                 continue
-            if answer.detokenizer.is_stopped and news.kind == "Text":  # a model that knows stop texts would have ended
-                self._stream.cancel(news.rid)
-                yield number, {}, True
+            if choice.detokenizer.is_stopped and event.kind == "Text":  # the model does not stop at stop strings itself
+                self._stream.cancel(event.rid)
+                yield index, {}, True
                 continue
-            yield number, answer.add_output(news), False
+            yield index, choice.add_output(event), False
 
     async def collect(self) -> dict[str, Any]:
-        """All of it."""
+        """Wait for all choices and return the `chat.completion` object."""
         async for _ in self._deltas:
             pass
         choices = [
             {
-                "index": number,
-                "message": one.message(self._created),
-                "logprobs": _logprobs_field(one.logprobs),
-                "finish_reason": one.finish_reason,
+                "index": index,
+                "message": choice.message(self._created),
+                "logprobs": _logprobs_field(choice.logprobs),
+                "finish_reason": choice.finish_reason,
             }
-            for number, one in enumerate(self._choices)
+            for index, choice in enumerate(self._choices)
         ]
         return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self._usage()}
 
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes]:
-        """It as events, as it is made."""
-        for number in range(len(self._choices)):
-            yield self._chunk(number, {"role": "assistant", "content": ""})
-        for number, delta, is_end in self._prefetched:
-            for chunk in self._delta_chunks(number, delta, is_end=is_end):
+        """Yield `chat.completion.chunk` events, then `[DONE]`."""
+        for index in range(len(self._choices)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        for index, delta, is_end in self._prefetched:
+            for chunk in self._delta_chunks(index, delta, is_end=is_end):
                 yield chunk
-        async for number, delta, is_end in self._deltas:
-            for chunk in self._delta_chunks(number, delta, is_end=is_end):
+        async for index, delta, is_end in self._deltas:
+            for chunk in self._delta_chunks(index, delta, is_end=is_end):
                 yield chunk
         if include_usage:
             yield sse_event(
@@ -226,28 +229,27 @@ class ChatCompletion:
             )
         yield b"data: [DONE]\n\n"
 
-    def _delta_chunks(self, number: int, delta: dict[str, Any], *, is_end: bool) -> Iterator[bytes]:
-        """What an answer has more, as events."""
-        answer = self._choices[number]
-        logprobs = answer.pop_new_logprobs()
+    def _delta_chunks(self, index: int, delta: dict[str, Any], *, is_end: bool) -> Iterator[bytes]:
+        choice = self._choices[index]
+        logprobs = choice.pop_new_logprobs()
         if delta or logprobs:
-            yield self._chunk(number, delta or {"content": ""}, logprobs=logprobs)
+            yield self._chunk(index, delta or {"content": ""}, logprobs=logprobs)
         if is_end:
-            if answer.finish_reason == "tool_calls":
-                calls = [{"index": index} | call for index, call in enumerate(answer.tool_calls)]
-                yield self._chunk(number, {"tool_calls": calls})
-            yield self._chunk(number, {}, finish_reason=answer.finish_reason)
+            if choice.finish_reason == "tool_calls":
+                calls = [{"index": number} | call for number, call in enumerate(choice.tool_calls)]
+                yield self._chunk(index, {"tool_calls": calls})
+            yield self._chunk(index, {}, finish_reason=choice.finish_reason)
 
     def _chunk(
         self,
-        number: int,
+        index: int,
         delta: dict[str, Any],
         *,
         logprobs: list[dict[str, Any]] | None = None,
         finish_reason: str | None = None,
     ) -> bytes:
         choice = {
-            "index": number,
+            "index": index,
             "delta": delta,
             "logprobs": _logprobs_field(logprobs or None),
             "finish_reason": finish_reason,
@@ -255,22 +257,22 @@ class ChatCompletion:
         return sse_event(self._common_fields | {"object": "chat.completion.chunk", "choices": [choice]})
 
     def _usage(self) -> dict[str, Any] | None:
-        """What was read and written, if the model says; None if it does not. What all answers read is read once."""
-        ending = next((answer.finish for answer in self._choices if answer.finish is not None), None)
-        written = Counter[str]()
-        for answer in self._choices:
-            if answer.completion_tokens is None:
+        """Token usage, or None if the model does not report it. The prompt counts once for all choices."""
+        finish = next((choice.finish for choice in self._choices if choice.finish is not None), None)
+        completion_tokens = Counter[str]()
+        for choice in self._choices:
+            if choice.completion_tokens is None:
                 return None
-            written.update(answer.completion_tokens)
-        if ending is None:
+            completion_tokens.update(choice.completion_tokens)
+        if finish is None:
             return None
-        read = sum(ending.prompt_tokens.values())
+        prompt_total, completion_total = sum(finish.prompt_tokens.values()), completion_tokens.total()
         return {
-            "prompt_tokens": read,
-            "completion_tokens": written.total(),
-            "total_tokens": read + written.total(),
-            "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in ending.prompt_tokens.items()},
-            "completion_tokens_details": {f"{kind}_tokens": count for kind, count in written.items()},
+            "prompt_tokens": prompt_total,
+            "completion_tokens": completion_total,
+            "total_tokens": prompt_total + completion_total,
+            "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in finish.prompt_tokens.items()},
+            "completion_tokens_details": {f"{kind}_tokens": count for kind, count in completion_tokens.items()},
         }
 
 

@@ -1,6 +1,7 @@
-"""Tokens as text while they come: only what no later token can change, and nothing from a stop string on.
+"""Incremental detokenizer with stop strings: turns streamed token ids into text.
 
-How tokens are spelled is the model's business. Whether an answer goes on after a stop is its reader's.
+Text is released once no later token can change it (a UTF-8 character split over tokens, the start of a stop string),
+and nothing from a stop string on. The model maps ids to text; the caller ends the request after a stop.
 """
 
 from __future__ import annotations
@@ -11,86 +12,86 @@ from typing import Any, cast
 from mstar.nn.lm.sampling import ScoredToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""How bytes are spelled that are no character, or not yet."""
+"""What a model's `detokenize` returns for bytes that are not a complete UTF-8 character."""
 _MAX_PARTIAL_BYTES = 3
-"""How many bytes of a character can be there without it being complete."""
+"""Maximum bytes of an incomplete UTF-8 character."""
 _CONTEXT_TOKENS = 8
-"""So many tokens are spelled again with those that follow: a token may be spelled otherwise where a text begins."""
+"""Tokens decoded again as context for new ones: the text of a token can differ at the start of a sequence."""
 
 
 class IncrementalDetokenizer:
-    """The text of one answer as it grows."""
+    """Detokenizer state of one response."""
 
     def __init__(self, detokenize: Callable[[Sequence[int]], str], stop_strings: Sequence[str] = ()) -> None:
         self.token_count = 0
-        """How many tokens have come; none of an answer that comes as text."""
+        """Tokens added so far; strings do not count."""
         self.has_text = False
-        """Whether some of it has come as text."""
+        """Whether the model emitted strings instead of tokens."""
         self.is_stopped = False
-        """Whether a stop string has come."""
+        """Whether a stop string was matched; no text is released after it."""
         self._detokenize = detokenize
         self._stop_strings = stop_strings
         self._context: list[int] = []
         self._new: list[int] = []
         self._emitted_chars = 0
-        """How many characters of context and fresh tokens, spelled together, were let out."""
+        """Released characters of the text of `_context + _new`."""
         self._pending_text: str = ""
-        """Text that may be the beginning of a stop string."""
+        """Text held back because it can be the start of a stop string."""
 
     def add(self, value: Any) -> str:
-        """Take what a Text emission holds, tokens or a string; the text that is certain now."""
+        """Add the value of a Text emission, tokens or a string; return the text that is final now."""
         if isinstance(value, str):
             self.has_text = True
             return self._release(value)
-        numbers = to_token_ids(value)
-        self.token_count += len(numbers)
-        self._new += numbers
+        token_ids = to_token_ids(value)
+        self.token_count += len(token_ids)
+        self._new += token_ids
         text = self._detokenize([*self._context, *self._new])
-        broken = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_PARTIAL_BYTES)
-        fresh = text[self._emitted_chars : len(text) - broken]
-        self._emitted_chars = len(text) - broken
+        incomplete = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_PARTIAL_BYTES)
+        new_text = text[self._emitted_chars : len(text) - incomplete]
+        self._emitted_chars = len(text) - incomplete
         if len(self._new) >= _CONTEXT_TOKENS:
             self._context, self._new = self._new, []
-            self._emitted_chars = len(self._detokenize(self._context)) - broken
-        return self._release(fresh)
+            self._emitted_chars = len(self._detokenize(self._context)) - incomplete
+        return self._release(new_text)
 
     def finish(self) -> str:
-        """The text that was held back, now that no more comes."""
+        """Return the text that was held back; no more tokens follow."""
         text = self._detokenize([*self._context, *self._new]) if self.token_count else ""
         last = self._release(text[self._emitted_chars :])
-        held, self._pending_text = self._pending_text, ""
-        return last + held
+        pending, self._pending_text = self._pending_text, ""
+        return last + pending
 
     def _release(self, text: str) -> str:
-        """Text up to the first stop string, without what may be the beginning of one."""
+        """Text up to the first stop string, without a tail that can be the start of one."""
         if self.is_stopped:
             return ""
         text = self._pending_text + text
-        ends = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
-        if ends:
+        stops = [start for stop in self._stop_strings if (start := text.find(stop)) >= 0]
+        if stops:
             self.is_stopped, self._pending_text = True, ""
-            return text[: min(ends)]
-        kept = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
-        self._pending_text = text[len(text) - kept :]
-        return text[: len(text) - kept]
+            return text[: min(stops)]
+        end = len(text) - max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        self._pending_text = text[end:]
+        return text[:end]
 
 
 def to_token_ids(value: Any) -> list[int]:
-    """Token numbers, whatever holds them: a number, an array of any library, a list, or what says how likely it was."""
+    """Token ids of a Text emission: an int, a list, an array of any library, or a `ScoredToken`."""
     if isinstance(value, ScoredToken):
         return [value.token]
     plain = value.tolist() if hasattr(value, "tolist") else value
-    return [int(one) for one in cast("list[Any]", plain)] if isinstance(plain, list | tuple) else [int(plain)]
+    return [int(token) for token in cast("list[Any]", plain)] if isinstance(plain, list | tuple) else [int(plain)]
 
 
 def token_to_bytes(model: Any, token: int) -> bytes | None:
-    """What a token stands for: what the model says, if it has a method for that; None if it is no text by itself."""
-    if (told := getattr(model, "token_to_bytes", None)) is not None:
-        return told(token)
+    """UTF-8 bytes of one token, from the model's `token_to_bytes()` if it has one. None if they are unknown."""
+    if (convert := getattr(model, "token_to_bytes", None)) is not None:
+        return convert(token)
     text = model.detokenize([token])
     return None if _REPLACEMENT in text else text.encode()
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text begin a stop string."""
+    """Length of the longest tail of `text` that is a proper prefix of `stop`."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

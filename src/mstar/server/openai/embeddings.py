@@ -1,6 +1,7 @@
-"""Embeddings: texts in, a vector for each out, as numbers or as their bytes.
+"""Embeddings endpoint (OpenAI `/v1/embeddings`): one vector per text, as floats or base64.
 
-A route may return its vectors together with an `Ending`, which says how many tokens were read; else nobody is told.
+A route returns an array of vectors, or a tuple of the array and a `Finish` with the prompt tokens; without the latter
+`usage` is null. Vectors are not truncated: `dimensions` is not supported.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ async def create_embeddings(exchange: HttpExchange) -> Response:
     body = await exchange.read_json(EmbeddingBody)
     served = exchange.resolve_model(body.model)
     if body.dimensions is not None:
-        what = "dimensions: the model gives vectors of one size"
-        raise ApiError(400, "unsupported_parameter", what, param="dimensions")
+        message = f"dimensions: {body.dimensions} is not supported, the model has one vector size. fix: omit dimensions"
+        raise ApiError(400, "unsupported_parameter", message, param="dimensions")
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     vectors, usage = list[list[float]](), None
-    async for news in exchange.start_requests(served, EmbeddingRequest(texts)):
-        if isinstance(news, RequestEnded) and isinstance(news.end, m.RequestFinished):
-            vectors, usage = _parse_result(news.end.result.content)
+    async for event in exchange.start_requests(served, EmbeddingRequest(texts)):
+        if isinstance(event, RequestEnded) and isinstance(event.end, m.RequestFinished):
+            vectors, usage = _parse_result(event.end.result.content)
     if len(vectors) != len(texts) or not all(isfinite(number) for row in vectors for number in row):
-        raise ApiError(500, "model_error", "the model did not give a finite vector for each text")
-    coded = _to_base64 if body.encoding_format == "base64" else list[float]
-    data = [{"object": "embedding", "index": index, "embedding": coded(row)} for index, row in enumerate(vectors)]
+        message = f"the model returned {len(vectors)} vectors for {len(texts)} texts, or a vector that is not finite"
+        raise ApiError(500, "model_error", message)
+    encode = _to_base64 if body.encoding_format == "base64" else list[float]
+    data = [{"object": "embedding", "index": index, "embedding": encode(row)} for index, row in enumerate(vectors)]
     return json_response({"object": "list", "model": served.name, "data": data, "usage": usage})
 
 
 def _parse_result(result: Any) -> tuple[list[list[float]], dict[str, int] | None]:
-    """The vectors of a result, and what was read, if it says."""
-    vectors, ending = cast("tuple[Any, Any]", result) if isinstance(result, tuple) else (result, None)
-    read = sum(ending.prompt_tokens.values()) if isinstance(ending, Finish) else None
-    usage = None if read is None else {"prompt_tokens": read, "total_tokens": read}
+    """Split a route's result into vectors and token usage."""
+    vectors, finish = cast("tuple[Any, Any]", result) if isinstance(result, tuple) else (result, None)
+    total = sum(finish.prompt_tokens.values()) if isinstance(finish, Finish) else None
+    usage = None if total is None else {"prompt_tokens": total, "total_tokens": total}
     return vectors.tolist() if hasattr(vectors, "tolist") else vectors, usage
 
 

@@ -1,7 +1,7 @@
-"""Images: a text, and perhaps pictures, in; pictures out, whole or sharper and sharper as they are drawn.
+"""Image generation and editing endpoints (OpenAI `/v1/images/generations` and `/v1/images/edits`).
 
-A picture is handed over in the answer and kept nowhere, so there are no addresses of pictures. How fine a picture gets
-is up to the model: `quality` is taken and changes nothing.
+Responses carry the image as base64, whole or as a stream with partial images. Images are not stored, so
+`response_format: url` is not supported. `quality` is accepted and ignored: it is up to the model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.wire import messages as m
 
 MAX_PIXELS = 4096 * 4096
+"""Maximum pixels of an image that is generated."""
 MAX_SOURCE_IMAGES = 16
-"""So many pictures may be changed into one."""
+"""Maximum source images of one edit."""
 
 
 class ImageBody(StrictModel):
-    """What a client wants drawn."""
+    """Body of `/v1/images/generations`."""
 
     model: Name
     prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
@@ -52,7 +53,7 @@ class ImageBody(StrictModel):
 
 
 class ImageEditForm(ImageBody):
-    """The same in a form, where everything is a text."""
+    """The same fields in a multipart form, where numbers arrive as text."""
 
     model_config = ConfigDict(strict=False)
 
@@ -67,12 +68,12 @@ async def edit(exchange: HttpExchange) -> Response:
     form = await read_form(exchange, ImageEditForm, {"image": MAX_SOURCE_IMAGES, "mask": 1})
     sources = await form.decode_images("image")
     if not sources:
-        raise ApiError(422, "invalid_value", "image: a picture is needed", param="image")
+        raise ApiError(422, "invalid_value", "image: missing. fix: send at least one image file", param="image")
     mask = next(iter(await form.decode_images("mask")), None)
     if mask is not None and mask.pixels.shape != sources[0].pixels.shape:
-        (height, width, _), (high, wide, _) = mask.pixels.shape, sources[0].pixels.shape
-        what = f"mask: it has {width} x {height} pixels, and the picture {wide} x {high}"
-        raise ApiError(422, "invalid_value", what, param="mask")
+        size, needed = (f"{image.pixels.shape[1]}x{image.pixels.shape[0]}" for image in (mask, sources[0]))
+        message = f"mask: the size is {size}, but the image is {needed}. fix: resize the mask to {needed}"
+        raise ApiError(422, "invalid_value", message, param="mask")
     return await _create_images(exchange, form.body, "image_edit", sources, mask)
 
 
@@ -81,34 +82,45 @@ async def _create_images(
 ) -> Response:
     served = exchange.resolve_model(body.model)
     _check_supported(body)
-    ask = _to_image_request(body, sources, mask)
-    live = exchange.start_requests(served, *(replace(ask, seed=ask.seed + number) for number in range(body.n or 1)))
+    first = _to_image_request(body, sources, mask)
+    requests = [replace(first, seed=first.seed + index) for index in range(body.n or 1)]
+    stream = exchange.start_requests(served, *requests)
     if body.stream:
-        await live.wait_first()
-        return exchange.event_stream(_stream_events(live, body, name))
-    last, endings = await _collect_images(live)
-    data = [{"b64_json": (await _encode_image(value, body)).b64_json} for _, value in sorted(last.items())]
-    answer = {"created": int(time.time()), "data": data, "output_format": body.output_format}
-    return json_response(answer | _usage(endings))
+        await stream.wait_first()
+        return exchange.event_stream(_stream_events(stream, body, name))
+    final_images, finishes = await _collect_images(stream)
+    data = [{"b64_json": (await _encode_image(value, body)).b64_json} for _, value in sorted(final_images.items())]
+    content = {"created": int(time.time()), "data": data, "output_format": body.output_format}
+    return json_response(content | _usage(finishes))
 
 
 def _check_supported(body: ImageBody) -> None:
     unsupported = {
-        "response_format": (body.response_format == "url", "pictures are not kept here; use b64_json"),
-        "background": (body.background == "transparent", "pictures have no transparency here"),
-        "n": (body.stream and (body.n or 1) > 1, "a stream shows one picture"),
-        "partial_images": (body.partial_images > 0 and not body.stream, "partial pictures are shown in a stream only"),
+        "response_format": (
+            body.response_format == "url",
+            "images are not stored. fix: use b64_json",
+        ),
+        "background": (body.background == "transparent", "transparent is not supported. fix: use opaque or auto"),
+        "n": (
+            body.stream and (body.n or 1) > 1,
+            f"{body.n} images in one stream are not supported, the limit is 1. fix: set stream to false",
+        ),
+        "partial_images": (
+            body.partial_images > 0 and not body.stream,
+            f"{body.partial_images} partial images require a stream. fix: set stream to true",
+        ),
     }
-    for param, (is_wished, what) in unsupported.items():
-        if is_wished:
-            raise ApiError(400, "unsupported_parameter", f"{param}: {what}", param=param)
+    for param, (is_requested, reason) in unsupported.items():
+        if is_requested:
+            raise ApiError(400, "unsupported_parameter", f"{param}: {reason}", param=param)
 
 
 def _to_image_request(body: ImageBody, sources: tuple[ImageInput, ...], mask: ImageInput | None) -> ImageRequest:
-    is_free = body.size in (None, "auto")
-    width, height = (0, 0) if is_free else map(int, str(body.size).split("x"))
+    is_auto = body.size in (None, "auto")
+    width, height = (0, 0) if is_auto else map(int, str(body.size).split("x"))
     if width * height > MAX_PIXELS:
-        raise ApiError(422, "invalid_value", f"size: {body.size} is more than {MAX_PIXELS} pixels", param="size")
+        message = f"size: {body.size} has {width * height} pixels, the limit is {MAX_PIXELS}. fix: use a smaller size"
+        raise ApiError(422, "invalid_value", message, param="size")
     return ImageRequest(
         prompt=body.prompt,
         width=width,
@@ -123,7 +135,7 @@ def _to_image_request(body: ImageBody, sources: tuple[ImageInput, ...], mask: Im
     )
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- responses
 @dataclass(frozen=True, slots=True)
 class _EncodedImage:
     b64_json: str
@@ -138,47 +150,48 @@ async def _encode_image(value: Any, body: ImageBody) -> _EncodedImage:
 
 
 async def _collect_images(stream: ResponseStream) -> tuple[dict[int, Any], list[Finish]]:
-    """The last picture of each request, and how each ended."""
-    last: dict[int, Any] = {}
-    endings: list[Finish] = []
-    async for news in stream:
-        if isinstance(news, RequestEnded):
-            endings += _finishes(news)
-        elif news.kind == "Image":
-            last[stream.index_of(news)] = news.value
-    if len(last) < len(stream.rids):
+    """Final image and `Finish` of each request."""
+    final_images: dict[int, Any] = {}
+    finishes: list[Finish] = []
+    async for event in stream:
+        if isinstance(event, RequestEnded):
+            finishes += _finishes(event)
+        elif event.kind == "Image":
+            final_images[stream.index_of(event)] = event.value
+    if len(final_images) < len(stream.rids):
         raise _no_image_error()
-    return last, endings
+    return final_images, finishes
 
 
 async def _stream_events(stream: ResponseStream, body: ImageBody, name: str) -> AsyncGenerator[bytes]:
-    """The first pictures as they come, and the last one as the result."""
+    """Yield `NAME.partial_image` events, then `NAME.completed` with the final image."""
     last: Deliver | None = None
-    head = {"created_at": int(time.time()), "background": "opaque", "quality": "auto"}
-    head["output_format"] = body.output_format
-    endings: list[Finish] = []
-    async for news in stream:
-        if isinstance(news, RequestEnded):
-            endings = _finishes(news)
-        elif news.kind == "Image":
-            last = news
-            if news.index < body.partial_images:
-                kind, file = f"{name}.partial_image", await _encode_image(news.value, body)
+    common_fields = {"created_at": int(time.time()), "background": "opaque", "quality": "auto"}
+    common_fields["output_format"] = body.output_format
+    finishes: list[Finish] = []
+    async for event in stream:
+        if isinstance(event, RequestEnded):
+            finishes = _finishes(event)
+        elif event.kind == "Image":
+            last = event
+            if event.index < body.partial_images:
+                kind, image = f"{name}.partial_image", await _encode_image(event.value, body)
                 content = {
                     "type": kind,
-                    "b64_json": file.b64_json,
-                    "partial_image_index": news.index,
-                    "size": file.size,
+                    "b64_json": image.b64_json,
+                    "partial_image_index": event.index,
+                    "size": image.size,
                 }
-                yield sse_event(content | head, kind)
+                yield sse_event(content | common_fields, kind)
     if last is None:
         raise _no_image_error()
-    kind, file = f"{name}.completed", await _encode_image(last.value, body)
-    yield sse_event({"type": kind, "b64_json": file.b64_json, "size": file.size} | head | _usage(endings), kind)
+    kind, image = f"{name}.completed", await _encode_image(last.value, body)
+    content = {"type": kind, "b64_json": image.b64_json, "size": image.size}
+    yield sse_event(content | common_fields | _usage(finishes), kind)
 
 
 def _no_image_error() -> ApiError:
-    return ApiError(500, "model_error", "the model drew nothing")
+    return ApiError(500, "model_error", "the model produced no image")
 
 
 def _finishes(event: RequestEnded) -> list[Finish]:
@@ -187,12 +200,12 @@ def _finishes(event: RequestEnded) -> list[Finish]:
 
 
 def _usage(finishes: list[Finish]) -> dict[str, Any]:
-    """What was read, if the model says. Pictures are not made of tokens, so none are written."""
+    """Token usage, if the model reports it. Output tokens are 0: images are not counted in tokens."""
     if not finishes:
         return {}
-    read = {kind: sum(one.prompt_tokens.get(kind, 0) for one in finishes) for kind in ("text", "image")}
-    total = sum(read.values())
-    details = {f"{kind}_tokens": count for kind, count in read.items()}
+    counts = {kind: sum(finish.prompt_tokens.get(kind, 0) for finish in finishes) for kind in ("text", "image")}
+    total = sum(counts.values())
+    details = {f"{kind}_tokens": count for kind, count in counts.items()}
     return {
         "usage": {"input_tokens": total, "input_tokens_details": details, "output_tokens": 0, "total_tokens": total}
     }

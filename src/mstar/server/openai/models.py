@@ -1,4 +1,4 @@
-"""The models that are served, each with where it is served and how it is."""
+"""Model list endpoints (OpenAI `/v1/models`), extended with capabilities, endpoints and the loading state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from mstar.server.state import ServedModel, ServerState
 
 async def list_models(exchange: HttpExchange) -> Response:
     """GET /v1/models."""
-    known = await model_states(exchange.state)
-    served = exchange.state.served_models.values()
-    return json_response(
-        {"object": "list", "data": [_describe_model(exchange.state, one, known[one.name]) for one in served]}
-    )
+    states = await model_states(exchange.state)
+    served_models = exchange.state.served_models.values()
+    data = [_describe_model(exchange.state, served, states[served.name]) for served in served_models]
+    return json_response({"object": "list", "data": data})
 
 
 async def retrieve_model(exchange: HttpExchange) -> Response:
@@ -27,19 +26,15 @@ async def retrieve_model(exchange: HttpExchange) -> Response:
 
 
 def _describe_model(state: ServerState, served_model: ServedModel, model_state: str) -> dict[str, Any]:
-    offered = state.endpoints_of(served_model)
+    endpoints = state.endpoints_of(served_model)
+    type_names = (endpoint.request_type.__name__ for endpoint in endpoints if endpoint.request_type is not None)
+    capabilities = dict.fromkeys(name.removesuffix("Request").lower() for name in type_names)
     return {
         "id": served_model.name,
         "object": "model",
         "created": served_model.created_at,
         "owned_by": "mstar",
-        "capabilities": list(
-            dict.fromkeys(
-                surface.request_type.__name__.removesuffix("Request").lower()
-                for surface in offered
-                if surface.request_type
-            )
-        ),
-        "endpoints": [*(surface.path for surface in offered), "/v1/generate"],
+        "capabilities": list(capabilities),
+        "endpoints": [*(endpoint.path for endpoint in endpoints), "/v1/generate"],
         "state": model_state,
     }

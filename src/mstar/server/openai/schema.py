@@ -1,6 +1,7 @@
-"""What clients may send, as schemas: every number finite and bounded, every text of a type that was asked for.
+"""Request body schemas (pydantic) of the chat, embeddings and generate endpoints.
 
-Fields that nobody here reads are ignored: clients send many. What a wish means is decided by the surfaces.
+Every number is finite and bounded, every list and string limited, and no value is coerced to another type. Unknown
+fields are ignored, because OpenAI clients send many. The endpoints check what a combination of fields means.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class StrictModel(BaseModel):
-    """A schema that takes nothing for something else: no text for a number, no infinity."""
+    """Base schema without type coercion: no string for a number, no NaN or infinity."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
 
 # ---------------------------------------------------------------- chat
 class ContentPartParam(StrictModel):
-    """A part of what somebody said."""
+    """One part of a message's content; the field of its `type` holds the content."""
 
     type: str
     text: str | None = None
@@ -33,21 +34,21 @@ class ContentPartParam(StrictModel):
 
 
 class Function(StrictModel):
-    """A function that was called, with its arguments as JSON."""
+    """Name and JSON arguments of a tool call."""
 
     name: Name
     arguments: str = ""
 
 
 class ToolCallParam(StrictModel):
-    """A call that the assistant made before."""
+    """Tool call of an earlier assistant message."""
 
     id: str
     function: Function
 
 
 class MessageParam(StrictModel):
-    """What one side said."""
+    """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPartParam], Field(max_length=4096)] | None = None
@@ -56,7 +57,7 @@ class MessageParam(StrictModel):
 
 
 class FunctionTool(StrictModel):
-    """A function that may be called."""
+    """Definition of a function that the model can call; `parameters` is a JSON schema."""
 
     name: Name
     description: str = ""
@@ -64,60 +65,60 @@ class FunctionTool(StrictModel):
 
 
 class ToolParam(StrictModel):
-    """A tool that the client offers."""
+    """One entry of `tools`. Only functions are supported."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
 class NamedFunction(StrictModel):
-    """The name of a function."""
+    """Function reference in `tool_choice`."""
 
     name: Name
 
 
 class NamedTool(StrictModel):
-    """The tool that must be called."""
+    """`tool_choice` that forces one tool."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class JsonSchema(StrictModel):
-    """What an answer must look like."""
+    """JSON schema that the output must match (structured output)."""
 
     name: str = ""
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(StrictModel):
-    """Whether an answer is text or JSON."""
+    """`response_format`: plain text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(StrictModel):
-    """What a stream tells besides the answer."""
+    """`stream_options`: whether the last chunk carries the token usage."""
 
     include_usage: bool = False
 
 
 class VoiceName(StrictModel):
-    """A voice by its id."""
+    """Voice given as an object instead of a string."""
 
     id: Name
 
 
 class AudioParam(StrictModel):
-    """How an answer is to be spoken."""
+    """`audio`: voice and format of spoken output."""
 
     voice: Name | VoiceName = ""
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
 class ChatBody(StrictModel):
-    """The body of a chat completion."""
+    """Body of `/v1/chat/completions`."""
 
     model: Name
     messages: list[MessageParam] = Field(min_length=1, max_length=4096)
@@ -146,7 +147,7 @@ class ChatBody(StrictModel):
 
 # ---------------------------------------------------------------- embeddings
 class EmbeddingBody(StrictModel):
-    """The body of a request for embeddings."""
+    """Body of `/v1/embeddings`."""
 
     model: Name
     input: (
@@ -159,7 +160,7 @@ class EmbeddingBody(StrictModel):
 
 # ---------------------------------------------------------------- generate
 class GenerateBody(StrictModel):
-    """The body of a request in the model's own terms."""
+    """Body of `/v1/generate`; `request` is parsed by the type of the model's route."""
 
     model: Name
     request: Any = None

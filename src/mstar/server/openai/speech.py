@@ -1,6 +1,7 @@
-"""Speech: a text in, sound out, as it is made. As one file that grows, or as events.
+"""Text-to-speech endpoint (OpenAI `/v1/audio/speech`): audio streamed as it is synthesized.
 
-How a text is said is the model's business; how sound becomes bytes, `mstar.media.audio`'s.
+The response is one audio file with chunked transfer, or SSE events with base64 audio. Encoding is done in
+`mstar.media.audio`. `speech_stream` is the WebSocket variant with streamed text input.
 """
 
 from __future__ import annotations
@@ -25,24 +26,22 @@ from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.state import ServedModel
 
 MAX_INPUT_CHARS = 4096
-"""How many characters a text may have."""
+"""Maximum characters of `input`, and of `instructions`."""
 _LEGACY_VOICES = {"alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse"}
 _OPENAI_VOICES = _LEGACY_VOICES | {"cedar", "marin"}
-"""OpenAI's own voices: libraries ask for one of them unless they are told otherwise, and Pipecat for no others."""
+"""OpenAI's preset voices. SDKs send one of them by default, and Pipecat allows no others."""
 AUDIO_TOKENS_PER_S = 20
-"""How many tokens a second of sound is counted as."""
-
-_UNSUPPORTED = (400, "unsupported_format", "response_format")
+"""Output tokens that one second of audio counts as in `usage`."""
 
 
 class VoiceId(StrictModel):
-    """A voice by its id."""
+    """Voice given as an object instead of a string."""
 
     id: Name
 
 
 class SpeechOptions(StrictModel):
-    """How something is to be said."""
+    """Parameters shared by the HTTP and WebSocket speech endpoints."""
 
     model: Name
     voice: Name | VoiceId | None = None
@@ -54,7 +53,7 @@ class SpeechOptions(StrictModel):
     sample_rate: Annotated[int, Field(ge=8000, le=48_000)] | None = None
 
     def to_request(self, text: str, served_model: ServedModel) -> SpeechRequest:
-        """The request as a model's route takes it."""
+        """Build the request for the model's route."""
         return SpeechRequest(
             text,
             voice=resolve_voice(self.voice.id if isinstance(self.voice, VoiceId) else self.voice or "", served_model),
@@ -65,25 +64,27 @@ class SpeechOptions(StrictModel):
         )
 
     def audio_encoder(self) -> AudioStreamEncoder:
-        """What makes the bytes that the client wants."""
+        """Create an encoder for the requested format. Raises ApiError."""
         try:
             return AudioStreamEncoder(self.response_format, self.sample_rate or 24_000)
-        except (ValueError, LoadError) as error:
-            is_wrong = isinstance(error, ValueError)
-            status, code, param = (422, "invalid_value", "sample_rate") if is_wrong else _UNSUPPORTED
-            what, _, _ = str(error).partition("\n")  # how to repair it is for whoever runs the server
-            raise ApiError(status, code, f"{param}: {what}", param=param) from None
+        except ValueError as error:
+            reason, _, _ = str(error).partition("\n")
+            message = f"sample_rate: {reason}. fix: use a sample rate of the {self.response_format} format"
+            raise ApiError(422, "invalid_value", message, param="sample_rate") from None
+        except LoadError:  # its fix is for the operator, not for the client
+            message = f"response_format: this server has no {self.response_format} encoder. fix: use wav or pcm"
+            raise ApiError(400, "unsupported_format", message, param="response_format") from None
 
 
 class SpeechBody(SpeechOptions):
-    """The body of a request for speech."""
+    """Body of `/v1/audio/speech`."""
 
     input: Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARS)]
     stream_format: Literal["audio", "sse"] | None = None
 
 
 def resolve_voice(name: str, served_model: ServedModel) -> str:
-    """The voice that is meant by a name. One of OpenAI's is any, to a model that says which it has, and has it not."""
+    """Voice name for the model: an OpenAI preset that is not in the model's `voices()` becomes its default voice."""
     voices = served_model.optional_method("voices")
     return "" if name in _OPENAI_VOICES and voices is not None and name not in voices() else name
 
@@ -92,31 +93,31 @@ async def create_speech(exchange: HttpExchange) -> Response:
     """POST /v1/audio/speech."""
     body = await exchange.read_json(SpeechBody)
     served = exchange.resolve_model(body.model)
-    track = body.audio_encoder()
-    live = exchange.start_requests(served, body.to_request(body.input, served))
-    await live.wait_first()
+    encoder = body.audio_encoder()
+    stream = exchange.start_requests(served, body.to_request(body.input, served))
+    await stream.wait_first()
     if body.stream_format == "sse":
-        response = exchange.event_stream(_stream_events(live, track))
+        response = exchange.event_stream(_stream_events(stream, encoder))
     else:
-        response = StreamResponse(_stream_file(exchange, live, track), track.media_type, {})
-    response.headers["X-Sample-Rate"] = str(track.rate)
+        response = StreamResponse(_stream_file(exchange, stream, encoder), encoder.media_type, {})
+    response.headers["X-Sample-Rate"] = str(encoder.rate)
     return response
 
 
 async def audio_chunks(stream: ResponseStream, encoder: AudioStreamEncoder) -> AsyncGenerator[bytes | Finish]:
-    """The bytes of a request's sound as it is made, then how it ended."""
-    async for news in stream:
-        if not isinstance(news, Deliver):
+    """Yield the encoded audio of a request as it is synthesized, then its `Finish`."""
+    async for event in stream:
+        if not isinstance(event, Deliver):
             if data := encoder.finish():
                 yield data
-            result = getattr(news.end, "result", None)
+            result = getattr(event.end, "result", None)
             yield result.content if result is not None and isinstance(result.content, Finish) else Finish()
-        elif news.kind == "Audio":
-            rate = int(dict(news.clock)["rate"])
-            is_long = math.prod(news.value.shape) > rate  # so long that others would have to wait for it
-            data = (
-                await asyncio.to_thread(encoder.feed, news.value, rate) if is_long else encoder.feed(news.value, rate)
-            )
+        elif event.kind == "Audio":
+            rate = int(dict(event.clock)["rate"])
+            if math.prod(event.value.shape) > rate:  # over one second: encoding it would block the event loop
+                data = await asyncio.to_thread(encoder.feed, event.value, rate)
+            else:
+                data = encoder.feed(event.value, rate)
             if data:
                 yield data
 
@@ -124,13 +125,13 @@ async def audio_chunks(stream: ResponseStream, encoder: AudioStreamEncoder) -> A
 async def _stream_file(
     exchange: HttpExchange, stream: ResponseStream, encoder: AudioStreamEncoder
 ) -> AsyncGenerator[bytes]:
-    """One file. If something goes wrong in it, it does not end, and so the client knows."""
+    """Yield one audio file. After an error the chunked body has no terminator, so the client sees a broken transfer."""
     try:
         async for part in audio_chunks(stream, encoder):
             if isinstance(part, bytes):
                 yield part
-    except ApiError as refusal:
-        exchange.context.status = refusal.status
+    except ApiError as error:
+        exchange.context.status = error.status
         raise
 
 
@@ -143,11 +144,11 @@ async def _stream_events(stream: ResponseStream, encoder: AudioStreamEncoder) ->
 
 
 def to_usage(finish: Finish, encoder: AudioStreamEncoder) -> dict[str, int]:
-    """What was read, in what the model says that it reads, and what was said."""
-    read, said = sum(finish.prompt_tokens.values()), audio_tokens(encoder.duration_s)
-    return {"input_tokens": read, "output_tokens": said, "total_tokens": read + said}
+    """Token usage: prompt tokens as the model reports them, output tokens by audio duration."""
+    input_tokens, output_tokens = sum(finish.prompt_tokens.values()), audio_tokens(encoder.duration_s)
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": input_tokens + output_tokens}
 
 
 def audio_tokens(seconds: float) -> int:
-    """Sound that was made, in tokens. Of whatever a model makes it, they are as long as those of OpenAI's models."""
+    """Output tokens of a duration of audio, at the rate of OpenAI's models rather than the model's own codec."""
     return math.ceil(round(seconds * AUDIO_TOKENS_PER_S, 3))

@@ -1,6 +1,7 @@
-"""Transcriptions and translations: a file of sound in, what is said in it out, whole or as it is known.
+"""Speech-to-text endpoints (OpenAI `/v1/audio/transcriptions` and `/v1/audio/translations`).
 
-Decoding the file is done elsewhere; who speaks, and when each single word is said, is not told.
+Returns the transcript as json, text, srt, vtt or verbose_json, or streams it as SSE events. Audio is decoded in
+`mstar.media`. Word timestamps, speaker labels and logprobs are not supported.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from mstar.server.openai.schema import Name
 from mstar.server.state import ServedModel
 
 MAX_FIELDS = 64
-"""How many fields a form may have."""
+"""Maximum fields of the form besides the file."""
 MAX_FIELD_BYTES = 64 << 10
-"""How large a field may be that is not the file."""
+"""Maximum bytes of a form field that is not the file."""
 _REPEATED_FIELDS = {"timestamp_granularities", "include", "languages", "keywords"}
-"""Fields that may come more than once."""
+"""Form fields that can occur more than once, with or without `[]`."""
 
 
 class TranscriptionForm(BaseModel):
-    """The fields of a request beside its file. All of them come as text."""
+    """Form fields besides the file. They arrive as text, so numbers are coerced."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore", frozen=True)
 
@@ -48,10 +49,10 @@ class TranscriptionForm(BaseModel):
     stream: bool = False
 
     def to_request(self, audio: AudioInput, *, is_translation: bool) -> TranscriptionRequest:
-        """The request as a model's route takes it. Words that may be said are a prompt to it."""
+        """Build the request for the model's route. Keywords become part of the prompt. Raises ApiError."""
         if len(languages := {self.language, *self.languages} - {""}) > 1:
-            what = f"languages: the model takes one, and {len(languages)} are given"
-            raise ApiError(400, "unsupported_parameter", what, param="languages")
+            message = f"languages: {len(languages)} languages, the limit is 1. fix: send one language or none"
+            raise ApiError(400, "unsupported_parameter", message, param="languages")
         prompt = " ".join([self.prompt, ", ".join(self.keywords)]).strip()
         return TranscriptionRequest(audio, "".join(languages), prompt, self.temperature, is_translation)
 
@@ -69,40 +70,44 @@ async def translate(exchange: HttpExchange) -> Response:
 async def _transcribe(exchange: HttpExchange, *, is_translation: bool) -> Response:
     form, file = await _read_form(exchange)
     served = exchange.resolve_model(form.model)
-    sound = await MediaInputs(exchange.state.fetcher).decode_audio(file, "file")
-    ask = form.to_request(sound, is_translation=is_translation)
-    hearing = TranscriptionStream(served, exchange.start_requests(served, ask), ask)
+    audio = await MediaInputs(exchange.state.fetcher).decode_audio(file, "file")
+    request = form.to_request(audio, is_translation=is_translation)
+    transcription = TranscriptionStream(served, exchange.start_requests(served, request), request)
     if form.stream:
-        await hearing.stream.wait_first()
-        return exchange.event_stream(hearing.events())
-    return _FORMATTERS[form.response_format](await hearing.read_all(), is_translation)
+        await transcription.stream.wait_first()
+        return exchange.event_stream(transcription.events())
+    return _FORMATTERS[form.response_format](await transcription.read_all(), is_translation)
 
 
 async def _read_form(exchange: HttpExchange) -> tuple[TranscriptionForm, bytes]:
-    """The fields of the form, and the file in it."""
+    """Parse the multipart form: its fields and the bytes of its file. Raises ApiError."""
     if exchange.media_type != "multipart/form-data":
-        what = f"the content type is {exchange.media_type!r}, and multipart/form-data is needed"
-        raise ApiError(415, "unsupported_media_type", what)
+        message = f"unsupported content type {exchange.media_type!r}. fix: send multipart/form-data"
+        raise ApiError(415, "unsupported_media_type", message)
     async with exchange.request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise ApiError(422, "invalid_value", "file: it is needed, as a file", param="file")
+            message = "file: missing. fix: send the audio as a file part of the form"
+            raise ApiError(422, "invalid_value", message, param="file")
         data = await file.read()
         fields: dict[str, Any] = {}
         for name, value in form.multi_items():
-            if name.removesuffix("[]") in _REPEATED_FIELDS:  # SDKs write brackets
+            if name.removesuffix("[]") in _REPEATED_FIELDS:  # the SDKs append brackets
                 fields.setdefault(name.removesuffix("[]"), []).append(value)
             elif isinstance(value, str):
                 fields[name] = value
-    read = parse_body(TranscriptionForm, msgspec.json.encode(fields))
-    if "word" in read.timestamp_granularities or read.include:
-        param = "include" if read.include else "timestamp_granularities"
-        raise ApiError(400, "unsupported_parameter", f"{param}: the model does not give this", param=param)
-    return read, data
+    parsed = parse_body(TranscriptionForm, msgspec.json.encode(fields))
+    if parsed.include:
+        message = "include: logprobs of transcriptions are not supported. fix: omit include"
+        raise ApiError(400, "unsupported_parameter", message, param="include")
+    if "word" in parsed.timestamp_granularities:
+        message = "timestamp_granularities: word timestamps are not supported. fix: use segment"
+        raise ApiError(400, "unsupported_parameter", message, param="timestamp_granularities")
+    return parsed, data
 
 
 class TranscriptionStream:
-    """One file that is being listened to."""
+    """Transcript of one request as it arrives."""
 
     def __init__(self, served_model: ServedModel, stream: ResponseStream, request: TranscriptionRequest) -> None:
         self.stream = stream
@@ -113,21 +118,20 @@ class TranscriptionStream:
         self._transcript: Transcript | None = None
 
     async def _text_deltas(self) -> AsyncGenerator[str]:
-        """What was said, as it is known."""
-        async for news in self.stream:
-            if not isinstance(news, Deliver):
+        async for event in self.stream:
+            if not isinstance(event, Deliver):
                 text = self._detokenizer.finish()
-                result = getattr(news.end, "result", None)
+                result = getattr(event.end, "result", None)
                 if result is not None and isinstance(result.content, Transcript):
                     self._transcript = result.content
             else:
-                text = self._detokenizer.add(news.value) if news.kind == "Text" else ""
+                text = self._detokenizer.add(event.value) if event.kind == "Text" else ""
             self._text += text
             if text:
                 yield text
 
     async def read_all(self) -> Transcript:
-        """All that was said. Of a model that tells no times, it is one segment."""
+        """Wait for the complete transcript; one segment if the model returns no timestamps."""
         async for _ in self._text_deltas():
             pass
         return self._result()
@@ -140,15 +144,15 @@ class TranscriptionStream:
         return Transcript(text, (Segment(0.0, seconds, text),), self._language, seconds)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """What was said as events."""
+        """Yield `transcript.text.delta` events, then `transcript.text.done`."""
         has_deltas = False
         async for text in self._text_deltas():
             has_deltas = True
             yield sse_event({"type": "transcript.text.delta", "delta": text})
-        told = self._result()
-        if told.text and not has_deltas:  # of a model that tells all at its end: clients put deltas together
-            yield sse_event({"type": "transcript.text.delta", "delta": told.text})
-        yield sse_event({"type": "transcript.text.done", "text": told.text, "usage": _usage(told)})
+        transcript = self._result()
+        if transcript.text and not has_deltas:  # clients that concatenate deltas need at least one
+            yield sse_event({"type": "transcript.text.delta", "delta": transcript.text})
+        yield sse_event({"type": "transcript.text.done", "text": transcript.text, "usage": _usage(transcript)})
 
 
 # ---------------------------------------------------------------- formats
@@ -166,38 +170,39 @@ def _text(transcript: Transcript, _: bool) -> Response:
 
 def _srt(transcript: Transcript, _: bool) -> Response:
     blocks = [
-        f"{number}\n{_format_timestamp(one.start, ',')} --> {_format_timestamp(one.end, ',')}\n{one.text.strip()}\n"
-        for number, one in enumerate(transcript.segments, 1)
+        f"{number}\n{_format_timestamp(segment.start, ',')} --> {_format_timestamp(segment.end, ',')}\n"
+        f"{segment.text.strip()}\n"
+        for number, segment in enumerate(transcript.segments, 1)
     ]
     return PlainTextResponse("\n".join(blocks))
 
 
 def _vtt(transcript: Transcript, _: bool) -> Response:
     blocks = [
-        f"{_format_timestamp(one.start, '.')} --> {_format_timestamp(one.end, '.')}\n{one.text.strip()}\n"
-        for one in transcript.segments
+        f"{_format_timestamp(segment.start, '.')} --> {_format_timestamp(segment.end, '.')}\n{segment.text.strip()}\n"
+        for segment in transcript.segments
     ]
     return PlainTextResponse("\n".join(["WEBVTT\n", *blocks]))
 
 
 def _format_timestamp(seconds: float, separator: str) -> str:
-    whole, thousandths = divmod(round(seconds * 1000), 1000)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{thousandths:03}"
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{milliseconds:03}"
 
 
 def _verbose(transcript: Transcript, is_translation: bool) -> Response:
-    """Everything that is known. What a model does not tell of a segment is 0."""
+    """OpenAI's verbose_json. Segment fields that models here do not report are 0."""
     unknown: dict[str, Any] = {"seek": 0, "tokens": [], "temperature": 0.0, "avg_logprob": 0.0, "no_speech_prob": 0.0}
     segments: list[dict[str, Any]] = [
         {
             "id": number,
-            "start": one.start,
-            "end": one.end,
-            "text": one.text,
-            "compression_ratio": len(one.text.encode()) / len(zlib.compress(one.text.encode())),
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "compression_ratio": len(segment.text.encode()) / len(zlib.compress(segment.text.encode())),
             **unknown,
         }
-        for number, one in enumerate(transcript.segments)
+        for number, segment in enumerate(transcript.segments)
     ]
     content: dict[str, Any] = {"task": "translate" if is_translation else "transcribe", "language": transcript.language}
     content |= {

@@ -1,7 +1,7 @@
-"""Videos as jobs: a client asks for one, looks how far it is, and fetches the file.
+"""Video generation endpoints (OpenAI `/v1/videos`): asynchronous jobs, polled until the MP4 file can be downloaded.
 
-A job is kept by the front end that took it, and its file has no name on the disk: nobody else can open it, and it is
-gone with the process. Files are MP4, for which PyAV is needed; without it jobs are refused before anything is made.
+Jobs live in the memory of one front end, with a TTL and a limit per tenant. Their files are unnamed temporary files:
+no other process can open them, and they disappear with this one. MP4 needs PyAV; without it jobs are rejected (501).
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from mstar.server.state import ServedModel, ServerState
 log = logging.getLogger("mstar.server")
 
 MAX_JOBS_PER_TENANT = 64
-"""So many jobs a tenant may have, finished ones included."""
+"""Maximum jobs of one tenant, including finished ones."""
 JOB_TTL_S = 3600
-"""For so many seconds a job is kept."""
+"""Seconds before a job and its file are deleted."""
 MAX_RUNNING_JOBS = 4
-"""So many jobs run at the same time; others are queued."""
+"""Maximum jobs rendered concurrently; further jobs are queued."""
 QUOTA_BYTES = 4 << 30
-"""So much all files may take together."""
+"""Maximum total bytes of all video files."""
 POLL_MS = 500
+"""Poll interval recommended to clients, in the header `openai-poll-after-ms`."""
 CHUNK_BYTES = 1 << 18
+"""Bytes per chunk of a download."""
 
 
 class VideoForm(StrictModel):
-    """What a client wants filmed, in a form, where everything is a text."""
+    """Form fields of `POST /v1/videos`. They arrive as text, so numbers are coerced."""
 
     model_config = ConfigDict(strict=False)
     model: Name
@@ -63,7 +65,7 @@ class VideoForm(StrictModel):
 
 @dataclass(eq=False)
 class VideoJob:
-    """One video that is made, or was."""
+    """One video job and its file."""
 
     job_id: str
     served_model: ServedModel
@@ -81,8 +83,8 @@ class VideoJob:
 
     @property
     def content(self) -> dict[str, Any]:
-        """It as clients see it."""
-        told = self.error and {"code": self.error.code, "message": self.error.message}
+        """The OpenAI `video` object."""
+        error = self.error and {"code": self.error.code, "message": self.error.message}
         return {
             "id": self.job_id,
             "object": "video",
@@ -95,11 +97,11 @@ class VideoJob:
             "created_at": self.created,
             "completed_at": self.completed,
             "expires_at": self.created + JOB_TTL_S,
-            "error": told,
+            "error": error,
         }
 
 
-# ---------------------------------------------------------------- routes
+# ---------------------------------------------------------------- endpoints
 async def create(exchange: HttpExchange) -> Response:
     """POST /v1/videos."""
     form = await read_form(exchange, VideoForm, {"input_reference": 1})
@@ -107,11 +109,12 @@ async def create(exchange: HttpExchange) -> Response:
     try:
         require_mp4()
     except LoadError:
-        raise ApiError(501, "no_encoder", "this server cannot write video files") from None
-    ask = _to_video_request(form.body, next(iter(await form.decode_images("input_reference")), None))
-    studio = _video_jobs(exchange)
-    job = studio.store.put(tenant_name(exchange), lambda name: VideoJob(name, served, ask, _unnamed_file()))
-    job.task = asyncio.create_task(studio.run(exchange.state, job, exchange.context))
+        message = "this server has no MP4 encoder. fix: install mstar-serve[media] on the server"
+        raise ApiError(501, "no_encoder", message) from None
+    request = _to_video_request(form.body, next(iter(await form.decode_images("input_reference")), None))
+    jobs = _video_jobs(exchange)
+    job = jobs.store.put(tenant_name(exchange), lambda job_id: VideoJob(job_id, served, request, _unnamed_file()))
+    job.task = asyncio.create_task(jobs.run(exchange.state, job, exchange.context))
     return _job_response(job)
 
 
@@ -121,80 +124,85 @@ async def retrieve(exchange: HttpExchange) -> Response:
 
 
 async def list_videos(exchange: HttpExchange) -> Response:
-    """GET /v1/videos: all of them, the newest first."""
+    """GET /v1/videos: all jobs of the tenant, newest first."""
     jobs = [job.content for job in reversed(_video_jobs(exchange).store.items_of(tenant_name(exchange)))]
     ends = {"first_id": jobs[0]["id"], "last_id": jobs[-1]["id"]} if jobs else {"first_id": None, "last_id": None}
     return json_response({"object": "list", "data": jobs, "has_more": False, **ends})
 
 
 async def delete(exchange: HttpExchange) -> Response:
-    """DELETE /v1/videos/{video}; one that is being made is given up."""
-    name = exchange.request.path_params["video"]
-    _video_jobs(exchange).store.remove(tenant_name(exchange), name)
-    return json_response({"id": name, "object": "video.deleted", "deleted": True})
+    """DELETE /v1/videos/{video}; cancels a job that is running."""
+    job_id = exchange.request.path_params["video"]
+    _video_jobs(exchange).store.remove(tenant_name(exchange), job_id)
+    return json_response({"id": job_id, "object": "video.deleted", "deleted": True})
 
 
 async def content(exchange: HttpExchange) -> Response:
-    """GET /v1/videos/{video}/content: the file."""
+    """GET /v1/videos/{video}/content: the MP4 file."""
     job = _job(exchange)
     if (variant := exchange.request.query_params.get("variant", "video")) != "video":
-        raise ApiError(400, "unsupported_parameter", f"variant: there is no {variant!r}, only 'video'", param="variant")
+        message = f"variant: {variant[:64]!r} is not supported. fix: use 'video' or omit it"
+        raise ApiError(400, "unsupported_parameter", message, param="variant")
     if job.status != "completed":
-        raise ApiError(404, "video_not_ready", f"the video is {job.status}; its status tells when it is completed")
+        fix = "create it again" if job.status == "failed" else f"poll GET /v1/videos/{job.job_id} until it is completed"
+        message = f"the video is {job.status}, not completed. fix: {fix}"
+        raise ApiError(404, "video_not_ready", message)
     size = os.fstat(job.file.fileno()).st_size
     return StreamResponse(
         _file_chunks(job, size), "video/mp4", {"Content-Length": str(size), "Cache-Control": "no-store"}
     )
 
 
-# ---------------------------------------------------------------- behind them
+# ---------------------------------------------------------------- jobs
 class VideoJobs:
-    """Where one front end's videos are made and kept."""
+    """Job runner and job store of one front end."""
 
     def __init__(self) -> None:
         self.store = TtlStore[VideoJob]("video", MAX_JOBS_PER_TENANT, JOB_TTL_S, _drop)
         self._slots = asyncio.Semaphore(MAX_RUNNING_JOBS)
 
     async def run(self, state: ServerState, job: VideoJob, context: RequestContext) -> None:
-        """Have a video made, and say how that went."""
+        """Render one job and record its outcome. Does not raise."""
         try:
             async with self._slots:
                 job.status = "in_progress"
                 await self._render(state, job, context)
             job.status, job.progress, job.completed = "completed", 100, int(time.time())
-        except ApiError as refusal:
-            _fail(job, refusal)
+        except ApiError as error:
+            _fail(job, error)
         except Exception:
-            log.exception("video %s", job.job_id)
+            log.exception("video job %s failed", job.job_id)
             _fail(job, INTERNAL_ERROR)
         finally:
-            job.task = None  # it holds the job, and the job its file
+            job.task = None  # breaks the reference cycle of task and job, so that the file closes
 
     async def _render(self, state: ServerState, job: VideoJob, context: RequestContext) -> None:
-        live = state.start_requests(job.served_model, job.request, context=context)
-        film: Mp4Writer | None = None
-        with ThreadPoolExecutor(1) as thread:  # one, so that a film is finished after what is fed when this is given up
-            do = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
+        stream = state.start_requests(job.served_model, job.request, context=context)
+        writer: Mp4Writer | None = None
+        with ThreadPoolExecutor(1) as executor:  # one thread: on cancellation `finish` runs after a pending `feed`
+            run = functools.partial(asyncio.get_running_loop().run_in_executor, executor)
             try:
-                async for news in live:
-                    if isinstance(news, Deliver) and news.kind == "Video":
-                        fps = float(dict(news.clock)["fps"])
-                        film = film or Mp4Writer(job.file, fps)
-                        await do(film.feed, news.value)
-                        job.progress = min(99, int(100 * film.frame_count / (job.request.seconds * fps)))
+                async for event in stream:
+                    if isinstance(event, Deliver) and event.kind == "Video":
+                        fps = float(dict(event.clock)["fps"])
+                        writer = writer or Mp4Writer(job.file, fps)
+                        await run(writer.feed, event.value)
+                        job.progress = min(99, int(100 * writer.frame_count / (job.request.seconds * fps)))
                         self._check_quota()
-                if film is None:
-                    raise ApiError(500, "model_error", "the model made no video")
+                if writer is None:
+                    raise ApiError(500, "model_error", "the model produced no video")
             finally:
-                live.close()
-                if film is not None:
-                    await do(film.finish)
-        self._check_quota()  # an encoder holds much back until it is finished
+                stream.close()
+                if writer is not None:
+                    await run(writer.finish)
+        self._check_quota()  # the encoder buffers frames until it is finished
 
     def _check_quota(self) -> None:
-        """Refuse to take more of the disk than may be."""
-        if sum(os.fstat(job.file.fileno()).st_size for job in self.store.values()) > QUOTA_BYTES:
-            raise ApiError(507, "storage_full", "there is no room for more videos; delete some")
+        """Raise ApiError if the files exceed the disk quota."""
+        total = sum(os.fstat(job.file.fileno()).st_size for job in self.store.values())
+        if total > QUOTA_BYTES:
+            message = f"video storage is full ({total} bytes, the limit is {QUOTA_BYTES}). fix: delete videos and retry"
+            raise ApiError(507, "storage_full", message)
 
 
 def _unnamed_file() -> BinaryIO:
@@ -207,7 +215,7 @@ def _fail(job: VideoJob, error: ApiError) -> None:
 
 
 def _drop(job: VideoJob) -> None:
-    """Give a job up if it is being made. Its file goes when the last who reads it is done."""
+    """Cancel a removed job. Its file closes after the last download of it ends."""
     if job.task is not None:
         job.task.cancel()
 
@@ -220,7 +228,8 @@ async def _file_chunks(job: VideoJob, size: int) -> AsyncGenerator[bytes]:
 def _to_video_request(body: VideoForm, source: ImageInput | None) -> VideoRequest:
     width, height = map(int, body.size.split("x")) if body.size else (0, 0)
     if width % 2 or height % 2:
-        raise ApiError(422, "invalid_value", f"size: {body.size} is not even both ways", param="size")
+        message = f"size: {body.size} has an odd side. fix: use an even width and height"
+        raise ApiError(422, "invalid_value", message, param="size")
     seed = body.seed if body.seed is not None else secrets.randbits(62)
     return VideoRequest(
         body.prompt,
@@ -247,5 +256,5 @@ def _job(exchange: HttpExchange) -> VideoJob:
 
 
 def _job_response(job: VideoJob) -> Response:
-    is_over = job.status in ("completed", "failed")
-    return json_response(job.content, headers={} if is_over else {"openai-poll-after-ms": str(POLL_MS)})
+    is_done = job.status in ("completed", "failed")
+    return json_response(job.content, headers={} if is_done else {"openai-poll-after-ms": str(POLL_MS)})

@@ -1,4 +1,7 @@
-"""Voices: which ones a model can speak with. It says so itself, with a method `voices()`; adding one is not offered."""
+"""Voice list endpoint (`/v1/audio/voices`): the voices that speech models report by their method `voices()`.
+
+Voices cannot be added or cloned.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,13 @@ from mstar.server.http_exchange import HttpExchange, json_response
 
 
 async def list_voices(exchange: HttpExchange) -> Response:
-    """GET /v1/audio/voices, of one model with ?model=, else of all."""
-    named = exchange.request.query_params.get("model")
-    chosen = [exchange.resolve_model(named)] if named else exchange.state.served_models.values()
-    voices = {
-        one.name: (one.optional_method("voices") or tuple)() for one in chosen if SpeechRequest in one.accepted_types
-    }
+    """GET /v1/audio/voices?model=: voices of one model, or of all models without ?model=."""
+    name = exchange.request.query_params.get("model")
+    models = [exchange.resolve_model(name)] if name else exchange.state.served_models.values()
     data = [
-        {"id": voice, "object": "audio.voice", "name": voice, "model": model}
-        for model, own in voices.items()
-        for voice in own
+        {"id": voice, "object": "audio.voice", "name": voice, "model": served.name}
+        for served in models
+        if SpeechRequest in served.accepted_types
+        for voice in (served.optional_method("voices") or tuple)()
     ]
-    return json_response({"object": "list", "data": data, "voices": [one["id"] for one in data]})
+    return json_response({"object": "list", "data": data, "voices": [voice["id"] for voice in data]})

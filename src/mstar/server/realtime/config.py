@@ -1,6 +1,7 @@
-"""What a realtime session is set to, and what one answer may be set to otherwise. Read here, obeyed elsewhere.
+"""Schemas of the realtime `session` and `response` settings (OpenAI `session.update` and `response.create`).
 
-A setting that would have to be ignored is refused: sound is 24 kHz PCM, and turns are heard by how loud it is.
+Settings that the server does not implement are an error instead of being ignored: audio is 24 kHz PCM, and turn
+detection is `server_vad`. `RealtimeSession` and `RealtimeResponse` apply the settings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mstar.server.openai.schema import Name
 
 
 class SettingsModel(BaseModel):
-    """A group of settings."""
+    """Base schema of all settings."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore", frozen=True)
 
@@ -28,14 +29,14 @@ Instructions = Annotated[str, Field(max_length=1 << 20)]
 
 
 class PcmFormat(SettingsModel):
-    """How sound is sent."""
+    """Audio format of both directions: 16-bit mono PCM at 24 kHz."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
 
 
 class ServerVad(SettingsModel):
-    """How it is heard who speaks."""
+    """Turn detection by a server-side voice activity detector."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -47,13 +48,13 @@ class ServerVad(SettingsModel):
 
 
 class TranscriptionConfig(SettingsModel):
-    """Who writes down what the client says."""
+    """Transcription of the user's audio by a second model."""
 
     model: Name
 
 
 class AudioInputConfig(SettingsModel):
-    """How the client is heard."""
+    """Input side of `session.audio`."""
 
     format: PcmFormat = PcmFormat()
     turn_detection: ServerVad | None = ServerVad()
@@ -62,21 +63,21 @@ class AudioInputConfig(SettingsModel):
 
 
 class AudioOutputConfig(SettingsModel):
-    """How the model speaks."""
+    """Output side of `session.audio`."""
 
     format: PcmFormat = PcmFormat()
     voice: Annotated[str, Field(max_length=256)] = ""
 
 
 class AudioConfig(SettingsModel):
-    """Both ways."""
+    """`session.audio`."""
 
     input: AudioInputConfig = AudioInputConfig()
     output: AudioOutputConfig = AudioOutputConfig()
 
 
 class FunctionTool(SettingsModel):
-    """A function that the model may want called."""
+    """Definition of a function that the model can call; `parameters` is a JSON schema."""
 
     type: Literal["function"]
     name: Name
@@ -85,7 +86,7 @@ class FunctionTool(SettingsModel):
 
 
 class SessionSettings(SettingsModel):
-    """All that a client can set."""
+    """Settings that `session.update` can change."""
 
     type: Literal["realtime"] = "realtime"
     instructions: Instructions = ""
@@ -97,7 +98,7 @@ class SessionSettings(SettingsModel):
 
 
 class ResponseConfig(SettingsModel):
-    """How one answer is wanted. Answers outside the conversation are not given."""
+    """Settings of one `response.create`. Responses outside the conversation are not supported."""
 
     instructions: Instructions | None = None
     output_modalities: OutputModalities | None = None
@@ -108,7 +109,7 @@ class ResponseConfig(SettingsModel):
 
 
 class SessionConfig:
-    """What one call is set to."""
+    """Identity and current settings of one session."""
 
     def __init__(self, session_id: str, model: str, settings: SessionSettings | None = None) -> None:
         self.session_id = session_id
@@ -117,38 +118,39 @@ class SessionConfig:
 
     @property
     def content(self) -> dict[str, Any]:
-        """It as clients see it."""
+        """The `session` object of `session.created` and `session.updated`."""
         return {"id": self.session_id, "object": "realtime.session", "model": self.model, **self.settings.model_dump()}
 
     @property
     def turn_detection(self) -> ServerVad | None:
-        """How it is heard who speaks, if it is."""
+        """Turn detection settings; None if the client commits the audio itself."""
         return self.settings.audio.input.turn_detection
 
     @property
     def transcription_model(self) -> str | None:
-        """The model that writes down what the client says."""
-        who = self.settings.audio.input.transcription
-        return who and who.model
+        """Name of the model that transcribes the user's audio, if any."""
+        transcription = self.settings.audio.input.transcription
+        return transcription and transcription.model
 
 
 def apply_update(session: SessionConfig, update: Any) -> SessionConfig:
-    """A session after a client has set some of it. Raises Refusal."""
+    """Merge a partial `session.update` into the settings and validate the result. Raises ApiError."""
     if not isinstance(update, dict):
-        raise ApiError(400, "invalid_value", "session: an object is needed", param="session")
+        message = f"session: {type(update).__name__} is not an object. fix: send an object with the settings to change"
+        raise ApiError(400, "invalid_value", message, param="session")
     merged = _merge(session.settings.model_dump(), cast("dict[str, Any]", update))
     return SessionConfig(session.session_id, session.model, parse_body(SessionSettings, msgspec.json.encode(merged)))
 
 
 def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = {name: _merge(old[name], new[name]) for name in new if _is_mapping(old.get(name)) and _is_mapping(new[name])}
-    return {**old, **new, **both}
+    nested = {name: _merge(old[name], new[name]) for name in new if _is_object(old.get(name)) and _is_object(new[name])}
+    return {**old, **new, **nested}
 
 
-def _is_mapping(value: Any) -> bool:
+def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
 def to_tools(definitions: list[FunctionTool]) -> tuple[Tool, ...]:
-    """Tools as a model takes them."""
-    return tuple(Tool(one.name, one.description, one.parameters) for one in definitions)
+    """Convert tool definitions for a `ChatRequest`."""
+    return tuple(Tool(tool.name, tool.description, tool.parameters) for tool in definitions)

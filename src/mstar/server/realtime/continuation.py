@@ -1,8 +1,12 @@
-"""A thread: one request that a realtime call goes on with, as long as what it has heard is what was said.
+"""Multi-turn continuation: keeps one request open over the turns of a realtime session, so its KV cache is reused.
 
-A model whose route goes on with its client is told only what is new, and keeps the rest. When the conversation was
-changed behind it, or its settings were, and with any model whose route ends with its answer, the next answer is asked
-for with all that was said. Both give the same; the first costs less.
+A multi-turn route gets only the new messages of each turn. The whole conversation is sent in a new request instead if
+
+1. the model's route ends after each response,
+2. items that the request has already seen were changed, deleted or truncated, or
+3. the tools, the voice, the output modality or the instructions changed.
+
+Both ways produce the same response; the first is cheaper.
 """
 
 from __future__ import annotations
@@ -20,48 +24,51 @@ from mstar.server.state import ServedModel
 from mstar.server.websocket_session import WebSocketSession
 
 STOP_TURN = ChatRequest((), multi_turn=True)
-"""What is said to have an answer ended."""
+"""Input that tells a multi-turn route to end its current response (barge-in)."""
 STOP_TIMEOUT_S = 0.3
-"""A request that does not end its answer within so many seconds is ended itself: its route does not listen."""
+"""Seconds to wait for a route to end its response after STOP_TURN; then the request is cancelled."""
 
 
 class ChatContinuation:
-    """What a call has asked of one model."""
+    """The open request of one session, and which items of the conversation it has seen."""
 
     def __init__(self, websocket: WebSocketSession, served_model: ServedModel) -> None:
         self._websocket = websocket
         self._served_model = served_model
         self._stream: ResponseStream | None = None
         self._known_items: list[tuple[str, str]] = []
-        """The items that the request has heard: their names, and what the model itself is taken to have said."""
+        """Id and assistant text of the items that the open request has seen."""
         self._settings: tuple[Any, ...] = ()
         self._is_interruptible = True
-        """Whether its route is known, or hoped, to end an answer when it is asked to."""
+        """Whether the route reacts to STOP_TURN; assumed until it times out once."""
 
     def request_turn(self, chat: ChatRequest, items: Sequence[Item], instructions: str) -> ResponseStream:
-        """Have a chat answered that was made of these; to be read for one turn."""
-        marks = [(item.id, item.text) for item in items]
-        manner = (chat.tools, chat.audio_output, chat.voice, instructions)
+        """Start or continue a request for one response; read `turn()` of the returned stream.
+
+        `chat` holds the whole conversation; `items` and `instructions` are what it was built from.
+        """
+        current_items = [(item.id, item.text) for item in items]
+        settings = (chat.tools, chat.audio_output, chat.voice, instructions)
         known = len(self._known_items)
         if (
             self._stream is None
             or self._stream.is_finished
-            or manner != self._settings
-            or marks[:known] != self._known_items
+            or settings != self._settings
+            or current_items[:known] != self._known_items
         ):
             self.close()
-            asked = replace(chat, multi_turn=True)
+            request = replace(chat, multi_turn=True)
             self._stream = self._websocket.state.start_requests(
-                self._served_model, asked, context=self._websocket.context, multi_turn=True
+                self._served_model, request, context=self._websocket.context, multi_turn=True
             )
         else:
-            turns = (turn for item in items[known:] if (turn := item.message) is not None)
-            self._stream.send_input(replace(chat, messages=tuple(turns), multi_turn=True))
-        self._known_items, self._settings = marks, manner
+            messages = (message for item in items[known:] if (message := item.message) is not None)
+            self._stream.send_input(replace(chat, messages=tuple(messages), multi_turn=True))
+        self._known_items, self._settings = current_items, settings
         return self._stream
 
     async def interrupt(self) -> None:
-        """Have the answer that is being given ended; nothing more of it comes."""
+        """End the current response and discard the rest of its output."""
         if self._stream is None or self._stream.is_finished or not self._is_interruptible:
             self.close()
             return
@@ -69,13 +76,13 @@ class ChatContinuation:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 async for _ in self._stream.turn():
-                    pass  # what was on its way
+                    pass  # output that was already under way
         except (ApiError, TimeoutError, asyncio.CancelledError):
             self._is_interruptible = False
             self.close()
 
     def close(self) -> None:
-        """Want no more."""
+        """Cancel the open request. Idempotent."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

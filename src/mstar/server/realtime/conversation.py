@@ -1,7 +1,7 @@
-"""A conversation: what was said in a call, as items for clients and as turns for models.
+"""Conversation state of a realtime session: items as clients see them, messages as models read them.
 
-What an assistant said counts as far as it was heard: when a client says that its speech was cut off, the rest of the
-text is forgotten, and so the next answer is not given to something that nobody heard. Nothing is sent here.
+`conversation.item.truncate` removes the text that the user did not hear, so that the model does not refer to it in the
+next response. This module sends no events.
 """
 
 from __future__ import annotations
@@ -15,78 +15,79 @@ from mstar.requests import AudioInput, ContentPart, Message, ToolCall
 from mstar.server.errors import ApiError
 
 MAX_ITEMS = 1024
-"""So many items a conversation may have."""
+"""Maximum items of a conversation."""
 MAX_CONVERSATION_BYTES = 128 << 20
-"""So many bytes a conversation may have."""
+"""Maximum bytes of text and audio of a conversation."""
 PCM_BYTES_PER_MS = 48
-"""Bytes of a millisecond of sound."""
+"""Bytes per millisecond of 16-bit mono PCM at 24 kHz."""
 
 
 def new_id(kind: str) -> str:
-    """A name that nothing else has."""
+    """Unique id such as `item_1f…`."""
     return f"{kind}_{secrets.token_hex(12)}"
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """Something that was said, called or answered."""
+    """One conversation item: a message, a function call, or its output."""
 
     id: str
     role: str
-    """system, user, assistant or tool; an assistant's call has the role `call`."""
+    """system, user, assistant or tool; a function call of the assistant has the role `call`."""
     parts: list[ContentPart] = field(default_factory=list[ContentPart])
-    """What a user or the system said."""
+    """Content of a user or system message."""
     is_audio: bool = False
-    """Whether an assistant's text is what its speech says."""
+    """Whether the assistant message is audio, and `text` its transcript."""
     text: str = ""
-    """What an assistant said, or a tool answered."""
+    """Text of an assistant message, or the output of a function."""
     tool_call: ToolCall | None = None
     audio_bytes_sent: int = 0
-    """How much of an assistant's speech was sent."""
+    """Bytes of assistant audio sent to the client."""
     text_alignment: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """After each piece of speech: how much of it there was, and how much text."""
+    """(audio bytes, text characters) sent so far, after each audio chunk."""
     status: str = "completed"
     transcript: str | None = None
-    """What a user's speech says, once that is known."""
+    """Transcript of the user's audio, once it is ready."""
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes it has."""
+        """Approximate size, counted against MAX_CONVERSATION_BYTES."""
         sizes = (len(part.samples) * 4 if isinstance(part, AudioInput) else len(str(part)) for part in self.parts)
         return sum(sizes) + len(self.text) + (len(self.tool_call.arguments) if self.tool_call else 0)
 
     def add_audio(self, pcm: bytes) -> None:
-        """A piece of an assistant's speech was sent."""
+        """Record that a chunk of assistant audio was sent."""
         self.audio_bytes_sent += len(pcm)
         self.text_alignment.append((self.audio_bytes_sent, len(self.text)))
 
     def truncate(self, end_ms: int) -> None:
-        """Forget what was said after a moment of the speech.
+        """Remove the part of an assistant's audio and text after `end_ms`. Raises ApiError.
 
-        The text that was heard is taken to be the same share of the text as of the speech, up to the last whole word,
-        and never more than had been written when that speech was sent.
+        The kept share of the text equals the played share of the audio, rounded down to a whole word, and is at most
+        the text that existed when that audio was sent.
         """
         end = end_ms * PCM_BYTES_PER_MS
         if self.role != "assistant" or not self.is_audio or self.status == "in_progress":
-            raise ApiError(400, "invalid_truncation", f"{self.id} is no speech that was said", param="item_id")
+            message = f"item_id: {self.id!r} is not a finished assistant audio message. fix: truncate only such items"
+            raise ApiError(400, "invalid_truncation", message, param="item_id")
         if end > self.audio_bytes_sent:
-            what = f"{self.id} lasts {self.audio_bytes_sent // PCM_BYTES_PER_MS} ms, and was not heard for {end_ms} ms"
-            raise ApiError(400, "invalid_truncation", what, param="audio_end_ms")
+            duration_ms = self.audio_bytes_sent // PCM_BYTES_PER_MS
+            message = f"audio_end_ms: {end_ms} ms is after the end of the audio. fix: send at most {duration_ms}"
+            raise ApiError(400, "invalid_truncation", message, param="audio_end_ms")
         if end == self.audio_bytes_sent:
             return
-        written = next((text for sound, text in self.text_alignment if sound >= end), 0)
-        share = min(len(self.text) * end // self.audio_bytes_sent, written)
-        heard = self.text[:share]
-        if self.text[share : share + 1].strip():  # in the midst of a word
-            heard = heard[: heard.rfind(" ") + 1]
-        self.text, self.audio_bytes_sent, self.status = heard.rstrip(), end, "incomplete"
-        self.text_alignment = [(sound, text) for sound, text in self.text_alignment if sound < end] + [
-            (end, len(self.text))
-        ]
+        sent_chars = next((chars for audio_bytes, chars in self.text_alignment if audio_bytes >= end), 0)
+        cut = min(len(self.text) * end // self.audio_bytes_sent, sent_chars)
+        played = self.text[:cut]
+        if self.text[cut : cut + 1].strip():  # inside a word
+            played = played[: played.rfind(" ") + 1]
+        self.text, self.audio_bytes_sent, self.status = played.rstrip(), end, "incomplete"
+        earlier = [(audio_bytes, chars) for audio_bytes, chars in self.text_alignment if audio_bytes < end]
+        self.text_alignment = [*earlier, (end, len(self.text))]
 
     @property
     def payload(self) -> dict[str, Any]:
-        """It as clients see it. Sound is not sent back."""
+        """The OpenAI `item` object. Audio is not sent back."""
         head = {"id": self.id, "object": "realtime.item", "status": self.status}
         if self.role == "tool":
             return head | {
@@ -95,23 +96,26 @@ class Item:
                 "output": self.text,
             }
         if self.tool_call is not None:
-            called = {"call_id": self.tool_call.id, "name": self.tool_call.name, "arguments": self.tool_call.arguments}
-            return head | {"type": "function_call", **called}
+            call = {"call_id": self.tool_call.id, "name": self.tool_call.name, "arguments": self.tool_call.arguments}
+            return head | {"type": "function_call", **call}
         return head | {"type": "message", "role": self.role, "content": self._content_parts()}
 
     def _content_parts(self) -> list[dict[str, Any]]:
         if self.role == "assistant":
-            said = {"type": "output_audio", "transcript": self.text} if self.is_audio else None
-            return [said or {"type": "output_text", "text": self.text}]
-        shown = [{"type": "input_text", "text": part} for part in self.parts if isinstance(part, str)]
-        spoken = [
-            {"type": "input_audio", "transcript": self.transcript} for p in self.parts if isinstance(p, AudioInput)
+            if self.is_audio:
+                return [{"type": "output_audio", "transcript": self.text}]
+            return [{"type": "output_text", "text": self.text}]
+        texts = [{"type": "input_text", "text": part} for part in self.parts if isinstance(part, str)]
+        audio = [
+            {"type": "input_audio", "transcript": self.transcript}
+            for part in self.parts
+            if isinstance(part, AudioInput)
         ]
-        return [*shown, *spoken]
+        return [*texts, *audio]
 
     @property
     def message(self) -> Message | None:
-        """It as a model reads it, if there is anything to read."""
+        """The item as a chat message; None for an assistant message without text."""
         if self.role == "tool":
             return Message("tool", (self.text,), tool_call_id=self.tool_call.id if self.tool_call else "")
         if self.tool_call is not None:
@@ -122,76 +126,87 @@ class Item:
 
 
 class Conversation:
-    """The items of one call, in order."""
+    """Items of one session, in order."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
 
     def add(self, item: Item, after: str | None = None) -> str | None:
-        """Put an item at the end, or after another; the id of the one before it. Raises Refusal."""
-        if (
-            len(self.items) >= MAX_ITEMS
-            or sum(one.size_bytes for one in self.items) + item.size_bytes > MAX_CONVERSATION_BYTES
-        ):
-            what = f"a conversation has at most {MAX_ITEMS} items and {MAX_CONVERSATION_BYTES} bytes; delete some"
-            raise ApiError(400, "conversation_full", what)
-        if any(one.id == item.id for one in self.items):
-            raise ApiError(400, "invalid_value", f"there is already an item {item.id!r}", param="item.id")
-        at = len(self.items) if after is None else 0 if after == "root" else self._index_of(after) + 1
-        self.items.insert(at, item)
-        return self.items[at - 1].id if at else None
+        """Insert an item at the end, after the item `after`, or first (`root`). Raises ApiError.
 
-    def find(self, name: str) -> Item:
-        """An item. Raises Refusal."""
-        return self.items[self._index_of(name)]
+        Returns the id of the previous item, None if there is none.
+        """
+        total_bytes = sum(existing.size_bytes for existing in self.items) + item.size_bytes
+        if len(self.items) >= MAX_ITEMS or total_bytes > MAX_CONVERSATION_BYTES:
+            message = (
+                f"the conversation has {len(self.items)} items and {total_bytes} bytes with the new one, the limit is "
+                f"{MAX_ITEMS} items and {MAX_CONVERSATION_BYTES} bytes. fix: delete items"
+            )
+            raise ApiError(400, "conversation_full", message)
+        if any(existing.id == item.id for existing in self.items):
+            message = f"item.id: {item.id!r} already exists. fix: use another id or omit it"
+            raise ApiError(400, "invalid_value", message, param="item.id")
+        index = len(self.items) if after is None else 0 if after == "root" else self._index_of(after) + 1
+        self.items.insert(index, item)
+        return self.items[index - 1].id if index else None
 
-    def delete(self, name: str) -> None:
-        """Forget an item. Raises Refusal."""
-        del self.items[self._index_of(name)]
+    def find(self, item_id: str) -> Item:
+        """Raises ApiError if there is no such item."""
+        return self.items[self._index_of(item_id)]
 
-    def _index_of(self, name: str) -> int:
-        for at, item in enumerate(self.items):
-            if item.id == name:
-                return at
-        raise ApiError(400, "item_not_found", f"there is no item {name!r}", param="item_id")
+    def delete(self, item_id: str) -> None:
+        """Raises ApiError if there is no such item."""
+        del self.items[self._index_of(item_id)]
+
+    def _index_of(self, item_id: str) -> int:
+        for index, item in enumerate(self.items):
+            if item.id == item_id:
+                return index
+        message = (
+            f"item_id: the conversation has no item {str(item_id)[:64]!r}. fix: use an id of conversation.item.added"
+        )
+        raise ApiError(400, "item_not_found", message, param="item_id")
 
     def to_messages(self, instructions: str) -> tuple[Message, ...]:
-        """All of it, for a model."""
-        first = [Message("system", (instructions,))] if instructions else []
-        return (*first, *(turn for item in self.items if (turn := item.message) is not None))
+        """The whole conversation as chat messages, with the instructions as system message."""
+        system = [Message("system", (instructions,))] if instructions else []
+        return (*system, *(message for item in self.items if (message := item.message) is not None))
 
 
 def parse_item(payload: Mapping[str, Any], decode_audio: Callable[[str], AudioInput]) -> Item:
-    """An item as a client describes it; `sound` reads its speech. Raises Refusal."""
-    name = str(payload.get("id") or new_id("item"))
+    """Parse the item of `conversation.item.create`; `decode_audio` decodes base64 PCM. Raises ApiError."""
+    item_id = str(payload.get("id") or new_id("item"))
     match payload.get("type"):
         case "function_call_output":
             call = ToolCall(str(payload.get("call_id", "")), "", "")
-            return Item(name, "tool", text=str(payload.get("output", "")), tool_call=call)
+            return Item(item_id, "tool", text=str(payload.get("output", "")), tool_call=call)
         case "function_call":
             fields = [str(payload.get(key, "")) for key in ("call_id", "name", "arguments")]
-            return Item(name, "call", tool_call=ToolCall(*fields))
+            return Item(item_id, "call", tool_call=ToolCall(*fields))
         case "message":
-            return _parse_message(name, payload, decode_audio)
+            return _parse_message(item_id, payload, decode_audio)
         case other:
-            raise ApiError(400, "invalid_value", f"there are no items of type {other!r}", param="item.type")
+            message = (
+                f"item.type: unknown type {str(other)[:64]!r}. fix: use message, function_call or function_call_output"
+            )
+            raise ApiError(400, "invalid_value", message, param="item.type")
 
 
-def _parse_message(name: str, payload: Mapping[str, Any], decode_audio: Callable[[str], AudioInput]) -> Item:
-    role, contents = payload.get("role"), payload.get("content")
-    if role not in ("system", "user", "assistant") or not isinstance(contents, list):
-        what = "a message has a role (system, user or assistant) and a list of contents"
-        raise ApiError(400, "invalid_value", what, param="item.role")
-    item = Item(name, role)
-    for content in cast("list[Any]", contents):
-        match content:
+def _parse_message(item_id: str, payload: Mapping[str, Any], decode_audio: Callable[[str], AudioInput]) -> Item:
+    role, content = payload.get("role"), payload.get("content")
+    if role not in ("system", "user", "assistant") or not isinstance(content, list):
+        message = "item: invalid message. fix: set role to system, user or assistant, and content to a list of parts"
+        raise ApiError(400, "invalid_value", message, param="item.role")
+    item = Item(item_id, role)
+    for part in cast("list[Any]", content):
+        match part:
             case {"type": "input_text" | "output_text", "text": str(text)}:
                 item.parts.append(text)
             case {"type": "input_audio", "audio": str(audio)} if role == "user":
                 item.parts.append(decode_audio(audio))
             case _:
-                what = "a content that is no text and no sound of a user is not read"
-                raise ApiError(400, "unsupported_media", what, param="item.content")
+                message = "item.content: unsupported part. fix: send input_text, output_text, or a user's input_audio"
+                raise ApiError(400, "unsupported_media", message, param="item.content")
     if role == "assistant":
         item.text, item.parts = "".join(part for part in item.parts if isinstance(part, str)), []
     return item

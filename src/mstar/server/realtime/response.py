@@ -1,4 +1,8 @@
-"""One answer in a realtime call: a `Chat` is asked for, and what comes is told as it comes, until its end or a stop."""
+"""One response of a realtime session (OpenAI `response.*` events).
+
+Builds a `ChatRequest` from the conversation and forwards its text and audio as events until it finishes or is
+cancelled. The session decides when a response starts.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import asyncio
 import logging
 import secrets
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
@@ -19,31 +24,43 @@ from mstar.server.http_exchange import INTERNAL_ERROR
 from mstar.server.openai.chat import DEFAULT_MAX_TOKENS
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.speech import resolve_voice
-from mstar.server.realtime.config import ResponseConfig, to_tools
-from mstar.server.realtime.conversation import Item, new_id
+from mstar.server.realtime.config import ResponseConfig, SessionSettings, to_tools
+from mstar.server.realtime.continuation import ChatContinuation
+from mstar.server.realtime.conversation import Conversation, Item, new_id
 from mstar.server.state import ServedModel
-from mstar.server.websocket_session import WebSocketSession
-
-if TYPE_CHECKING:
-    from mstar.server.realtime.session import RealtimeSession
 
 log = logging.getLogger("mstar.server")
 
 
-class RealtimeResponse:
-    """An answer that is being given."""
+class EventSender(Protocol):
+    """Sends one event to the client of the session."""
 
-    def __init__(
-        self, session: RealtimeSession, websocket: WebSocketSession, served: ServedModel, config: ResponseConfig
-    ) -> None:
-        settings = session.config.settings
-        self._session = session
-        self._websocket = websocket
-        self._served = served
+    async def __call__(self, kind: str, **fields: Any) -> None:
+        """Send an event of a type with further fields."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseContext:
+    """What a response uses of its session."""
+
+    request_id: str
+    served_model: ServedModel
+    conversation: Conversation
+    continuation: ChatContinuation
+    send_event: EventSender
+
+
+class RealtimeResponse:
+    """A response that is in progress or done."""
+
+    def __init__(self, context: ResponseContext, settings: SessionSettings, config: ResponseConfig) -> None:
+        self._context = context
+        self._settings = settings
         self._config = config
         self._audio_output = (config.output_modalities or settings.output_modalities) == ["audio"]
         self._audio_encoder = AudioStreamEncoder("pcm", SAMPLE_RATE)
-        self._detokenizer = IncrementalDetokenizer(served.model.detokenize)
+        self._detokenizer = IncrementalDetokenizer(context.served_model.model.detokenize)
         self._instructions = settings.instructions if config.instructions is None else config.instructions
         self._cancel_reason = ""
         self._finish: Finish | None = None
@@ -55,60 +72,61 @@ class RealtimeResponse:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it was told."""
+        """Whether `response.done` was sent."""
         return self._task is None or self._task.done()
 
     async def start(self) -> None:
-        """Give it, while the client is listened to. Raises Refusal."""
-        chat, items = self._build_chat_request(), list(self._session.conversation.items)
-        self._previous_item_id = self._session.conversation.add(self._item)
+        """Start generating in a task. Raises ApiError."""
+        chat, items = self._build_chat_request(), list(self._context.conversation.items)
+        self._previous_item_id = self._context.conversation.add(self._item)
         self._task = asyncio.create_task(self._run(chat, items))
-        await asyncio.sleep(0)  # so that it has begun, and a stop is told
+        await asyncio.sleep(0)  # a task that is cancelled before it runs would send no response.done
 
     def cancel(self, reason: str) -> None:
-        """Stop it. Without a reason, nobody is there to be told."""
+        """Cancel the response. With an empty reason no event is sent: the client has disconnected."""
         if self._task is not None and not self._task.done():
             self._cancel_reason = self._cancel_reason or reason
             self._task.cancel()
 
     async def wait_done(self) -> None:
-        """Wait until all of it was told."""
+        """Wait until `response.done` was sent."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    # ---------------------------------------------------------------- what is asked for
+    # ---------------------------------------------------------------- request
     def _build_chat_request(self) -> ChatRequest:
-        wish, settings = self._config, self._session.config.settings
-        longest = wish.max_output_tokens or settings.max_output_tokens
-        tools = () if settings.tool_choice == "none" else settings.tools if wish.tools is None else wish.tools
+        config, settings = self._config, self._settings
+        limit = config.max_output_tokens or settings.max_output_tokens
+        max_tokens = DEFAULT_MAX_TOKENS if limit == "inf" else limit
+        tools = () if settings.tool_choice == "none" else settings.tools if config.tools is None else config.tools
         return ChatRequest(
-            self._session.conversation.to_messages(self._instructions),
-            Sampling(DEFAULT_MAX_TOKENS if longest == "inf" else longest, temperature=1.0, seed=secrets.randbits(62)),
+            self._context.conversation.to_messages(self._instructions),
+            Sampling(max_tokens, temperature=1.0, seed=secrets.randbits(62)),
             to_tools(list(tools)),
             self._audio_output,
-            resolve_voice(settings.audio.output.voice, self._served),
+            resolve_voice(settings.audio.output.voice, self._context.served_model),
         )
 
-    # ---------------------------------------------------------------- what is told
+    # ---------------------------------------------------------------- events
     async def _run(self, chat: ChatRequest, items: Sequence[Item]) -> None:
         status, details = "completed", dict[str, Any]()
         try:
             await self._send_created()
-            await self._forward_outputs(self._session.continuation.request_turn(chat, items, self._instructions))
+            await self._forward_outputs(self._context.continuation.request_turn(chat, items, self._instructions))
             if self._finish is not None and self._finish.finish_reason == "length":
                 status, details = "incomplete", {"reason": "max_output_tokens"}
         except asyncio.CancelledError:
             if not self._cancel_reason:
                 raise
             status, details = "cancelled", {"reason": self._cancel_reason}
-        except ApiError as refusal:
-            status, details = "failed", {"error": refusal.content["error"]}
+        except ApiError as error:
+            status, details = "failed", {"error": error.content["error"]}
         except Exception:
-            log.exception("request %s", self._websocket.context.id)
+            log.exception("request %s: realtime response failed", self._context.request_id)
             status, details = "failed", {"error": INTERNAL_ERROR.content["error"]}
         await self._send_done(status, details)
         if status == "cancelled":
-            await self._session.continuation.interrupt()
+            await self._context.continuation.interrupt()
 
     async def _send_created(self) -> None:
         await self._send("response.created", response=self._response_payload("in_progress", {}))
@@ -117,11 +135,11 @@ class RealtimeResponse:
         await self._send_content_event("response.content_part.added", part=self._content_part())
 
     async def _forward_outputs(self, stream: ResponseStream) -> None:
-        async for news in stream.turn():
-            if news.kind == "Text":
-                await self._send_text(self._detokenizer.add(news.value))
-            elif news.kind == "Audio" and self._audio_output:
-                await self._send_audio(_encode_pcm(self._audio_encoder.feed, news))
+        async for event in stream.turn():
+            if event.kind == "Text":
+                await self._send_text(self._detokenizer.add(event.value))
+            elif event.kind == "Audio" and self._audio_output:
+                await self._send_audio(_encode_pcm(self._audio_encoder.feed, event))
         self._finish = stream.result if isinstance(stream.result, Finish) else None
         await self._send_text(self._detokenizer.finish())
         await self._send_audio(self._audio_encoder.finish())
@@ -141,8 +159,8 @@ class RealtimeResponse:
         item.status = "completed" if status == "completed" else "incomplete"
         if self._audio_output:
             await self._send_content_event("response.output_audio.done")
-        whole = {"transcript" if self._audio_output else "text": item.text}
-        await self._send_content_event(f"response.{self._text_event}.done", **whole)
+        text = {"transcript" if self._audio_output else "text": item.text}
+        await self._send_content_event(f"response.{self._text_event}.done", **text)
         await self._send_content_event("response.content_part.done", part=self._content_part())
         await self._send("response.output_item.done", output_index=0, item=item.payload)
         await self._send("conversation.item.done", previous_item_id=self._previous_item_id, item=item.payload)
@@ -153,15 +171,15 @@ class RealtimeResponse:
     async def _send_tool_call(self, call: ToolCall) -> None:
         item, index = Item(new_id("item"), "call", tool_call=call), len(self._output_items)
         self._output_items.append(item)
-        before = self._session.conversation.add(item)
+        previous = self._context.conversation.add(item)
         await self._send("response.output_item.added", output_index=index, item=item.payload)
-        await self._send("conversation.item.added", previous_item_id=before, item=item.payload)
+        await self._send("conversation.item.added", previous_item_id=previous, item=item.payload)
         fields = {"item_id": item.id, "output_index": index, "call_id": call.id, "name": call.name}
         await self._send("response.function_call_arguments.done", **fields, arguments=call.arguments)
         await self._send("response.output_item.done", output_index=index, item=item.payload)
-        await self._send("conversation.item.done", previous_item_id=before, item=item.payload)
+        await self._send("conversation.item.done", previous_item_id=previous, item=item.payload)
 
-    # ---------------------------------------------------------------- how it is told
+    # ---------------------------------------------------------------- payloads
     @property
     def _text_event(self) -> str:
         return "output_audio_transcript" if self._audio_output else "output_text"
@@ -171,28 +189,28 @@ class RealtimeResponse:
         return {"type": kind, text: self._item.text}
 
     def _response_payload(self, status: str, details: dict[str, Any]) -> dict[str, Any]:
-        is_over = status != "in_progress"
+        is_done = status != "in_progress"
         return {
             "id": self._id,
             "object": "realtime.response",
             "status": status,
             "status_details": {"type": status, **details} if details else None,
-            "output": [item.payload for item in self._output_items] if is_over else [],
+            "output": [item.payload for item in self._output_items] if is_done else [],
             "output_modalities": ["audio" if self._audio_output else "text"],
-            "usage": self._usage() if is_over else None,
+            "usage": self._usage() if is_done else None,
         }
 
     def _usage(self) -> dict[str, Any] | None:
-        """What was read and written, if the model says."""
+        """Token usage, if the model's route returned a `Finish`."""
         if self._finish is None:
             return None
-        read, written = self._finish.prompt_tokens, self._detokenizer.token_count
-        total = sum(read.values())
+        prompt_tokens, output_tokens = self._finish.prompt_tokens, self._detokenizer.token_count
+        input_tokens = sum(prompt_tokens.values())
         return {
-            "input_tokens": total,
-            "output_tokens": written,
-            "total_tokens": total + written,
-            "input_token_details": {f"{kind}_tokens": count for kind, count in read.items()},
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
+            "input_token_details": {f"{kind}_tokens": count for kind, count in prompt_tokens.items()},
         }
 
     async def _send_content_event(self, kind: str, **fields: Any) -> None:
@@ -201,8 +219,8 @@ class RealtimeResponse:
     async def _send(self, kind: str, **fields: Any) -> None:
         if kind.startswith("response.") and "response" not in fields:
             fields["response_id"] = self._id
-        await self._session.send(kind, **fields)
+        await self._context.send_event(kind, **fields)
 
 
-def _encode_pcm(feed: Any, output: Deliver) -> bytes:
+def _encode_pcm(feed: Callable[[Any, int], bytes], output: Deliver) -> bytes:
     return feed(output.value, int(dict(output.clock)["rate"]))

@@ -1,10 +1,10 @@
-"""Realtime: a client and a model talk over one WebSocket, by turns, in speech or in text.
+"""OpenAI Realtime API over a WebSocket (`/v1/realtime`): a voice or text conversation, turn by turn.
 
-Events have the names of the GA API, and no others. Everything that is said is kept as text and sound in a
-conversation of this call, and each answer is a `Chat` built from it: a model needs nothing but to take `Chat`, and
-hears the client if it takes `Sound`. One whose route goes on with its client is told only what is new (see `thread`).
-Who speaks when is heard by how loud it is; with `turn_detection: null` the client says so. What was not heard of an
-answer is forgotten when the client truncates it. Nothing outlives the call.
+Events have the names of OpenAI's GA version; beta names are not accepted. The session keeps the conversation, and each
+response is a `ChatRequest` built from it, so any chat model works; `AudioInput` parts carry the user's speech.
+Multi-turn routes get only what is new (see `continuation`). Turns are detected by a voice activity detector
+(`server_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts a response (barge-in).
+Nothing outlives the session.
 """
 
 from __future__ import annotations
@@ -25,84 +25,88 @@ from mstar.server.realtime.config import ResponseConfig, ServerVad, SessionConfi
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id, parse_item
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
-from mstar.server.realtime.response import RealtimeResponse
+from mstar.server.realtime.response import RealtimeResponse, ResponseContext
 from mstar.server.state import ServedModel
 from mstar.server.websocket_session import WebSocketSession
 from mstar.wire import messages as m
 
 MIN_COMMIT_MS = 100
-"""So much sound makes an item at least."""
+"""Minimum milliseconds of audio in `input_audio_buffer.commit`."""
 
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
-    """The whole of a call at /v1/realtime."""
+    """WS /v1/realtime: runs one session until the client disconnects or is idle for too long."""
     served = websocket.resolve_default_model()
     await websocket.accept()
-    talk = RealtimeSession(websocket, served)
+    session = RealtimeSession(websocket, served)
     try:
-        await talk.send("session.created", session=talk.config.content)
+        await session.send("session.created", session=session.config.content)
         while True:
-            await talk.dispatch(await websocket.receive())
+            await session.dispatch(await websocket.receive())
     finally:
-        talk.close()
+        session.close()
 
 
 class RealtimeSession:
-    """One client's conversation with one model."""
+    """Session of one client with one model: handles client events, sends server events."""
 
     def __init__(self, websocket: WebSocketSession, served_model: ServedModel) -> None:
         self.config = SessionConfig(new_id("sess"), served_model.name)
-        self.conversation = Conversation()
-        self.continuation = ChatContinuation(websocket, served_model)
+        self._conversation = Conversation()
+        self._continuation = ChatContinuation(websocket, served_model)
         self._websocket = websocket
-        self._served_model = served_model
+        self._response_context = ResponseContext(
+            websocket.context.id, served_model, self._conversation, self._continuation, self.send
+        )
         self._response: RealtimeResponse | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._input_audio = InputAudioBuffer(self.config.turn_detection)
         self._next_item_id = new_id("item")
-        """What the item will be called that is being said."""
+        """Id of the item that the buffered audio will become; VAD events announce it."""
 
     def close(self) -> None:
-        """Want no more of what is under way."""
+        """Cancel the response, the open request and running transcriptions."""
         if self._response is not None:
             self._response.cancel("")
-        self.continuation.close()
+        self._continuation.close()
         for task in self._tasks:
             task.cancel()
 
     async def send(self, kind: str, **fields: Any) -> None:
-        """Tell the client something."""
+        """Send one event to the client."""
         content = {"type": kind, "event_id": new_id("event"), **fields}
         await self._websocket.send(msgspec.json.encode(content).decode())
 
     async def dispatch(self, message: str | bytes) -> None:
-        """Do what the client says, or tell it why not."""
+        """Handle one client event; an ApiError becomes an `error` event, and the session continues."""
         event: dict[str, Any] = {}
         try:
             event = _parse_event(message)
-            act = _EVENT_HANDLERS.get(str(event.get("type")))
-            if act is None:
-                raise ApiError(400, "unknown_event", f"there are no events of type {event.get('type')!r}", param="type")
-            await act(self, event)
-        except ApiError as refusal:
-            told = refusal.content["error"] | {"event_id": event.get("event_id")}
-            await self.send("error", error=told)
+            handler = _EVENT_HANDLERS.get(str(event.get("type")))
+            if handler is None:
+                kind = str(event.get("type"))[:64]
+                reason = f"type: unknown event {kind!r}. fix: use an event of the OpenAI Realtime API (GA)"
+                raise ApiError(400, "unknown_event", reason, param="type")
+            await handler(self, event)
+        except ApiError as error:
+            await self.send("error", error=error.content["error"] | {"event_id": event.get("event_id")})
 
-    # ---------------------------------------------------------------- the session
+    # ---------------------------------------------------------------- session
     async def update(self, event: Mapping[str, Any]) -> None:
         """session.update."""
-        before, self.config = self.config, apply_update(self.config, event.get("session"))
-        if before.turn_detection != self.config.turn_detection:
+        previous, self.config = self.config, apply_update(self.config, event.get("session"))
+        if previous.turn_detection != self.config.turn_detection:
             self._input_audio.set_turn_detection(self.config.turn_detection)
         await self.send("session.updated", session=self.config.content)
 
-    # ---------------------------------------------------------------- what the client says
+    # ---------------------------------------------------------------- input_audio_buffer
     async def append(self, event: Mapping[str, Any]) -> None:
         """input_audio_buffer.append."""
-        for heard in self._input_audio.append(_decode_pcm(event.get("audio"))):
-            hears = self.config.turn_detection
-            assert hears is not None, "somebody listens"
-            await (self._on_speech_started if heard.is_start else self._on_speech_stopped)(heard.at_ms, hears)
+        for edge in self._input_audio.append(_decode_pcm(event.get("audio"))):
+            turn_detection = self.config.turn_detection
+            assert turn_detection is not None, "the buffer detects speech only with turn detection"
+            handler = self._on_speech_started if edge.is_start else self._on_speech_stopped
+            await handler(edge.at_ms, turn_detection)
 
     async def _on_speech_started(self, at_ms: int, turn_detection: ServerVad) -> None:
         self._input_audio.consume(at_ms - turn_detection.prefix_padding_ms)
@@ -119,20 +123,23 @@ class RealtimeSession:
 
     async def commit(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.commit."""
-        waiting_ms = self._input_audio.end_ms - self._input_audio.start_ms
-        if waiting_ms < MIN_COMMIT_MS:
-            what = f"{waiting_ms} ms of sound are there, and {MIN_COMMIT_MS} ms are needed"
-            raise ApiError(400, "input_audio_buffer_commit_empty", what)
+        buffered_ms = self._input_audio.end_ms - self._input_audio.start_ms
+        if buffered_ms < MIN_COMMIT_MS:
+            message = (
+                f"the input audio buffer holds {buffered_ms} ms, a commit needs {MIN_COMMIT_MS} ms. "
+                "fix: append more audio"
+            )
+            raise ApiError(400, "input_audio_buffer_commit_empty", message)
         await self._commit(self._input_audio.end_ms)
         self._input_audio.set_turn_detection(self.config.turn_detection)
 
     async def _commit(self, until_ms: int) -> None:
-        """Make an item of what was said until a moment."""
+        """Turn the audio before a position into a user item."""
         item = Item(self._next_item_id, "user", [_to_audio_input(self._input_audio.consume(until_ms))])
         self._next_item_id = new_id("item")
-        before = self.conversation.add(item)
-        await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=before)
-        await self._announce_item(item, before)
+        previous = self._conversation.add(item)
+        await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
+        await self._announce_item(item, previous)
         if self.config.transcription_model is not None:
             task = asyncio.create_task(_transcribe(self, self._websocket, item, self.config.transcription_model))
             self._tasks.add(task)
@@ -144,55 +151,59 @@ class RealtimeSession:
         self._input_audio.set_turn_detection(self.config.turn_detection)
         await self.send("input_audio_buffer.cleared")
 
-    # ---------------------------------------------------------------- the conversation
-    async def _announce_item(self, item: Item, before: str | None) -> None:
+    # ---------------------------------------------------------------- conversation
+    async def _announce_item(self, item: Item, previous: str | None) -> None:
         for kind in ("added", "done"):
-            await self.send(f"conversation.item.{kind}", previous_item_id=before, item=item.payload)
+            await self.send(f"conversation.item.{kind}", previous_item_id=previous, item=item.payload)
 
     async def create(self, event: Mapping[str, Any]) -> None:
         """conversation.item.create."""
-        told = event.get("item")
-        fields = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+        payload = event.get("item")
+        fields = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
         item = parse_item(fields, lambda audio: _to_audio_input(_decode_pcm(audio)))
-        before = self.conversation.add(item, event.get("previous_item_id"))
-        await self._announce_item(item, before)
+        previous = self._conversation.add(item, event.get("previous_item_id"))
+        await self._announce_item(item, previous)
 
     async def retrieve(self, event: Mapping[str, Any]) -> None:
         """conversation.item.retrieve."""
-        await self.send("conversation.item.retrieved", item=self.conversation.find(str(event.get("item_id"))).payload)
+        item = self._conversation.find(str(event.get("item_id")))
+        await self.send("conversation.item.retrieved", item=item.payload)
 
     async def delete(self, event: Mapping[str, Any]) -> None:
         """conversation.item.delete."""
-        name = str(event.get("item_id"))
-        self.conversation.delete(name)
-        await self.send("conversation.item.deleted", item_id=name)
+        item_id = str(event.get("item_id"))
+        self._conversation.delete(item_id)
+        await self.send("conversation.item.deleted", item_id=item_id)
 
     async def truncate(self, event: Mapping[str, Any]) -> None:
-        """conversation.item.truncate: the client played an answer only so far."""
+        """conversation.item.truncate: the client stopped playback at `audio_end_ms`."""
         end_ms = event.get("audio_end_ms")
         if type(end_ms) is not int or end_ms < 0:
-            raise ApiError(400, "invalid_value", f"audio_end_ms is {end_ms!r}, and 0 or more is needed")
-        item = self.conversation.find(str(event.get("item_id")))
+            message = f"audio_end_ms: {str(end_ms)[:64]!r} is not valid. fix: send an integer of 0 or more"
+            raise ApiError(400, "invalid_value", message, param="audio_end_ms")
+        item = self._conversation.find(str(event.get("item_id")))
         item.truncate(end_ms)
         await self.send("conversation.item.truncated", item_id=item.id, content_index=0, audio_end_ms=end_ms)
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- response
     async def respond(self, event: Mapping[str, Any]) -> None:
         """response.create."""
-        wish = parse_body(ResponseConfig, msgspec.json.encode(event.get("response") or {}))
+        config = parse_body(ResponseConfig, msgspec.json.encode(event.get("response") or {}))
         if self._response is not None and not self._response.is_done:
-            raise ApiError(400, "conversation_already_has_active_response", "an answer is being given; cancel it first")
-        await self._start_response(wish)
+            message = "a response is in progress. fix: wait for response.done or send response.cancel first"
+            raise ApiError(400, "conversation_already_has_active_response", message)
+        await self._start_response(config)
 
-    async def _start_response(self, params: ResponseConfig) -> None:
-        answering = RealtimeResponse(self, self._websocket, self._served_model, params)
-        await answering.start()
-        self._response = answering
+    async def _start_response(self, config: ResponseConfig) -> None:
+        response = RealtimeResponse(self._response_context, self.config.settings, config)
+        await response.start()
+        self._response = response
 
     async def cancel(self, _: Mapping[str, Any]) -> None:
         """response.cancel."""
         if self._response is None or self._response.is_done:
-            raise ApiError(400, "response_cancel_not_active", "no answer is being given")
+            message = "no response is in progress. fix: cancel only between response.created and response.done"
+            raise ApiError(400, "response_cancel_not_active", message)
         await self._interrupt("client_cancelled")
 
     async def _interrupt(self, reason: str) -> None:
@@ -202,22 +213,23 @@ class RealtimeSession:
 
 
 async def _transcribe(session: RealtimeSession, websocket: WebSocketSession, item: Item, model: str) -> None:
-    """Have what was said written down, for the client to see."""
-    kind, where = "conversation.item.input_audio_transcription", {"item_id": item.id, "content_index": 0}
-    served, sound = websocket.state.served_models.get(model), item.parts[0]
-    assert isinstance(sound, AudioInput), "it was just said"
+    """Transcribe the audio of a user item and send the transcript to the client."""
+    kind, location = "conversation.item.input_audio_transcription", {"item_id": item.id, "content_index": 0}
+    served, audio = websocket.state.served_models.get(model), item.parts[0]
+    assert isinstance(audio, AudioInput), "a committed item starts with its audio"
     try:
         if served is None or TranscriptionRequest not in served.accepted_types:
-            raise ApiError(404, "model_not_found", f"no model `{model}` writes down what is said", param="model")
-        with websocket.start_requests(served, TranscriptionRequest(sound)) as live:
-            async for news in live:
-                if isinstance(news, RequestEnded) and isinstance(news.end, m.RequestFinished):
-                    item.transcript = cast("Transcript", news.end.result.content).text
-    except ApiError as refusal:
-        await session.send(f"{kind}.failed", **where, error=refusal.content["error"])
+            message = f"no transcription model is named `{model}`. fix: use a transcription model of GET /v1/models"
+            raise ApiError(404, "model_not_found", message, param="model")
+        with websocket.start_requests(served, TranscriptionRequest(audio)) as stream:
+            async for event in stream:
+                if isinstance(event, RequestEnded) and isinstance(event.end, m.RequestFinished):
+                    item.transcript = cast("Transcript", event.end.result.content).text
+    except ApiError as error:
+        await session.send(f"{kind}.failed", **location, error=error.content["error"])
         return
-    usage = {"type": "duration", "seconds": len(sound.samples) / sound.rate}
-    await session.send(f"{kind}.completed", **where, transcript=item.transcript or "", usage=usage)
+    usage = {"type": "duration", "seconds": len(audio.samples) / audio.rate}
+    await session.send(f"{kind}.completed", **location, transcript=item.transcript or "", usage=usage)
 
 
 _EVENT_HANDLERS: Mapping[str, Callable[[RealtimeSession, Mapping[str, Any]], Awaitable[None]]] = {
@@ -240,7 +252,7 @@ def _parse_event(message: str | bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         event = None
     if not isinstance(event, dict):
-        raise ApiError(400, "invalid_json", "an event is an object in JSON")
+        raise ApiError(400, "invalid_json", "the message is not a JSON object. fix: send each event as one JSON object")
     return cast("dict[str, Any]", event)
 
 
@@ -249,11 +261,12 @@ def _to_audio_input(pcm: bytes) -> AudioInput:
 
 
 def _decode_pcm(encoded: Any) -> bytes:
-    """Sound as clients send it."""
+    """Decode base64 16-bit PCM. Raises ApiError."""
     try:
         pcm = b64decode(encoded, validate=True)
     except (TypeError, ValueError):
         pcm = b"?"
     if len(pcm) % 2:
-        raise ApiError(400, "invalid_value", "audio is 16-bit samples in base64", param="audio")
+        message = "audio: not base64 of 16-bit samples. fix: send 24 kHz mono 16-bit little-endian PCM in base64"
+        raise ApiError(400, "invalid_value", message, param="audio")
     return pcm

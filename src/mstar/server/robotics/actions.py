@@ -1,8 +1,8 @@
-"""Robots: what they see comes in, a chunk of actions goes out. Over HTTP, and over WebSocket as openpi's clients speak.
+"""Robot policy endpoints: an observation in, an action chunk out (`/v1/actions`, and openpi's WebSocket protocol).
 
-A model may say what its robot is like with a method `robot_spec()`: a mapping for clients. If that names the fields of an
-observation under "observation", each with "dtype" and "shape", then what comes is held against it: a robot that sends
-a field under another name must hear of it, and not move. Nothing is kept between two observations.
+A model describes its robot by an optional method `robot_spec()`, which clients can read. If the spec has "observation",
+a mapping of field names to "dtype" and "shape", every observation is validated against it: a robot whose fields do not
+match gets an error instead of wrong actions. The server keeps no state between observations.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from mstar.server.websocket_session import WebSocketSession
 
 MSGPACK = "application/msgpack"
 MAX_CHUNK_ACTIONS = 4096
-"""How many actions a chunk may have, and a delay may be."""
+"""Maximum of `inference_delay` and `execution_horizon`, in actions."""
 _FIELD_ALIASES = {"prev_chunk_left_over": "leftover", "inference_delay": "delay", "execution_horizon": "horizon"}
-"""What robots call the fields of `Acting`."""
+"""Request fields by LeRobot's names (real-time chunking) -> fields of `ActionRequest`."""
 
 
-# ---------------------------------------------------------------- over HTTP
+# ---------------------------------------------------------------- HTTP
 async def predict_actions(exchange: HttpExchange) -> Response:
     """POST /v1/actions."""
-    told = await read_body(exchange)
-    served = exchange.resolve_model(str(told.pop("model", "")))
-    ask = parse_action_request(served, {_FIELD_ALIASES.get(name, name): value for name, value in told.items()})
-    begun = time.perf_counter()
-    actions = await collect_actions(exchange.start_requests(served, ask))
-    timing = {"infer_ms": (time.perf_counter() - begun) * 1e3}
+    body = await read_body(exchange)
+    served = exchange.resolve_model(str(body.pop("model", "")))
+    request = parse_action_request(served, {_FIELD_ALIASES.get(name, name): value for name, value in body.items()})
+    started_at = time.perf_counter()
+    actions = await collect_actions(exchange.start_requests(served, request))
+    timing = {"infer_ms": (time.perf_counter() - started_at) * 1e3}
     return encode_response(exchange, {"model": served.name, **actions, "server_timing": timing})
 
 
@@ -53,12 +53,12 @@ async def show_robot_spec(exchange: HttpExchange) -> Response:
 
 
 async def healthz(_: HttpExchange) -> Response:
-    """GET /healthz, which clients of openpi ask for."""
+    """GET /healthz, which openpi clients poll."""
     return PlainTextResponse("OK")
 
 
 async def read_body(exchange: HttpExchange) -> dict[str, Any]:
-    """The body, which is a map in JSON, or in msgpack as openpi writes it."""
+    """Decode a body that is a JSON object, or a msgpack map with openpi's arrays. Raises ApiError."""
     content = await exchange.body()
     try:
         match exchange.media_type:
@@ -68,102 +68,108 @@ async def read_body(exchange: HttpExchange) -> dict[str, Any]:
             case "application/msgpack":
                 value = openpi.unpack(content)
             case other:
-                what = f"the content type is {other!r}; application/json or {MSGPACK} is needed"
-                raise ApiError(415, "unsupported_media_type", what)
+                message = f"unsupported content type {other!r}. fix: send application/json or {MSGPACK}"
+                raise ApiError(415, "unsupported_media_type", message)
     except (ValueError, RecursionError):
-        raise ApiError(400, "invalid_body", "the body cannot be decoded") from None
+        message = "the body does not match its content type. fix: send valid JSON or msgpack"
+        raise ApiError(400, "invalid_body", message) from None
     if not isinstance(value, dict):
-        raise ApiError(422, "invalid_value", "the body must be an object")
+        message = f"the body is a {type(value).__name__}, not an object. fix: send an object with the fields"
+        raise ApiError(422, "invalid_value", message)
     return cast("dict[str, Any]", value)
 
 
 def encode_response(exchange: HttpExchange, content: Mapping[str, Any], status: int = 200) -> Response:
-    """An answer in the language of the question."""
+    """Encode a response as msgpack if the request is msgpack or accepts it, else as JSON."""
     if MSGPACK in (exchange.media_type, exchange.request.headers.get("accept")):
         return Response(openpi.pack(content), status, media_type=MSGPACK)
     return json_response(arrays.to_plain(content, arrays.to_base64), status)
 
 
-# ---------------------------------------------------------------- over WebSocket
+# ---------------------------------------------------------------- WebSocket
 async def serve_openpi(session: WebSocketSession) -> None:
-    """The whole of a call as openpi's clients hold it: an error is a text, and then the call is over."""
+    """WebSocket session of an openpi client. As in openpi, an error is sent as text and closes the connection."""
     served = session.resolve_default_model()
     if (hz := session.socket.query_params.get("hz")) is not None:
         session.context.slo = slo_for_rate(session.context.slo, hz)
     await session.accept()
     await session.send(openpi.pack(robot_spec_for(served)))
-    count, total = 0, None
+    count, previous_total_ms = 0, None
     while True:
-        heard = await session.receive()
-        begun = time.perf_counter()
+        message = await session.receive()
+        started_at = time.perf_counter()
         try:
-            ask = replace(
-                parse_action_request(served, _parse_observation(heard)), seed=count
-            )  # these clients bring none
-            with session.start_requests(served, ask) as live:
-                actions = await collect_actions(live)
-        except ApiError as refusal:
-            await session.send(refusal.message)
-            await session.close_websocket(1011, refusal.code)  # whatever it was: so do openpi's own servers
+            # openpi clients send no seed: the count makes the chunks of a session differ, and repeatable.
+            request = replace(parse_action_request(served, _parse_observation(message)), seed=count)
+            with session.start_requests(served, request) as stream:
+                actions = await collect_actions(stream)
+        except ApiError as error:
+            await session.send(error.message)
+            await session.close_websocket(1011, error.code)  # openpi servers use 1011 for every error
             return
-        timing = {"infer_ms": (time.perf_counter() - begun) * 1e3}
-        if total is not None:
-            timing["prev_total_ms"] = total
+        timing = {"infer_ms": (time.perf_counter() - started_at) * 1e3}
+        if previous_total_ms is not None:
+            timing["prev_total_ms"] = previous_total_ms
         await session.send(openpi.pack({**actions, "server_timing": timing}))
-        count, total = count + 1, (time.perf_counter() - begun) * 1e3
+        count, previous_total_ms = count + 1, (time.perf_counter() - started_at) * 1e3
 
 
-def _parse_observation(message: str | bytes) -> dict[str, Any]:
-    """An observation as openpi has it: one flat map, with the task among it."""
+def _parse_observation(data: str | bytes) -> dict[str, Any]:
+    """Decode openpi's observation: one flat msgpack map that includes the prompt. Raises ApiError."""
     try:
-        seen = openpi.unpack(message) if isinstance(message, bytes) else None
+        value = openpi.unpack(data) if isinstance(data, bytes) else None
     except arrays.BadArray as error:
         raise ApiError(400, "invalid_body", str(error)) from None
-    if not isinstance(seen, dict):
-        raise ApiError(400, "invalid_body", "an observation is a map in msgpack")
-    observation = cast("dict[str, Any]", seen)
+    if not isinstance(value, dict):
+        message = "the observation is not a msgpack map. fix: send a binary message with a msgpack map"
+        raise ApiError(400, "invalid_body", message)
+    observation = cast("dict[str, Any]", value)
     return {"prompt": observation.pop("prompt", ""), "observation": observation}
 
 
-# ---------------------------------------------------------------- both
+# ---------------------------------------------------------------- HTTP and WebSocket
 def robot_spec_for(served: ServedModel) -> Mapping[str, Any]:
-    """What a model says of its robot."""
-    tell = served.optional_method("robot_spec")
-    return tell() if tell is not None else {}
+    """The model's `robot_spec()`, empty if it has none."""
+    robot_spec = served.optional_method("robot_spec")
+    return robot_spec() if robot_spec is not None else {}
 
 
 def parse_action_request(served: ServedModel, fields: Mapping[str, Any]) -> ActionRequest:
-    """What a model is asked for. Raises Refusal."""
-    ask: ActionRequest = parse_request(replace(served, request_type=ActionRequest), dict(fields))
-    if not (0 <= ask.delay <= MAX_CHUNK_ACTIONS and 0 <= ask.horizon <= MAX_CHUNK_ACTIONS):
-        what = f"inference_delay and execution_horizon are from 0 to {MAX_CHUNK_ACTIONS}, and are {ask.delay} and {ask.horizon}"
-        raise ApiError(422, "invalid_value", what, param="inference_delay")
-    declared = robot_spec_for(served).get("observation")
-    if declared is not None:
-        _validate_observation(declared, ask.observation)
-    for name, value in (*ask.observation.items(), ("prev_chunk_left_over", ask.leftover)):
+    """Parse and validate the request for the model's route. Raises ApiError."""
+    request: ActionRequest = parse_request(replace(served, request_type=ActionRequest), dict(fields))
+    if not (0 <= request.delay <= MAX_CHUNK_ACTIONS and 0 <= request.horizon <= MAX_CHUNK_ACTIONS):
+        message = (
+            f"inference_delay is {request.delay} and execution_horizon {request.horizon}. "
+            f"fix: send values from 0 to {MAX_CHUNK_ACTIONS}"
+        )
+        raise ApiError(422, "invalid_value", message, param="inference_delay")
+    spec = robot_spec_for(served).get("observation")
+    if spec is not None:
+        _validate_observation(spec, request.observation)
+    for name, value in (*request.observation.items(), ("prev_chunk_left_over", request.leftover)):
         check_finite(name, value)
-    return ask
+    return request
 
 
-def _validate_observation(declared: Mapping[str, Any], observation: Mapping[str, Any]) -> None:
-    missing, unknown = sorted(declared.keys() - observation.keys()), sorted(observation.keys() - declared.keys())
+def _validate_observation(spec: Mapping[str, Any], observation: Mapping[str, Any]) -> None:
+    missing, unknown = sorted(spec.keys() - observation.keys()), sorted(observation.keys() - spec.keys())
     if missing or unknown:
-        what = f"the observation lacks {missing} and has {unknown}, which nobody reads; it needs {sorted(declared)}"
-        raise ApiError(422, "invalid_observation", what, param="observation")
-    for name, wanted in declared.items():
+        message = f"observation: missing fields {missing}, unknown fields {unknown}. fix: send exactly {sorted(spec)}"
+        raise ApiError(422, "invalid_observation", message, param="observation")
+    for name, field in spec.items():
         value = observation[name]
-        shown = f"{value.dtype.name}{list(value.shape)}" if arrays.is_array(value) else type(value).__name__
-        needed = f"{wanted['dtype']}{list(wanted['shape'])}"
-        if shown != needed:
-            what = f"`{name}` is {shown}, and {needed} is needed"
-            raise ApiError(422, "invalid_observation", what, param=f"observation.{name}")
+        actual = f"{value.dtype.name}{list(value.shape)}" if arrays.is_array(value) else type(value).__name__
+        expected = f"{field['dtype']}{list(field['shape'])}"
+        if actual != expected:
+            message = f"observation: `{name}` is {actual}. fix: send {expected}"
+            raise ApiError(422, "invalid_observation", message, param=f"observation.{name}")
 
 
 def check_finite(name: str, value: Any) -> None:
-    """Refuse an array in which something is not a number, or not finite."""
+    """Raise ApiError if a float array has a NaN or an infinity."""
     if not _is_finite(value):
-        raise ApiError(422, "invalid_value", f"`{name}` is not finite everywhere", param=name)
+        message = f"`{name}` is not finite: it has a NaN or an infinity. fix: check the sensor that it comes from"
+        raise ApiError(422, "invalid_value", message, param=name)
 
 
 def _is_finite(value: Any) -> bool:
@@ -172,13 +178,13 @@ def _is_finite(value: Any) -> bool:
 
 
 async def collect_actions(stream: ResponseStream) -> dict[str, Any]:
-    """The actions of a request, and how many of them there are in a second."""
+    """Wait for the last action chunk; return it with its `rate` in actions per second. Raises ApiError."""
     last: Deliver | None = None
-    async for news in stream:
-        if isinstance(news, Deliver) and news.kind == "Action":
-            last = news
+    async for event in stream:
+        if isinstance(event, Deliver) and event.kind == "Action":
+            last = event
     if last is None:
-        raise ApiError(500, "model_error", "the model gave no action")
+        raise ApiError(500, "model_error", "the model produced no action")
     if not _is_finite(last.value):
-        raise ApiError(500, "model_error", "the model gave an action that is not finite")
+        raise ApiError(500, "model_error", "the model produced an action that is not finite; it is not returned")
     return {"actions": last.value, **dict(last.clock)}

@@ -1,7 +1,7 @@
-"""The bytes that openpi's robots speak: msgpack, with numpy's arrays and numbers as maps that have a mark.
+"""Codec of openpi's wire format: msgpack with numpy arrays and scalars as tagged maps (`msgpack_numpy`).
 
-Only numbers and truth values are read, and nothing is run that a sender chose. Who may connect, and what is done with
-an observation, is decided elsewhere.
+Only boolean, integer and float arrays are decoded, never pickled objects, so a sender cannot run code. The endpoints
+are in `actions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 from mstar.server import arrays
 from mstar.server.arrays import BadArray
 
-_ARRAY_KEY, _SCALAR_KEY = b"__ndarray__", b"__npgeneric__"
+_ARRAY_KEY = b"__ndarray__"
+_SCALAR_KEY = b"__npgeneric__"
 _KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 _KIND_CODES = {name: letter for letter, name in _KINDS.items()}
 _DTYPE_CODE = re.compile(r"[<|]([biuf])(\d)")
@@ -23,7 +24,7 @@ _DTYPE_NAME = re.compile(r"([a-z]+)(\d*)")
 
 
 def pack(value: Any) -> bytes:
-    """A value as bytes."""
+    """Encode a value, arrays included."""
     return msgspec.msgpack.encode(_encode(value))
 
 
@@ -44,17 +45,17 @@ def _encode(value: Any) -> Any:
 
 
 def _dtype_code(name: str) -> str:
-    """How numpy writes a dtype in short."""
+    """Numpy's dtype string, such as `<f4`."""
     kind, bits = cast("re.Match[str]", _DTYPE_NAME.fullmatch(name)).groups()
     return f"<{_KIND_CODES[kind]}{int(bits) // 8}" if bits not in ("", "8") else f"|{_KIND_CODES[kind]}1"
 
 
 def unpack(data: bytes) -> Any:
-    """The value that was packed. Raises BadArray."""
+    """Decode a value. Raises BadArray."""
     try:
         return _decode(msgspec.msgpack.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadArray(f"{len(data)} bytes are no msgpack") from error
+        raise BadArray(f"the message of {len(data)} bytes is not valid msgpack") from error
 
 
 def _decode(value: Any) -> Any:
@@ -64,18 +65,18 @@ def _decode(value: Any) -> Any:
         return value
     tree = cast("dict[Any, Any]", value)
     if _ARRAY_KEY in tree:
-        named = {"dtype": _dtype_name(tree.get(b"dtype")), "shape": tree.get(b"shape"), "data": tree.get(b"data")}
-        return arrays.from_json(named)
+        fields = {"dtype": _dtype_name(tree.get(b"dtype")), "shape": tree.get(b"shape"), "data": tree.get(b"data")}
+        return arrays.from_json(fields)
     if _SCALAR_KEY in tree:
-        return tree.get(b"data")  # a plain one is as good
+        return tree.get(b"data")  # a plain Python number
     if not all(isinstance(key, str) for key in tree):
-        raise BadArray("the names in an observation are texts")
+        raise BadArray("a key of the observation is not a string. fix: use strings as keys")
     return {key: _decode(item) for key, item in tree.items()}
 
 
 def _dtype_name(code: Any) -> str:
-    found = _DTYPE_CODE.fullmatch(code) if isinstance(code, str) else None
-    if found is None:
-        raise BadArray(f"there are no arrays of dtype {code!r} here; send numbers, with the lowest byte first")
-    kind, size = found.groups()
+    match = _DTYPE_CODE.fullmatch(code) if isinstance(code, str) else None
+    if match is None:
+        raise BadArray(f"unsupported dtype {str(code)[:32]!r}. fix: send little-endian bool, int, uint or float arrays")
+    kind, size = match.groups()
     return "bool" if kind == "b" else f"{_KINDS[kind]}{int(size) * 8}"

@@ -1,6 +1,7 @@
-"""A shelf: what a front end keeps for clients who come back. Each thing is one tenant's, for so long, and few enough.
+"""Per-tenant store with a TTL and a quota, for worlds and video jobs.
 
-It is memory of this front end: when that ends, the things are gone, and clients are told that there is no such thing.
+Entries live in the memory of one front end: they are lost when it stops, and other front ends do not see them. Clients
+then get 404.
 """
 
 from __future__ import annotations
@@ -26,59 +27,67 @@ class _Entry(Generic[T]):
 
 
 class TtlStore(Generic[T]):
-    """Things of one kind, by name. `dropped` is told of each that is gone."""
+    """Items of one kind by id. Calls `on_removed` for each item that expires or is removed."""
 
     def __init__(self, kind: str, limit: int, ttl_s: float, on_removed: Callable[[T], None]) -> None:
         self._kind = kind
         self._limit = limit
-        """How many each tenant may have."""
+        """Maximum items per tenant."""
         self._ttl_s = ttl_s
         self._on_removed = on_removed
         self._entries: dict[str, _Entry[T]] = {}
 
     def put(self, tenant: str, make: Callable[[str], T]) -> T:
-        """Keep a new thing, made with its name. Raises Refusal if the tenant has too many."""
-        own = [kept.expires_at for kept in self._entries.values() if kept.tenant == tenant]
-        if len(own) >= self._limit:
-            what = f"there are {len(own)} things of kind `{self._kind}`, as many as may be; delete one"
-            raise ApiError(429, "quota_exceeded", what, retry_after=max(min(own) - time.monotonic(), 1.0))
-        name = f"{self._kind}_{secrets.token_hex(16)}"
-        thing = make(name)
-        self._entries[name] = _Entry(tenant, thing, 0.0)
-        self.touch(name)
-        return thing
+        """Add the item that `make` creates for a new id. Raises ApiError if the tenant's quota is exhausted."""
+        expiries = [entry.expires_at for entry in self._entries.values() if entry.tenant == tenant]
+        if len(expiries) >= self._limit:
+            retry_after = max(min(expiries) - time.monotonic(), 1.0)
+            message = (
+                f"limit of {self._limit} {self._kind}s reached for this API key. "
+                f"fix: delete one, or retry after {retry_after:.0f} s"
+            )
+            raise ApiError(429, "quota_exceeded", message, retry_after=retry_after)
+        item_id = f"{self._kind}_{secrets.token_hex(16)}"
+        item = make(item_id)
+        self._entries[item_id] = _Entry(tenant, item, 0.0)
+        self.touch(item_id)
+        return item
 
-    def touch(self, name: str) -> None:
-        """Keep a thing for the whole time from now on."""
-        self._entries[name].expires_at = time.monotonic() + self._ttl_s
-        asyncio.get_running_loop().call_later(self._ttl_s + 0.01, self._expire, name)
+    def touch(self, item_id: str) -> None:
+        """Restart the TTL of an item."""
+        self._entries[item_id].expires_at = time.monotonic() + self._ttl_s
+        asyncio.get_running_loop().call_later(self._ttl_s + 0.01, self._expire, item_id)
 
-    def _expire(self, name: str) -> None:
-        if name in self._entries and self._entries[name].expires_at <= time.monotonic():
-            self._on_removed(self._entries.pop(name).item)
+    def _expire(self, item_id: str) -> None:
+        if item_id in self._entries and self._entries[item_id].expires_at <= time.monotonic():
+            self._on_removed(self._entries.pop(item_id).item)
 
-    def find(self, tenant: str, name: str) -> T:
-        """A tenant's thing. Raises Refusal if it has none of this name."""
-        kept = self._entries.get(name)
-        if kept is None or kept.tenant != tenant:
-            raise ApiError(404, "not_found", f"there is no {self._kind} of the name {name!r}, or not any more")
-        return kept.item
+    def find(self, tenant: str, item_id: str) -> T:
+        """Raises ApiError if the tenant has no such item."""
+        entry = self._entries.get(item_id)
+        if entry is None or entry.tenant != tenant:
+            message = (
+                f"no {self._kind} has the id {item_id[:64]!r}, or it was deleted or expired after {self._ttl_s:g} s. "
+                "fix: create a new one"
+            )
+            raise ApiError(404, "not_found", message)
+        return entry.item
 
-    def remove(self, tenant: str, name: str) -> None:
-        """Keep a tenant's thing no longer."""
-        thing = self.find(tenant, name)
-        del self._entries[name]
-        self._on_removed(thing)
+    def remove(self, tenant: str, item_id: str) -> None:
+        """Raises ApiError if the tenant has no such item."""
+        item = self.find(tenant, item_id)
+        del self._entries[item_id]
+        self._on_removed(item)
 
     def items_of(self, tenant: str) -> list[T]:
-        """A tenant's things, the oldest first."""
-        return [kept.item for kept in self._entries.values() if kept.tenant == tenant]
+        """Items of one tenant, oldest first."""
+        return [entry.item for entry in self._entries.values() if entry.tenant == tenant]
 
     def values(self) -> Iterator[T]:
-        """The things of all tenants."""
-        return (kept.item for kept in self._entries.values())
+        """Items of all tenants."""
+        return (entry.item for entry in self._entries.values())
 
 
 def tenant_name(exchange: HttpExchange) -> str:
-    """Whose visit it is."""
+    """Tenant of a request; empty if the server has no API keys."""
     return exchange.context.tenant_name
