@@ -90,7 +90,7 @@ def test_a_call_of_a_tool(client):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     reply = client.chat("parrot", '{"name": "f", "arguments": {"x": 1}}', tools=[tool], tool_choice="required").result()
     (call,) = reply.tool_calls
-    assert (reply.reason, reply.text, call.name, call.arguments) == ("tool_calls", "", "f", '{"x":1}')
+    assert (reply.finish_reason, reply.text, call.name, call.arguments) == ("tool_calls", "", "f", '{"x":1}')
 
 
 def test_what_a_request_did_can_be_asked_for(server, client):

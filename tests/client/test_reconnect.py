@@ -101,7 +101,7 @@ def test_a_server_that_starts_is_waited_for(server, monkeypatch):
     monkeypatch.setattr(state, "NOT_READY_RETRY_AFTER_S", 0.05)
     server.state.phase = Phase("starting", 0, 1)
     with Client(server.url) as client:
-        later = threading.Timer(0.3, lambda: setattr(server.door, "phase", Phase("ready")))
+        later = threading.Timer(0.3, lambda: setattr(server.state, "phase", Phase("ready")))
         later.start()
         begun = time.monotonic()
         assert client.chat("parrot", "there").result().text == "there"

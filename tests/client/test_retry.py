@@ -42,7 +42,7 @@ class Letters:
             else:
                 yield Chunk("high" if letter.isupper() else "low", letter, lambda fresh: fresh)
 
-    def end(self):
+    def finish(self):
         pass
 
 

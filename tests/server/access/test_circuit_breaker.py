@@ -40,25 +40,25 @@ def breaker(clock):
 def test_the_breaker_opens_briefly_and_retry_after_counts_down(breaker, clock):
     breaker.admit("a", "x", Slo())(TOO_MANY_REQUESTS)
     clock.now += 0.04
-    told = breaker.refusal("a", "x", Slo())
+    told = breaker.rejection("a", "x", Slo())
     assert (told.status, told.code, told.message) == (429, "overloaded", TOO_MANY_REQUESTS.reason)
     assert told.retry_after == pytest.approx(1.96)
     clock.now += MAX_OPEN_S - 0.04
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 def test_the_breaker_half_opens_before_a_slot_is_free(breaker, clock):
     breaker.admit("a", "x", Slo())(m.RequestRejected("r", 429, "full", 0.02))
     clock.now += 0.009
-    assert breaker.refusal("a", "x", Slo()) is not None
+    assert breaker.rejection("a", "x", Slo()) is not None
     clock.now += 0.001
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 @pytest.mark.parametrize(("status", "seconds"), [(503, 5.0), (404, 0.0), (429, 0.0)])
 def test_other_errors_do_not_open_the_breaker(breaker, status, seconds):
     breaker.admit("a", "x", Slo())(m.RequestRejected("r", status, "no", seconds))
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 @pytest.fixture
@@ -68,20 +68,20 @@ def reject_probe(breaker, clock):
     clock.now += 0.008
     refused(TOO_MANY_REQUESTS)
     clock.now += MAX_OPEN_S
-    assert breaker.refusal("a", "x", Slo()) is None
-    return breaker.enter("a", "x", Slo())
+    assert breaker.rejection("a", "x", Slo()) is None
+    return breaker.admit("a", "x", Slo())
 
 
 def test_probes_double_until_the_breaker_closes(reject_probe, breaker, clock):
     for width in (1, 2, 4, 8, 16, 32, 64):
         for _ in range(width - (width == 1)):
-            breaker.enter("a", "x", Slo())
-        assert breaker.is_shut
+            breaker.admit("a", "x", Slo())
+        assert breaker.is_open
         with pytest.raises(ApiError):
-            breaker.enter("a", "x", Slo())
+            breaker.admit("a", "x", Slo())
         clock.now += 0.009
     for _ in range(1000):
-        breaker.enter("a", "x", Slo())
+        breaker.admit("a", "x", Slo())
 
 
 def test_retry_after_covers_the_probe_round(breaker, clock):
@@ -90,9 +90,9 @@ def test_retry_after_covers_the_probe_round(breaker, clock):
     refused(m.RequestRejected("r", 429, "full", 0.02))
     for _ in range(3):  # longer than it was said at first
         clock.now += MAX_PROBE_ROUND_S
-        while breaker.refusal("a", "x", Slo()) is None:
-            breaker.enter("a", "x", Slo())
-        assert breaker.refusal("a", "x", Slo()).retry_after >= MAX_PROBE_ROUND_S - 1e-9
+        while breaker.rejection("a", "x", Slo()) is None:
+            breaker.admit("a", "x", Slo())
+        assert breaker.rejection("a", "x", Slo()).retry_after >= MAX_PROBE_ROUND_S - 1e-9
 
 
 def test_a_slow_rejection_does_not_hold_up_others(breaker, clock):
@@ -101,23 +101,23 @@ def test_a_slow_rejection_does_not_hold_up_others(breaker, clock):
     refused(TOO_MANY_REQUESTS)
     for _ in range(3):
         clock.now += MAX_OPEN_S
-        breaker.enter("a", "x", Slo())
+        breaker.admit("a", "x", Slo())
     clock.now += MAX_PROBE_ROUND_S
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 def test_a_rejected_probe_opens_the_breaker_again(reject_probe, breaker, clock):
     clock.now += 0.005
     reject_probe(TOO_MANY_REQUESTS)
     clock.now += MAX_OPEN_S - 0.001
-    assert breaker.refusal("a", "x", Slo()) is not None
+    assert breaker.rejection("a", "x", Slo()) is not None
 
 
 # ---------------------------------------------------------------- to whom
 def test_other_keys_and_models_are_admitted(breaker):
     breaker.admit("a", "x", Slo())(TOO_MANY_REQUESTS)
-    assert breaker.refusal("b", "x", Slo()) is None
-    assert breaker.refusal("a", "y", Slo()) is None
+    assert breaker.rejection("b", "x", Slo()) is None
+    assert breaker.rejection("a", "y", Slo()) is None
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_other_keys_and_models_are_admitted(breaker):
 )
 def test_a_looser_slo_is_admitted(breaker, refused, asked, is_shut):
     breaker.admit("a", "x", refused)(TOO_MANY_REQUESTS)
-    assert (breaker.refusal("a", "x", asked) is not None) == is_shut
+    assert (breaker.rejection("a", "x", asked) is not None) == is_shut
 
 
 def test_rejecting_a_tighter_slo_keeps_looser_ones_rejected(breaker):
     for refused in [breaker.admit("a", "x", Slo(first_s)) for first_s in (1.0, 0.1)]:
         refused(TOO_MANY_REQUESTS)
-    assert breaker.refusal("a", "x", Slo(0.8)) is not None
+    assert breaker.rejection("a", "x", Slo(0.8)) is not None
 
 
 # ---------------------------------------------------------------- in a server
@@ -155,15 +155,15 @@ def server():
 
 @pytest.fixture
 def tenant(server):
-    return server.state.keys.holder("Bearer right").name
+    return server.state.keys.authenticate("Bearer right").name
 
 
 @pytest.fixture
 def tripped_server(server, tenant, breaker, monkeypatch):
     """The server, shut for one key's chats and vectors until the end of the test."""
-    monkeypatch.setattr(server.door, "circuit_breaker", breaker)
+    monkeypatch.setattr(server.state, "circuit_breaker", breaker)
     for model in ("parrot", "vectors"):
-        breaker.enter(tenant, model, Slo())(TOO_MANY_REQUESTS)
+        breaker.admit(tenant, model, Slo())(TOO_MANY_REQUESTS)
     return server
 
 
@@ -207,10 +207,10 @@ def test_others_are_served(tripped_server):
 
 
 def test_a_rejection_opens_the_breaker_and_is_counted(server, tenant, breaker, clock, monkeypatch):
-    monkeypatch.setattr(server.door, "circuit_breaker", breaker)
+    monkeypatch.setattr(server.state, "circuit_breaker", breaker)
     asked, listen = [], server.front.submit
     monkeypatch.setattr(server.front, "submit", lambda submit, told: (asked.append(submit), listen(submit, told)))
-    counted = server.door.metrics.refusals.labels("overloaded")._value
+    counted = server.state.metrics.request_errors.labels("overloaded")._value
     with server.client("right") as client:
         with client.stream("POST", "/v1/chat/completions", json=chat_body("slow" + "x" * 100, stream=True)) as first:
             before = counted.get()
@@ -235,7 +235,7 @@ def request(*more, line="POST /v1/chat/completions HTTP/1.1", body=BODY, size=No
 
 
 def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenant, caplog):
-    early = FastReject(tripped_server.door)
+    early = FastReject(tripped_server.state)
     caplog.set_level("INFO", "mstar.requests")
     answer = early.try_reject(request("X-Request-Id: mine", "Connection: close"))
     head, _, body = answer.data.partition(b"\r\n\r\n")
@@ -246,7 +246,7 @@ def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenan
     assert answer.close_connection
     assert not early.try_reject(request()).close_connection
     told = caplog.records[0].fields
-    assert (told["id"], told["holder"], told["status"], told["code"]) == ("mine", tenant, 429, "overloaded")
+    assert (told["id"], told["tenant"], told["status"], told["code"]) == ("mine", tenant, 429, "overloaded")
     assert (told["endpoint"], told["bytes_in"], told["bytes_out"]) == ("/v1/chat/completions", len(BODY), len(body))
 
 
@@ -279,19 +279,19 @@ def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenan
     ],
 )
 def test_anything_else_takes_the_normal_path(tripped_server, data):
-    assert FastReject(tripped_server.door).try_reject(data) is None
+    assert FastReject(tripped_server.state).try_reject(data) is None
 
 
 def test_only_authorized_requests_learn_that_the_breaker_is_open(tripped_server, breaker, clock, monkeypatch):
-    early = FastReject(tripped_server.door)
-    monkeypatch.setattr(tripped_server.door, "phase", Phase("draining"))
+    early = FastReject(tripped_server.state)
+    monkeypatch.setattr(tripped_server.state, "phase", Phase("draining"))
     assert early.try_reject(request()) is None
     monkeypatch.undo()
-    monkeypatch.setattr(tripped_server.door, "circuit_breaker", breaker)
+    monkeypatch.setattr(tripped_server.state, "circuit_breaker", breaker)
     poor = ApiKeys(["right"], RateLimit(requests_per_second=0.001, max_concurrent=2))
-    monkeypatch.setattr(tripped_server.door, "keys", poor)
+    monkeypatch.setattr(tripped_server.state, "keys", poor)
     assert [early.try_reject(request()) is None for _ in range(3)] == [False, False, True]
-    monkeypatch.setattr(tripped_server.door, "keys", ApiKeys(["right"]))
+    monkeypatch.setattr(tripped_server.state, "keys", ApiKeys(["right"]))
     clock.now += MAX_OPEN_S
     assert early.try_reject(request()) is None
 
@@ -306,7 +306,7 @@ def test_a_connection_stays_usable_after_a_rejection(tripped_server, tenant, bre
             while not data.endswith(b"}"):
                 data += connection.recv(1 << 16)
             assert data[9:12] == status
-        breaker.enter(tenant, "parrot", Slo())(TOO_MANY_REQUESTS)
+        breaker.admit(tenant, "parrot", Slo())(TOO_MANY_REQUESTS)
         connection.sendall(request("Connection: close"))
         assert connection.recv(1 << 16)[9:12] == b"429"
         assert connection.recv(1) == b""

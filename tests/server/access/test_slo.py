@@ -98,7 +98,7 @@ def model_server():
 @pytest.fixture
 def submitted(model_server, monkeypatch):
     """The paces of all that conductors are asked for."""
-    front = model_server.state.bridge.front
+    front = model_server.state.bridge.frontend
     paces, listen = [], front.submit
 
     def listening(submit: m.Submit, listener):

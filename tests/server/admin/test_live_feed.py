@@ -78,7 +78,7 @@ def test_workers_are_not_polled_without_subscribers(server):
 
     with server.client() as client, subscribe(client):
         wait_until(lambda: any(map(bool, watched())))
-    wait_until(lambda: server.door.live_feed._task is None)
+    wait_until(lambda: server.state.live_feed._task is None)
     wait_until(lambda: not any(map(bool, watched())))
 
 

@@ -148,7 +148,7 @@ def test_emissions_that_were_due_are_counted():
     with run_toy_server() as server, server.client() as client:
         ask(client, "sung", modalities=["text", "audio"], audio={"voice": "x", "format": "wav"})
         families = text_string_to_metric_families(client.get("/metrics").text)
-        found = {one.name: one for family in families for one in family.samples if "_emissions" in one.name}
+        found = {one.name: one for family in families for one in family.samples if "_deadline" in one.name}
     due = found["mstar_deadlines_total"]
     assert due.labels == {"model": "parrot", "kind": "Audio", "worker": "local"}
     assert due.value == 5
