@@ -34,6 +34,7 @@ def samples():
         client.post("/v1/chat/completions", json=chat_body("abc", model="parrot"))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}", model="parrot"))
         client.post("/v1/audio/speech", json={"model": "talker", "input": "one two", "response_format": "pcm"})
+        house.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
         found = text_string_to_metric_families(client.get("/metrics").text)
         return [sample for family in found for sample in family.samples]
 
@@ -69,7 +70,7 @@ def test_everything_that_is_asked_for_is_told(samples):
     "expression",
     [
         "rate(mstar_response_total[1m])",
-        'mstar_held{process="conductor",what="que"}',
+        'mstar_queue_length{process="conducter"}',
         'sum(mstar_responses_in_progress{modell="chat"})',
         "sum by (model, worker) (rate(mstar_responses_total[1m]))",
     ],

@@ -127,7 +127,7 @@ def test_an_invalid_slo_is_a_400_before_the_body_is_read(model_server, submitted
     with model_server.client("plain") as client:
         answer = client.post("/v1/chat/completions", content=b"no json", headers={SLO_HEADER: "now"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_slo")
-    assert "Mstar-SLO: 'now' cannot be read" in answer.json()["error"]["message"]
+    assert "Mstar-SLO: 'now' is invalid" in answer.json()["error"]["message"]
     assert submitted == []
 
 

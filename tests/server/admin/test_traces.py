@@ -52,7 +52,7 @@ def test_what_was_not_served_is_not_listed_and_not_found(server):
         answer = client.get("/v1/requests/wrong/trace")
         assert client.get("/v1/requests/wrong/trace?format=svg").json()["error"]["param"] == "format"
     assert answer.status_code == 404
-    assert "GET /v1/requests lists" in answer.json()["error"]["message"]
+    assert "fix: use an id from GET /v1/requests" in answer.json()["error"]["message"]
 
 
 def test_a_trace_is_of_who_sent_the_request():

@@ -93,9 +93,10 @@ def test_what_happened_is_counted():
     assert got["mstar_requests_in_progress",] == 0
     assert got["mstar_request_errors_total", "model_error"] == 1
     assert got["mstar_request_errors_total", "invalid_value"] == 1
-    assert got["mstar_held", "conductor", "workers"] == 1
-    assert got["mstar_held", "front", "streams"] == 0
-    assert any(key[:2] == ("mstar_held", "local") for key in got)
+    assert got["mstar_workers", "conductor"] == 1
+    assert got["mstar_streams_open", "front"] == 0
+    assert got["mstar_process_requests", "local"] == 0
+    assert got["mstar_process_restarts_total", "conductor"] == 0
 
 
 def test_responses_in_progress_and_disconnected_clients(model_server):

@@ -18,8 +18,7 @@ def test_vllm_metric_names_are_exported_when_enabled():
         server.state.metrics.register_compat_names("vllm")
         client.post("/v1/chat/completions", json=chat_body("abcdef", max_tokens=4))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}"))
-        server.state.metrics.process_stats.labels("w0", "parrot.lm.pages").set(8)
-        server.state.metrics.process_stats.labels("w0", "parrot.lm.pages_used").set(2)
+        server.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
         found = samples(client)
         theirs = {(one.name, *one.labels.values()): one.value for one in found if "le" not in one.labels}
         ours = {(one.name, *one.labels.values()): one.value for one in found if "le" in one.labels}
