@@ -25,9 +25,8 @@ def _encode_array(value: Any) -> Any:
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
         little_endian = value.astype(value.dtype.newbyteorder("<"), copy=False)
         return {"dtype": value.dtype.name, "shape": list(value.shape), "data": little_endian.tobytes()}
-    raise TypeError(
-        f"a value of type {type(value).__name__} cannot be encoded\n  fix: use numbers, strings, lists, dicts and arrays"
-    )
+    fix = "use numbers, strings, lists, dicts and arrays"
+    raise TypeError(f"a value of type {type(value).__name__} cannot be encoded\n  fix: {fix}")
 
 
 def unpack(data: bytes | memoryview) -> Any:
