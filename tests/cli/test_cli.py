@@ -365,7 +365,7 @@ def test_it_runs_as_a_module(workdir, monkeypatch, capsys):
 
 
 def test_a_command_without_its_libraries_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "starlette.responses", None)
-    monkeypatch.delitem(sys.modules, "mstar.server.state", raising=False)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    monkeypatch.delitem(sys.modules, "mstar.server.http_server", raising=False)
     assert main(["serve", str(EXAMPLES / "noop.py")]) == 1
     assert "pip install 'mstar-serve[serve]'" in capsys.readouterr().err

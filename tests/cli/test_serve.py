@@ -119,8 +119,8 @@ def test_a_model_in_processes_of_its_own():
         answer = httpx2.post(f"{url}/v1/generate", json={"model": "noop", "request": {"steps": 50}})
         assert answer.text.count("event: emission") == 50
         held = httpx2.get(f"{url}/metrics").text
-        assert 'mstar_held{process="local"' in held
-        assert 'mstar_held{process="conductor",what="workers"} 1.0' in held
+        assert 'mstar_process_threads{process="local"' in held
+        assert 'mstar_workers{process="conductor"} 1.0' in held
         process.send_signal(signal.SIGTERM)
         assert wait_exit(process)[0] == 0
 

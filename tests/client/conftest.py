@@ -8,20 +8,20 @@ from tests.server.toy_speech_models import run_speech_server
 
 @pytest.fixture(scope="session")
 def server():
-    """One that repeats what it is told."""
+    """A server with a model that echoes its input."""
     with run_toy_server() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def speech_server():
-    """One that speaks and hears."""
+    """A server with speech and transcription models."""
     with run_speech_server() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def robot_server():
-    """One for robots."""
+    """A server with robot models."""
     with serve_models({"arm": Arm(), "dreamer": ToyWorldModel()}) as started:
         yield started

@@ -1,4 +1,4 @@
-"""A real TCP proxy that cuts connections: the first of them after so many bytes of the answer, and so on."""
+"""A TCP proxy that resets connections after a given number of response bytes."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Stands between a client and a server. `cuts` are bytes of answers; None is for ever, 0 before the first."""
+    """Proxy between a client and a server. `cuts` are response bytes before each reset; None: no reset."""
 
     def __init__(self, url, cuts):
         self.count = 0

@@ -1,4 +1,4 @@
-"""A real server behind a proxy that cuts connections: what the caller gets is whole and once, or an error says why."""
+"""Both clients behind a proxy that resets connections: every response is complete and exactly once, or an error."""
 
 import asyncio
 import socket
@@ -20,18 +20,18 @@ from tests.server.toy_speech_models import RATE
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
 
 
-def test_a_chat_that_is_cut_goes_on_where_it_was(server):
+def test_an_interrupted_chat_resumes(server):
     with run_proxy(server.url, 9000, 0, 30_000, 120_000) as proxy, Client(proxy.url) as client:
         stream = client.chat("parrot", WORDS, seed=1)
         text = "".join(event.text for event in stream)
         assert (text, stream.result().text) == (WORDS, WORDS)
         assert proxy.count == 5
         assert client.chat("parrot", "again", temperature=0).result().text == "again"
-        assert proxy.count == 5  # the connection is used again
+        assert proxy.count == 5  # the connection is reused
     assert server.wait_until_idle()
 
 
-def test_the_same_for_tasks(server):
+def test_an_interrupted_chat_resumes_in_asyncio(server):
     async def ask(url):
         async with AsyncClient(url) as client:
             return "".join([event.text async for event in client.chat("parrot", WORDS, seed=1)])
@@ -41,7 +41,7 @@ def test_the_same_for_tasks(server):
     assert proxy.count == 2
 
 
-def test_what_may_differ_is_cut_or_diverges(server):
+def test_a_nondeterministic_stream_is_interrupted_or_diverges(server):
     with run_proxy(server.url, 9000, 9000) as proxy, Client(proxy.url) as client:
         got = []
         with pytest.raises(StreamInterrupted, match="resume=True"):
@@ -49,12 +49,12 @@ def test_what_may_differ_is_cut_or_diverges(server):
         assert WORDS.startswith("".join(event.text for event in got))
         assert got
         with pytest.raises(StreamDiverged):
-            client.chat("parrot", "{seed} " + WORDS, resume=True).result()  # which says the seed, and has none
+            client.chat("parrot", "{seed} " + WORDS, resume=True).result()  # echoes the random seed
         assert client.chat("parrot", WORDS, resume=True).result().text == WORDS
     assert server.wait_until_idle()
 
 
-def test_emissions_that_came_are_not_delivered_again(server):
+def test_emissions_are_delivered_once(server):
     request = {"sound": np.tile(SOUND, 40), "times": 30}
     with run_proxy(server.url, 8000, 20_000) as proxy, Client(proxy.url) as client:
         emissions = list(client.generate("mixer", request, resume=True))
@@ -65,10 +65,10 @@ def test_emissions_that_came_are_not_delivered_again(server):
     assert all(np.array_equal(one.value, request["sound"] * np.float32(one.index + 1)) for one in emissions)
 
 
-def test_sound_has_no_seam(speech_server):
-    def spoken(url, **how):
+def test_resumed_audio_is_identical(speech_server):
+    def spoken(url, **options):
         with Client(url) as client:
-            stream = client.speech("talker", "hello you", sample_rate=RATE, seed=7, **how)
+            stream = client.speech("talker", "hello you", sample_rate=RATE, seed=7, **options)
             return b"".join(event.data for event in stream)
 
     for form in ("wav", "mp3"):
@@ -77,7 +77,7 @@ def test_sound_has_no_seam(speech_server):
             assert proxy.count == 3
 
 
-def test_a_robot_is_not_moved_twice(robot_server):
+def test_an_action_is_not_retried(robot_server):
     count = len(robot_server.models["arm"].seen)
     with run_proxy(robot_server.url, 0) as proxy, Client(proxy.url) as client:
         with pytest.raises(ServerUnreachable):
@@ -85,42 +85,42 @@ def test_a_robot_is_not_moved_twice(robot_server):
         assert len(robot_server.models["arm"].seen) == count + 1
 
 
-def test_a_step_whose_answer_is_lost_is_done_once(robot_server):
+def test_a_world_step_is_retried_and_executed_once(robot_server):
     with Client(robot_server.url) as near:
         world = near.world("dreamer", {"frames": FRAMES})
         world.step(ACTIONS[0])
         with run_proxy(robot_server.url, 100) as proxy, Client(proxy.url) as far:
             again = type(world)(far._stream, {"id": world.id, "steps": world.steps})
-            shown = again.step(ACTIONS[1])
+            result = again.step(ACTIONS[1])
             assert proxy.count == 2
-        assert np.array_equal(shown.emissions["Latents"], expected_rollout(ACTIONS[:2])[1])
+        assert np.array_equal(result.emissions["Latents"], expected_rollout(ACTIONS[:2])[1])
         assert near._http.get(f"/v1/worlds/{world.id}").json()["steps"] == 2
 
 
-def test_a_server_that_starts_is_waited_for(server, monkeypatch):
+def test_a_starting_server_is_retried(server, monkeypatch):
     monkeypatch.setattr(state, "NOT_READY_RETRY_AFTER_S", 0.05)
     server.state.phase = Phase("starting", 0, 1)
     with Client(server.url) as client:
-        later = threading.Timer(0.3, lambda: setattr(server.door, "phase", Phase("ready")))
+        later = threading.Timer(0.3, lambda: setattr(server.state, "phase", Phase("ready")))
         later.start()
-        begun = time.monotonic()
+        started_at = time.monotonic()
         assert client.chat("parrot", "there").result().text == "there"
-        assert time.monotonic() - begun > 0.25
+        assert time.monotonic() - started_at > 0.25
         later.join()
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_comes_back_is_asked_again():
+def test_a_restarted_server_is_retried():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    how = (f"{PARROT}:Parrot", "--in-process", "--name", "parrot", "--port", port)
+    options = (f"{PARROT}:Parrot", "--in-process", "--name", "parrot", "--port", port)
     text = "slow " + WORDS[:200]
-    with start_server(*how) as (process, url), Client(url) as client:
+    with start_server(*options) as (process, url), Client(url) as client:
         wait_ready(process)
         events = iter(client.chat("parrot", text, seed=1))
         got = [next(events).text for _ in range(20)]
         process.kill()
         process.wait()
-        with start_server(*how):
+        with start_server(*options):
             got += [event.text for event in events]
     assert "".join(got) == text

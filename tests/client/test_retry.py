@@ -1,4 +1,4 @@
-"""When a request is asked again, and what its caller gets then: without a network, under every way of cutting."""
+"""Retry and resumption, without a network: interruptions at every position."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ END = b"."
 
 
 class Letters:
-    """Reads an answer whose capitals are one lane and whose other letters another; a full stop is its end."""
+    """Reads a response with capitals in one channel and other letters in another; a period ends it."""
 
     def __init__(self, head):
         self.result = None
@@ -40,35 +40,35 @@ class Letters:
             if letter == END:
                 self.result = "end"
             else:
-                yield Chunk("high" if letter.isupper() else "low", letter, lambda fresh: fresh)
+                yield Chunk("high" if letter.isupper() else "low", letter, lambda new: new)
 
-    def end(self):
+    def finish(self):
         pass
 
 
 class MergedLetters(Letters):
-    """The same for one lane, in pieces of whatever size comes."""
+    """The same with one channel, in chunks of any size."""
 
     def feed(self, data):
         if END in data:
             self.result = "end"
-        yield Chunk("all", data.rstrip(END), lambda fresh: fresh)
+        yield Chunk("all", data.rstrip(END), lambda new: new)
 
 
-def drive_retries(call, *answers, patience_s=30.0):
-    """What the caller gets, and how it ends, if these come one after the other; and how long it was waited."""
-    going, got, waits, answers = request_with_retry(call, patience_s), [], [], list(answers)
-    told = None
+def drive_retries(call, *answers, retry_timeout_s=30.0):
+    """Run the retry loop with these results; return deliveries, result or error, and backoff times."""
+    steps, got, waits, answers = request_with_retry(call, retry_timeout_s), [], [], list(answers)
+    result = None
     try:
         while True:
-            act = going.send(told)
-            told = None
-            if isinstance(act, Sleep):
-                waits.append(act.seconds)
-            elif isinstance(act, SendRequest | ReadMore):
-                told = answers.pop(0)
+            effect = steps.send(result)
+            result = None
+            if isinstance(effect, Sleep):
+                waits.append(effect.seconds)
+            elif isinstance(effect, SendRequest | ReadMore):
+                result = answers.pop(0)
             else:
-                got.append(act)
+                got.append(effect)
     except StopIteration as end:
         assert not answers
         return got, end.value, waits
@@ -90,7 +90,7 @@ words = st.text("abcABC", min_size=1, max_size=12).map(str.encode)
 @given(word=words, cuts=st.lists(st.integers(0, 12), max_size=4), sizes=st.lists(st.integers(1, 4), min_size=1))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("reader", [Letters, MergedLetters])
-def test_whatever_is_cut_is_delivered_once_and_in_order(reader, word, cuts, sizes):
+def test_interrupted_streams_are_delivered_exactly_once_and_in_order(reader, word, cuts, sizes):
     def pieces(data):
         at = number = 0
         while at < len(data):
@@ -110,28 +110,30 @@ def test_whatever_is_cut_is_delivered_once_and_in_order(reader, word, cuts, size
 
 @given(word=words, other=words, cut=st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
-def test_what_is_not_the_same_is_never_passed_off_as_it(word, other, cut):
-    had = word[:cut]
+def test_a_diverging_retry_is_an_error(word, other, cut):
+    delivered = word[:cut]
     got, end, _ = drive_retries(
-        ApiCall(REQUEST, MergedLetters, is_deterministic=True), HEAD, had, CONNECTION_LOST, HEAD, other + END, b""
+        ApiCall(REQUEST, MergedLetters, is_deterministic=True), HEAD, delivered, CONNECTION_LOST, HEAD, other + END, b""
     )
-    if other.startswith(had):
+    if other.startswith(delivered):
         assert (b"".join(got), end) == (other, "end")
     else:
         assert isinstance(end, StreamDiverged)
-        assert b"".join(got) == had
+        assert b"".join(got) == delivered
 
 
-def test_a_stream_that_may_differ_is_not_asked_again_once_it_has_begun():
+def test_a_nondeterministic_stream_is_not_retried_after_its_first_data():
     call = ApiCall(REQUEST, Letters)
     got, end, waits = drive_retries(call, HEAD, b"ab", CONNECTION_LOST)
     assert (got, waits) == ([b"a", b"b"], [])
     assert isinstance(end, StreamInterrupted)
     assert drive_retries(call, HEAD, CONNECTION_LOST, HEAD, b"ab.", b"")[:2] == ([b"a", b"b"], "end")
-    assert isinstance(drive_retries(call, HEAD, b"ab", b"")[1], StreamInterrupted)  # it ends, and says no end
+    assert isinstance(
+        drive_retries(call, HEAD, b"ab", b"")[1], StreamInterrupted
+    )  # the stream ends without its end event
 
 
-def test_what_must_not_be_done_twice_is_asked_again_only_if_it_was_not_heard():
+def test_a_non_idempotent_request_is_retried_only_if_it_was_not_sent():
     call = ApiCall(REQUEST, Letters, is_idempotent=False)
     assert isinstance(drive_retries(call, CONNECTION_LOST)[1], ServerUnreachable)
     assert drive_retries(call, ConnectionLost("refused", may_have_been_sent=False), HEAD, b".", b"")[1] == "end"
@@ -151,20 +153,20 @@ def test_overload_errors_are_retried_after_retry_after():
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, NotFound), (500, ServerError)])
-def test_other_refusals_are_final(status, kind):
+def test_other_errors_are_not_retried(status, kind):
     _, end, waits = drive_retries(FIXED, *error_response(status))
     assert isinstance(end, kind)
     assert (end.code, end.param, end.request_id, waits) == ("c", "p", "r", [])
 
 
-def test_the_retry_budget_ends_and_is_renewed_by_progress():
+def test_the_retry_budget_is_limited_and_reset_by_progress():
     lost = ConnectionLost("refused", may_have_been_sent=False)
-    _, end, waits = drive_retries(FIXED, *[lost] * 99, patience_s=3.0)
+    _, end, waits = drive_retries(FIXED, *[lost] * 99, retry_timeout_s=3.0)
     assert isinstance(end, ServerUnreachable)
     assert len(waits) > 3
     assert sum(waits) <= 3.0
     assert all(later > earlier for earlier, later in zip(waits, waits[2:], strict=False))
     answers = [part for size in range(1, 30) for part in (HEAD, b"x" * size, CONNECTION_LOST)]
-    got, end, waits = drive_retries(FIXED, *answers, HEAD, b"x" * 30 + END, b"", patience_s=0.5)
+    got, end, waits = drive_retries(FIXED, *answers, HEAD, b"x" * 30 + END, b"", retry_timeout_s=0.5)
     assert (len(got), end) == (30, "end")
     assert sum(waits) > 2

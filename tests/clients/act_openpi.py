@@ -1,7 +1,7 @@
-"""Ask a server for actions with openpi's own client.
+"""Request actions with openpi's own client.
 
-It runs in a venv of its own: act_openpi.py HOST PORT FOLDER. The arrays of FOLDER/seen.npz are what the robot sees;
-two chunks of actions go to FOLDER/actions.npy. The rate of the robot is written, and the error for a wrong observation.
+Runs in its own venv: act_openpi.py HOST PORT FOLDER. FOLDER/seen.npz is the observation; two chunks of actions go to
+FOLDER/actions.npy. Prints the control rate of the robot, and the error for a wrong observation.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Ask a pi0.5 for actions with openpi's own client.
+"""Request actions of pi0.5 with openpi's own client.
 
-It runs in a venv of its own: act_pi05.py HOST PORT FOLDER. Each FOLDER/seen_N.npz is what a robot sees; its actions go
-to FOLDER/actions_N.npy. What the server says of its robot is written, and its error for an observation with a camera
-that nobody knows.
+Runs in its own venv: act_pi05.py HOST PORT FOLDER. Each FOLDER/seen_N.npz is an observation; its actions go to
+FOLDER/actions_N.npy. Prints the robot metadata of the server, and its error for an observation with an unknown camera.
 """
 
 import json
@@ -23,6 +22,6 @@ for file in sorted(folder.glob("seen_*.npz")):
     np.save(folder / file.name.replace("seen", "actions").replace("npz", "npy"), answer["actions"])
 sys.stdout.write(f"{json.dumps(policy.get_server_metadata())}\n")
 try:
-    policy.infer({"third_eye": seen["base_0_rgb"], "state": seen["state"], "prompt": "fold"})
+    policy.infer({"unknown_camera": seen["base_0_rgb"], "state": seen["state"], "prompt": "fold"})
 except RuntimeError as error:
     sys.stdout.write(f"{error}\n")

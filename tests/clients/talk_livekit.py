@@ -1,7 +1,7 @@
-"""Speak and listen through a server with LiveKit's plugin, as it is without being told otherwise: MP3 in events.
+"""Text to speech and transcription with LiveKit's OpenAI plugin and its defaults: MP3 as SSE.
 
-It runs in a venv of its own: talk_livekit.py URL TEXT FOLDER. Hibari says the text into FOLDER/said.pcm. What Whisper
-heard in FOLDER/heard.wav is the first line that is written, and what it heard of the text the second.
+Runs in its own venv: talk_livekit.py URL TEXT FOLDER. Hibari synthesizes the text to FOLDER/speech.pcm. Prints two
+Whisper transcripts: of FOLDER/input.wav, and of the synthesized speech.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from livekit.plugins import openai
 
 
 async def synthesize_speech(url: str, text: str) -> rtc.AudioFrame:
-    """How a text sounds."""
+    """Synthesize a text."""
     tts = openai.TTS(model="hibari", base_url=url, api_key="none")
     frame = await tts.synthesize(text).collect()
     await tts.aclose()
@@ -23,7 +23,7 @@ async def synthesize_speech(url: str, text: str) -> rtc.AudioFrame:
 
 
 async def transcribe(url: str, frame: rtc.AudioFrame) -> str:
-    """What is said in a sound."""
+    """Transcribe audio."""
     stt = openai.STT(model="whisper", base_url=url, api_key="none", use_realtime=False)
     event = await stt.recognize(frame)
     await stt.aclose()
@@ -31,13 +31,13 @@ async def transcribe(url: str, frame: rtc.AudioFrame) -> str:
 
 
 async def main(url: str, text: str, folder: Path) -> None:
-    """Speak once, and listen twice."""
-    with wave.open(str(folder / "heard.wav")) as file:
+    """Synthesize once, and transcribe twice."""
+    with wave.open(str(folder / "input.wav")) as file:
         rate, count = file.getframerate(), file.getnframes()
-        given = rtc.AudioFrame(file.readframes(count), rate, 1, count)
-    own = await synthesize_speech(url, text)
-    (folder / "said.pcm").write_bytes(bytes(own.data))
-    sys.stdout.write(f"{await transcribe(url, given)}\n{await transcribe(url, own)}\n")
+        recorded = rtc.AudioFrame(file.readframes(count), rate, 1, count)
+    synthesized = await synthesize_speech(url, text)
+    (folder / "speech.pcm").write_bytes(bytes(synthesized.data))
+    sys.stdout.write(f"{await transcribe(url, recorded)}\n{await transcribe(url, synthesized)}\n")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -1,7 +1,7 @@
-"""Speak and listen through a server with Pipecat: each service in a pipeline, as a voice agent has it.
+"""Text to speech and transcription with Pipecat: each service in a pipeline, as in a voice agent.
 
-It runs in a venv of its own: talk_pipecat.py URL TEXT FOLDER. Hibari says the text into FOLDER/said.pcm. What Whisper
-heard in FOLDER/heard.wav is the first line that is written, and what it heard of the text the second.
+Runs in its own venv: talk_pipecat.py URL TEXT FOLDER. Hibari synthesizes the text to FOLDER/speech.pcm. Prints two
+Whisper transcripts: of FOLDER/input.wav, and of the synthesized speech.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ START_S = 30
 
 
 async def synthesize_speech(url: str, text: str) -> bytes:
-    """How a text sounds, in samples of 16 bits."""
+    """Synthesize a text, as 16-bit PCM."""
     tts = OpenAITTSService(api_key="none", base_url=url, settings=OpenAITTSService.Settings(model="hibari"))
     frames, _ = await run_test(tts, frames_to_send=[TTSSpeakFrame(text)], start_timeout=START_S)
-    sounds = [frame for frame in frames if isinstance(frame, TTSAudioRawFrame)]
-    assert {(frame.sample_rate, frame.num_channels) for frame in sounds} == {(24_000, 1)}
-    return b"".join(frame.audio for frame in sounds)
+    audio_frames = [frame for frame in frames if isinstance(frame, TTSAudioRawFrame)]
+    assert {(frame.sample_rate, frame.num_channels) for frame in audio_frames} == {(24_000, 1)}
+    return b"".join(frame.audio for frame in audio_frames)
 
 
 async def transcribe(url: str, samples: bytes, rate: int) -> str:
-    """What is said in samples of 16 bits."""
+    """Transcribe 16-bit PCM."""
     stt = OpenAISTTService(api_key="none", base_url=url, settings=OpenAISTTService.Settings(model="whisper"))
-    sounds = [InputAudioRawFrame(samples[at : at + rate], rate, 1) for at in range(0, len(samples), rate)]
+    audio_frames = [InputAudioRawFrame(samples[at : at + rate], rate, 1) for at in range(0, len(samples), rate)]
     frames, _ = await run_test(
         stt,
-        frames_to_send=[VADUserStartedSpeakingFrame(), *sounds, VADUserStoppedSpeakingFrame()],
+        frames_to_send=[VADUserStartedSpeakingFrame(), *audio_frames, VADUserStoppedSpeakingFrame()],
         pipeline_params=PipelineParams(audio_in_sample_rate=rate),
         start_timeout=START_S,
     )
@@ -48,12 +48,12 @@ async def transcribe(url: str, samples: bytes, rate: int) -> str:
 
 
 async def main(url: str, text: str, folder: Path) -> None:
-    """Speak once, and listen twice."""
-    with wave.open(str(folder / "heard.wav")) as file:
+    """Synthesize once, and transcribe twice."""
+    with wave.open(str(folder / "input.wav")) as file:
         rate, samples = file.getframerate(), file.readframes(file.getnframes())
-    own = await synthesize_speech(url, text)
-    (folder / "said.pcm").write_bytes(own)
-    sys.stdout.write(f"{await transcribe(url, samples, rate)}\n{await transcribe(url, own, 24_000)}\n")
+    synthesized = await synthesize_speech(url, text)
+    (folder / "speech.pcm").write_bytes(synthesized)
+    sys.stdout.write(f"{await transcribe(url, samples, rate)}\n{await transcribe(url, synthesized, 24_000)}\n")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -1,6 +1,6 @@
-"""Libraries that people build voice agents and robots with, each in its own venv, against `mstar serve` as it is run.
+"""Compatibility with client libraries for voice agents and robots, each in its own venv, against `mstar serve`.
 
-`scripts/install-clients` makes the venvs. What the libraries send is not known here, and not changed: their defaults must work.
+`scripts/install-clients` creates the venvs. The libraries run with their defaults.
 """
 
 import subprocess
@@ -24,10 +24,10 @@ VOICE_MANIFEST = '[models.hibari]\nmodel = "hibari"\n[models.whisper]\nmodel = "
 
 
 def run_client(library, script, *words):
-    """What a script prints that runs in the venv of a library."""
+    """Run a script in the venv of a library; return its output lines."""
     python = VENVS / library / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"{library} has no venv here: run scripts/install-clients")
+        pytest.skip(f"{library} has no venv; fix: run scripts/install-clients")
     command = [python, ROOT / "tests" / "clients" / script, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -36,7 +36,7 @@ def run_client(library, script, *words):
 
 @contextmanager
 def run_server(*what):
-    """The address of a server that is ready."""
+    """URL of a server that is ready."""
     with start_server(*what) as (process, url):
         wait_ready(process)
         yield url
@@ -51,19 +51,19 @@ def voice_server(tmp_path_factory):
 
 
 @pytest.mark.parametrize("library", ["pipecat", "livekit"])
-def test_a_voice_agent_speaks_and_hears(voice_server, tmp_path, library):
+def test_a_voice_agent_speaks_and_transcribes(voice_server, tmp_path, library):
     samples, rate = soundfile.read(ROOT / "tests" / "nn" / "peter.wav")
-    soundfile.write(tmp_path / "heard.wav", samples, rate, "PCM_16")
-    *_, heard, own = run_client(library, f"talk_{library}.py", voice_server, TEXT, tmp_path)
-    assert word_error_rate(SPOKEN_TEXT, heard) == 0
+    soundfile.write(tmp_path / "input.wav", samples, rate, "PCM_16")
+    *_, transcript, own = run_client(library, f"talk_{library}.py", voice_server, TEXT, tmp_path)
+    assert word_error_rate(SPOKEN_TEXT, transcript) == 0
     assert word_error_rate(TEXT, own) == 0
-    said = np.fromfile(tmp_path / "said.pcm", "<i2") / 32768
-    assert 1.5 < len(said) / 24_000 < 4
-    tenths = np.abs(said[: len(said) // 2400 * 2400].reshape(-1, 2400)).max(axis=1)
+    speech = np.fromfile(tmp_path / "speech.pcm", "<i2") / 32768
+    assert 1.5 < len(speech) / 24_000 < 4
+    tenths = np.abs(speech[: len(speech) // 2400 * 2400].reshape(-1, 2400)).max(axis=1)
     assert (tenths > 0.05).mean() > 0.5
 
 
-def test_a_robot_is_told_what_its_model_computes(tmp_path):
+def test_openpi_gets_the_actions_of_the_model(tmp_path):
     seen = observation(3)
     np.savez(tmp_path / "seen.npz", **seen)
     with run_server(f"{ROOT / 'tests' / 'server' / 'toy_robot_models.py'}:Arm", "--in-process") as url:

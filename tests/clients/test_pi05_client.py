@@ -1,4 +1,4 @@
-"""pi0.5 as `mstar serve` serves it, asked by openpi's own client: actions are those that the model computes here."""
+"""pi0.5 served by `mstar serve` to openpi's own client: equal to the actions that the model computes locally."""
 
 import json
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ class Here(Pi05):
 """
 
 
-def test_a_robot_of_openpi_is_told_what_pi05_computes(tmp_path):
+def test_openpi_gets_the_actions_of_pi05(tmp_path):
     (tmp_path / "saved").mkdir()
     saved, file = tiny.save(tmp_path / "saved"), tmp_path / "pi05_here.py"
     file.write_text(HERE.format(saved=saved))
@@ -36,5 +36,5 @@ def test_a_robot_of_openpi_is_told_what_pi05_computes(tmp_path):
     assert json.loads(robot) == model.robot_spec()
     assert "fix: send these names" in "".join(error)
     for seed, one in enumerate(seen):  # pictures that the client makes small are as those that the model makes small
-        wanted = model.run(ActionRequest(one, "pick up the cup", seed)).emissions[-1].value
-        np.testing.assert_allclose(np.load(tmp_path / f"actions_{seed}.npy"), wanted, rtol=0, atol=1e-5)
+        expected = model.run(ActionRequest(one, "pick up the cup", seed)).emissions[-1].value
+        np.testing.assert_allclose(np.load(tmp_path / f"actions_{seed}.npy"), expected, rtol=0, atol=1e-5)

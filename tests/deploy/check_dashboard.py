@@ -1,4 +1,4 @@
-"""Whether a dashboard is what Grafana's own description of dashboards knows: what that does not know is lost."""
+"""Check a dashboard against Grafana's schema: a round trip through the SDK must lose no field."""
 
 import json
 import sys
@@ -12,10 +12,10 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 
 def lost_fields(before: Any, after: Any, at: str = "") -> Iterator[str]:
-    """What is not there any more, or has changed."""
+    """Fields that were lost or changed."""
     if isinstance(before, dict):
         for key, value in before.items():
-            if value not in (None, [], {}):  # nothing need not be written
+            if value not in (None, [], {}):  # empty values can be omitted
                 yield from lost_fields(value, after.get(key) if isinstance(after, dict) else None, f"{at}.{key}")
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (one, other) in enumerate(zip(before, after, strict=True)):

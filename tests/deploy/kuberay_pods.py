@@ -1,6 +1,6 @@
-"""What of a file for KubeRay plain Kubernetes has a schema for: each pod template of a RayCluster becomes a Pod.
+"""Convert a KubeRay manifest for validation with plain Kubernetes schemas: pod templates become Pods.
 
-A RayCluster's own fields are not checked here: the operator's schema is only where the operator is.
+The fields of the RayCluster itself are not checked: their schema comes with the operator.
 """
 
 import sys
@@ -12,7 +12,7 @@ import yaml
 
 
 def to_plain_pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The document itself, or the pods of a cluster."""
+    """The document itself, or the pods of a RayCluster."""
     if document["kind"] != "RayCluster":
         yield document
         return
@@ -25,5 +25,5 @@ def to_plain_pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    found = yaml.safe_load_all(Path(sys.argv[1]).read_text("utf-8"))
-    sys.stdout.write(yaml.safe_dump_all([one for document in found for one in to_plain_pods(document)]))
+    documents = yaml.safe_load_all(Path(sys.argv[1]).read_text("utf-8"))
+    sys.stdout.write(yaml.safe_dump_all([one for document in documents for one in to_plain_pods(document)]))

@@ -1,4 +1,4 @@
-"""What is in deploy fits what it starts: commands parse, files that are mounted exist, time to end is long enough."""
+"""Files in deploy/: commands parse, mounted files exist, grace periods are long enough, external checks pass."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CHART = (DEPLOY / "helm" / "mstar" / "templates" / "deployment.yaml").read_text(
 
 
 def commands():
-    """The arguments of `mstar`, wherever one is started."""
+    """Arguments of every `mstar` command in deploy/."""
     for name in ("Dockerfile", "Dockerfile.cuda"):
         yield json.loads(re.search(r"^CMD (\[.*\])$", (DEPLOY / name).read_text("utf-8"), re.MULTILINE)[1])
     yield COMPOSE["services"]["mstar"]["command"]
@@ -38,19 +38,19 @@ def commands():
 
 
 @pytest.mark.parametrize("words", [*commands()], ids=["image", "cuda", "compose", "chart", "kuberay"])
-def test_every_command_is_one(words, capsys):
+def test_commands_parse(words, capsys):
     try:
         assert _make_parser().parse_args(words).run
     except SystemExit:
         pytest.fail(f"{words}\n{capsys.readouterr().err}")
 
 
-def test_the_manifest_is_one():
+def test_the_manifest_is_valid():
     assert Manifest(DEPLOY / "mstar.toml").models.keys() == {"chat"}
 
 
-def test_what_compose_mounts_is_there():
-    """Secrets are made by whoever deploys; all else is in the tree."""
+def test_mounted_files_exist():
+    """Secrets are created at deployment; all other files are in the repository."""
     mounted = [one.split(":")[0] for service in COMPOSE["services"].values() for one in service.get("volumes", ())]
     paths = [one for one in mounted if one.startswith(".")]
     assert len(paths) >= 4
@@ -58,7 +58,7 @@ def test_what_compose_mounts_is_there():
     assert {one for one in mounted if not one.startswith(".")} == COMPOSE["volumes"].keys()
 
 
-def test_there_is_time_to_end():
+def test_grace_periods_exceed_the_drain_timeout():
     drain = ServerConfig().drain_timeout_s
     assert float(COMPOSE["services"]["mstar"]["stop_grace_period"].removesuffix("s")) > drain
     [front] = [one for one in CLUSTER if one["metadata"]["name"] == "front"]
@@ -66,15 +66,15 @@ def test_there_is_time_to_end():
     assert front["spec"]["terminationGracePeriodSeconds"] > notice + drain
 
 
-def test_no_pod_is_told_of_services():
-    """Kubernetes would tell a service `mstar` as MSTAR_PORT=tcp://..., which is a setting of ours, and wrong."""
+def test_service_links_are_disabled():
+    """Kubernetes would set MSTAR_PORT=tcp://... for a service `mstar`, which mstar would read as a setting."""
     pods = [one for one in CLUSTER if one["kind"] == "Pod"]
     assert len(pods) == 3
     assert [one["spec"]["enableServiceLinks"] for one in pods] == [False] * 3
     assert "enableServiceLinks: false" in CHART
 
 
-def test_only_the_front_can_be_reached_from_elsewhere():
+def test_network_policy_exposes_only_the_front_end():
     policies = [one["spec"] for one in CLUSTER if one["kind"] == "NetworkPolicy"]
     [wide, narrow] = sorted(policies, key=lambda one: len(one["podSelector"]["matchLabels"]))
     assert wide["ingress"] == [{"from": [{"podSelector": wide["podSelector"]}]}]
@@ -83,8 +83,8 @@ def test_only_the_front_can_be_reached_from_elsewhere():
     assert all(wide["podSelector"]["matchLabels"].items() <= one["metadata"]["labels"].items() for one in CLUSTER[:3])
 
 
-# ---------------------------------------------------------------- the tools of those who read it
-BROKEN = {  # stage: file, what is there, what stands there instead
+# ---------------------------------------------------------------- external checks
+BROKEN = {  # stage: file, text, replacement
     "hadolint": ("Dockerfile", "USER 10001", "USER root"),
     "compose": ("compose.yaml", "image: prom", "imag: prom"),
     "yaml": ("grafana/provisioning/dashboards/mstar.yaml", "apiVersion: 1", "apiVersion: 1\napiVersion: 2"),
@@ -93,7 +93,7 @@ BROKEN = {  # stage: file, what is there, what stands there instead
     "alerts": ("prometheus/rules.yaml", ">= 3", ">= 30"),
     "kubernetes": ("kuberay/mstar.yaml", "enableServiceLinks", "enableServicelinks"),
 }
-UNREADABLE = {  # what follows cannot be looked at either
+UNREADABLE = {  # faults that also fail later stages
     "rules": ("prometheus/rules.yaml", "expr: min_over_time(", "expr: min_over_tim("),
     "chart": ("helm/mstar/templates/service.yaml", ".Values.service.type", ".Values.service.kind"),
     "kuberay": ("kuberay/mstar.yaml", "headGroupSpec:", "headGroup:"),
@@ -101,7 +101,7 @@ UNREADABLE = {  # what follows cannot be looked at either
 
 
 def run_check_deploy(folder):
-    """Which stages failed."""
+    """Stages that failed."""
     command = ["scripts/check-deploy", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     failed = re.search(r"^failed: (.*)$", done.stdout, re.MULTILINE)
@@ -110,19 +110,19 @@ def run_check_deploy(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # the first time tools are fetched
-def test_every_tool_takes_it():
+@pytest.mark.timeout(400)  # the first run downloads the tools
+def test_all_checks_pass():
     assert run_check_deploy(DEPLOY) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("faults", "more"), [(BROKEN, set()), (UNREADABLE, {"alerts", "kubernetes"})])
-def test_every_tool_finds_what_is_broken(faults, more, tmp_path):
+def test_all_checks_detect_faults(faults, more, tmp_path):
     folder = tmp_path / "deploy"
     shutil.copytree(DEPLOY, folder)
-    for name, there, instead in faults.values():
-        text = (folder / name).read_text("utf-8")
-        assert there in text
-        (folder / name).write_text(text.replace(there, instead))
+    for name, text, replacement in faults.values():
+        content = (folder / name).read_text("utf-8")
+        assert text in content
+        (folder / name).write_text(content.replace(text, replacement))
     assert run_check_deploy(folder) == faults.keys() | more

@@ -1,4 +1,4 @@
-"""Dashboard and alarms ask only for what /metrics has: names, labels and fixed values, held against a real server."""
+"""Metric names, labels and fixed values in the dashboard and the alert rules exist at /metrics of a real server."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from tests.server.toy_speech_models import ToneSpeaker
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SELECTOR = re.compile(r"\b((?:mstar|process)_\w+)(?:\{([^}]*)\})?")
 BY_PROMETHEUS = {"instance", "job", "le"}
-"""Labels that Prometheus adds; every histogram has `le`."""
+"""Labels that Prometheus adds, and `le` of histograms."""
 
 
 def queried_expressions():
-    """Every expression there is, by where it stands."""
+    """Every query of the dashboard and the alert rules, with its title."""
     board = json.loads((DEPLOY / "grafana" / "dashboards" / "mstar.json").read_text("utf-8"))
     targets = [(panel["title"], one["expr"]) for panel in board["panels"] for one in panel.get("targets", [])]
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text("utf-8"))["groups"]
@@ -29,37 +29,38 @@ def queried_expressions():
 
 @pytest.fixture(scope="module")
 def samples():
-    """What a server tells that has written, spoken, refused and failed."""
-    with serve_models({"parrot": Parrot(), "talker": ToneSpeaker()}) as house, house.client() as client:
+    """Samples of a server after text, audio and failed responses."""
+    with serve_models({"parrot": Parrot(), "talker": ToneSpeaker()}) as served, served.client() as client:
         client.post("/v1/chat/completions", json=chat_body("abc", model="parrot"))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}", model="parrot"))
         client.post("/v1/audio/speech", json={"model": "talker", "input": "one two", "response_format": "pcm"})
-        found = text_string_to_metric_families(client.get("/metrics").text)
-        return [sample for family in found for sample in family.samples]
+        served.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        return [sample for family in families for sample in family.samples]
 
 
 def unknown_names(expression, samples):
-    """What an expression asks for that nobody tells."""
+    """The first name, label or value of an expression that does not exist; empty if all exist."""
     bare = re.sub(r'"[^"]*"', lambda text: text[0].replace("{", "(").replace("}", ")"), expression)
     used = set()
     for name, given in SELECTOR.findall(bare):
         labels = [one.labels for one in samples if one.name == name]
         if not labels:
-            return f"no metric is called {name}"
+            return f"no metric {name}"
         used |= labels[0].keys()
         fixed = dict(re.findall(r'(\w+)="([^"$]*)"', given))
         of = {label: value for label, value in fixed.items() if label not in {*BY_PROMETHEUS, "code"}}
         if not any(of.items() <= one.items() for one in labels):
             return f"no {name} has {of}"
-        if lost := set(re.findall(r"(\w+)[=!]", given)) - labels[0].keys() - BY_PROMETHEUS:
-            return f"{name} has no {lost}"
+        if missing := set(re.findall(r"(\w+)[=!]", given)) - labels[0].keys() - BY_PROMETHEUS:
+            return f"{name} has no {missing}"
     groups = {label for group in re.findall(r"\bby \(([^)]*)\)", bare) for label in group.split(", ")}
-    if used and (lost := groups - used - BY_PROMETHEUS):
-        return f"nothing has {lost}"
+    if used and (missing := groups - used - BY_PROMETHEUS):
+        return f"nothing has {missing}"
     return ""
 
 
-def test_everything_that_is_asked_for_is_told(samples):
+def test_all_queried_metrics_exist(samples):
     expressions = queried_expressions()
     assert len(expressions) > 30
     assert {where: problem for where, one in expressions if (problem := unknown_names(one, samples))} == {}
@@ -69,17 +70,17 @@ def test_everything_that_is_asked_for_is_told(samples):
     "expression",
     [
         "rate(mstar_response_total[1m])",
-        'mstar_held{process="conductor",what="que"}',
+        'mstar_queue_length{process="conducter"}',
         'sum(mstar_responses_in_progress{modell="chat"})',
         "sum by (model, worker) (rate(mstar_responses_total[1m]))",
     ],
 )
-def test_what_nobody_tells_is_found(expression, samples):
+def test_unknown_metrics_are_detected(expression, samples):
     assert unknown_names(expression, samples)
 
 
-def test_codes_that_alarms_name_are_codes():
-    told = (DEPLOY.parent / "docs" / "api" / "errors.md").read_text("utf-8")
+def test_alert_rules_use_documented_error_codes():
+    documented = (DEPLOY.parent / "docs" / "api" / "errors.md").read_text("utf-8")
     codes = {
         code
         for _, one in queried_expressions()
@@ -87,10 +88,10 @@ def test_codes_that_alarms_name_are_codes():
         for code in text.split("|")
     }
     assert len(codes) >= 5
-    assert {code for code in codes if f"`{code}`" not in told} == set()
+    assert {code for code in codes if f"`{code}`" not in documented} == set()
 
 
-def test_every_panel_has_its_place():
+def test_dashboard_panels_do_not_overlap():
     board = json.loads((DEPLOY / "grafana" / "dashboards" / "mstar.json").read_text("utf-8"))
     taken = set()
     for panel in board["panels"]:

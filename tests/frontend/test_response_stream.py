@@ -1,4 +1,4 @@
-"""Requests under way: those whose client leaves are ended, those whose client is slow wait, nobody is polled."""
+"""Response streams: disconnects cancel requests, slow readers cause backpressure, concurrent streams finish."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from tests.server.toy_server import chat_body
 LONG = chat_body("slow" + "x" * 2000, max_tokens=2000)
 
 
-def test_a_client_that_leaves_ends_its_stream(server):
+def test_a_disconnect_cancels_a_stream(server):
     with server.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG | {"stream": True}) as got:
         assert next(got.iter_lines()).startswith("data: ")
         assert server.request_stats()
-    assert server.wait_until_idle(1.0), server.stock()
+    assert server.wait_until_idle(1.0), server.request_stats()
 
 
-def test_a_client_that_leaves_ends_what_it_waited_for(server):
+def test_a_disconnect_cancels_a_pending_response(server):
     async def leave():
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         body = json.dumps(LONG).encode()
@@ -34,10 +34,10 @@ def test_a_client_that_leaves_ends_what_it_waited_for(server):
         del reader
 
     asyncio.run(leave())
-    assert server.wait_until_idle(1.0), server.stock()
+    assert server.wait_until_idle(1.0), server.request_stats()
 
 
-def test_a_slow_reader_is_not_read_ahead_for(server):
+def test_a_slow_reader_causes_backpressure(server):
     text = "x" * 3000
 
     async def read():
@@ -45,21 +45,21 @@ def test_a_slow_reader_is_not_read_ahead_for(server):
         chat = ChatRequest((Message("user", (text,)),), _long())
         live = ResponseStream(bridge, [Submit(server.front.new_rid(), "parrot", Value(chat))])
         await live.wait_first()
-        held = [await _buffered_count(live)]
-        async for news in live:
-            if isinstance(news, RequestEnded):
-                assert isinstance(news.end, RequestFinished)
-                return max(held), news.end.totals["Text"]
-            held.append(len(live._events))
-        raise AssertionError("no end came")
+        buffered = [await _buffered_count(live)]
+        async for event in live:
+            if isinstance(event, RequestEnded):
+                assert isinstance(event.end, RequestFinished)
+                return max(buffered), event.end.totals["Text"]
+            buffered.append(len(live._events))
+        raise AssertionError("the stream did not end")
 
-    held, total = asyncio.run(read())
+    buffered, total = asyncio.run(read())
     assert total == 3000
-    assert 16 < held <= 64 + 16  # a worker's window, and what was on its way
+    assert 16 < buffered <= 64 + 16  # the worker's window, and what was in transit
 
 
 async def _buffered_count(live):
-    """How much waits for the reader once no more comes."""
+    """Number of buffered events once no more arrive."""
     count = -1
     while count != len(live._events):
         count = len(live._events)
@@ -73,22 +73,22 @@ def _long():
     return Sampling(max_tokens=3000)
 
 
-def test_what_is_dropped_is_not_heard_of_again(server):
+def test_a_cancelled_request_yields_no_more_events(server):
     async def read():
         bridge = LoopBridge(server.front, asyncio.get_running_loop(), api_error_from)
         chats = [ChatRequest((Message("user", (text,)),)) for text in ("slow" + "x" * 90, "short")]
         live = ResponseStream(bridge, [Submit(server.front.new_rid(), "parrot", Value(chat)) for chat in chats])
-        news = [await anext(live)]
+        events = [await anext(live)]
         live.cancel(live.rids[0])
-        news += [one async for one in live]
-        return [live.index_of(one) for one in news[1:]], live
+        events += [one async for one in live]
+        return [live.index_of(one) for one in events[1:]], live
 
     numbers, _ = asyncio.run(read())
     assert numbers == [1] * len(numbers)
     assert server.wait_until_idle(1.0)
 
 
-def test_many_streams_at_once_come_to_their_ends(server):
+def test_many_concurrent_streams_finish(server):
     async def one(number):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         body = json.dumps(chat_body(f"number {number}!", stream=True)).encode()

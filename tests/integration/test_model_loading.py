@@ -179,7 +179,7 @@ def test_a_server_unloads_and_loads(report):
                 assert (unloaded.status_code, unloaded.json()) == (200, {"model": "bird", "state": "unloaded"})
                 assert answer_text(answer)
             assert state() == "unloaded"
-            wait_for(lambda: 'mstar_held{process="conductor",what="workers"} 0.0' in client.get("/metrics").text)
+            wait_for(lambda: 'mstar_workers{process="conductor"} 0.0' in client.get("/metrics").text)
             begun = time.monotonic()
             with send_chat(client, "hello") as answer:
                 assert answer_text(answer) == first

@@ -1,4 +1,4 @@
-"""What the server says of itself: all routes are in it, it is well formed, and a fuzzer of it breaks nothing."""
+"""The OpenAPI document: it has all routes, it is valid, and a fuzzer (Schemathesis) finds no violation of it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ MODELS = {
     "ChatBody": ["parrot"],
     "EmbeddingBody": ["vectors"],
     "SpeechBody": ["voice"],
-    "Form": ["scribe"],
-    "DrawingBody": ["painter"],
-    "DrawingForm": ["painter"],
-    "FilmingForm": ["filmer"],
+    "TranscriptionForm": ["scribe"],
+    "ImageBody": ["painter"],
+    "ImageEditForm": ["painter"],
+    "VideoForm": ["filmer"],
     "GenerateBody": ["echo"],
 }
-"""Which models a body may name, so that a fuzzer gets further than that."""
+"""Valid model names by body schema, so that a fuzzer gets past the model lookup."""
 
 
 @dataclass
 class EchoRequest:
-    """Something of every kind that can be sent."""
+    """One field of every JSON type."""
 
     number: int
     share: float = 0.5
@@ -62,7 +62,7 @@ class StepOp(Component):
 
 
 class Echo(Model):
-    """Gives back what it is given, and imagines the same whatever it sees: nothing that can be sent makes it fail."""
+    """Returns its request and rolls out constant latents: no valid request makes it fail."""
 
     def __init__(self) -> None:
         self.dust = StepOp()
@@ -90,56 +90,56 @@ def serve_all_models():
     return serve_models(models, ApiKeys(["k"]))
 
 
-def test_every_route_is_described():
-    told = build_document(ENDPOINTS)
+def test_every_route_is_in_the_document():
+    document = build_document(ENDPOINTS)
     routes = build_app(ServerState({"parrot": Parrot()})).routes
-    described = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
+    fuzzable_document = {(method.upper(), path) for path, one in document["paths"].items() for method in one}
     served = {(method, route.path_format) for route in routes if isinstance(route, Route) for method in route.methods}
-    assert described == {(method, path) for method, path in served if method != "HEAD"}
-    assert {*told["x-websockets"]} == {route.path for route in routes if not isinstance(route, Route)}
-    names = [one["operationId"] for path in told["paths"].values() for one in path.values()]
+    assert fuzzable_document == {(method, path) for method, path in served if method != "HEAD"}
+    assert {*document["x-websockets"]} == {route.path for route in routes if not isinstance(route, Route)}
+    names = [one["operationId"] for path in document["paths"].values() for one in path.values()]
     assert len({*names}) == len(names)
 
 
-def test_schemas_are_schemas_and_all_that_is_named_is_there():
-    told = build_document(ENDPOINTS)
-    schemas = told["components"]["schemas"]
+def test_schemas_are_valid_and_all_references_resolve():
+    document = build_document(ENDPOINTS)
+    schemas = document["components"]["schemas"]
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
-    text = json.dumps(told)
+    text = json.dumps(document)
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert name in schemas
 
 
-def test_bodies_and_refusals_are_as_described(server):
+def test_bodies_and_errors_match_the_document(server):
     with server.client() as client:
-        told = client.get("/openapi.json").json()
-        assert told["openapi"] == "3.1.0"
-        refused = client.post("/v1/chat/completions", json=chat_body("x", temperature=9)).json()
-        wrong = client.put("/v1/chat/completions")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        document = client.get("/openapi.json").json()
+        assert document["openapi"] == "3.1.0"
+        error = client.post("/v1/chat/completions", json=chat_body("x", temperature=9)).json()
+        method_error = client.put("/v1/chat/completions")
+    assert (method_error.status_code, method_error.headers["allow"]) == (405, "POST")
 
     def is_valid(name, value):
-        schema = {"$ref": f"#/components/schemas/{name}", "components": told["components"]}
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         return jsonschema_rs.is_valid(schema, value)
 
-    assert is_valid("Error", refused)
-    assert is_valid("Error", wrong.json())
+    assert is_valid("Error", error)
+    assert is_valid("Error", method_error.json())
     assert is_valid("ChatBody", chat_body("x", temperature=1))
     assert not is_valid("ChatBody", chat_body("x", temperature=9))
     assert not is_valid("ChatBody", {"model": "x"})
 
 
-def described(client):
-    """What the server says of itself, with names of what is there, so that a fuzzer gets further than that."""
-    told = client.get("/openapi.json").json()
-    schemas, paths = told["components"]["schemas"], told["paths"]
+def fuzzable_document(client):
+    """The OpenAPI document with valid names and ids, so that a fuzzer gets past the lookups."""
+    document = client.get("/openapi.json").json()
+    schemas, paths = document["components"]["schemas"], document["paths"]
     for name, models in MODELS.items():
         schemas[name]["properties"]["model"] = {"enum": models}
-    for name in ("DrawingBody", "DrawingForm", "FilmingForm"):
+    for name in ("ImageBody", "ImageEditForm", "VideoForm"):
         schemas[name]["properties"]["size"] = {"enum": ["16x16", "64x32", "auto", "0x0", "-1x5", "1e3x2"]}
     schemas["GenerateBody"]["properties"]["request"] = TypeAdapter(EchoRequest).json_schema()
-    del paths["/v1/events"]  # it does not end by itself; test_events reads it
+    del paths["/v1/events"]  # an endless stream; test_live_feed reads it
     for name in ("graph", "load", "unload"):
         for one in paths[f"/v1/models/{{model}}/{name}"].values():
             one["parameters"][0]["schema"] = {"enum": ["parrot", "echo", "nobody"]}
@@ -149,7 +149,7 @@ def described(client):
         content["schema"]["properties"] |= {"observation": {"type": "object"}}
     video = {"model": (None, "filmer"), "prompt": (None, "x"), "seconds": (None, "1")}
     world = {"model": "echo", "observation": {}}
-    there = {
+    known_values = {
         "video": [client.post("/v1/videos", files=video).json()["id"] for _ in range(4)],
         "world": [client.post("/v1/worlds", json=world).json()["id"] for _ in range(4)],
         "id": [client.get("/v1/models").headers["x-request-id"]],
@@ -161,13 +161,13 @@ def described(client):
     for operations in paths.values():
         for operation in operations.values():
             for parameter in operation["parameters"]:
-                parameter["schema"] = {"type": "string", "enum": [*there[parameter["name"]], "nowhere"]}
-    return told
+                parameter["schema"] = {"type": "string", "enum": [*known_values[parameter["name"]], "nowhere"]}
+    return document
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_fuzzer_that_reads_the_description_breaks_nothing(tmp_path, caplog):
+def test_schemathesis_finds_no_violation(tmp_path, caplog):
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json")]
     command += ["--phases=coverage,fuzzing,stateful", "--max-examples=12", "--seed=1", "--generation-database=none"]
     command += [
@@ -178,7 +178,7 @@ def test_a_fuzzer_that_reads_the_description_breaks_nothing(tmp_path, caplog):
         "--workers=2",
     ]
     with caplog.at_level(logging.ERROR), serve_all_models() as served, served.client("k") as client:
-        (tmp_path / "openapi.json").write_text(json.dumps(described(client)))
+        (tmp_path / "openapi.json").write_text(json.dumps(fuzzable_document(client)))
         run = [*command, f"--url={served.url}", "--header=Authorization: Bearer k"]
         done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert served.wait_until_idle(3)

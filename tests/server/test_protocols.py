@@ -1,4 +1,4 @@
-"""The doors: nobody comes in without a key, by no route and no method, and nobody stands in them for ever."""
+"""HTTP and WebSocket protocols: authentication on every route and method, timeouts, malformed and hostile input."""
 
 import asyncio
 import hmac
@@ -17,8 +17,8 @@ from mstar.config import HttpLimits
 from mstar.requests import ChatRequest
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.app import PUBLIC_PATHS, build_app
-from mstar.server.http_exchange import RequestContext
 from mstar.server.protocols import MAX_MESSAGE_FRAGMENTS, WebSocketProtocol, compute_max_connections
+from mstar.server.request_context import RequestContext
 from mstar.server.state import ServerState
 from mstar.server.websocket_session import WebSocketHandler, websocket_endpoint
 from tests.server.toy_models import Parrot
@@ -51,20 +51,20 @@ def locked():
 
 @pytest.fixture(scope="module")
 def short_timeouts():
-    """A server with little time for who is slow, and few places."""
+    """A server with short timeouts and few connections."""
     with run_toy_server(
         limits=HttpLimits(header_timeout_s=0.3, websocket_idle_timeout_s=0.3, max_connections=40)
     ) as started:
         yield started
 
 
-def open_socket(server, *sent, room=None):
-    """A connection on which this was sent; `room` is how much may wait to be read at this end."""
+def open_socket(server, *sent, receive_buffer=None):
+    """A connection on which data was sent; `receive_buffer` is the size of its receive buffer."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.settimeout(5)
-    if room is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((host, int(port)))
     for data in sent:
         connection.sendall(data)
@@ -72,7 +72,7 @@ def open_socket(server, *sent, room=None):
 
 
 def read_response(connection):
-    """All that comes until the end."""
+    """All data until the connection closes."""
     read = b""
     with suppress(ConnectionResetError):
         while data := connection.recv(1 << 16):
@@ -82,11 +82,11 @@ def read_response(connection):
 
 # ---------------------------------------------------------------- keys
 @pytest.mark.parametrize("path", PATHS)
-def test_no_route_and_no_method_opens_without_a_key(locked, path):
+def test_every_route_and_method_needs_a_key(locked, path):
     for method, wrong in [*itertools.product(METHODS, WRONG[:1]), *itertools.product(("GET", "POST"), WRONG[1:])]:
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n"
         head += "" if wrong is None else f"Authorization: {wrong}\r\n"
-        with open_socket(locked, f"{head}\r\n".encode()) as connection:  # and none of the body
+        with open_socket(locked, f"{head}\r\n".encode()) as connection:  # without a body
             assert read_response(connection).startswith(b"HTTP/1.1 401 "), (method, wrong)
 
 
@@ -97,7 +97,7 @@ def test_endpoints_without_a_key_only_report_liveness(locked):
 
 
 @pytest.mark.parametrize("path", WEBSOCKET_PATHS)
-def test_no_websocket_opens_without_a_key(locked, path):
+def test_every_websocket_needs_a_key(locked, path):
     url = locked.url.replace("http", "ws") + path
     for wrong in WRONG:
         with pytest.raises(InvalidStatus) as refused:
@@ -105,7 +105,7 @@ def test_no_websocket_opens_without_a_key(locked, path):
         assert refused.value.response.status_code == 401
 
 
-def test_a_wrong_key_is_as_much_work_as_a_right_one(monkeypatch):
+def test_keys_are_compared_in_constant_time(monkeypatch):
     counts, compare_digest = [], hmac.compare_digest
 
     def compare(one, other):
@@ -120,7 +120,7 @@ def test_a_wrong_key_is_as_much_work_as_a_right_one(monkeypatch):
     assert counts == [50] * 5
 
 
-# ---------------------------------------------------------------- who is slow
+# ---------------------------------------------------------------- slow clients
 def test_headers_that_never_end_time_out(short_timeouts):
     begun = time.monotonic()
     slow = [open_socket(short_timeouts, b"GET /health HTTP/1.1\r\n") for _ in range(30)]
@@ -140,7 +140,7 @@ def test_headers_that_never_end_time_out(short_timeouts):
                 connection.close()
         closed = time.monotonic() - begun
         with short_timeouts.client() as client:
-            assert client.get("/health").status_code == 200  # others are served all the time
+            assert client.get("/health").status_code == 200  # other clients are served meanwhile
         assert closed < 3
     assert closed >= 0.3
 
@@ -150,10 +150,10 @@ def test_headers_that_never_end_time_out(short_timeouts):
     [
         b"",
         b"\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",  # answered, and then nothing
-        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /he",  # answered, and then half a head
-        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx",  # answered, and the body never ends
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",  # and no key of a handshake
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",  # a response, then silence
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /he",  # a response, then incomplete headers
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx",  # a response, but the body never ends
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",  # no Sec-WebSocket-Key
     ],
 )
 def test_an_incomplete_request_times_out(short_timeouts, sent):
@@ -164,38 +164,38 @@ def test_an_incomplete_request_times_out(short_timeouts, sent):
 
 
 def test_connections_over_the_limit_are_rejected(short_timeouts):
-    crowd = [open_socket(short_timeouts) for _ in range(40)]
+    connections = [open_socket(short_timeouts) for _ in range(40)]
     time.sleep(0.05)
     with open_socket(short_timeouts, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
-        told = read_response(connection)
-    for one in crowd:
+        response = read_response(connection)
+    for one in connections:
         one.close()
-    assert told.startswith(b"HTTP/1.1 503 ")
-    assert b"Retry-After: 1\r\n" in told
-    assert b'"code":"too_many_connections"' in told
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in response
+    assert b'"code":"too_many_connections"' in response
     time.sleep(0.05)
     with short_timeouts.client() as client:
         assert client.get("/health").status_code == 200
 
 
-def test_file_descriptors_are_left_for_others(monkeypatch):
+def test_file_descriptors_are_reserved(monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4096))
     assert compute_max_connections(HttpLimits()) == 768
     assert compute_max_connections(HttpLimits(max_connections=10)) == 10
 
 
-# ---------------------------------------------------------------- who is hostile
+# ---------------------------------------------------------------- hostile clients
 HOSTILE = {
     "a header of a megabyte": b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n",
     "100000 headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
     "two lengths": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
-    "a length that is none": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",
-    "a huge piece": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    "an invalid length": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",
+    "a huge chunk": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"f" * 40
     + b"\r\n",
-    "another coding": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+    "another transfer encoding": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
     "a header over two lines": b"GET /health HTTP/1.1\r\nHost: x\r\n y: z\x00\r\n\r\n",
-    "a line without end": b"GET /" + b"a" * (1 << 20),
+    "an endless line": b"GET /" + b"a" * (1 << 20),
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(190),
     "nonsense": b"\x00\xff\x13\x37" * 100 + b"\r\n\r\n",
@@ -203,31 +203,33 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_request_is_refused(short_timeouts, name):
+def test_malformed_requests_are_rejected(short_timeouts, name):
     with open_socket(short_timeouts) as connection:
-        with suppress(OSError):  # it had enough
+        with suppress(OSError):  # it has closed already
             connection.sendall(HOSTILE[name])
-        told = read_response(connection)
-    assert told == b"" or told.split(b" ")[1] in (b"400", b"413", b"431", b"501"), told[:200]
+        response = read_response(connection)
+    assert response == b"" or response.split(b" ")[1] in (b"400", b"413", b"431", b"501"), response[:200]
 
 
-def test_two_requests_in_one_are_not_smuggled(short_timeouts):
+def test_request_smuggling_fails(short_timeouts):
     inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     head = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     with open_socket(short_timeouts, head + inner) as connection:
-        told = read_response(connection)
-    assert b'"object":"list"' not in told or told.count(b"HTTP/1.1 ") == 2
+        response = read_response(connection)
+    assert b'"object":"list"' not in response or response.count(b"HTTP/1.1 ") == 2
 
 
-# ---------------------------------------------------------------- calls
-def open_websocket(server, path="/v1/realtime?model=parrot", room=None, **headers):
-    """A connection over which a WebSocket was opened."""
+# ---------------------------------------------------------------- WebSockets
+def open_websocket(server, path="/v1/realtime?model=parrot", receive_buffer=None, **headers):
+    """A connection with a completed WebSocket handshake."""
     head = (
         f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     )
     head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     return open_socket(
-        server, (head + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n").encode(), room=room
+        server,
+        (head + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n").encode(),
+        receive_buffer=receive_buffer,
     )
 
 
@@ -246,15 +248,15 @@ def close_code(data):
 
 FRAMES = {
     "reserved bits": (b"\xf1\x80" + bytes(4), 1002),
-    "an unknown kind": (frame(3), 1002),
+    "an unknown opcode": (frame(3), 1002),
     "not masked": (b"\x81\x01x", 1002),
     "a long ping": (b"\x89\xfe\x00\x80" + bytes(4 + 128), 1002),
-    "a ping in parts": (frame(9, is_last=False), 1002),
-    "a part of nothing": (frame(0, b"x"), 1002),
-    "no text": (frame(1, b"\xff\xfe"), 1007),
+    "a fragmented ping": (frame(9, is_last=False), 1002),
+    "a continuation without a start": (frame(0, b"x"), 1002),
+    "invalid UTF-8": (frame(1, b"\xff\xfe"), 1007),
     "2^63 bytes": (frame(2, size=2**63 - 1), 1009),
     "16 MiB": (frame(2, size=16 << 20), 1009),
-    "parts without end": (frame(1, is_last=False) + frame(0, is_last=False) * (MAX_MESSAGE_FRAGMENTS + 1), 1009),
+    "endless fragments": (frame(1, is_last=False) + frame(0, is_last=False) * (MAX_MESSAGE_FRAGMENTS + 1), 1009),
     "a close without reason": (frame(8, b"\x03"), 1002),
 }
 
@@ -281,55 +283,59 @@ def test_an_idle_websocket_is_closed(short_timeouts):
 @pytest.mark.parametrize("count", [200, 5000])
 def test_a_websocket_with_too_many_headers_is_rejected(short_timeouts, count):
     with open_websocket(short_timeouts, **{f"X-{number}": "y" for number in range(count)}) as connection:
-        told = read_response(connection)
-    assert told == b"" or told.startswith(b"HTTP/1.1 400 ")
+        response = read_response(connection)
+    assert response == b"" or response.startswith(b"HTTP/1.1 400 ")
 
 
 def test_pings_of_a_client_that_does_not_read_are_not_buffered(monkeypatch):
     made = []
     begin = WebSocketProtocol.connection_made
     monkeypatch.setattr(WebSocketProtocol, "connection_made", lambda one, to: (made.append(one), begin(one, to))[1])
-    with run_toy_server() as server, open_websocket(server, room=4096) as connection:
+    with run_toy_server() as server, open_websocket(server, receive_buffer=4096) as connection:
         connection.recv(1 << 16)
         connection.settimeout(0.5)
         pings = frame(9, b"x" * 125) * 1000
         with suppress(TimeoutError):
-            for _ in range(100):  # more than the kernel takes for who does not read
+            for _ in range(100):  # more than the kernel buffers
                 connection.sendall(pings)
         (one,) = made
         assert one.transport.get_write_buffer_size() < 1 << 20
 
 
-def test_a_websocket_buffers_little_for_a_client_that_does_not_read():
-    """A surface that hears nothing, and a client that says more and more."""
-    taken = 0
+def test_a_websocket_stops_reading_when_its_handler_is_slow():
+    """A handler that does not receive, and a client that keeps sending."""
+    sent_messages = 0
 
-    async def deaf(call):
-        await call.accept()
+    async def slow_handler(session):
+        await session.accept()
         await asyncio.sleep(0.2)
-        heard = [await call.receive() for _ in range(taken)]
-        assert {len(one) for one in heard} == {400_000}
+        messages = [await session.receive() for _ in range(sent_messages)]
+        assert {len(message) for message in messages} == {400_000}
 
     async def receive():
-        nonlocal taken
-        taken += 1
+        nonlocal sent_messages
+        sent_messages += 1
         await asyncio.sleep(0)
-        return {"type": "websocket.connect"} if taken == 1 else {"type": "websocket.receive", "text": "x" * 400_000}
+        return (
+            {"type": "websocket.connect"}
+            if sent_messages == 1
+            else {"type": "websocket.receive", "text": "x" * 400_000}
+        )
 
     async def send(_):
         pass
 
     async def run():
-        door = ServerState({"parrot": Parrot()})
+        state = ServerState({"parrot": Parrot()})
         scope = {"type": "websocket", "request_context": RequestContext("x"), "headers": [], "path": "/"}
-        await WebSocketHandler(door, websocket_endpoint("/", deaf, ChatRequest))(scope, receive, send)
+        await WebSocketHandler(state, websocket_endpoint("/", slow_handler, ChatRequest))(scope, receive, send)
 
     asyncio.run(run())
-    assert 3 <= taken <= 8
+    assert 3 <= sent_messages <= 8
 
 
 def test_a_flooding_client_does_not_block_others(short_timeouts):
-    """A chat is answered while connections come and go."""
+    """A chat request succeeds while other connections open and close."""
     for _ in range(30):
         open_socket(short_timeouts, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n").close()
     with short_timeouts.client() as client:

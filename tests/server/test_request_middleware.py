@@ -1,4 +1,4 @@
-"""Who gets in, what is refused before it is read, and that nothing of the house gets out."""
+"""Request middleware: API keys, rate limits, rejections before the body is read, invalid bodies, request ids."""
 
 import json
 import re
@@ -14,19 +14,19 @@ from mstar.server.state import HttpLimits
 from tests.server.toy_server import chat_body, run_toy_server
 
 PATHS = [(one.method, one.path.replace("{model:path}", "parrot")) for one in ENDPOINTS] + [("GET", "/nowhere")]
-"""Every route there is, so that a new one is covered, and one that is not."""
+"""Every route, so that new ones are covered, and an unknown path."""
 
 
 @pytest.fixture(scope="module")
 def locked():
-    """A server with keys, where bodies must come soon."""
+    """A server with API keys and a short body timeout."""
     with run_toy_server(keys=ApiKeys(["right", "other"]), limits=HttpLimits(body_timeout_s=0.3)) as started:
         yield started
 
 
 # ---------------------------------------------------------------- keys
 @pytest.mark.parametrize("key", ["", "wrong", "righ", "right2"])
-def test_no_route_opens_without_a_key(locked, key):
+def test_every_route_needs_a_key(locked, key):
     with locked.client(key) as client:
         for method, path in PATHS:
             answer = client.request(method, path)
@@ -38,26 +38,26 @@ def test_no_route_opens_without_a_key(locked, key):
 
 
 @pytest.mark.parametrize("key", ["right", "other"])
-def test_every_key_opens(locked, key):
+def test_every_key_is_accepted(locked, key):
     with locked.client(key) as client:
         assert client.get("/v1/models").status_code == 200
         assert client.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
 
 
-def test_keys_are_looked_at_before_the_body(locked):
+def test_the_key_is_checked_before_the_body(locked):
     with _raw(locked, "POST /v1/chat/completions", "Content-Length: 1000") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
 
 
 def _raw(server, line, *headers):
-    """A connection on which the head of a request was sent, and nothing of its body."""
+    """A connection with the headers of a request sent, and no body."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=5)
     connection.sendall("\r\n".join([f"{line} HTTP/1.1", "Host: x", *headers, "", ""]).encode())
     return connection
 
 
-def test_a_scheme_of_another_kind_is_no_key():
+def test_other_authorization_schemes_are_rejected():
     keys = ApiKeys(["right"])
     assert keys.authenticate("Bearer right") is keys.authenticate("api-key right")
     assert keys.authenticate("Basic right") is None
@@ -65,15 +65,15 @@ def test_a_scheme_of_another_kind_is_no_key():
     assert re.fullmatch("[0-9a-f]{8}", keys.authenticate("Bearer right").name)
 
 
-# ---------------------------------------------------------------- how much
+# ---------------------------------------------------------------- rate limits
 def test_a_key_gets_its_rate_limit():
     keys = ApiKeys(["a"], RateLimit(requests_per_second=10, max_concurrent=3))
-    holder = keys.authenticate("Bearer a")
-    assert [holder.acquire(100.0) for _ in range(3)] == [0, 0, 0]
-    assert holder.acquire(100.0) == pytest.approx(0.1)
-    assert holder.acquire(100.2) == 0
-    holder.active_requests = 3
-    assert holder.acquire(200.0) > 0
+    tenant = keys.authenticate("Bearer a")
+    assert [tenant.acquire(100.0) for _ in range(3)] == [0, 0, 0]
+    assert tenant.acquire(100.0) == pytest.approx(0.1)
+    assert tenant.acquire(100.2) == 0
+    tenant.active_requests = 3
+    assert tenant.acquire(200.0) > 0
 
 
 def test_requests_over_the_rate_limit_get_retry_after():
@@ -85,12 +85,12 @@ def test_requests_over_the_rate_limit_get_retry_after():
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert 1 <= int(answers[2].headers["retry-after"]) <= 2
         assert 0 < int(answers[2].headers["retry-after-ms"]) <= 2000
-        assert client.get("/v1/models").status_code == 200  # which costs nothing
+        assert client.get("/v1/models").status_code == 200  # reads are not limited
         with server.client("b") as other:
             assert other.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
 
 
-def test_more_than_can_be_served_is_refused_at_once():
+def test_overload_is_rejected_at_once():
     with (
         run_toy_server(options=RuntimeConfig(max_running_requests=1, max_queued_requests=1)) as server,
         server.client() as client,
@@ -113,7 +113,7 @@ def _json_head(body):
     return "Content-Type: application/json", f"Content-Length: {len(json.dumps(body))}"
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- bodies
 NUMBERS = ["temperature", "top_p", "n", "seed", "max_tokens", "max_completion_tokens", "presence_penalty"]
 NUMBERS += ["frequency_penalty", "top_logprobs"]
 BAD = ["NaN", "Infinity", "-Infinity", "1e400", "-1e9", str(2**63), "9" * 4000, '"1"', "true", "[]", "{}"]
@@ -146,14 +146,14 @@ def test_bad_numbers_reach_no_model(server, name):
         (b'{"model": "parrot", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
     ],
 )
-def test_bad_bodies_are_refused(server, content, status):
+def test_bad_bodies_are_rejected(server, content, status):
     with server.client() as client:
         answer = client.post("/v1/chat/completions", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_parameter_at_fault_is_named(server):
+def test_the_error_names_the_parameter(server):
     with server.client() as client:
         error = client.post("/v1/chat/completions", json=chat_body("x", temperature=9)).json()["error"]
     assert error["param"] == "temperature"
@@ -170,19 +170,19 @@ def test_a_body_that_is_too_large_is_not_read(server):
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(locked):
+def test_a_slow_body_times_out(locked):
     headers = ("Content-Length: 10", "Authorization: Bearer right")
     with _raw(locked, "POST /v1/chat/completions", *headers) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_what_is_no_json_is_not_read_as_json(server):
+def test_other_content_types_are_rejected(server):
     with server.client() as client:
         assert client.post("/v1/chat/completions", data={"model": "parrot"}).status_code == 415
 
 
-# ---------------------------------------------------------------- names
-def test_a_request_id_comes_back(server):
+# ---------------------------------------------------------------- request ids and paths
+def test_the_request_id_is_returned(server):
     with server.client() as client:
         assert client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
         ids = {client.get("/health").headers["x-request-id"] for _ in range(2)}
@@ -191,7 +191,7 @@ def test_a_request_id_comes_back(server):
         assert client.get("/nowhere", headers={"X-Request-Id": "mine-2"}).headers["x-request-id"] == "mine-2"
 
 
-def test_a_path_that_is_nearly_right_is_put_right(server):
+def test_an_unknown_path_suggests_a_similar_one(server):
     with server.client() as client:
         answer = client.post("/chat/completions", json=chat_body("x"))
         assert answer.status_code == 404

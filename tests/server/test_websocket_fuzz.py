@@ -1,4 +1,4 @@
-"""What strangers say over WebSockets, at random and nearly right: told what is wrong, and nothing breaks or stays."""
+"""Fuzzing of the WebSocket endpoints with random and almost valid messages: errors, no crash, no leak."""
 
 import json
 import logging
@@ -20,8 +20,9 @@ from tests.server.toy_voice_model import Talker as Friend
 
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture], "derandomize": True}
 SILENCE_S = 0.03
-"""After so long a call has answered to all it was told."""
-FEW, MANY = settings(max_examples=20, **QUIET), settings(max_examples=250, **QUIET)
+"""Seconds without a message after which a session has answered everything."""
+FEW = settings(max_examples=20, **QUIET)
+MANY = settings(max_examples=250, **QUIET)
 
 SCALARS = (
     st.none()
@@ -77,26 +78,26 @@ OBSERVATION = {"prompt": "pick", **observation()}
 
 @st.composite
 def mutated(draw, messages):
-    """One of these, with something in it exchanged, left out or added."""
+    """One of the messages, with fields changed, removed or added."""
     message = json.loads(json.dumps(draw(st.sampled_from(messages))))
     for _ in range(draw(st.integers(0, 2))):
-        place = message
+        target = message
         while True:
-            key = draw(st.sampled_from([*place]) if place else st.text(max_size=8))
-            if isinstance(place.get(key), dict) and draw(st.booleans()):
-                place = place[key]
+            key = draw(st.sampled_from([*target]) if target else st.text(max_size=8))
+            if isinstance(target.get(key), dict) and draw(st.booleans()):
+                target = target[key]
                 continue
             if draw(st.integers(0, 3)):
-                place[key] = draw(VALUES)
+                target[key] = draw(VALUES)
             else:
-                place.pop(key, None)
+                target.pop(key, None)
             break
     return json.dumps(message)
 
 
 @st.composite
-def observed(draw):
-    """What a robot sees, and some of its bytes exchanged."""
+def observations(draw):
+    """A packed observation with changed fields and bytes."""
     fields = dict(OBSERVATION)
     if draw(st.booleans()):
         name = draw(st.sampled_from([*fields, "more"]))
@@ -125,24 +126,24 @@ def model_server():
 
 
 def send_all(model_server, path, messages, caplog):
-    """Say all this; how the server ended the call, if it did."""
+    """Send all messages; return the close code of the server, None if it kept the connection open."""
     caplog.clear()
     with (
         caplog.at_level(logging.WARNING),
-        connect(model_server.url.replace("http", "ws") + path, max_size=None) as call,
+        connect(model_server.url.replace("http", "ws") + path, max_size=None) as socket,
     ):
         try:
             for message in messages:
-                call.send(message)
+                socket.send(message)
             while True:
-                call.recv(SILENCE_S)
+                socket.recv(SILENCE_S)
         except ConnectionClosed as closed:
-            ended = closed.rcvd.code if closed.rcvd else 1006
+            close_code = closed.rcvd.code if closed.rcvd else 1006
         except TimeoutError:
-            ended = None
+            close_code = None
     assert model_server.wait_until_idle(2)
     assert not [record.getMessage() for record in caplog.records]
-    return ended
+    return close_code
 
 
 def realtime(model_server, messages, caplog):
@@ -154,31 +155,31 @@ def stream(model_server, messages, caplog):
 
 
 def robots(model_server, messages, caplog):
-    assert send_all(model_server, "/", messages, caplog) in (None, 1011)  # as openpi's own servers end a call
+    assert send_all(model_server, "/", messages, caplog) in (None, 1011)  # like openpi's own servers
 
 
 ENDPOINT_CASES = pytest.mark.parametrize(
-    ("hold", "messages"),
+    ("run_session", "messages"),
     [
         (realtime, message_lists(EVENTS)),
         (stream, message_lists(SPEECH_EVENTS)),
-        (robots, st.lists(observed() | st.binary(max_size=50) | st.text(max_size=9), max_size=3)),
+        (robots, st.lists(observations() | st.binary(max_size=50) | st.text(max_size=9), max_size=3)),
     ],
 )
 
 
 @ENDPOINT_CASES
-def test_no_message_breaks_a_websocket(model_server, hold, messages, caplog):
-    FEW(given(st.data())(lambda data: hold(model_server, data.draw(messages), caplog)))()
+def test_no_message_breaks_a_websocket(model_server, run_session, messages, caplog):
+    FEW(given(st.data())(lambda data: run_session(model_server, data.draw(messages), caplog)))()
 
 
 @pytest.mark.slow
 @ENDPOINT_CASES
-def test_no_message_of_many_breaks_a_websocket(model_server, hold, messages, caplog):
-    MANY(given(st.data())(lambda data: hold(model_server, data.draw(messages), caplog)))()
+def test_no_message_breaks_a_websocket_many_examples(model_server, run_session, messages, caplog):
+    MANY(given(st.data())(lambda data: run_session(model_server, data.draw(messages), caplog)))()
 
 
-def test_deep_and_huge_messages_are_only_refused(model_server, caplog):
+def test_deep_and_huge_messages_are_rejected(model_server, caplog):
     deep = [
         "[" * 100_000,
         '{"type":' * 10_000,

@@ -28,8 +28,26 @@ WINDOW_SAMPLES = 30
 ONCE_SAMPLE_S = 5.0
 """For how long it looks before it prints one table: a server asks its processes only every two seconds."""
 HTTP_TIMEOUT_S = 5.0
-HIDDEN_COUNTS = ("links", "fds", "threads", "unacked", "engine_states", "workers", "late", "inbox")
-"""What processes hold that matters only to who looks for a leak."""
+PROCESS_COLUMNS = {
+    "mstar_process_requests": "requests",
+    "mstar_queue_length": "queue",
+    "mstar_streams_open": "streams",
+    "mstar_ready_calls": "ready",
+    "mstar_running_batches": "running",
+    "mstar_states": "states",
+    "mstar_exported_states": "exports",
+    "mstar_early_messages": "early",
+    "mstar_out_of_order_emissions": "out of order",
+    "mstar_unreleased_attempts": "unreleased",
+    "mstar_workers_starting": "starting",
+    "mstar_workers_draining": "draining",
+    "mstar_workers_stopping": "stopping",
+    "mstar_frames_decoding": "decoding",
+    "mstar_shm_slots": "slots",
+    "mstar_shm_bytes": "slot bytes",
+    "mstar_process_restarts_total": "restarts",
+}
+"""Columns of the process table, by metric. Metrics that matter only in the search for a leak are left out."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -200,23 +218,20 @@ def _models_table(watch: MetricsHistory) -> Table:
 
 
 def _processes_table(watch: MetricsHistory) -> Table:
-    held = defaultdict[str, dict[str, float]](dict)
-    for labels, value in watch.latest.series("mstar_held"):
-        held[labels["process"]][labels["what"]] = value
-    names = dict.fromkeys(what for counts in held.values() for what in counts)
-    pages = [name for name in names if name.removesuffix("_used") + "_used" in names]
-    shown = [
-        name
-        for name in names
-        if name not in (*pages, *HIDDEN_COUNTS) and any(counts.get(name) for counts in held.values())
-    ]
+    def by_process(metric: str) -> dict[str, float]:
+        sums = defaultdict[str, float](float)
+        for labels, value in watch.latest.series(metric):
+            sums[labels["process"]] += value
+        return sums
+
+    columns = {title: by_process(metric) for metric, title in PROCESS_COLUMNS.items()}
+    used, pages = by_process("mstar_kv_pages_used"), by_process("mstar_kv_pages")
+    shown = {title: values for title, values in columns.items() if any(values.values())}
     table = _table("processes", 1, "process", *(["pages"] if pages else []), *shown)
-    for process, counts in sorted(held.items()):
-        used, of = (
-            sum(counts.get(name, 0) for name in pages if name.endswith("_used") is ends) for ends in (True, False)
-        )
-        row = [f"{used:.0f}/{of:.0f}" if of else "–"] if pages else []
-        table.add_row(process, *row, *(f"{counts[name]:.0f}" if name in counts else "–" for name in shown))
+    for process in sorted({process for values in (*columns.values(), pages) for process in values}):
+        row = [f"{used[process]:.0f}/{pages[process]:.0f}" if pages[process] else "–"] if pages else []
+        cells = (f"{values[process]:.0f}" if process in values else "–" for values in shown.values())
+        table.add_row(process, *row, *cells)
     return table
 
 

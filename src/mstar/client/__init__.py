@@ -1,7 +1,7 @@
-"""A client of a running server, for Python: `Client` for threads, `AsyncClient` for asyncio.
+"""Python client of a running server: `Client` for threads, `AsyncClient` for asyncio.
 
-Both do the same: what is asked and what an answer means is in `calls` and `readers`, when to ask again in `errand`,
-and neither knows of IO. Nothing of the server, the runtime or a network is imported.
+Both share the sans-IO parts: `requests` builds requests, `response_readers` parses responses, and `retry` decides about
+retries with exponential backoff and stream resumption. The client imports no part of the server or the runtime.
 """
 
 from mstar.client.async_client import AsyncClient, AsyncStream, AsyncWorld

@@ -1,4 +1,4 @@
-"""Values with arrays in them, as msgpack carries them. numpy is used when it is there, and not needed."""
+"""msgpack encoding of values with arrays. numpy is optional: without it, arrays are `Array` objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPE_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
 def pack(value: Any) -> bytes:
-    """A value as bytes; arrays of any library may be in it."""
+    """Encode a value; it can contain numpy arrays and torch tensors."""
     return msgspec.msgpack.encode(value, enc_hook=_encode_array)
 
 
@@ -23,18 +23,19 @@ def _encode_array(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        low_first = value.astype(value.dtype.newbyteorder("<"), copy=False)
-        return {"dtype": value.dtype.name, "shape": list(value.shape), "data": low_first.tobytes()}
-    raise TypeError(f"a value of type {type(value).__name__} cannot be sent\n  fix: send numbers, texts and arrays")
+        little_endian = value.astype(value.dtype.newbyteorder("<"), copy=False)
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "data": little_endian.tobytes()}
+    fix = "use numbers, strings, lists, dicts and arrays"
+    raise TypeError(f"a value of type {type(value).__name__} cannot be encoded\n  fix: {fix}")
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """The value that was packed."""
+    """Decode a value."""
     return restore_arrays(msgspec.msgpack.decode(data))
 
 
 def restore_arrays(value: Any) -> Any:
-    """A value in which arrays are arrays again."""
+    """Replace encoded arrays in a decoded value by arrays."""
     if isinstance(value, list):
         return [restore_arrays(item) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
@@ -42,7 +43,7 @@ def restore_arrays(value: Any) -> Any:
     tree = cast("dict[Any, Any]", value)
     if tree.keys() == {"dtype", "shape", "data"}:
         return to_array(tree["dtype"], tree["shape"], tree["data"])
-    if b"__ndarray__" in tree:  # as robots write it
+    if b"__ndarray__" in tree:  # openpi's encoding
         code = tree[b"dtype"]
         bits = "" if code[1] == "b" else str(8 * int(code[2:]))
         return to_array(_DTYPE_KINDS[code[1]] + bits, tree[b"shape"], tree[b"data"])
@@ -50,7 +51,7 @@ def restore_arrays(value: Any) -> Any:
 
 
 def to_array(dtype: str, shape: list[int], data: bytes) -> Any:
-    """An array of numpy's if it is there and knows the dtype."""
+    """A numpy array, or an `Array` if numpy is missing or lacks the dtype."""
     if importlib.util.find_spec("numpy") is None or dtype == "bfloat16":
         return Array(dtype, tuple(shape), data)
     numpy = importlib.import_module("numpy")

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its server, each kind as a class. When to try again is decided in `errand`."""
+"""Exceptions of the client. `retry` decides which of them are retried."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, cast
 from mstar.errors import MstarError
 
 _FIXES = {
-    400: "change what is asked for",
-    401: "pass the server's key: Client(url, api_key=...)",
-    404: "see what is served: Client.models()",
-    429: "come again later, or raise the client's retry_timeout_s",
-    500: "tell whoever runs the server the id of the request",
+    400: "change the request",
+    401: "pass a valid API key: Client(url, api_key=...)",
+    404: "list the served models: Client.models()",
+    429: "retry later, or raise retry_timeout_s of the client",
+    500: "report the request id to the operator of the server",
 }
 
 
 class ClientError(MstarError):
-    """Anything that a client raises."""
+    """Base class of all exceptions of the client."""
 
 
 class ApiError(ClientError):
-    """The server does not do what it was asked for, and says why."""
+    """The server rejected the request, or failed."""
 
     def __init__(self, status: int, error: Mapping[str, Any], request_id: str, retry_after: float | None) -> None:
         self.status = status
@@ -30,70 +30,73 @@ class ApiError(ClientError):
         self.message = str(error.get("message") or "")
         self.request_id = request_id
         self.retry_after = retry_after
-        """After how many seconds to come again, if the server says."""
-        what = f"{status} {self.code}: {self.message} (request {request_id})"
-        super().__init__(f"{what}\n  fix: {_FIXES[_status_class(status)]}")
+        """Seconds to wait before a retry (Retry-After), None if the server sent none."""
+        summary = f"{status} {self.code}: {self.message} (request {request_id})"
+        super().__init__(f"{summary}\n  fix: {_FIXES[_status_class(status)]}")
 
 
 class BadRequest(ApiError):
-    """Something is wrong with what was asked for; `param` names it."""
+    """A request parameter is invalid; `param` names it."""
 
 
 class AuthenticationError(ApiError):
-    """The key is wrong, or there is none."""
+    """The API key is missing or invalid."""
 
 
 class NotFound(ApiError):
-    """There is no such model, or it is not served in this way."""
+    """The model does not exist, or is not served at this endpoint."""
 
 
 class ServerBusy(ApiError):
-    """The server has too much to do, or is starting or ending."""
+    """The server is overloaded, starting or draining. Retried with backoff."""
 
 
 class ServerError(ApiError):
-    """The model or the server failed at this request."""
+    """The model or the server failed on this request."""
 
 
 class ServerUnreachable(ClientError):
-    """No answer came."""
+    """The server did not respond."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"the server did not answer: {what}\n  fix: see that it runs, and that the address is right")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the server did not respond: {reason}\n  fix: check that it runs, and check the URL")
 
 
 class ServerNotReady(ClientError):
     """The server was not ready in time."""
 
     def __init__(self, seconds: float, phase: str) -> None:
-        super().__init__(f"the server is {phase} after {seconds:g} s\n  fix: wait longer, or see what it prints")
+        super().__init__(f"the server is {phase} after {seconds:g} s\n  fix: raise timeout_s, or read the server log")
 
 
 class StreamInterrupted(ClientError):
-    """A stream ended before its end, and may not be asked for again."""
+    """A stream was interrupted, and cannot be resumed because a retry can produce other data."""
 
     def __init__(self, reason: str) -> None:
-        fix = "give a seed or temperature 0, so that it can be asked for again, or say resume=True"
-        super().__init__(f"the stream was cut: {reason}\n  fix: {fix}")
+        fix = "set a seed or temperature 0, so that the stream can be resumed, or pass resume=True"
+        super().__init__(f"the stream was interrupted: {reason}\n  fix: {fix}")
 
 
 class StreamDiverged(ClientError):
-    """A stream was asked for again, and is not what it was the first time."""
+    """A resumed stream differs from what was already delivered."""
 
     def __init__(self, channel: str, delivered: int, received: int) -> None:
-        what = f"the {channel} had {delivered} bytes before the cut, and the first {min(delivered, received)} are others now"
-        super().__init__(f"{what}\n  fix: drop what came before, and ask anew")
+        summary = (
+            f"the resumed {channel} differs: {delivered} bytes were delivered before the interruption, "
+            f"and the first {min(delivered, received)} bytes have changed"
+        )
+        super().__init__(f"{summary}\n  fix: discard what was delivered, and send a new request")
 
 
 def to_api_error(status: int, content: Any, request_id: str, headers: Mapping[str, str]) -> ApiError:
-    """What the server said instead of an answer."""
-    told: Any = cast("dict[str, Any]", content).get("error") if isinstance(content, dict) else None
-    error = cast("dict[str, Any]", told) if isinstance(told, dict) else {"message": str(cast("Any", content))[:200]}
+    """The exception for an error response."""
+    body: Any = cast("dict[str, Any]", content).get("error") if isinstance(content, dict) else None
+    error = cast("dict[str, Any]", body) if isinstance(body, dict) else {"message": str(cast("Any", content))[:200]}
     return _CLASSES[_status_class(status)](status, error, request_id, _retry_after(headers))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """After how many seconds to come again, if that is told. A date is not read: this server writes none."""
+    """Seconds of the Retry-After header, if any. Dates are not parsed: this server sends none."""
     for name, scale in (("retry-after-ms", 1000), ("retry-after", 1)):
         if headers.get(name, "").isdigit():
             return int(headers[name]) / scale

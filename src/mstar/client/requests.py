@@ -1,7 +1,7 @@
-"""What can be asked of a server: each call as its request, and who reads its answer. It sends nothing.
+"""Request builders: each API call as an HTTP request with the reader of its response. They send nothing.
 
-A call may be asked again in the midst of its stream if the same comes then: it has a seed, its temperature is 0, or
-the caller says so.
+An interrupted stream can be resumed if a retry produces the same data: it has a seed, its temperature is 0, or the
+caller passes `resume=True`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MSGPACK = "application/msgpack"
 
 
 class ChatParams(TypedDict, total=False):
-    """How an answer of a chat is wanted."""
+    """Optional parameters of a chat request."""
 
     temperature: float
     top_p: float
@@ -50,11 +50,11 @@ class ChatParams(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     audio: Mapping[str, str]
-    """{"voice": ..., "format": "wav"}: it is to be spoken too."""
+    """{"voice": ..., "format": "wav"}: also generate audio."""
 
 
 class SpeechParams(TypedDict, total=False):
-    """How a text is to be said."""
+    """Optional parameters of a speech request."""
 
     voice: str
     speed: float
@@ -67,7 +67,7 @@ class SpeechParams(TypedDict, total=False):
 
 
 class TranscriptionParams(TypedDict, total=False):
-    """How a file is to be listened to."""
+    """Optional parameters of a transcription request."""
 
     language: str
     prompt: str
@@ -75,7 +75,7 @@ class TranscriptionParams(TypedDict, total=False):
 
 
 class ActionParams(TypedDict, total=False):
-    """What else a robot tells."""
+    """Optional parameters of an action request."""
 
     prompt: str
     seed: int
@@ -85,7 +85,7 @@ class ActionParams(TypedDict, total=False):
 
 
 class WorldParams(TypedDict, total=False):
-    """What else a world begins with."""
+    """Optional parameters of a new world."""
 
     actions: Sequence[Any]
     prompt: str
@@ -96,18 +96,18 @@ class WorldParams(TypedDict, total=False):
 def chat(
     model: str, messages: str | Sequence[Mapping[str, Any]], params: ChatParams, resume: bool
 ) -> ApiCall[Text | Audio, ChatResponse]:
-    """Go on with a conversation; a text is one message of the user."""
-    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    body: dict[str, Any] = {"model": model, "messages": said, "stream": True, **params}
+    """Chat completion. A string is one user message."""
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    body: dict[str, Any] = {"model": model, "messages": turns, "stream": True, **params}
     body["stream_options"] = {"include_usage": True}
     if "audio" in params:
         body["modalities"] = ["text", "audio"]
-    ask = _http_request("POST", "/v1/chat/completions", json=body)
-    return ApiCall(ask, response_readers.ChatReader, resume or _is_deterministic(params))
+    request = _http_request("POST", "/v1/chat/completions", json=body)
+    return ApiCall(request, response_readers.ChatReader, resume or _is_deterministic(params))
 
 
 def speech(model: str, text: str, params: SpeechParams, resume: bool) -> ApiCall[Audio, SpeechResponse]:
-    """Say a text. As events, since these tell an end from a cut, and what went wrong."""
+    """Text to speech. Streamed as SSE, which tells the end from an interruption and carries errors."""
     body = {"response_format": "wav", **params, "model": model, "input": text, "stream_format": "sse"}
     return ApiCall(
         _http_request("POST", "/v1/audio/speech", json=body),
@@ -119,23 +119,23 @@ def speech(model: str, text: str, params: SpeechParams, resume: bool) -> ApiCall
 def transcribe(
     model: str, file: bytes | str | Path, params: TranscriptionParams, resume: bool
 ) -> ApiCall[Text, TranscriptionResponse]:
-    """Write down what is said in a file."""
+    """Transcribe an audio file."""
     data = file if isinstance(file, bytes) else Path(file).read_bytes()
     fields = {"model": model, "stream": "true", **{name: str(value) for name, value in params.items()}}
-    ask = _http_request("POST", "/v1/audio/transcriptions", data=fields, files={"file": ("sound", data)})
-    return ApiCall(ask, response_readers.TranscriptionReader, resume or not params.get("temperature"))
+    request = _http_request("POST", "/v1/audio/transcriptions", data=fields, files={"file": ("audio", data)})
+    return ApiCall(request, response_readers.TranscriptionReader, resume or not params.get("temperature"))
 
 
 def generate(model: str, request: Any, resume: bool) -> ApiCall[Emission, GenerateResponse]:
-    """Ask a model in its own terms."""
+    """Run a model with its own request type."""
     content = pack({"model": model, "request": request})
-    ask = _http_request("POST", "/v1/generate", {"Content-Type": MSGPACK, "Accept": MSGPACK}, content=content)
-    is_fixed = _is_deterministic(request) or _is_deterministic(_fields(request).get("sampling"))
-    return ApiCall(ask, response_readers.EmissionReader, resume or is_fixed)
+    request = _http_request("POST", "/v1/generate", {"Content-Type": MSGPACK, "Accept": MSGPACK}, content=content)
+    is_deterministic = _is_deterministic(request) or _is_deterministic(_fields(request).get("sampling"))
+    return ApiCall(request, response_readers.EmissionReader, resume or is_deterministic)
 
 
 def _is_deterministic(params: Any) -> bool:
-    """Whether the same comes when it is asked again."""
+    """Whether a retry produces the same data."""
     fields = _fields(params)
     return fields.get("seed") is not None or fields.get("temperature") == 0
 
@@ -144,78 +144,80 @@ def _fields(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-# ---------------------------------------------------------------- whole answers
+# ---------------------------------------------------------------- not streamed
 def models() -> ApiCall[Any, tuple[ServedModel, ...]]:
-    """What is served."""
+    """List the served models."""
 
     def read(content: Any) -> tuple[ServedModel, ...]:
-        return tuple(ServedModel(one["id"], (*one["capabilities"],), (*one["endpoints"],)) for one in content["data"])
+        return tuple(
+            ServedModel(model["id"], (*model["capabilities"],), (*model["endpoints"],)) for model in content["data"]
+        )
 
     return _json_call(_http_request("GET", "/v1/models"), read)
 
 
 def ready() -> ApiCall[Any, ServerPhase]:
-    """How far the server is."""
-    ask = _http_request("GET", "/ready")
-    read = _body_reader(lambda told: ServerPhase(told["phase"], told["done"], told["total"]))
-    return ApiCall(ask, read, success_statuses=frozenset({200, 503}))
+    """Phase of the server."""
+    request = _http_request("GET", "/ready")
+    read = _body_reader(lambda body: ServerPhase(body["phase"], body["done"], body["total"]))
+    return ApiCall(request, read, success_statuses=frozenset({200, 503}))
 
 
 def trace(request_id: str) -> ApiCall[Any, dict[str, Any]]:
-    """What a request did, and when."""
+    """Trace of a request."""
     return _json_call(_http_request("GET", f"/v1/requests/{quote(request_id, safe='')}/trace"), dict[str, Any])
 
 
 def embed(model: str, texts: Sequence[str]) -> ApiCall[Any, Any]:
-    """Texts as vectors: one array, with a row for each."""
+    """Embeddings of texts: one array, with a row for each text."""
     body = {"model": model, "input": list(texts), "encoding_format": "base64"}
 
     def read(content: Any) -> Any:
-        rows = [b64decode(one["embedding"]) for one in content["data"]]
+        rows = [b64decode(item["embedding"]) for item in content["data"]]
         return to_array("float32", [len(rows), len(rows[0]) // array("f").itemsize], b"".join(rows))
 
     return _json_call(_http_request("POST", "/v1/embeddings", json=body), read)
 
 
 def act(model: str, observation: Mapping[str, Any], params: ActionParams) -> ApiCall[Any, ActionResponse]:
-    """What a robot is to do. It is not asked for twice unless the first was surely not heard."""
-    ask = _msgpack_request("/v1/actions", {"model": model, "observation": observation, **params})
+    """Actions of a robot. Not idempotent: retried only if the server surely did not get the request."""
+    request = _msgpack_request("/v1/actions", {"model": model, "observation": observation, **params})
 
     def read(content: Any) -> ActionResponse:
         return ActionResponse(content["actions"], content.get("rate"), content["server_timing"])
 
-    return ApiCall(ask, _body_reader(read), is_idempotent=False)
+    return ApiCall(request, _body_reader(read), is_idempotent=False)
 
 
 # ---------------------------------------------------------------- worlds
 def create_world(model: str, observation: Mapping[str, Any], params: WorldParams) -> ApiCall[Any, dict[str, Any]]:
-    """Begin a world."""
+    """Create a world. Not idempotent."""
     body = {"model": model, "observation": observation, **params}
     return ApiCall(_msgpack_request("/v1/worlds", body), _body_reader(dict[str, Any]), is_idempotent=False)
 
 
 def step_world(world: str, number: int, action: Any) -> ApiCall[Any, WorldStep]:
-    """One more action. Asked for again under the same number, it is done once."""
-    ask = _msgpack_request(f"/v1/worlds/{world}/step", {"action": action, "step": number})
-    return _json_call(ask, lambda told: WorldStep(told["step"], told["emissions"]))
+    """Execute one action in a world. Idempotent: the server executes a step number once."""
+    request = _msgpack_request(f"/v1/worlds/{world}/step", {"action": action, "step": number})
+    return _json_call(request, lambda body: WorldStep(body["step"], body["emissions"]))
 
 
 def fork_world(world: str) -> ApiCall[Any, dict[str, Any]]:
-    """Another world that has come to the same place."""
+    """Copy a world with its current state. Not idempotent."""
     return ApiCall(_http_request("POST", f"/v1/worlds/{world}/fork"), _body_reader(dict[str, Any]), is_idempotent=False)
 
 
 def reset_world(world: str) -> ApiCall[Any, dict[str, Any]]:
-    """Back to its beginning."""
+    """Reset a world to its initial state."""
     return _json_call(_http_request("POST", f"/v1/worlds/{world}/reset"), dict[str, Any])
 
 
 def delete_world(world: str) -> ApiCall[Any, dict[str, Any]]:
-    """End a world. Done twice, it is done."""
+    """Delete a world. Idempotent."""
     return _json_call(_http_request("DELETE", f"/v1/worlds/{world}"), dict[str, Any])
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- helpers
 def _http_request(method: str, path: str, headers: Mapping[str, str] | None = None, **content: Any) -> SendRequest:
     return SendRequest(method, path, {"X-Request-Id": uuid.uuid4().hex, **(headers or {})}, content)
 

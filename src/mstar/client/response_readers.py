@@ -1,6 +1,6 @@
-"""Answers as they are read: bytes of the server become pieces for the caller, and in the end a result.
+"""Response readers: turn the bytes of one response into chunks for the caller and a result at the end.
 
-A reader reads one answer from its beginning. When one is asked for again, another reads it.
+A reader reads one response from its start. A retry uses a new reader.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def _raise_on_error(content: Any, head: ResponseHead) -> Any:
-    """An event, unless it says what went wrong."""
+    """Return an event, or raise the error that it contains."""
     if "error" in content:
         status = 500 if content["error"].get("type") == "server_error" else 400
         raise to_api_error(status, content, head.headers.get("x-request-id", ""), {})
@@ -37,15 +37,15 @@ def _raise_on_error(content: Any, head: ResponseHead) -> Any:
 
 
 def _text_chunk(text: str) -> Chunk[Text]:
-    return Chunk("text", text.encode(), lambda fresh: Text(fresh.decode()))
+    return Chunk("text", text.encode(), lambda new: Text(new.decode()))
 
 
-def _audio_chunk(coded: str) -> Chunk[Audio]:
-    return Chunk("audio", b64decode(coded), Audio)
+def _audio_chunk(encoded: str) -> Chunk[Audio]:
+    return Chunk("audio", b64decode(encoded), Audio)
 
 
 class BodyReader(Generic[R]):
-    """An answer that is nothing before its end. `made` says what it is then."""
+    """A response that is not streamed. `convert` turns the decoded body into the result."""
 
     def __init__(self, head: ResponseHead, convert: Callable[[Any], R]) -> None:
         self.result: R | None = None
@@ -54,17 +54,17 @@ class BodyReader(Generic[R]):
         self._decode = unpack if "msgpack" in head.headers.get("content-type", "") else decode_json
 
     def feed(self, data: bytes) -> Iterator[Chunk[Any]]:
-        """Read on."""
+        """Feed bytes; yields new chunks."""
         self._data += data
         yield from ()
 
     def finish(self) -> None:
-        """Now it is something."""
+        """Convert the complete body."""
         self.result = self._convert(self._decode(bytes(self._data)))
 
 
 class _SseReader:
-    """An answer in events."""
+    """Base of readers of server-sent events."""
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
@@ -80,37 +80,37 @@ class _SseReader:
             self._parts[Text].append(text)
             yield _text_chunk(text)
 
-    def _on_audio(self, coded: str) -> Iterator[Chunk[Audio]]:
-        if coded:
-            piece = _audio_chunk(coded)
-            self._parts[Audio].append(piece.content)
-            yield piece
+    def _on_audio(self, encoded: str) -> Iterator[Chunk[Audio]]:
+        if encoded:
+            chunk = _audio_chunk(encoded)
+            self._parts[Audio].append(chunk.content)
+            yield chunk
 
     def finish(self) -> None:
-        """An end that no event told of is none."""
+        """No result: the connection ended without the final event."""
 
 
 class ChatReader(_SseReader):
-    """An answer of a chat."""
+    """Reads a chat completion."""
 
     def __init__(self, head: ResponseHead) -> None:
         super().__init__(head)
         self.result: ChatResponse | None = None
         self._calls: list[ToolCall] = []
-        self._reason = ""
+        self._finish_reason = ""
         self._usage: dict[str, Any] = {}
 
     def feed(self, data: bytes) -> Iterator[Chunk[Text | Audio]]:
-        """Read on."""
+        """Feed bytes; yields new chunks."""
         for content in self._contents(data):
             if content is None:
                 text, audio = "".join(self._parts[Text]), b"".join(self._parts[Audio])
-                self.result = ChatResponse(text, audio, tuple(self._calls), self._reason, self._usage)
+                self.result = ChatResponse(text, audio, tuple(self._calls), self._finish_reason, self._usage)
                 return
             self._usage = content.get("usage") or self._usage
             for choice in content["choices"]:
                 yield from self._delta(choice["delta"])
-                self._reason = choice.get("finish_reason") or self._reason
+                self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Chunk[Text | Audio]]:
         audio: dict[str, Any] = delta.get("audio") or {}
@@ -122,14 +122,14 @@ class ChatReader(_SseReader):
 
 
 class SpeechReader(_SseReader):
-    """A text that is said."""
+    """Reads generated speech."""
 
     def __init__(self, head: ResponseHead) -> None:
         super().__init__(head)
         self.result: SpeechResponse | None = None
 
     def feed(self, data: bytes) -> Iterator[Chunk[Audio]]:
-        """Read on."""
+        """Feed bytes; yields new chunks."""
         for content in self._contents(data):
             if content["type"] == "speech.audio.delta":
                 yield from self._on_audio(content["audio"])
@@ -139,14 +139,14 @@ class SpeechReader(_SseReader):
 
 
 class TranscriptionReader(_SseReader):
-    """What is said in a file."""
+    """Reads a transcription."""
 
     def __init__(self, head: ResponseHead) -> None:
         super().__init__(head)
         self.result: TranscriptionResponse | None = None
 
     def feed(self, data: bytes) -> Iterator[Chunk[Text]]:
-        """Read on."""
+        """Feed bytes; yields new chunks."""
         for content in self._contents(data):
             if content["type"] == "transcript.text.delta":
                 yield from self._on_text(content["delta"])
@@ -155,7 +155,7 @@ class TranscriptionReader(_SseReader):
 
 
 class EmissionReader:
-    """A model's emissions in its own terms, and what its route gave."""
+    """Reads emissions of a model and the return value of its route."""
 
     def __init__(self, head: ResponseHead) -> None:
         self.result: GenerateResponse | None = None
@@ -163,7 +163,7 @@ class EmissionReader:
         self._frames = FrameParser()
 
     def feed(self, data: bytes) -> Iterator[Chunk[Emission]]:
-        """Read on."""
+        """Feed bytes; yields new chunks."""
         for content in self._frames.feed(data):
             if "result" in _raise_on_error(content, self._head):
                 self.result = GenerateResponse(content["result"])
@@ -174,4 +174,4 @@ class EmissionReader:
             yield Chunk(kind, digest, lambda _, emission=emission: emission)
 
     def finish(self) -> None:
-        """An end that no frame told of is none."""
+        """No result: the connection ended without the final frame."""

@@ -1,4 +1,4 @@
-"""What a client gets, as plain values: events of streams, and what a request gave as a whole."""
+"""Response types of the client: events of streams, and complete results."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ _UNKNOWN_SIZE = b"\xff\xff\xff\xff"
 # ---------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More words."""
+    """A piece of text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """More sound: the next bytes of one file."""
+    """A piece of audio: the next bytes of one file."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a model emitted, in its own terms: Text, Audio, Image, Video, Action or Latents."""
+    """An emission of a model: Text, Audio, Image, Video, Action or Latents."""
 
     kind: str
     index: int
-    """Which one of its kind it is."""
+    """Index among the emissions of its kind."""
     value: Any
     clock: Mapping[str, Any]
-    """How fast it is to be played, if it has a speed."""
+    """Playback rate, for example {"rate": 24000}. Empty if it has none."""
 
 
 # ---------------------------------------------------------------- results
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array where there is no numpy, or of a dtype that numpy does not know."""
+    """An array without numpy installed, or with a dtype that numpy lacks."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
-    """The lowest byte of each number first."""
+    """Little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a server has."""
+    """A model that the server serves."""
 
     id: str
     capabilities: tuple[str, ...]
@@ -59,7 +59,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServerPhase:
-    """How far a server is: starting, ready or draining."""
+    """Phase of the server (starting, ready or draining), with start-up progress."""
 
     name: str
     done: int
@@ -68,7 +68,7 @@ class ServerPhase:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants called, with its arguments as JSON."""
+    """A function call requested by the model, with its arguments as JSON."""
 
     id: str
     name: str
@@ -77,28 +77,28 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """An answer of a chat."""
+    """A complete chat completion."""
 
     text: str
     audio: bytes
-    """The file that its sound makes; empty if it was not asked to speak."""
+    """Audio file; empty without audio output."""
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
-    """Why it ended: stop, length or tool_calls."""
+    """stop, length or tool_calls."""
     usage: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechResponse:
-    """A text as sound."""
+    """Generated speech."""
 
     data: bytes
     sample_rate: int
-    """Samples a second."""
+    """Samples per second."""
     usage: Mapping[str, Any]
 
     def save(self, path: str | Path) -> None:
-        """Write the file. One that was streamed as WAV is told how long it is."""
+        """Write the file. Fills in the sizes that the header of a streamed WAV file lacks."""
         data = bytearray(self.data)
         if self.data.startswith(b"RIFF" + _UNKNOWN_SIZE):
             data[4:8] = (len(data) - 8).to_bytes(4, "little")
@@ -109,7 +109,7 @@ class SpeechResponse:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionResponse:
-    """What was said in a file."""
+    """A complete transcription."""
 
     text: str
     usage: Mapping[str, Any]
@@ -117,23 +117,24 @@ class TranscriptionResponse:
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponse:
-    """What a model's route gave at its end."""
+    """Return value of a model's route."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResponse:
-    """What a robot is to do: a chunk of actions, so many a second."""
+    """A chunk of robot actions."""
 
     actions: Any
     rate: float | None
+    """Actions per second."""
     timing: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldStep:
-    """What one action led to in a world."""
+    """Result of one action in a world."""
 
     step: int
     emissions: Mapping[str, Any]

@@ -1,10 +1,18 @@
-"""One request until its answer is there: when to ask, when to ask again, and what the caller has already.
+"""Retries with exponential backoff and jitter, and exactly-once resumption of interrupted streams (sans-IO).
 
-An errand is a generator that says what is to be done next and is told what came of it; it does no IO and has no clock.
-Whoever drives it hands everything else that it yields to the caller. A refusal for lack of room, and an answer that
-was lost before its caller had anything of it, is asked for again. A stream that was cut is asked for again only if it
-may be: what the caller has is compared and held back, so that nothing is delivered twice and nothing else is passed
-off as the same.
+`request_with_retry` is a generator: it yields effects (`SendRequest`, `ReadMore`, `Sleep`) and receives their results.
+The clients execute the effects and pass every other yielded value to the caller.
+
+| failure | retried if |
+|---|---|
+| overloaded, starting or draining (429, 503) | always, not before Retry-After |
+| connection lost, nothing delivered yet | the request was not sent, or is idempotent |
+| connection lost in the middle of a stream | the response is deterministic (`ApiCall.is_deterministic`) |
+| any other error | never |
+
+A retry sends the whole response again. `ResumeLog` compares its start with what the caller already has and drops it, so
+that the caller gets every byte once; a difference raises StreamDiverged. `RetryBudget` limits the total backoff, and
+progress resets it.
 """
 
 from __future__ import annotations
@@ -30,37 +38,39 @@ E = TypeVar("E")
 R = TypeVar("R")
 Event = TypeVar("Event", covariant=True)
 
-INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
-"""How long to wait before the second try, and at most before any."""
+INITIAL_BACKOFF_S = 0.1
+"""Seconds before the first retry; doubles with each retry."""
+MAX_BACKOFF_S = 5.0
+"""Maximum seconds between two tries, without jitter."""
 
 
-# ---------------------------------------------------------------- what is done, and what comes of it
+# ---------------------------------------------------------------- effects and their results
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Send a request, and be told Answered or Lost."""
+    """Send a request. Result: ResponseHead or ConnectionLost."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     content: Mapping[str, Any]
-    """The body, under the names that httpx2 has for its kinds."""
+    """The body, as keyword arguments of httpx2 (json, content, data, files)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMore:
-    """Read on, and be told bytes, which are empty at the end, or Lost."""
+    """Read more of the body. Result: bytes, empty at the end, or ConnectionLost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Wait."""
+    """Wait. Result: None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The head of an answer."""
+    """Status and headers of a response."""
 
     status: int
     headers: Mapping[str, str]
@@ -68,11 +78,11 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection is no more."""
+    """The connection failed."""
 
     reason: str
     may_have_been_sent: bool
-    """Whether the server may have been asked."""
+    """Whether the server can have received the request."""
 
 
 Effect = SendRequest | ReadMore | Sleep
@@ -82,24 +92,25 @@ EffectResult = ResponseHead | ConnectionLost | bytes | None
 # ---------------------------------------------------------------- calls
 @dataclass(frozen=True, slots=True)
 class Chunk(Generic[Event]):
-    """Part of an answer: bytes of a lane, and the event that those of them make that are new."""
+    """Part of a response: bytes of one channel (text, audio, …)."""
 
     channel: str
     content: bytes
     event: Callable[[bytes], Event]
+    """Makes the event for the caller from the bytes that are new."""
 
 
 class ResponseReader(Protocol[Event, R]):
-    """Reads one answer. `result` is there once it is complete."""
+    """Reads one response. `result` is None until the response is complete."""
 
     result: R | None
 
     def feed(self, data: bytes) -> Iterable[Chunk[Event]]:
-        """Read on."""
+        """Feed bytes; returns new chunks."""
         ...
 
     def finish(self) -> None:
-        """No more bytes come."""
+        """The body has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,47 +120,47 @@ class ApiCall(Generic[E, R]):
     request: SendRequest
     reader: Callable[[ResponseHead], ResponseReader[E, R]]
     is_deterministic: bool = False
-    """Whether it gives the same when it is asked again."""
+    """Whether a retry produces the same response, so that a stream can be resumed."""
     is_idempotent: bool = True
-    """Whether it may be asked again when nobody knows if it was heard."""
+    """Whether it can be sent again if the server can have received it."""
     success_statuses: frozenset[int] = field(default=frozenset({200, 201}))
 
     @property
     def request_id(self) -> str:
-        """Under which the server knows it."""
+        """The X-Request-Id."""
         return self.request.headers["X-Request-Id"]
 
 
 def request_with_retry(call: ApiCall[E, R], retry_timeout_s: float) -> Generator[Effect | E, EffectResult, R]:
-    """Have one answer. Raises what `mstar.client.errors` has."""
-    ledger, patience = ResumeLog(), RetryBudget(retry_timeout_s)
+    """Send a request until its response is complete. Raises an exception of `mstar.client.errors`."""
+    resume_log, budget = ResumeLog(), RetryBudget(retry_timeout_s)
     while True:
-        ledger.rewind()
-        told = yield call.request
-        if isinstance(told, ResponseHead) and told.status in call.success_statuses:
-            reader, data = call.reader(told), b"?"
-            while data:  # to the end, so that the connection can be used again
-                told = yield ReadMore()
-                if not isinstance(told, bytes):
+        resume_log.rewind()
+        result = yield call.request
+        if isinstance(result, ResponseHead) and result.status in call.success_statuses:
+            reader, data = call.reader(result), b"?"
+            while data:  # to the end, so that the connection can be reused
+                result = yield ReadMore()
+                if not isinstance(result, bytes):
                     break
-                data = told
-                for piece in reader.feed(data):
-                    if fresh := ledger.skip_delivered(piece.channel, piece.content):
-                        patience.reset()
-                        yield piece.event(fresh)
+                data = result
+                for chunk in reader.feed(data):
+                    if new := resume_log.skip_delivered(chunk.channel, chunk.content):
+                        budget.reset()
+                        yield chunk.event(new)
                 if not data:
                     reader.finish()
             if reader.result is not None:
-                ledger.finish()
+                resume_log.finish()
                 return reader.result
-        error = yield from _error_from(call, told)
-        if ledger.has_delivered and not call.is_deterministic:
+        error = yield from _error_from(call, result)
+        if resume_log.has_delivered and not call.is_deterministic:
             raise StreamInterrupted(str(error).partition("\n")[0])
-        yield Sleep(patience.next_backoff(error))
+        yield Sleep(budget.next_backoff(error))
 
 
 def _error_from(call: ApiCall[Any, Any], result: EffectResult) -> Generator[Effect, EffectResult, ClientError]:
-    """What went wrong. Raised if it would do no good, or harm, to try again."""
+    """The error of a failed try. Raises it if a retry is useless or unsafe."""
     if isinstance(result, ResponseHead):
         error = to_api_error(result.status, decode_json((yield from _read_rest())), call.request_id, result.headers)
         if not isinstance(error, ServerBusy):
@@ -158,7 +169,7 @@ def _error_from(call: ApiCall[Any, Any], result: EffectResult) -> Generator[Effe
     lost = (
         result
         if isinstance(result, ConnectionLost)
-        else ConnectionLost("the answer ended before its end", may_have_been_sent=True)
+        else ConnectionLost("the response ended early", may_have_been_sent=True)
     )
     if lost.may_have_been_sent and not call.is_idempotent:
         raise ServerUnreachable(lost.reason)
@@ -175,23 +186,23 @@ def _read_rest() -> Generator[Effect, EffectResult, bytes]:
 def poll_until_ready(
     call: ApiCall[E, R], not_ready_reason: Callable[[R], str], timeout_s: float
 ) -> Generator[Effect | E, EffectResult, R]:
-    """Ask until the answer is that all is ready; `is_ready` says what is the matter, if something is."""
-    left, what = timeout_s, "not there"
+    """Poll until `not_ready_reason` of the response is empty. Raises ServerNotReady after `timeout_s`."""
+    remaining_s, reason = timeout_s, "unreachable"
     while True:
         try:
-            answer = yield from request_with_retry(call, 0.0)
-            what = not_ready_reason(answer)
-            if not what:
-                return answer
+            response = yield from request_with_retry(call, 0.0)
+            reason = not_ready_reason(response)
+            if not reason:
+                return response
         except (ServerBusy, ServerUnreachable):
-            what = "not there"
-        if left <= 0:
-            raise ServerNotReady(timeout_s, what)
+            reason = "unreachable"
+        if remaining_s <= 0:
+            raise ServerNotReady(timeout_s, reason)
         yield Sleep(INITIAL_BACKOFF_S)
-        left -= INITIAL_BACKOFF_S
+        remaining_s -= INITIAL_BACKOFF_S
 
 
-# ---------------------------------------------------------------- what the caller has
+# ---------------------------------------------------------------- delivered data and retry budget
 class _ChannelDigest:
     def __init__(self) -> None:
         self.size = 0
@@ -207,64 +218,65 @@ class _ChannelDigest:
 
 
 class ResumeLog:
-    """What was delivered, lane by lane, as sizes and digests. What comes again is held back, if it is the same."""
+    """Sizes and digests of delivered data, by channel. Drops data that a retry repeats."""
 
     def __init__(self) -> None:
         self._delivered: dict[str, _ChannelDigest] = {}
         self._replayed: dict[str, _ChannelDigest] = {}
-        """The same lanes as they come once more; a lane that has caught up is the one in `_had`."""
+        """Channels of the current try. A channel that has caught up is the same object as in `_delivered`."""
 
     @property
     def has_delivered(self) -> bool:
-        """Whether the caller has anything."""
+        """Whether the caller has received any data."""
         return bool(self._delivered)
 
     def rewind(self) -> None:
-        """Everything comes again from its beginning."""
-        self._replayed = {lane: _ChannelDigest() for lane in self._delivered}
+        """A new try starts: the response is sent again from its start."""
+        self._replayed = {channel: _ChannelDigest() for channel in self._delivered}
 
     def skip_delivered(self, name: str, content: bytes) -> bytes:
-        """What of it is new. Raises Diverged."""
+        """The part of `content` that was not delivered yet. Raises StreamDiverged."""
         if not content:
             return b""
-        had = self._delivered.setdefault(name, _ChannelDigest())
-        again = self._replayed.setdefault(name, had)
-        if again is had:
-            had.add(content)
+        delivered = self._delivered.setdefault(name, _ChannelDigest())
+        replayed = self._replayed.setdefault(name, delivered)
+        if replayed is delivered:
+            delivered.add(content)
             return content
-        known = content[: had.size - again.size]
-        again.add(known)
-        if again.size < had.size:
+        repeated = content[: delivered.size - replayed.size]
+        replayed.add(repeated)
+        if replayed.size < delivered.size:
             return b""
-        if again.digest != had.digest:
-            raise StreamDiverged(name, had.size, again.size)
-        self._replayed[name] = had
-        fresh = content[len(known) :]
-        had.add(fresh)
-        return fresh
+        if replayed.digest != delivered.digest:
+            raise StreamDiverged(name, delivered.size, replayed.size)
+        self._replayed[name] = delivered
+        new = content[len(repeated) :]
+        delivered.add(new)
+        return new
 
     def finish(self) -> None:
-        """Nothing more comes. Raises Diverged if there was more before."""
-        for name, had in self._delivered.items():
-            if (again := self._replayed[name]) is not had:
-                raise StreamDiverged(name, had.size, again.size)
+        """The response is complete. Raises StreamDiverged if an earlier try delivered more."""
+        for name, delivered in self._delivered.items():
+            if (replayed := self._replayed[name]) is not delivered:
+                raise StreamDiverged(name, delivered.size, replayed.size)
 
 
 class RetryBudget:
-    """How long may still be waited before the next part of an answer."""
+    """Exponential backoff with jitter, and a limit of its sum."""
 
     def __init__(self, seconds: float) -> None:
         self._budget_s = seconds
         self.reset()
 
     def reset(self) -> None:
-        """Something came."""
+        """Restore the budget after progress."""
         self._remaining_s, self._backoff_s = self._budget_s, INITIAL_BACKOFF_S
 
     def next_backoff(self, error: ClientError) -> float:
-        """How long to wait before the next try, never less than the server says. Raises the error if it is too long."""
-        told = error.retry_after if isinstance(error, ServerBusy) else None
-        seconds = (self._backoff_s if told is None else told) * random.uniform(1.0, 1.5)  # so that not all come at once
+        """Seconds to wait before the next try, at least Retry-After. Raises the error if the budget is exceeded."""
+        retry_after = error.retry_after if isinstance(error, ServerBusy) else None
+        jitter = random.uniform(1.0, 1.5)  # spreads the retries of many clients
+        seconds = (self._backoff_s if retry_after is None else retry_after) * jitter
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
         if seconds > self._remaining_s:
             raise error

@@ -1,6 +1,6 @@
-"""Streams of bytes as what they consist of: events as browsers know them, and frames of msgpack.
+"""Incremental parsers: server-sent events (SSE) and length-prefixed msgpack frames.
 
-Told bytes in whatever pieces they come, each gives what is complete. What it means is read by others.
+They accept bytes in pieces of any size and return complete items. `response_readers` interprets them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LENGTH_BYTES = 4
 
 
 def decode_json(data: bytes) -> Any:
-    """What JSON stands for; what is none is kept as a text, since even that may say what went wrong."""
+    """Decode JSON; return invalid JSON as text, since even that can explain an error."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
@@ -24,27 +24,27 @@ def decode_json(data: bytes) -> Any:
 
 
 class SseParser:
-    """Events of the server, each as its data."""
+    """Parses server-sent events."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete now."""
-        *whole, self._pending = (self._pending + data).split(b"\n\n")
-        for event in whole:
+        """Feed bytes; yields the data of each complete event."""
+        *events, self._pending = (self._pending + data).split(b"\n\n")
+        for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
             yield b"\n".join(lines)
 
 
 class FrameParser:
-    """Four bytes of length, lowest first, then so many bytes of msgpack."""
+    """Parses frames: 4 bytes of length (little-endian), then msgpack."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The value of each frame that is complete now."""
+        """Feed bytes; yields the value of each complete frame."""
         self._pending += data
         while len(self._pending) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._pending[:_LENGTH_BYTES], "little")

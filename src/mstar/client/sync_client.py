@@ -1,4 +1,4 @@
-"""A client for threads. It moves bytes and waits; what is asked, read and asked again is decided elsewhere."""
+"""Synchronous client, for threads. It does only IO: requests, readers and retries are sans-IO modules."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ R = TypeVar("R")
 
 
 class Stream(Generic[E, R]):
-    """An answer as it comes. Iterate it once, or ask for its result. Whoever leaves it ends the request."""
+    """A streamed response. Iterate it once, or call `result`. Closing it cancels the request."""
 
     def __init__(
         self, http: httpx2.Client, steps: Generator[Effect | E, EffectResult, R], request_id: str = ""
     ) -> None:
         self.request_id = request_id
-        """Under which the server knows it."""
+        """The X-Request-Id, for traces and error reports."""
         self._http = http
         self._steps = steps
         self._result: R | None = None
@@ -59,17 +59,17 @@ class Stream(Generic[E, R]):
 
     def __iter__(self) -> Iterator[E]:
         try:
-            told: EffectResult = None
+            result: EffectResult = None
             while True:
-                act = self._steps.send(told)
-                told = None
-                match act:
+                effect = self._steps.send(result)
+                result = None
+                match effect:
                     case SendRequest():
-                        told = self._send(act)
+                        result = self._send(effect)
                     case ReadMore():
-                        told = self._read()
+                        result = self._read()
                     case Sleep():
-                        time.sleep(act.seconds)
+                        time.sleep(effect.seconds)
                     case event:
                         yield event
         except StopIteration as end:
@@ -78,15 +78,15 @@ class Stream(Generic[E, R]):
             self.close()
 
     def result(self) -> R:
-        """Read to the end; what it gave as a whole."""
+        """Read to the end and return the complete result."""
         for _ in self:
             pass
         if self._result is None:
-            raise StreamInterrupted("it was left before its end")
+            raise StreamInterrupted("it was closed before its end")
         return self._result
 
     def close(self) -> None:
-        """Want no more of it."""
+        """Cancel the request."""
         self._steps.close()
         self._disconnect()
 
@@ -118,7 +118,7 @@ class Stream(Generic[E, R]):
 
 
 class Client:
-    """A client of one server; any number of threads may use it."""
+    """Client of one server; thread-safe."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class Client:
         resume: bool = False,
         **params: Unpack[requests.ChatParams],
     ) -> Stream[Text | Audio, ChatResponse]:
-        """Go on with a conversation; a text is one message of the user."""
+        """Chat completion. A string is one user message."""
         return self._stream(requests.chat(model, messages, params, resume))
 
     def speech(
         self, model: str, text: str, *, resume: bool = False, **params: Unpack[requests.SpeechParams]
     ) -> Stream[Audio, SpeechResponse]:
-        """Say a text; as WAV, if no other format is wished for."""
+        """Text to speech, as WAV by default."""
         return self._stream(requests.speech(model, text, params, resume))
 
     def transcribe(
@@ -170,71 +170,71 @@ class Client:
         resume: bool = False,
         **params: Unpack[requests.TranscriptionParams],
     ) -> Stream[Text, TranscriptionResponse]:
-        """Write down what is said in a file."""
+        """Transcribe an audio file."""
         return self._stream(requests.transcribe(model, file, params, resume))
 
     def generate(self, model: str, request: Any, *, resume: bool = False) -> Stream[Emission, GenerateResponse]:
-        """Ask a model in its own terms. Arrays are numpy's, where that is installed."""
+        """Run a model with its own request type. Arrays are numpy arrays if numpy is installed."""
         return self._stream(requests.generate(model, request, resume))
 
-    # ---------------------------------------------------------------- whole answers
+    # ---------------------------------------------------------------- not streamed
     def embed(self, model: str, texts: Sequence[str]) -> Any:
-        """Texts as vectors: one array, with a row for each."""
+        """Embeddings of texts: one array, with a row for each text."""
         return self._stream(requests.embed(model, texts)).result()
 
     def act(
         self, model: str, observation: Mapping[str, Any], **params: Unpack[requests.ActionParams]
     ) -> ActionResponse:
-        """What a robot is to do, given what it sees."""
+        """Actions of a robot for an observation."""
         return self._stream(requests.act(model, observation, params)).result()
 
     def world(self, model: str, observation: Mapping[str, Any], **params: Unpack[requests.WorldParams]) -> World:
-        """Begin a world."""
+        """Create a world (a world-model rollout)."""
         return World(self._stream, self._stream(requests.create_world(model, observation, params)).result())
 
     def models(self) -> tuple[ServedModel, ...]:
-        """What is served."""
+        """List the served models."""
         return self._stream(requests.models()).result()
 
     def trace(self, request_id: str) -> dict[str, Any]:
-        """What a request did, and when."""
+        """Trace of a request."""
         return self._stream(requests.trace(request_id)).result()
 
     def ready(self) -> ServerPhase:
-        """How far the server is."""
+        """Phase of the server."""
         return self._stream(requests.ready()).result()
 
     def wait_ready(self, timeout_s: float = 120.0) -> ServerPhase:
-        """Wait until the server is ready. Raises NotReady."""
+        """Wait until the server is ready. Raises ServerNotReady."""
         return Stream(self._http, poll_until_ready(requests.ready(), not_ready_reason, timeout_s)).result()
 
 
 class World:
-    """A world: each step shows what an action leads to."""
+    """A world-model rollout: each step returns the result of an action."""
 
     def __init__(self, stream: Callable[[ApiCall[Any, Any]], Stream[Any, Any]], created: Mapping[str, Any]) -> None:
         self.id: str = created["id"]
         self.steps: int = created["steps"]
-        """How many actions it has had."""
+        """Number of executed actions."""
         self._stream = stream
 
     def step(self, action: Any) -> WorldStep:
-        """Do something in it."""
-        shown: WorldStep = self._stream(requests.step_world(self.id, self.steps, action)).result()
-        self.steps = shown.step + 1
-        return shown
+        """Execute an action. Idempotent, so it is retried."""
+        result: WorldStep = self._stream(requests.step_world(self.id, self.steps, action)).result()
+        self.steps = result.step + 1
+        return result
 
     def fork(self) -> World:
-        """Another world that has come to the same place."""
+        """Copy the world with its current state."""
         return World(self._stream, self._stream(requests.fork_world(self.id)).result())
 
     def reset(self) -> None:
-        """Go back to its beginning."""
+        """Reset to the initial state."""
         self.steps = self._stream(requests.reset_world(self.id)).result()["steps"]
 
     def close(self) -> None:
-        """End it."""
-        with suppress(NotFound):  # it has ended by itself, or the answer was lost
+        """Delete the world."""
+        with suppress(NotFound):  # it has expired, or the response to a first delete was lost
             self._stream(requests.delete_world(self.id)).result()
 
     def __enter__(self) -> World:

@@ -1,1 +1,1 @@
-"""The front end's core and its driver: delivers each emission to its client exactly once and in order."""
+"""The front end: delivers each emission of a request to its client exactly once and in order, across attempts."""

@@ -1,6 +1,7 @@
-"""A front end on a node: its core, and streams that any thread can open, read and close.
+"""Front-end actor: runs the front-end core on the actor loop; any thread can submit, read and cancel requests.
 
-It speaks to no client itself. An HTTP server gives each request a listener; a script reads a `Stream`.
+It does not talk to clients itself. The HTTP server passes a listener for each request; a script reads a
+`RequestStream`. It also sends queries (statistics, spans, activity) to other processes and matches the replies.
 """
 
 from __future__ import annotations
@@ -39,33 +40,33 @@ from mstar.wire.transport.actor_loop import ActorLoop
 T = TypeVar("T")
 
 QUERY_TIMEOUT_S = 5.0
-"""How long another process may take to answer a question; then it is taken for dead."""
+"""Seconds to wait for the reply to a query."""
 Listener = Callable[[Deliver | AwaitingInput | RequestEnded], None]
-"""Told of everything that happens to a request, in the thread of the node."""
+"""Called for every event of a request, in the thread of the actor loop."""
 
 
 class RequestFailed(MstarError):
-    """A request was refused, or did not come to its end. `end` says how it ended."""
+    """A request was rejected or failed; `end` has the details."""
 
     def __init__(self, end: m.RequestFinished | m.RequestRejected) -> None:
         self.end = end
-        what = (
+        reason = (
             end.reason
             if isinstance(end, m.RequestRejected)
             else f"{end.error_type}: {end.error_message}"
             if end.error_type
             else end.status
         )
-        super().__init__(what)
+        super().__init__(reason)
 
 
 def digest(value: Any) -> bytes:
-    """A few bytes that are equal only for equal values."""
+    """64-bit hash of a value."""
     return hashlib.blake2b(values.pack(value), digest_size=8).digest()
 
 
 class FrontendActor:
-    """A front end on a node. It is told who conducts which model, and hears itself when they come again."""
+    """The front end as an actor. It gets the conductor of each model, and detects restarts of conductors itself."""
 
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer
@@ -73,101 +74,101 @@ class FrontendActor:
         self._core = FrontendCore(peer, conductors, digest)
         self._listeners: dict[str, Listener] = {}
         self._pending_queries: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
-        """Questions that wait for an answer, by ticket: until when, and how the answer is read."""
+        """Unanswered queries by correlation id: timeout, future, and the function that reads the reply."""
         self._counter = itertools.count()
 
     # ---------------------------------------------------------------- from any thread
     def open_stream(self, model: str, request: Any, *, tenant: str = "", timeout_s: float = 600.0) -> RequestStream:
-        """Have a request served."""
+        """Submit a request and return its stream."""
         rid = self.new_rid()
         stream = RequestStream(self, rid)
         self.submit(m.Submit(rid, model, m.Value(request), tenant, timeout_s), stream.push)
         return stream
 
     def new_rid(self) -> str:
-        """A name for a request that no other has."""
+        """A new, unique request id."""
         return f"{self.peer}-{next(self._counter)}"
 
     def submit(self, submit: m.Submit, listener: Listener) -> None:
-        """Have a request served, and the listener told."""
+        """Submit a request; the listener gets its events."""
 
-        def submitted() -> None:
+        def open_request() -> None:
             self._listeners[submit.rid] = listener
             self._step(time.monotonic(), RequestOpened(submit))
 
-        self._actor_loop.call_soon(submitted)
+        self._actor_loop.call_soon(open_request)
 
     def send_input(self, rid: str, value: Any) -> None:
-        """The client says more to a request that runs; None: it says no more."""
+        """Send more input to a running request; None ends the input."""
         self._actor_loop.call_soon(lambda: self._step(time.monotonic(), InputSent(rid, value)))
 
     def report_consumed(self, rid: str, kind: str, count: int) -> None:
-        """The client has taken so many emissions of a kind, in all."""
+        """Report the total number of emissions of a kind that the client has consumed (backpressure)."""
         self._actor_loop.call_soon(lambda: self._step(time.monotonic(), OutputsConsumed(rid, kind, count)))
 
     def close(self, rid: str) -> None:
-        """The client wants no more of this request."""
+        """Cancel a request whose client has disconnected; its listener gets no more events."""
 
-        def left() -> None:
+        def close_request() -> None:
             self._listeners.pop(rid, None)
             self._step(time.monotonic(), ClientLeft(rid))
 
-        self._actor_loop.call_soon(left)
+        self._actor_loop.call_soon(close_request)
 
     def cancel(self, rid: str) -> None:
-        """Have a request ended as cancelled; its listener is told so."""
+        """Cancel a request; its listener gets the end with status `cancelled`."""
 
-        def told() -> None:
-            for conductor in {*self._core.conductors.values()}:  # to whom it is unknown, it is nothing
+        def send_cancel() -> None:
+            for conductor in {*self._core.conductors.values()}:  # conductors ignore an unknown request id
                 self._actor_loop.send(self.peer, conductor, m.Cancel(rid))
 
-        self._actor_loop.call_soon(told)
+        self._actor_loop.call_soon(send_cancel)
 
     def query_counts(self, peer: m.Peer) -> Future[dict[str, int]]:
-        """Ask a process what it holds."""
-        return self._query(peer, m.StatsQuery, lambda stock: stock.counts)
+        """Query the counts of a process."""
+        return self._query(peer, m.StatsQuery, lambda reply: reply.counts)
 
     def query_stats(self, peer: m.Peer) -> Future[m.StatsReply]:
-        """Ask a process what it holds, and what its ops came to."""
-        return self._query(peer, m.StatsQuery, lambda stock: stock)
+        """Query the counts, op statistics and deadline statistics of a process."""
+        return self._query(peer, m.StatsQuery, lambda reply: reply)
 
     def query_spans(self, peer: m.Peer, rid: str) -> Future[m.SpansReply]:
-        """Ask a process what a request did there, and when."""
-        return self._query(peer, lambda ticket: m.SpansQuery(ticket, rid), lambda timeline: timeline)
+        """Query the spans of a request at a process."""
+        return self._query(peer, lambda correlation_id: m.SpansQuery(correlation_id, rid), lambda reply: reply)
 
     @property
     def conductors(self) -> Mapping[str, m.Peer]:
-        """The conductor of each model, in its newest life."""
+        """Conductor of each model, in its newest incarnation."""
         return self._core.conductors
 
     def query_model_status(
         self, conductor: m.Peer, make_query: Callable[[int], m.Message] = m.ModelStatusQuery
     ) -> Future[m.ModelStatusReply]:
-        """Ask a conductor which of its models are up and which rest; or have one rest, or woken, and then the same."""
-        return self._query(conductor, make_query, lambda standing: standing)
+        """Query the states of a conductor's models; with a load or unload message, change one first."""
+        return self._query(conductor, make_query, lambda reply: reply)
 
     def query_activity(self, peer: m.Peer) -> Future[m.ActivityReply]:
-        """Ask a process what happened since it was last asked."""
-        return self._query(peer, m.ActivityQuery, lambda news: news)
+        """Query the activity of a process since the last query."""
+        return self._query(peer, m.ActivityQuery, lambda reply: reply)
 
     def _query(self, peer: m.Peer, make_query: Callable[[int], m.Message], read_reply: Callable[[Any], T]) -> Future[T]:
-        """Ask a process something. If it does not answer, that is a TimeoutError."""
-        ticket, answer = next(self._counter), Future[T]()
-        answer.set_running_or_notify_cancel()  # from here on nobody can cancel it, and it can be answered
+        """Send a query to a process. The future fails with TimeoutError after QUERY_TIMEOUT_S."""
+        correlation_id, future = next(self._counter), Future[T]()
+        future.set_running_or_notify_cancel()  # a cancelled future could not take the reply
 
-        def ask() -> None:
-            self._pending_queries[ticket] = (time.monotonic() + QUERY_TIMEOUT_S, answer, read_reply)
+        def send_query() -> None:
+            self._pending_queries[correlation_id] = (time.monotonic() + QUERY_TIMEOUT_S, future, read_reply)
             if peer == self.peer:
-                self._on_reply(m.StatsReply(ticket, self._core.stats() | self._actor_loop.stats()))
+                self._on_reply(m.StatsReply(correlation_id, self._core.stats() | self._actor_loop.stats()))
             else:
-                self._actor_loop.send(self.peer, peer, make_query(ticket))
+                self._actor_loop.send(self.peer, peer, make_query(correlation_id))
 
-        self._actor_loop.call_soon(ask)
-        return answer
+        self._actor_loop.call_soon(send_query)
+        return future
 
-    # ---------------------------------------------------------------- on the node
+    # ---------------------------------------------------------------- in the thread of the actor loop
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
-        """A message has come."""
+        """Handle a message from another process."""
         if isinstance(message, m.StatsReply | m.SpansReply | m.ActivityReply | m.ModelStatusReply):
             self._on_reply(message)
             return
@@ -176,15 +177,17 @@ class FrontendActor:
         self._step(now, MessageReceived(sender, message))
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
-        for ticket in [ticket for ticket, (until, _, _) in self._pending_queries.items() if until < now]:
-            self._pending_queries.pop(ticket)[1].set_exception(TimeoutError("it did not answer"))
+        """Fail overdue queries and advance the core's clock."""
+        overdue = [key for key, (timeout_at, _, _) in self._pending_queries.items() if timeout_at < now]
+        for correlation_id in overdue:
+            _, future, _ = self._pending_queries.pop(correlation_id)
+            future.set_exception(TimeoutError(f"no reply within {QUERY_TIMEOUT_S:g} s"))
         self._step(now, Tick())
 
     def _on_reply(self, message: m.StatsReply | m.SpansReply | m.ActivityReply | m.ModelStatusReply) -> None:
-        if (question := self._pending_queries.pop(message.correlation_id, None)) is not None:
-            _, answer, read = question
-            answer.set_result(read(message))
+        if (query := self._pending_queries.pop(message.correlation_id, None)) is not None:
+            _, future, read_reply = query
+            future.set_result(read_reply(message))
 
     def _step(self, now: float, event: Event) -> None:
         for action in self._core.step(now, event):
@@ -201,60 +204,60 @@ class FrontendActor:
 
 
 class RequestStream:
-    """One request, read by one thread: iterate it for its emissions; `end` and `result` are there afterwards."""
+    """Blocking reader of one request: iterate it for its emissions; `end` and `result` are set afterwards."""
 
     def __init__(self, frontend: FrontendActor, rid: str) -> None:
         self.rid = rid
         self.end: m.RequestFinished | m.RequestRejected | None = None
         self.turn_result: Any = None
-        """What it was told last before it may say more."""
+        """Result of the last turn."""
         self._frontend = frontend
         self._queue: queue.SimpleQueue[Deliver | AwaitingInput | RequestEnded] = queue.SimpleQueue()
         self._consumed: defaultdict[str, int] = defaultdict(int)
 
     def push(self, event: Deliver | AwaitingInput | RequestEnded) -> None:
-        """Something has happened; the front end says so."""
+        """Queue an event. Called in the thread of the actor loop."""
         self._queue.put(event)
 
     def send_input(self, value: Any) -> None:
-        """Say more to it; None: no more is said."""
+        """Send more input; None ends the input."""
         self._frontend.send_input(self.rid, value)
 
     def turn(self, timeout: float | None = None) -> Iterator[Deliver]:
-        """What is delivered until it waits for more, or to the end. Raises queue.Empty if nothing comes for so long."""
+        """Deliveries of the current turn. Raises queue.Empty if none arrives within `timeout` seconds."""
         while self.end is None:
-            news = self._queue.get(timeout=timeout)
-            if isinstance(news, RequestEnded):
-                self.end = news.end
+            event = self._queue.get(timeout=timeout)
+            if isinstance(event, RequestEnded):
+                self.end = event.end
                 return
-            if isinstance(news, AwaitingInput):
-                self.turn_result = news.answer
+            if isinstance(event, AwaitingInput):
+                self.turn_result = event.answer
                 return
-            self._consumed[news.kind] += 1
-            if self._consumed[news.kind] % (CREDIT_INTERVAL // 2) == 0:
-                self._frontend.report_consumed(self.rid, news.kind, self._consumed[news.kind])
-            yield news
+            self._consumed[event.kind] += 1
+            if self._consumed[event.kind] % (CREDIT_INTERVAL // 2) == 0:
+                self._frontend.report_consumed(self.rid, event.kind, self._consumed[event.kind])
+            yield event
 
     def events(self, timeout: float | None = None) -> Iterator[Deliver]:
-        """What is delivered until the end. If it waits for more it is told that there is none."""
+        """All deliveries until the end. Ends the input whenever the request waits for more."""
         while self.end is None:
             yield from self.turn(timeout)
             if self.end is None:
                 self.send_input(None)
 
     def __iter__(self) -> Iterator[Emission]:
-        """Its emissions. Raises NotServed unless it ends well."""
-        for news in self.events():
-            yield KINDS[news.kind](news.value, **dict(news.clock))
+        """Emissions of the request. Raises RequestFailed if it was rejected or failed."""
+        for event in self.events():
+            yield KINDS[event.kind](event.value, **dict(event.clock))
         if not isinstance(self.end, m.RequestFinished) or self.end.status != "ok":
             assert self.end is not None
             raise RequestFailed(self.end)
 
     @property
     def result(self) -> Any:
-        """What its route gave, once it has ended well."""
+        """Return value of the route, None unless the request finished."""
         return self.end.result.content if isinstance(self.end, m.RequestFinished) else None
 
     def close(self) -> None:
-        """Want no more of it."""
+        """Cancel the request."""
         self._frontend.close(self.rid)

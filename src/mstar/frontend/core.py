@@ -1,8 +1,38 @@
-"""A front end's core: told what happened, it says what to do. No IO, no clock, no threads.
+"""Front-end core (sans-IO): exactly-once, in-order delivery of emissions to clients. Events in, actions out.
 
-Every emission has a kind and an index, whichever attempt made it. A client gets each once, in order, and only from the
-newest attempt; what a later attempt makes again is compared with what was delivered. A stream ends well only when all
-of it was delivered.
+It does no IO and has no clock or threads: `actor` drives it in production, `sim` in the simulator.
+
+**Attempts.** Each try of a request is an attempt. When a worker or conductor dies, the conductor starts a new attempt
+with a larger number, which computes the same emissions again. An emission is identified by kind and index, independent
+of the attempt. So delivery is idempotent:
+
+```text
+  attempt 1:   Text 0   Text 1   Text 2  ✗ worker dies
+  attempt 2:                              Text 0   Text 1   Text 2   Text 3
+                 │        │        │        ╎ equal   ╎ equal  ╎ equal  │
+  client:      Text 0   Text 1   Text 2  (  digests compared, dropped ) Text 3
+```
+
+| emission | action |
+|---|---|
+| next index of its kind | deliver it, then any that wait behind it |
+| later index | hold it in `out_of_order` until the gap is filled |
+| index already delivered, same digest | drop it (exactly once) |
+| index already delivered, other digest | fail the request with `Diverged`: the client has data that no attempt made |
+| attempt older than the newest one seen | drop it as stale (fencing by attempt number) |
+| unreadable value | submit the request again, at most `MAX_UNREADABLE` times |
+
+**Fencing after an interruption.** A client can send more input while the request runs, and that can interrupt a walk.
+From then on `is_deferring` is true and new emissions wait in `deferred`, because they can belong to the interrupted
+part. The conductor answers with `InputAccepted(attempt, totals)`. This sets a fence: of attempts before `attempt`, only
+the first `totals[kind]` emissions are valid. Deferred emissions are then checked against the fence and delivered or
+dropped.
+
+**Backpressure.** A worker runs only a limited number of emissions ahead of the client. Every `CREDIT_INTERVAL` consumed
+emissions (`OutputsConsumed`), the core sends a `Credit` to the worker that makes the kind.
+
+**End.** A request finishes successfully only once `totals` emissions of each kind were delivered. It is submitted again
+to a new incarnation of its conductor, and after a `PeerDead` if an emission is still missing.
 """
 
 from __future__ import annotations
@@ -21,26 +51,26 @@ from mstar.wire.frame import UnreadableValue
 from mstar.wire.steps import MessageReceived, SendMessage, Tick
 
 CREDIT_INTERVAL = 16
-"""After how many emissions that a client took its workers are told."""
+"""Consumed emissions of a kind between two credits to a worker."""
 CHECK_INTERVAL_S = 0.5
-"""Seconds between two looks for requests that take too long, or wait for what may be lost."""
+"""Seconds between two checks for requests past their deadline or with lost emissions."""
 MAX_UNREADABLE = 5
-"""How many emissions of a request may be unreadable before it is given up: workers die, but not that often."""
+"""Maximum number of unreadable emissions of a request before it fails. A dying worker causes one at most."""
 DEADLINE_GRACE_S = 2.0
-"""So many seconds after a request should have ended its conductor is not waited for any more."""
+"""Seconds after its timeout until a request fails without an answer of its conductor."""
 
 
 # ---------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class RequestOpened:
-    """A client wants something."""
+    """A client has sent a request."""
 
     submit: m.Submit
 
 
 @dataclass(frozen=True, slots=True)
 class InputSent:
-    """A client says more, or, with None, that it says no more."""
+    """A client has sent more input to a running request; None ends the input."""
 
     rid: str
     value: Any
@@ -48,16 +78,17 @@ class InputSent:
 
 @dataclass(frozen=True, slots=True)
 class OutputsConsumed:
-    """A client has taken so many emissions of a kind, in all."""
+    """A client has consumed emissions of a kind."""
 
     rid: str
     kind: str
     count: int
+    """Total since the start of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """A client is gone."""
+    """A client has disconnected or cancelled its request."""
 
     rid: str
 
@@ -68,7 +99,7 @@ Event = MessageReceived | RequestOpened | InputSent | OutputsConsumed | ClientLe
 # ---------------------------------------------------------------- actions
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Give a client the next emission of a kind."""
+    """Deliver the next emission of a kind to the client."""
 
     rid: str
     kind: str
@@ -79,16 +110,18 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingInput:
-    """All that came of so many things that a client has said was delivered, and more may be said."""
+    """The turn is finished: everything was delivered, and the request waits for more input."""
 
     rid: str
     number: int
+    """Number of inputs that were answered."""
     answer: Any
+    """Result of the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """Tell a client how its request has ended."""
+    """The request has ended."""
 
     rid: str
     end: m.RequestFinished | m.RequestRejected
@@ -99,65 +132,68 @@ Action = SendMessage | Deliver | AwaitingInput | RequestEnded
 
 @dataclass(eq=False, slots=True)
 class _RequestState:
-    """One request of one client."""
+    """Delivery state of one request."""
 
     submit: m.Submit
     deadline: float
     attempt: int = -1
     digests: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict[str, list[bytes]](list))
-    """What was delivered of each kind."""
+    """Digests of the delivered emissions, by kind. Their number is the next index."""
     out_of_order: dict[tuple[str, int], m.Emit] = field(default_factory=dict[tuple[str, int], m.Emit])
-    """What came before its turn: walks of a request can end on different workers."""
+    """Emissions that wait for earlier ones: walks of one request can run on different workers."""
     sources: dict[str, tuple[m.Peer, int]] = field(default_factory=dict[str, tuple[m.Peer, int]])
-    """Who makes the emissions of each kind: whoever made the one with the largest index."""
+    """Worker that receives credits, by kind: the sender of the emission with the largest index."""
     consumed: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Emissions that the client has consumed, by kind."""
     credited: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Consumed emissions in the last credit, by kind."""
     inputs: list[m.ClientInput] = field(default_factory=list[m.ClientInput])
     deferred: list[tuple[m.Peer, m.Emit]] = field(default_factory=list[tuple[m.Peer, m.Emit]])
-    """What came since its client spoke, from whom, until it is known what that has cut."""
+    """Emissions with their senders that arrived after the last input, until it is known what that interrupted."""
     fences: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
-    """Of attempts before one of these numbers so many emissions are wanted and no more: something of them was cut."""
+    """Attempt number to valid emission counts by kind. They limit all earlier attempts: a walk was interrupted."""
     turn_finished: m.TurnFinished | None = None
-    """What the client is to be told once it has all that came before."""
+    """End of the turn, until all emissions before it are delivered."""
     answered_inputs: int = -1
-    """How many things were answered."""
+    """Number of inputs that were answered; -1 before the first turn ends."""
     end: m.RequestFinished | None = None
-    """How it ended, once that is known; perhaps not all is here yet."""
+    """End of the request, until all emissions before it are delivered."""
     unreadable: int = 0
-    """How many emissions could not be read."""
+    """Number of unreadable emissions."""
     is_suspect: bool = False
-    """A worker was lost, perhaps with an emission that was on its way."""
+    """Whether a process has died that could have had an undelivered emission."""
 
     @property
     def is_deferring(self) -> bool:
-        """Whether it is not known what the last thing that its client said has cut; until then nothing is looked at."""
+        """Whether the conductor has not yet accepted the last input, so that it is unknown what it interrupts."""
         return bool(self.inputs) and self.inputs[-1].walk_index < 0 and self.end is None
 
     def accepts(self, emit: m.Emit) -> bool:
-        """Whether an emission may be given to the client, perhaps later."""
-        later = [totals for attempt, totals in self.fences.items() if attempt > emit.attempt]
-        is_newest = emit.attempt >= self.attempt
-        return all(emit.index < totals.get(emit.kind, 0) for totals in later) if later else is_newest
+        """Whether an emission is valid: below every fence of a later attempt or, without one, of the newest attempt."""
+        later_fences = [totals for attempt, totals in self.fences.items() if attempt > emit.attempt]
+        if later_fences:
+            return all(emit.index < totals.get(emit.kind, 0) for totals in later_fences)
+        return emit.attempt >= self.attempt
 
 
 class FrontendCore:
-    """The state of one front end. `digest` makes a few bytes of an emission's value, equal only for equal values."""
+    """State of one front end. `digest` hashes the value of an emission."""
 
     def __init__(self, me: m.Peer, conductors: Mapping[str, m.Peer], digest: Callable[[Any], bytes]) -> None:
         self.me = me
         self.conductors = conductors
-        """By model, in its newest life."""
+        """Conductor of each model, in its newest incarnation."""
         self._generations = {peer.name: peer.incarnation for peer in conductors.values()}
-        """How often each conductor was started before."""
+        """Newest incarnation of each conductor, by name."""
         self.stale_messages = 0
-        """How many messages spoke of what is over."""
+        """Number of stale emissions that were dropped."""
         self._digest = digest
         self._streams: dict[str, _RequestState] = {}
         self._out: list[Action] = []
         self._last_check = float("-inf")
 
     def step(self, now: float, event: Event) -> list[Action]:
-        """Take note of an event; what to do now, in order."""
+        """Handle an event; return the actions to execute, in order."""
         match event:
             case MessageReceived():
                 self._receive(event.sender, event.message)
@@ -181,14 +217,14 @@ class FrontendCore:
         return out
 
     def stats(self) -> dict[str, int]:
-        """What it holds, counted."""
+        """Counts for /metrics."""
         return {
             "streams": len(self._streams),
             "out_of_order": sum(len(stream.out_of_order) + len(stream.deferred) for stream in self._streams.values()),
         }
 
     def _send_to_conductor(self, stream: _RequestState, message: m.Message) -> None:
-        """Say something of a request to its conductor."""
+        """Send a message about a request to its conductor."""
         self._out.append(SendMessage(_conductor_for(self.conductors, stream), message))
 
     def _receive(self, sender: m.Peer, message: m.Message) -> None:
@@ -204,12 +240,11 @@ class FrontendCore:
                 if (stream := self._streams.get(message.rid)) is not None:
                     self._on_conductor_message(stream, message)
             case _:
-                pass  # news of others
+                pass  # not for a front end
 
     def _on_conductor_message(
         self, stream: _RequestState, message: m.RequestFinished | m.RequestRejected | m.InputAccepted | m.TurnFinished
     ) -> None:
-        """A conductor tells something of a request."""
         match message:
             case m.RequestFinished():
                 stream.end = message
@@ -224,10 +259,10 @@ class FrontendCore:
                     self._finish_if_complete(message.rid, stream)
 
     def _change_conductor(self, conductor: m.Peer) -> None:
-        """The new one knows nothing: say that this front end is there, and submit again what is open."""
+        """A conductor has restarted and knows nothing: register with it and submit its open requests again."""
         self._generations[conductor.name] = conductor.incarnation
         self.conductors = {
-            model: conductor if one.name == conductor.name else one for model, one in self.conductors.items()
+            model: conductor if peer.name == conductor.name else peer for model, peer in self.conductors.items()
         }
         self._out.append(SendMessage(conductor, m.Register()))
         for stream in self._streams.values():
@@ -236,8 +271,8 @@ class FrontendCore:
 
     def _resubmit(self, stream: _RequestState) -> None:
         stream.end, stream.is_suspect = None, False
-        again = {"last_seen_attempt": max(stream.attempt, 0), "inputs": tuple(stream.inputs)}
-        stream.submit = msgspec.structs.replace(stream.submit, **again)
+        changes = {"last_seen_attempt": max(stream.attempt, 0), "inputs": tuple(stream.inputs)}
+        stream.submit = msgspec.structs.replace(stream.submit, **changes)
         self._send_to_conductor(stream, stream.submit)
 
     def _on_emit(self, sender: m.Peer, emit: m.Emit) -> None:
@@ -251,7 +286,7 @@ class FrontendCore:
             return
         if emit.attempt > stream.attempt:
             stream.attempt = emit.attempt
-            stream.out_of_order = {key: one for key, one in stream.out_of_order.items() if stream.accepts(one)}
+            stream.out_of_order = {key: held for key, held in stream.out_of_order.items() if stream.accepts(held)}
             stream.sources.clear()
         source, newest = stream.sources.get(emit.kind, (None, -1))
         if emit.index > newest:
@@ -263,29 +298,29 @@ class FrontendCore:
             stream.out_of_order[emit.kind, emit.index] = emit
             self._deliver(emit.rid, stream, emit.kind)
         elif self._digest(emit.value.content) != delivered[emit.index]:
-            self._fail(emit.rid, "failed", "Diverged", "a worker was lost, and its replacement computed otherwise")
+            self._fail(emit.rid, "failed", "Diverged", "a worker was lost, and the retry computed other values")
 
     def _deliver(self, rid: str, stream: _RequestState, kind: str) -> None:
-        """Give a client what is there of a kind, in order."""
+        """Deliver all emissions of a kind that are next in order."""
         delivered = stream.digests[kind]
-        while (ready := stream.out_of_order.pop((kind, len(delivered)), None)) is not None:
-            if isinstance(ready.value.content, UnreadableValue):
-                self._on_unreadable(rid, stream, ready.value.content.text)
+        while (emit := stream.out_of_order.pop((kind, len(delivered)), None)) is not None:
+            if isinstance(emit.value.content, UnreadableValue):
+                self._on_unreadable(rid, stream, emit.value.content.text)
                 return
-            delivered.append(self._digest(ready.value.content))
-            self._out.append(Deliver(rid, ready.kind, ready.index, ready.value.content, ready.clock))
+            delivered.append(self._digest(emit.value.content))
+            self._out.append(Deliver(rid, emit.kind, emit.index, emit.value.content, emit.clock))
         self._finish_if_complete(rid, stream)
 
     def _release(self, rid: str, stream: _RequestState) -> None:
-        """Look at what was held back, now that it can be told what is wanted of it."""
+        """Handle deferred emissions, now that the fence is known."""
         if not stream.is_deferring:
-            held, stream.deferred = stream.deferred, []
-            for sender, emit in held:
+            deferred, stream.deferred = stream.deferred, []
+            for sender, emit in deferred:
                 self._on_emit(sender, emit)
             if rid in self._streams:
                 self._finish_if_complete(rid, stream)
 
-    # ---------------------------------------------------------------- what clients say
+    # ---------------------------------------------------------------- client input, ends, credits
     def _on_input(self, event: InputSent) -> None:
         hit("front.input")
         stream = self._streams.get(event.rid)
@@ -302,14 +337,14 @@ class FrontendCore:
             stream.inputs[accepted.index], walk_index=accepted.walk_index
         )
         stream.fences.setdefault(accepted.attempt, accepted.totals)
-        stream.out_of_order = {key: one for key, one in stream.out_of_order.items() if stream.accepts(one)}
+        stream.out_of_order = {key: held for key, held in stream.out_of_order.items() if stream.accepts(held)}
         self._release(accepted.rid, stream)
 
-    def _on_unreadable(self, rid: str, stream: _RequestState, why: str) -> None:
-        """An emission could not be read: have it made again, unless that does not help."""
+    def _on_unreadable(self, rid: str, stream: _RequestState, reason: str) -> None:
+        """Submit the request again, unless that has failed MAX_UNREADABLE times."""
         stream.unreadable += 1
         if stream.unreadable > MAX_UNREADABLE:
-            self._fail(rid, "failed", "Unreadable", why)
+            self._fail(rid, "failed", "Unreadable", reason)
         else:
             self._resubmit(stream)
 
@@ -318,18 +353,18 @@ class FrontendCore:
         self._end(rid, m.RequestFinished(rid, status, {}, m.Value(None), error, text))
 
     def _finish_if_complete(self, rid: str, stream: _RequestState) -> None:
-        """End a stream, or say that it waits, if nothing of it is missing, or if more will not come."""
+        """Report the end of the turn or of the request, if every emission before it was delivered."""
         hit("front.finish")
-        answered, end = stream.turn_finished, stream.end
-        if answered is not None and _has_all(stream, answered.totals):
-            stream.turn_finished, stream.answered_inputs = None, answered.inputs_consumed
-            self._out.append(AwaitingInput(rid, answered.inputs_consumed, answered.result.content))
+        turn, end = stream.turn_finished, stream.end
+        if turn is not None and _has_all(stream, turn.totals):
+            stream.turn_finished, stream.answered_inputs = None, turn.inputs_consumed
+            self._out.append(AwaitingInput(rid, turn.inputs_consumed, turn.result.content))
         if end is not None and (end.status != "ok" or _has_all(stream, end.totals)):
             self._end(rid, end)
 
     def _end(self, rid: str, end: m.RequestFinished | m.RequestRejected) -> None:
         stream = self._streams.pop(rid)
-        if stream.submit.last_seen_attempt >= 0:  # this end may have crossed its coming again
+        if stream.submit.last_seen_attempt >= 0:  # the end can have crossed a resubmission
             self._send_to_conductor(stream, m.Cancel(rid))
         self._out.append(RequestEnded(rid, end))
 
@@ -343,9 +378,9 @@ class FrontendCore:
 
     def _send_credit(self, rid: str, stream: _RequestState, kind: str) -> None:
         hit("front.credit")
-        stream.credited[kind] = taken = stream.consumed[kind]
-        if taken and kind in stream.sources:
-            self._out.append(SendMessage(stream.sources[kind][0], m.Credit(rid, stream.attempt, kind, taken)))
+        stream.credited[kind] = consumed = stream.consumed[kind]
+        if consumed and kind in stream.sources:
+            self._out.append(SendMessage(stream.sources[kind][0], m.Credit(rid, stream.attempt, kind, consumed)))
 
     def _tick(self, now: float) -> None:
         if now - self._last_check < CHECK_INTERVAL_S:
@@ -353,18 +388,18 @@ class FrontendCore:
         self._last_check = now
         for rid, stream in list(self._streams.items()):
             if now > stream.deadline:
-                self._fail(rid, "deadline", "Deadline", "its conductor did not answer in time")
+                self._fail(rid, "deadline", "Deadline", "the conductor did not answer in time")
             elif stream.is_suspect and (
                 stream.out_of_order or stream.deferred or stream.turn_finished or stream.end
-            ):  # it waits
+            ):  # something is missing, and can be lost
                 self._resubmit(stream)
 
 
 def _conductor_for(conductors: Mapping[str, m.Peer], stream: _RequestState) -> m.Peer:
-    """Who conducts a request: any of them refuses one for a model that nobody knows."""
+    """Conductor of a request. For an unknown model any conductor: it rejects the request."""
     return conductors.get(stream.submit.model) or next(iter(conductors.values()))
 
 
 def _has_all(stream: _RequestState, totals: Mapping[str, int]) -> bool:
-    """Whether a client was given so many of each kind."""
+    """Whether all these emissions were delivered."""
     return all(len(stream.digests[kind]) >= count for kind, count in totals.items())

@@ -1,7 +1,8 @@
-"""Requests under way, as asyncio reads them: what a front end's thread is told crosses to the loop here.
+"""Response streams for asyncio: the outputs of running requests as async iterators.
 
-One wake-up carries the news of all clients. A client that reads slowly is not read ahead for: what it has taken is
-reported as it is written to, and a worker goes no further than its window. Nothing here speaks HTTP.
+Events cross from the thread of the actor loop to the event loop; one wake-up carries the events of all streams.
+Backpressure: an output counts as consumed once the client's connection has taken it, and a worker runs only a limited
+number of outputs ahead (`max_undelivered_outputs`). Nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Deliver", "FrontendActor", "LoopBridge", "RequestEnded", "ResponseSt
 
 
 class LoopBridge:
-    """Wakes those of one event loop for whom a front end has news."""
+    """Wakes the streams of one event loop that have new events."""
 
     def __init__(
         self,
@@ -35,39 +36,39 @@ class LoopBridge:
         self._is_scheduled = False
 
     def notify(self, stream: ResponseStream) -> None:
-        """There is news for this one. Called in the thread of the front end."""
+        """Schedule a wake-up of this stream. Called in the thread of the actor loop."""
         self._pending.append(stream)
         if not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
-        self._is_scheduled = False  # first: whoever is added from here on is either seen below or wakes again
+        self._is_scheduled = False  # first: a stream added from now on is popped below or schedules a flush
         while self._pending:
             self._pending.popleft().notify()
 
 
 class ResponseObserver(Protocol):
-    """Told what becomes of requests, as their client is."""
+    """Observes the outputs and the end of requests."""
 
     def on_output(self, event: Deliver) -> None:
-        """Something is handed on."""
+        """An output is handed to the client."""
         ...
 
     def on_end(self, event: RequestEnded) -> None:
-        """One of them has ended."""
+        """A request has ended."""
         ...
 
     def on_cancel(self, rid: str) -> None:
-        """Nobody wants more of one of them."""
+        """A request was cancelled by its client."""
         ...
 
 
 class ResponseStream:
-    """Requests of one client under way. Iterate it for what is delivered, and for how each of them ended well.
+    """Running requests of one client. Iterate it for the deliveries and the successful end of each request.
 
-    It raises a Refusal as soon as one does not end well. Whoever made it closes it. A client that `goes_on` with its
-    request reads it turn by turn; one that does not is taken to say no more.
+    It raises the error of the first request that fails. The creator must close it. With `multi_turn`, read it turn by
+    turn and send more input; without, the input of a request ends as soon as it waits for more.
     """
 
     __slots__ = (
@@ -79,7 +80,7 @@ class ResponseStream:
         self.rids = [submit.rid for submit in submits]
         self.observer: ResponseObserver | None = None
         self.result: Any = None
-        """What the last request that ended gave, or was answered at the end of a turn."""
+        """Result of the last request or turn that ended."""
         self._inputs_sent = 0
         self._bridge = bridge
         self._multi_turn = multi_turn
@@ -92,6 +93,7 @@ class ResponseStream:
             bridge.frontend.submit(submit, self.push)
 
     def push(self, event: Deliver | AwaitingInput | RequestEnded) -> None:
+        """Queue an event. Called in the thread of the actor loop."""
         if isinstance(event, AwaitingInput) and not self._multi_turn:
             self._bridge.frontend.send_input(event.rid, None)
             return
@@ -99,87 +101,87 @@ class ResponseStream:
         self._bridge.notify(self)
 
     def notify(self) -> None:
-        """Go on, if it waits."""
+        """Wake the reader, if it waits. Called in the event loop."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def index_of(self, event: Deliver | RequestEnded) -> int:
-        """Which of its requests some news is of."""
+        """Index of the request of an event."""
         return self.rids.index(event.rid)
 
     async def wait_first(self) -> None:
-        """Wait until there is something to read, so that an early refusal can still be a status."""
+        """Wait for the first event. Raises the error of a failed request, in time for an HTTP status."""
         while True:
             while self._events and self._events[0].rid not in self._open:
-                self._events.popleft()  # of one that was dropped
+                self._events.popleft()  # of a cancelled request
             if self._events:
                 break
             self._waiter = self._bridge.loop.create_future()
             await self._waiter
-        news = self._events[0]
-        if isinstance(news, RequestEnded) and (isinstance(news.end, m.RequestRejected) or news.end.status != "ok"):
+        event = self._events[0]
+        if isinstance(event, RequestEnded) and (isinstance(event.end, m.RequestRejected) or event.end.status != "ok"):
             if self.observer is not None:
-                self.observer.on_end(news)
-            raise self._bridge.to_error(news.end)
+                self.observer.on_end(event)
+            raise self._bridge.to_error(event.end)
 
     def __aiter__(self) -> ResponseStream:
         return self
 
     async def __anext__(self) -> Deliver | RequestEnded:
         while self._open:
-            news = await self._next_event()
-            if not isinstance(news, AwaitingInput):
-                return news
+            event = await self._next_event()
+            if not isinstance(event, AwaitingInput):
+                return event
         self._acknowledge_last()
         raise StopAsyncIteration
 
     async def turn(self) -> AsyncGenerator[Deliver]:
-        """What is delivered until the request has done all that it was told and waits for more, or has ended."""
+        """Deliveries until the request has answered all inputs or has ended."""
         while self._open:
-            news = await self._next_event()
-            if isinstance(news, Deliver):
-                yield news
-            elif isinstance(news, AwaitingInput) and news.number >= self._inputs_sent:
+            event = await self._next_event()
+            if isinstance(event, Deliver):
+                yield event
+            elif isinstance(event, AwaitingInput) and event.number >= self._inputs_sent:
                 return
 
     async def _next_event(self) -> Deliver | AwaitingInput | RequestEnded:
         self._acknowledge_last()
         await self.wait_first()
-        news = self._events.popleft()
-        if isinstance(news, RequestEnded):
-            self._open.discard(news.rid)
-            self.result = news.end.result.content if isinstance(news.end, m.RequestFinished) else None
+        event = self._events.popleft()
+        if isinstance(event, RequestEnded):
+            self._open.discard(event.rid)
+            self.result = event.end.result.content if isinstance(event.end, m.RequestFinished) else None
             if self.observer is not None:
-                self.observer.on_end(news)
-        elif isinstance(news, AwaitingInput):
-            self.result = news.answer
+                self.observer.on_end(event)
+        elif isinstance(event, AwaitingInput):
+            self.result = event.answer
         else:
-            self._last_delivered = news
+            self._last_delivered = event
             if self.observer is not None:
-                self.observer.on_output(news)
-        return news
+                self.observer.on_output(event)
+        return event
 
     def send_input(self, value: Any) -> None:
-        """Say more to the request."""
+        """Send more input to the first request."""
         self._inputs_sent += 1
         self._bridge.frontend.send_input(self.rids[0], value)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, or will have when what is there was read."""
-        return not self._open or any(isinstance(news, RequestEnded) for news in self._events)
+        """Whether all requests have ended, or will have once the queued events are read."""
+        return not self._open or any(isinstance(event, RequestEnded) for event in self._events)
 
     def _acknowledge_last(self) -> None:
-        """The client has what was read last."""
-        if (news := self._last_delivered) is not None:
+        """Count the last delivery as consumed; report it every CREDIT_INTERVAL deliveries."""
+        if (event := self._last_delivered) is not None:
             self._last_delivered = None
-            self._consumed[news.rid, news.kind] += 1
-            taken = self._consumed[news.rid, news.kind]
-            if taken % CREDIT_INTERVAL == 0:
-                self._bridge.frontend.report_consumed(news.rid, news.kind, taken)
+            self._consumed[event.rid, event.kind] += 1
+            count = self._consumed[event.rid, event.kind]
+            if count % CREDIT_INTERVAL == 0:
+                self._bridge.frontend.report_consumed(event.rid, event.kind, count)
 
     def cancel(self, rid: str) -> None:
-        """Want no more of one of them."""
+        """Cancel one of the requests."""
         if rid in self._open:
             self._open.discard(rid)
             self._bridge.frontend.close(rid)
@@ -187,6 +189,6 @@ class ResponseStream:
                 self.observer.on_cancel(rid)
 
     def close(self) -> None:
-        """Want no more."""
+        """Cancel all requests that have not ended."""
         for rid in self.rids:
             self.cancel(rid)

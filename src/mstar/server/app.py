@@ -1,7 +1,7 @@
-"""The application: the table of every route, and the gate through which each request comes.
+"""The ASGI application: the table of all endpoints, and the middleware that every request passes.
 
-The gate gives a request its id, lets in who may come in before anything of the body is read, and sees to it that
-nothing from inside gets out. It is the same for routes that do not exist.
+The middleware assigns the request id, authenticates, applies the rate limit before the body is read, and turns
+unexpected exceptions into a plain 500. It also runs for paths that do not exist.
 """
 
 from __future__ import annotations
@@ -33,23 +33,28 @@ from mstar.requests import (
     VideoRequest,
 )
 from mstar.server import openapi
+from mstar.server.access.api_keys import Tenant
 from mstar.server.access.browser_auth import authorization_from, is_cross_origin
 from mstar.server.admin import events, graphs, health, model_loading, traces
+from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint, EndpointSchema
 from mstar.server.errors import ApiError
 from mstar.server.generic import generate
-from mstar.server.http_exchange import INTERNAL_ERROR, HttpHandler, RequestContext, json_response, request_id_from
+from mstar.server.http_exchange import INTERNAL_ERROR, HttpHandler, json_response
 from mstar.server.openai import chat, embeddings, images, models, speech, speech_stream, transcriptions, videos, voices
 from mstar.server.openai.schema import ChatBody, EmbeddingBody, GenerateBody
 from mstar.server.realtime import session
+from mstar.server.request_context import RequestContext, request_id_from
 from mstar.server.robotics import actions, worlds
-from mstar.server.state import Endpoint, EndpointSchema, ServerState
+from mstar.server.state import ServerState
 from mstar.server.telemetry.logs import ByteCounter
-from mstar.server.websocket_session import WEBSOCKET_METHOD, WebSocketHandler, websocket_endpoint
+from mstar.server.websocket_session import WebSocketHandler, websocket_endpoint
 
 log = logging.getLogger("mstar.server")
 
-_JSON, _EVENT_STREAM, _TEXT = "application/json", "text/event-stream", "text/plain"
-_AUDIO_MEDIA_TYPES = (*sorted({form.media_type for form in FORMATS.values()}), _EVENT_STREAM)
+_JSON = "application/json"
+_EVENT_STREAM = "text/event-stream"
+_TEXT = "text/plain"
+_AUDIO_MEDIA_TYPES = (*sorted({audio_format.media_type for audio_format in FORMATS.values()}), _EVENT_STREAM)
 _TRANSCRIPTION_SCHEMA = EndpointSchema(
     transcriptions.TranscriptionForm, {"file": True}, response_media_types=(_JSON, _TEXT, _EVENT_STREAM)
 )
@@ -60,10 +65,8 @@ _IMAGE_EDIT_SCHEMA = EndpointSchema(
 _VIDEO_SCHEMA = EndpointSchema(videos.VideoForm, {"input_reference": False})
 _VIDEO_CONTENT_SCHEMA = EndpointSchema(query_params=("variant",), response_media_types=("video/mp4",))
 _GENERATE_SCHEMA = EndpointSchema(GenerateBody, response_media_types=(_EVENT_STREAM, generate.MSGPACK))
-_MODEL_QUERY_SCHEMA, _PLAIN_TEXT_SCHEMA = (
-    EndpointSchema(query_params=("model",)),
-    EndpointSchema(response_media_types=(_TEXT,)),
-)
+_MODEL_QUERY_SCHEMA = EndpointSchema(query_params=("model",))
+_PLAIN_TEXT_SCHEMA = EndpointSchema(response_media_types=(_TEXT,))
 ENDPOINTS: Sequence[Endpoint] = (
     Endpoint(
         "POST",
@@ -137,23 +140,27 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("GET", "/openapi.json", openapi.openapi_document),
 )
 _READ_METHODS = ("GET", "HEAD")
-_CROSS_ORIGIN_ERROR = ApiError(
-    403, "cross_origin", "a page of another origin may not use a server without keys; give it some, or use its own page"
+_INVALID_API_KEY = ApiError(
+    401, "invalid_api_key", "missing or invalid API key; fix: send a valid key as `Authorization: Bearer KEY`"
 )
-PUBLIC_PATHS = frozenset(one.path for one in ENDPOINTS if one.is_public)
-WEBSOCKET_PATHS = frozenset(one.path for one in ENDPOINTS if one.method == WEBSOCKET_METHOD)
-
+_CROSS_ORIGIN_ERROR = ApiError(
+    403,
+    "cross_origin",
+    "cross-origin requests need an API key; fix: configure API keys, or use the server's own page",
+)
+PUBLIC_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_public)
+WEBSOCKET_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.method == WEBSOCKET_METHOD)
 
 PAGES_LABEL = "/studio"
-"""What all files of pages are counted under."""
+"""Endpoint label of all static pages."""
 
 
 def build_app(state: ServerState, pages: Sequence[Route] = ()) -> Starlette:
-    """The application that speaks to clients. `extra` are pages, which anybody may read."""
+    """Build the application. `pages` are static pages that need no API key."""
     state.endpoints = ENDPOINTS
     return Starlette(
-        routes=[*(_build_route(state, one) for one in ENDPOINTS), *pages],
-        middleware=[Middleware(RequestMiddleware, state=state, pages=frozenset(one.path for one in pages))],
+        routes=[*(_build_route(state, endpoint) for endpoint in ENDPOINTS), *pages],
+        middleware=[Middleware(RequestMiddleware, state=state, pages=frozenset(page.path for page in pages))],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
 
@@ -165,23 +172,24 @@ def _build_route(state: ServerState, endpoint: Endpoint) -> Route | WebSocketRou
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError), "it was asked for these only"
+    assert isinstance(error, ApiError), "registered for ApiError only"
     request.scope["request_context"].record_error(error)
     return json_response(error.content, error.status, error.headers)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "it was asked for these only"
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
     if error.status_code == 404:
-        near = suggest_name(request.url.path, [one.path for one in ENDPOINTS])
-        return await _on_api_error(request, ApiError(404, "no_such_path", f"there is no {request.url.path}{near}"))
-    refused = await _on_api_error(request, ApiError(error.status_code, "bad_request", error.detail))
-    refused.headers.update(error.headers or {})  # which methods there are
-    return refused
+        suggestion = suggest_name(request.url.path, [endpoint.path for endpoint in ENDPOINTS])
+        message = f"there is no {request.url.path}{suggestion}"
+        return await _on_api_error(request, ApiError(404, "no_such_path", message))
+    response = await _on_api_error(request, ApiError(error.status_code, "bad_request", error.detail))
+    response.headers.update(error.headers or {})  # a 405 lists the allowed methods
+    return response
 
 
 class RequestMiddleware:
-    """Middleware around everything."""
+    """ASGI middleware: request id, authentication, origin check, rate limit, access log, error barrier."""
 
     def __init__(self, app: ASGIApp, state: ServerState, pages: frozenset[str] = frozenset()) -> None:
         self._app = app
@@ -189,66 +197,81 @@ class RequestMiddleware:
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or refuse it."""
+        """Forward a request, or send an error."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        passage = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
-        is_started, traffic = False, ByteCounter(receive, send)
-        entry = self._state.recent_requests.begin(passage, headers.get("traceparent", ""))
+        context = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
+        is_started = False
+        traffic = ByteCounter(receive, send)
+        record = self._state.recent_requests.begin(context, headers.get("traceparent", ""))
 
-        async def sending(message: Message) -> None:
+        async def send_with_request_id(message: Message) -> None:
             nonlocal is_started
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 is_started = True
-                passage.status = message.get("status", 101)
-                MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = passage.id
+                context.status = message.get("status", 101)
+                MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = context.id
             await traffic.send(message)
 
         try:
-            await self._authorize_and_forward(scope, headers, traffic.receive, sending)
+            await self._authorize_and_forward(scope, headers, traffic.receive, send_with_request_id)
         except Exception:
-            log.exception("request %s", passage.id)
+            log.exception("request %s", context.id)
             if is_started:
-                return  # the connection is closed before its body is complete, and so the client knows
-            await _send_error(INTERNAL_ERROR, scope, receive, sending)
+                return  # closing the connection before the body is complete tells the client
+            await _send_error(INTERNAL_ERROR, scope, receive, send_with_request_id)
         finally:
-            self._state.record_request_end(entry, traffic.bytes_in, traffic.bytes_out)
+            self._state.record_request_end(record, traffic.bytes_in, traffic.bytes_out)
 
     async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        passage: RequestContext = scope["request_context"]
+        context: RequestContext = scope["request_context"]
         is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READ_METHODS
         if is_page or scope["path"] in PUBLIC_PATHS:
-            passage.endpoint = PAGES_LABEL if is_page else passage.endpoint
+            context.endpoint = PAGES_LABEL if is_page else context.endpoint
             await self._app(scope, receive, send)
             return
-        shown = authorization_from(headers, scope.get("subprotocols", ()))
-        passage.tenant = holder = self._state.keys.authenticate(shown)
-        if holder is None:
-            await _send_error(ApiError(401, "invalid_api_key", "a valid API key is needed"), scope, receive, send)
+        authorization = authorization_from(headers, scope.get("subprotocols", ()))
+        context.tenant = tenant = self._state.keys.authenticate(authorization)
+        if tenant is None:
+            await _send_error(_INVALID_API_KEY, scope, receive, send)
             return
         if not self._state.keys.is_required and scope.get("method") not in _READ_METHODS and is_cross_origin(headers):
             await _send_error(_CROSS_ORIGIN_ERROR, scope, receive, send)
             return
-        costs = scope["type"] == "websocket" or scope["method"] == "POST"
-        if costs and (wait := holder.acquire(time.monotonic())):
-            what = "this key has asked for more than it may"
-            await _send_error(ApiError(429, "rate_limited", what, retry_after=wait), scope, receive, send)
+        if scope["type"] != "websocket" and scope["method"] != "POST":  # reads are not rate limited
+            await self._app(scope, receive, send)
             return
-        holder.active_requests += costs
-        self._state.active_requests += costs
-        is_call = scope["type"] == "websocket" and scope["path"] in WEBSOCKET_PATHS
+        if wait_s := tenant.acquire(time.monotonic()):
+            await _send_error(_rate_limited(tenant, wait_s), scope, receive, send)
+            return
+        await self._forward_counted(tenant, scope, receive, send)
+
+    async def _forward_counted(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request that counts against the concurrency limit of its tenant."""
+        tenant.active_requests += 1
+        self._state.active_requests += 1
+        is_websocket = scope["type"] == "websocket" and scope["path"] in WEBSOCKET_PATHS
         try:
             with (
                 self._state.metrics.websockets_open.labels(scope["path"]).track_inprogress()
-                if is_call
+                if is_websocket
                 else nullcontext()
             ):
                 await self._app(scope, receive, send)
         finally:
-            holder.active_requests -= costs
-            self._state.active_requests -= costs
+            tenant.active_requests -= 1
+            self._state.active_requests -= 1
+
+
+def _rate_limited(tenant: Tenant, wait_s: float) -> ApiError:
+    limit = tenant.rate_limit
+    message = (
+        f"rate limit exceeded for this API key ({limit.requests_per_second:g} requests/s, "
+        f"{limit.max_concurrent} concurrent); fix: retry after {wait_s:.3g} s"
+    )
+    return ApiError(429, "rate_limited", message, retry_after=wait_s)
 
 
 async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
-"""Refusals: what a client is told instead of an answer, in the one shape that clients of this API know.
+"""API errors: status, code and message of a failed request, in the JSON format of the OpenAI API.
 
-A refusal says what is wrong and what may be done, and nothing of what is inside: no path, no traceback, no text that a
-model raised unless it speaks of the client's own wish. Logging is done by others.
+An error names what is wrong and how to fix it. It exposes nothing internal: no path, no traceback, and the text of a
+model's exception only if it concerns the client's own parameters. Logging happens elsewhere.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ _REQUEST_ERRORS = {
     "NeverFits": "too_long",
     "Unsupported": "unsupported",
 }
-"""Errors that speak of the client's own wish, by name, with their codes: their text is for the client."""
+"""Codes of exceptions about the client's own parameters, by class name. The client gets their text."""
 _STATUS_ERRORS: Mapping[str, tuple[int, str, str]] = {
     "failed": (500, "model_error", "the model failed at this request"),
-    "poison": (500, "poison_request", "this request ended the processes that served it, and is not tried again"),
-    "not_retryable": (500, "not_retryable", "a worker was lost, and what this request does must not be done twice"),
-    "deadline": (504, "deadline_exceeded", "the request took longer than it may"),
-    "unavailable": (503, "unavailable", "no worker is there for this request"),
+    "poison": (500, "poison_request", "this request crashed the workers that ran it; it is not retried"),
+    "not_retryable": (
+        500,
+        "not_retryable",
+        "a worker was lost, and this request is not idempotent; fix: check its effect before you send it again",
+    ),
+    "deadline": (504, "deadline_exceeded", "the request exceeded its time limit (request_timeout_s)"),
+    "unavailable": (503, "unavailable", "no worker is available for this request"),
     "cancelled": (499, "cancelled", "the request was cancelled"),
 }
-"""By how a request ended: a status as in HTTP, a code, and what to say."""
+"""HTTP status, code and message, by final status of a request."""
 _DEFAULT_RETRY_AFTER_S = 5.0
-"""After how many seconds to come again when nobody knows better."""
+"""Retry-After, in seconds, of a 503 without a better estimate."""
 
 
 class ApiError(Exception):
-    """A request is refused, or did not come to its end."""
+    """A request was rejected or failed."""
 
     def __init__(
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -51,42 +55,42 @@ class ApiError(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The body, or the event in a stream."""
+        """The JSON body, also sent as the last event of a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"type": kind, "code": self.code, "message": self.message, "param": self.param}}
 
     @property
     def body(self) -> bytes:
-        """The same as bytes."""
+        """The JSON body, encoded."""
         return msgspec.json.encode(self.content)
 
     def http_response(self, headers: Mapping[str, str]) -> bytes:
-        """A whole answer in HTTP, with further headers, for who was not heard."""
+        """A complete HTTP/1.1 response, for errors that are sent without the ASGI application."""
         body = self.body
-        sizes = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        lines = [f"{name}: {value}" for name, value in (sizes | self.headers | dict(headers)).items()]
+        entity = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        lines = [f"{name}: {value}" for name, value in (entity | self.headers | dict(headers)).items()]
         phrase = HTTPStatus(self.status).phrase
         return "\r\n".join([f"HTTP/1.1 {self.status} {phrase}", *lines, "", ""]).encode() + body
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to come again, or not at all."""
+        """Retry-After, WWW-Authenticate or x-should-retry, whichever applies."""
         if self.retry_after is not None:
-            wait = self.retry_after
-            return {"Retry-After": str(ceil(wait)), "retry-after-ms": str(ceil(wait * 1000))}
+            wait_s = self.retry_after
+            return {"Retry-After": str(ceil(wait_s)), "retry-after-ms": str(ceil(wait_s * 1000))}
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {"x-should-retry": "false"} if self.status >= 500 else {}
 
 
 def api_error_from(end: m.RequestFinished | m.RequestRejected) -> ApiError:
-    """What to say of a request that did not end well."""
+    """The API error for a request that was rejected or failed."""
     if isinstance(end, m.RequestRejected):
         code = {429: "overloaded", 503: "unavailable", 404: "model_not_found"}.get(end.status, "refused")
         return ApiError(end.status, code, end.reason, retry_after=end.retry_after_s or None)
     if end.error_type in _REQUEST_ERRORS:
         return ApiError(400, _REQUEST_ERRORS[end.error_type], end.error_message)
     if end.error_type == "NotImplementedError":
-        return ApiError(400, "unsupported", "the model does not do what was asked for")
+        return ApiError(400, "unsupported", "the model does not support this request")
     status, code, message = _STATUS_ERRORS[end.status]
     return ApiError(status, code, message, retry_after=_DEFAULT_RETRY_AFTER_S if status == 503 else None)

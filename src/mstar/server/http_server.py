@@ -1,6 +1,7 @@
-"""The HTTP server around an application. Told to end, it lets those who are there come to their end first.
+"""The HTTP server: uvicorn with hardened protocols and graceful shutdown (drain).
 
-It starts no other process. Which address it listens at is decided by who makes the socket.
+At the first signal it stops accepting requests and waits for running ones; a second signal ends it at once. It starts
+no other process, and the caller binds the socket.
 """
 
 from __future__ import annotations
@@ -20,47 +21,48 @@ from mstar.server.protocols import HttpProtocol, WebSocketProtocol, compute_max_
 from mstar.server.state import ServerState
 
 DRAIN_POLL_S = 0.05
-"""How often it is looked whether they have."""
+"""Seconds between two checks for running requests during a drain."""
 MAX_HEADER_BYTES = 64 << 10
-"""How large the head of a request may be."""
+"""Maximum size of a request line with headers."""
 MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
-"""How large one message of a WebSocket may be: a robot sends pictures."""
+"""Maximum size of one WebSocket message. Robots send camera images in one message."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any that is free. Raises LoadError."""
+    """Bind a listening socket; port 0 picks a free port. Raises LoadError."""
     if not 0 <= port <= 65_535:
-        raise LoadError(f"there is no port {port}\n  fix: choose one from 0 to 65535")
+        raise LoadError(f"port {port} is out of range\n  fix: choose a port from 0 to 65535")
     try:
-        made = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise LoadError(f"cannot listen at {host}:{port}: {error}\n  fix: choose another --host or --port") from error
-    # Connections have this from here: asyncio does not set it, and then a small answer waits 40 ms for its own head.
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    # Accepted connections inherit TCP_NODELAY. asyncio does not set it here, and Nagle's algorithm would delay small
+    # responses by 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 class HttpServer(uvicorn.Server):
-    """Speaks HTTP for a door until a signal comes; clients then have `drain_s` seconds. A second ends it at once."""
+    """Serves until a signal; running requests then have `drain_timeout_s` seconds. A second signal ends it at once."""
 
     def __init__(self, state: ServerState, application: Starlette, drain_timeout_s: float) -> None:
-        connection = functools.partial(
+        protocol = functools.partial(
             HttpProtocol, state.limits, compute_max_connections(state.limits), FastReject(state)
         )
         config = uvicorn.Config(
             application,
-            http=cast("Any", connection),  # a class is wanted, and is only called
+            http=cast("Any", protocol),  # typed as a class, but only called
             ws=WebSocketProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # what a client says of its address is not believed
+            proxy_headers=False,  # a client could forge its address
             server_header=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_graceful_shutdown=1,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
-            ws_ping_timeout=None,  # a robot may stall for longer than a ping lasts
-            ws_per_message_deflate=False,  # what is small on the wire must not be large here
+            ws_ping_timeout=None,  # a robot can stall for longer than a ping timeout
+            ws_per_message_deflate=False,  # no decompression bombs
         )
         super().__init__(config)
         self._state = state
@@ -69,17 +71,17 @@ class HttpServer(uvicorn.Server):
         self._drain_task: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until the end."""
+        """Serve until shutdown."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as a signal handler
-        """A signal has come."""
-        assert self._loop is not None, "signals are handled while it serves"
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal handler signature
+        """Handle SIGINT or SIGTERM."""
+        assert self._loop is not None, "signals are handled only while serving"
         self._loop.call_soon_threadsafe(self.begin_shutdown)
 
     def begin_shutdown(self) -> None:
-        """Let nobody in any more, and end when the last one has come to an end."""
+        """Drain: reject new requests and exit after the last running one. The second call exits at once."""
         if self._drain_task is None:
             self._state.drain()
             self._drain_task = asyncio.create_task(self._drain())
@@ -87,8 +89,8 @@ class HttpServer(uvicorn.Server):
             self.should_exit = True
 
     async def _drain(self) -> None:
-        looks = round(self._drain_timeout_s / DRAIN_POLL_S)
-        while self._state.active_requests and looks:
-            looks -= 1
+        polls = round(self._drain_timeout_s / DRAIN_POLL_S)
+        while self._state.active_requests and polls:
+            polls -= 1
             await asyncio.sleep(DRAIN_POLL_S)
         self.should_exit = True

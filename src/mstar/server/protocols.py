@@ -1,8 +1,8 @@
-"""Connections of clients whom nobody knows yet: how many there may be, and how long each may take to say what it wants.
+"""Hardened uvicorn protocols: limits for connections before authentication.
 
-What uvicorn leaves open is closed here: heads that never end, messages in endless small parts, pings of who does not
-read. How HTTP and WebSockets are spoken is uvicorn's; what is asked for is not read here, and what is answered before
-that is decided by `early`.
+They close what uvicorn leaves open: too many connections, headers that never end (slowloris), messages in endless small
+fragments, and pings from a client that does not read. uvicorn implements HTTP and WebSockets; `fast_reject` decides
+what is rejected from raw bytes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from mstar.server.access.fast_reject import FastReject
 from mstar.server.errors import ApiError
 
 RESERVED_FDS = 256
-"""So many files are kept for what is not a client."""
+"""File descriptors reserved for everything but client connections."""
 _IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 MAX_MESSAGE_FRAGMENTS = 4096
-"""In so many parts a message of a WebSocket may come."""
+"""Maximum number of fragments of a WebSocket message."""
 
 
 def compute_max_connections(limits: HttpLimits) -> int:
-    """How many connections there may be: what is configured, unless this process may not open as many files."""
+    """Maximum number of connections: the configured limit, capped by the file descriptor limit of the process."""
     return max(1, min(limits.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
 
 
 _CLOSE_HEADERS = {"Connection": "close"}
 TOO_MANY_CONNECTIONS_RESPONSE = ApiError(
-    503, "too_many_connections", "the server has as many clients as it may have", retry_after=1.0
+    503, "too_many_connections", "too many connections; fix: retry after 1 s", retry_after=1.0
 ).http_response(_CLOSE_HEADERS)
-BAD_HANDSHAKE_RESPONSE = ApiError(400, "bad_request", "this is no request for a WebSocket").http_response(
-    _CLOSE_HEADERS
-)
+BAD_HANDSHAKE_RESPONSE = ApiError(400, "bad_request", "invalid WebSocket handshake").http_response(_CLOSE_HEADERS)
 
 
 class HttpProtocol(H11Protocol):
-    """One connection. While nothing of it is served, its time runs, whatever it sends."""
+    """One HTTP connection. It is closed if no complete request header arrives within `header_timeout_s`."""
 
     def __init__(self, limits: HttpLimits, max_connections: int, fast_reject: FastReject, **options: Any) -> None:
         super().__init__(**options)
@@ -52,7 +50,7 @@ class HttpProtocol(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A client has come."""
+        """Start the header timer, or reject the connection."""
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
             transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
@@ -70,59 +68,59 @@ class HttpProtocol(H11Protocol):
             self._header_timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Something has come. What would only be refused is answered at once."""
+        """Parse received bytes, after a try to reject them unparsed."""
         is_first = self.conn.states == _IDLE and not self.conn.trailing_data[0]
-        answer = self._fast_reject.try_reject(data) if is_first else None
-        if answer is None:
+        rejection = self._fast_reject.try_reject(data) if is_first else None
+        if rejection is None:
             super().data_received(data)
             return
-        self.transport.write(answer.data)
-        if answer.close_connection:
+        self.transport.write(rejection.data)
+        if rejection.close_connection:
             self.transport.close()
         else:
             self.on_response_complete()
 
     def handle_events(self) -> None:
-        """Go on with what has come; a request that is served has its own limits."""
+        """Handle parsed events. The header timer stops once a request is served: that has its own timeouts."""
         super().handle_events()
         if self.cycle and not self.cycle.response_complete:
             self._cancel_header_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """It is a call from here on."""
+        """Stop the header timer and hand over to the WebSocket protocol."""
         self._cancel_header_timer()
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        """A request was answered; perhaps there is another one."""
+        """Start the header timer for the next request of the connection."""
         self._start_header_timer()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """Stop the header timer."""
         self._cancel_header_timer()
         super().connection_lost(exc)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection over which a WebSocket is spoken."""
+    """One WebSocket connection."""
 
     def data_received(self, data: bytes) -> None:
-        """Something has come: first the head, which is whole."""
+        """Parse received bytes. The handshake arrives complete, so a parser that did not start means a bad one."""
         super().data_received(data)
         if not self.handshake_initiated:
             self.transport.write(BAD_HANDSHAKE_RESPONSE)
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """One more part of a message. Their size is bounded elsewhere, and empty ones have none."""
+        """Limit the number of fragments. uvicorn limits only their total size, and empty fragments have none."""
         super().handle_cont(event)
         if len(self.frames) > MAX_MESSAGE_FRAGMENTS:
-            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {MAX_MESSAGE_FRAGMENTS} parts")
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_MESSAGE_FRAGMENTS} fragments in a message")
             self.handle_parser_exception()
 
     def handle_ping(self) -> None:
-        """Answer, unless the client does not read."""
+        """Send a pong, unless the client does not read: pongs would pile up in the write buffer."""
         if self.writable.is_set():
             super().handle_ping()
         else:

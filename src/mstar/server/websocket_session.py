@@ -1,7 +1,7 @@
-"""A call: one WebSocket of one client, from its opening to its end.
+"""WebSocket session: one WebSocket connection, from the handshake to the close.
 
-When the client hangs up, the surface that serves it is cancelled where it waits, and so closes what it has opened. What
-is said in a call is read and written by the surfaces.
+When the client disconnects, the handler is cancelled where it awaits and closes what it has opened. Messages are
+buffered up to a limit (backpressure); what they mean is up to the endpoints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -19,18 +19,20 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from mstar.frontend.response_stream import ResponseStream
 from mstar.server.access.browser_auth import negotiated_subprotocol
 from mstar.server.access.slo import SLO_HEADER
+from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint
 from mstar.server.errors import ApiError
-from mstar.server.http_exchange import RequestContext, json_response
-from mstar.server.state import Endpoint, ServedModel, ServerState
+from mstar.server.http_exchange import json_response
+from mstar.server.request_context import RequestContext
+from mstar.server.state import ServedModel, ServerState
 
-WEBSOCKET_METHOD = "WS"
-"""The method of surfaces that are spoken to over a WebSocket."""
-_MAX_INBOX_MESSAGES, _MAX_INBOX_BYTES = 8, 1 << 20
-"""So many messages of a client wait to be served, and so much of them; one more is always read."""
+_MAX_INBOX_MESSAGES = 8
+"""Maximum number of unread messages before the session stops reading from the socket."""
+_MAX_INBOX_BYTES = 1 << 20
+"""Maximum size of unread messages before the session stops reading. The message that exceeds it is still read."""
 
 
 class WebSocketSession:
-    """One WebSocket of one client, for a surface to serve."""
+    """One WebSocket connection, for an endpoint to serve."""
 
     def __init__(self, state: ServerState, endpoint: Endpoint, context: RequestContext, socket: WebSocket) -> None:
         self.state = state
@@ -38,34 +40,33 @@ class WebSocketSession:
         self.context = context
         self.socket = socket
         self.is_disconnected = False
-        """Whether the client has hung up."""
         self._inbox: deque[str | bytes] = deque()
         self._inbox_changed = asyncio.Condition()
-        """Something was put into the inbox, or taken out."""
+        """Notified when a message is put into the inbox or taken out."""
         self._receive_task: asyncio.Task[None] | None = None
 
     def resolve_model(self, name: str) -> ServedModel:
-        """The model that the client named, if it is served here."""
+        """The model with this public name. Raises ApiError unless it is served at this endpoint."""
         return self.state.resolve_model(name, self.endpoint)
 
     def resolve_default_model(self) -> ServedModel:
-        """The model that the client means: the one it named as ?model=, or the only one that is served here."""
-        fitting = [
+        """The model in the query parameter `model`, or the only model that is served at this endpoint."""
+        candidates = [
             name
             for name, served in self.state.served_models.items()
             if self.endpoint.request_type in served.accepted_types
         ]
-        named = self.socket.query_params.get("model", fitting[0] if len(fitting) == 1 else "")
-        if not named:
-            what = f"say which model with ?model=, one of {', '.join(sorted(fitting)) or 'none'}"
-            raise ApiError(404, "model_not_found", what, param="model")
-        return self.resolve_model(named)
+        name = self.socket.query_params.get("model", candidates[0] if len(candidates) == 1 else "")
+        if not name:
+            message = f"no model given; fix: add ?model= with one of {', '.join(sorted(candidates)) or 'none'}"
+            raise ApiError(404, "model_not_found", message, param="model")
+        return self.resolve_model(name)
 
     async def accept(self) -> None:
-        """Begin to speak."""
+        """Complete the handshake and start to receive."""
         await self.socket.accept(negotiated_subprotocol(self.socket.scope.get("subprotocols", ())))
         task = asyncio.current_task()
-        assert task is not None, "a server runs in tasks"
+        assert task is not None, "handlers run in tasks"
         self._receive_task = asyncio.create_task(self._receive_loop(task))
 
     async def _receive_loop(self, task: asyncio.Task[Any]) -> None:
@@ -82,40 +83,40 @@ class WebSocketSession:
         return len(self._inbox) < _MAX_INBOX_MESSAGES and sum(map(sys.getsizeof, self._inbox)) < _MAX_INBOX_BYTES
 
     async def receive(self) -> str | bytes:
-        """What the client says next. Raises Refusal when it has been silent for too long."""
+        """The next message. Raises ApiError after `websocket_idle_timeout_s` without one."""
         try:
             async with asyncio.timeout(self.state.limits.websocket_idle_timeout_s), self._inbox_changed:
                 await self._inbox_changed.wait_for(lambda: self._inbox)
-                said = self._inbox.popleft()
+                message = self._inbox.popleft()
                 self._inbox_changed.notify_all()
-                return said
+                return message
         except TimeoutError:
-            what = f"nothing was said for {self.state.limits.websocket_idle_timeout_s:g} s"
-            raise ApiError(408, "idle_timeout", what) from None
+            reason = f"no message for {self.state.limits.websocket_idle_timeout_s:g} s"
+            raise ApiError(408, "idle_timeout", reason) from None
 
     async def send(self, message: str | bytes) -> None:
-        """Say something. To who has hung up, nothing is said; the call notices that by itself."""
+        """Send a message. Does nothing after a disconnect: `_receive_loop` cancels the handler."""
         if self.socket.application_state is WebSocketState.CONNECTED:
             with suppress(WebSocketDisconnect):
                 await (self.socket.send_text(message) if isinstance(message, str) else self.socket.send_bytes(message))
 
     async def close_websocket(self, code: int = 1000, reason: str = "") -> None:
-        """End it, unless the client has."""
+        """Close the connection, unless the client already has."""
         if self.socket.application_state is WebSocketState.CONNECTED:
             with suppress(WebSocketDisconnect):
                 await self.socket.close(code, reason)
 
     @contextmanager
     def start_requests(self, served: ServedModel, *requests: Any) -> Generator[ResponseStream]:
-        """Have requests served, for as long as it is held."""
-        live = self.state.start_requests(served, *requests, context=self.context)
+        """Submit requests to the runtime; they are cancelled when the block ends."""
+        stream = self.state.start_requests(served, *requests, context=self.context)
         try:
-            yield live
+            yield stream
         finally:
-            live.close()
+            stream.close()
 
     async def close_with_error(self, error: ApiError) -> None:
-        """End it, with the reason."""
+        """Close with an error: as an HTTP response before the handshake, else with a close code."""
         if self.socket.application_state is not WebSocketState.CONNECTING:
             await self.close_websocket(1011 if error.status >= 500 else 1008, error.code)
         elif "websocket.http.response" in self.socket.scope.get("extensions", {}):
@@ -124,42 +125,41 @@ class WebSocketSession:
             await self.socket.close(1008, error.code)
 
     def stop_receiving(self) -> None:
-        """Listen no more."""
+        """Stop the receive task."""
         if self._receive_task is not None:
             self._receive_task.cancel()
 
 
 class WebSocketHandler:
-    """A surface over WebSockets as an application of its own."""
+    """ASGI app of one WebSocket endpoint."""
 
     def __init__(self, state: ServerState, endpoint: Endpoint) -> None:
         self._state = state
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call."""
-        passage: RequestContext = scope["request_context"]
-        call = WebSocketSession(self._state, self._endpoint, passage, WebSocket(scope, receive, send))
-        handle = cast("Callable[[WebSocketSession], Awaitable[None]]", self._endpoint.handler)
+        """Serve one connection."""
+        context: RequestContext = scope["request_context"]
+        session = WebSocketSession(self._state, self._endpoint, context, WebSocket(scope, receive, send))
         try:
-            passage.enter_endpoint(self._endpoint, call.socket.headers.get(SLO_HEADER, ""))
-            await handle(call)
+            context.enter_endpoint(self._endpoint, session.socket.headers.get(SLO_HEADER, ""))
+            await self._endpoint.handler(session)
         except asyncio.CancelledError:
-            if not call.is_disconnected:  # somebody else wants the end
+            if not session.is_disconnected:  # cancelled from outside, not by a disconnect
                 raise
             task = asyncio.current_task()
-            assert task is not None, "a server runs in tasks"
+            assert task is not None, "handlers run in tasks"
             task.uncancel()
         except WebSocketDisconnect:
-            pass  # it hung up while something was sent
-        except ApiError as refusal:
-            await call.close_with_error(refusal)
+            pass  # the client disconnected during a send
+        except ApiError as error:
+            await session.close_with_error(error)
         finally:
-            call.stop_receiving()
+            session.stop_receiving()
 
 
 def websocket_endpoint(
     path: str, handler: Callable[[WebSocketSession], Awaitable[None]], request_type: type
 ) -> Endpoint:
-    """A surface that is spoken to over a WebSocket."""
-    return Endpoint(WEBSOCKET_METHOD, path, cast("Any", handler), request_type)
+    """An endpoint that is served over a WebSocket."""
+    return Endpoint(WEBSOCKET_METHOD, path, handler, request_type)

@@ -1,4 +1,4 @@
-"""After a refusal the door is shut for a moment: to whom, for how long, and that nothing is read meanwhile."""
+"""Circuit breaker and fast reject: which requests are rejected, for how long, and that their bodies are not read."""
 
 import json
 import socket
@@ -36,63 +36,63 @@ def breaker(clock):
     return CircuitBreaker(clock)
 
 
-# ---------------------------------------------------------------- for how long
+# ---------------------------------------------------------------- durations
 def test_the_breaker_opens_briefly_and_retry_after_counts_down(breaker, clock):
     breaker.admit("a", "x", Slo())(TOO_MANY_REQUESTS)
     clock.now += 0.04
-    told = breaker.refusal("a", "x", Slo())
-    assert (told.status, told.code, told.message) == (429, "overloaded", TOO_MANY_REQUESTS.reason)
-    assert told.retry_after == pytest.approx(1.96)
+    rejection = breaker.rejection("a", "x", Slo())
+    assert (rejection.status, rejection.code, rejection.message) == (429, "overloaded", TOO_MANY_REQUESTS.reason)
+    assert rejection.retry_after == pytest.approx(1.96)
     clock.now += MAX_OPEN_S - 0.04
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 def test_the_breaker_half_opens_before_a_slot_is_free(breaker, clock):
     breaker.admit("a", "x", Slo())(m.RequestRejected("r", 429, "full", 0.02))
     clock.now += 0.009
-    assert breaker.refusal("a", "x", Slo()) is not None
+    assert breaker.rejection("a", "x", Slo()) is not None
     clock.now += 0.001
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 @pytest.mark.parametrize(("status", "seconds"), [(503, 5.0), (404, 0.0), (429, 0.0)])
 def test_other_errors_do_not_open_the_breaker(breaker, status, seconds):
     breaker.admit("a", "x", Slo())(m.RequestRejected("r", status, "no", seconds))
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 @pytest.fixture
 def reject_probe(breaker, clock):
-    """One was refused after 8 ms, and after a moment another one was let through."""
+    """A request was rejected after 8 ms, and the first probe was admitted after the open time."""
     refused = breaker.admit("a", "x", Slo())
     clock.now += 0.008
     refused(TOO_MANY_REQUESTS)
     clock.now += MAX_OPEN_S
-    assert breaker.refusal("a", "x", Slo()) is None
-    return breaker.enter("a", "x", Slo())
+    assert breaker.rejection("a", "x", Slo()) is None
+    return breaker.admit("a", "x", Slo())
 
 
 def test_probes_double_until_the_breaker_closes(reject_probe, breaker, clock):
     for width in (1, 2, 4, 8, 16, 32, 64):
         for _ in range(width - (width == 1)):
-            breaker.enter("a", "x", Slo())
-        assert breaker.is_shut
+            breaker.admit("a", "x", Slo())
+        assert breaker.is_open
         with pytest.raises(ApiError):
-            breaker.enter("a", "x", Slo())
+            breaker.admit("a", "x", Slo())
         clock.now += 0.009
     for _ in range(1000):
-        breaker.enter("a", "x", Slo())
+        breaker.admit("a", "x", Slo())
 
 
 def test_retry_after_covers_the_probe_round(breaker, clock):
     refused = breaker.admit("a", "x", Slo())
     clock.now += 1.0
     refused(m.RequestRejected("r", 429, "full", 0.02))
-    for _ in range(3):  # longer than it was said at first
+    for _ in range(3):  # longer than the first Retry-After
         clock.now += MAX_PROBE_ROUND_S
-        while breaker.refusal("a", "x", Slo()) is None:
-            breaker.enter("a", "x", Slo())
-        assert breaker.refusal("a", "x", Slo()).retry_after >= MAX_PROBE_ROUND_S - 1e-9
+        while breaker.rejection("a", "x", Slo()) is None:
+            breaker.admit("a", "x", Slo())
+        assert breaker.rejection("a", "x", Slo()).retry_after >= MAX_PROBE_ROUND_S - 1e-9
 
 
 def test_a_slow_rejection_does_not_hold_up_others(breaker, clock):
@@ -101,27 +101,27 @@ def test_a_slow_rejection_does_not_hold_up_others(breaker, clock):
     refused(TOO_MANY_REQUESTS)
     for _ in range(3):
         clock.now += MAX_OPEN_S
-        breaker.enter("a", "x", Slo())
+        breaker.admit("a", "x", Slo())
     clock.now += MAX_PROBE_ROUND_S
-    assert breaker.refusal("a", "x", Slo()) is None
+    assert breaker.rejection("a", "x", Slo()) is None
 
 
 def test_a_rejected_probe_opens_the_breaker_again(reject_probe, breaker, clock):
     clock.now += 0.005
     reject_probe(TOO_MANY_REQUESTS)
     clock.now += MAX_OPEN_S - 0.001
-    assert breaker.refusal("a", "x", Slo()) is not None
+    assert breaker.rejection("a", "x", Slo()) is not None
 
 
-# ---------------------------------------------------------------- to whom
+# ---------------------------------------------------------------- circuits
 def test_other_keys_and_models_are_admitted(breaker):
     breaker.admit("a", "x", Slo())(TOO_MANY_REQUESTS)
-    assert breaker.refusal("b", "x", Slo()) is None
-    assert breaker.refusal("a", "y", Slo()) is None
+    assert breaker.rejection("b", "x", Slo()) is None
+    assert breaker.rejection("a", "y", Slo()) is None
 
 
 @pytest.mark.parametrize(
-    ("refused", "asked", "is_shut"),
+    ("refused", "slo", "is_rejected"),
     [
         (Slo(1.0), Slo(1.0), True),
         (Slo(1.0), Slo(0.5), True),
@@ -133,15 +133,15 @@ def test_other_keys_and_models_are_admitted(breaker):
         (Slo(best_effort=True), Slo(best_effort=True), True),
     ],
 )
-def test_a_looser_slo_is_admitted(breaker, refused, asked, is_shut):
+def test_a_looser_slo_is_admitted(breaker, refused, slo, is_rejected):
     breaker.admit("a", "x", refused)(TOO_MANY_REQUESTS)
-    assert (breaker.refusal("a", "x", asked) is not None) == is_shut
+    assert (breaker.rejection("a", "x", slo) is not None) == is_rejected
 
 
 def test_rejecting_a_tighter_slo_keeps_looser_ones_rejected(breaker):
-    for refused in [breaker.admit("a", "x", Slo(first_s)) for first_s in (1.0, 0.1)]:
+    for refused in [breaker.admit("a", "x", Slo(ttft_s)) for ttft_s in (1.0, 0.1)]:
         refused(TOO_MANY_REQUESTS)
-    assert breaker.refusal("a", "x", Slo(0.8)) is not None
+    assert breaker.rejection("a", "x", Slo(0.8)) is not None
 
 
 # ---------------------------------------------------------------- in a server
@@ -155,20 +155,20 @@ def server():
 
 @pytest.fixture
 def tenant(server):
-    return server.state.keys.holder("Bearer right").name
+    return server.state.keys.authenticate("Bearer right").name
 
 
 @pytest.fixture
 def tripped_server(server, tenant, breaker, monkeypatch):
-    """The server, shut for one key's chats and vectors until the end of the test."""
-    monkeypatch.setattr(server.door, "circuit_breaker", breaker)
+    """The server, with open circuits for the chats and embeddings of one tenant."""
+    monkeypatch.setattr(server.state, "circuit_breaker", breaker)
     for model in ("parrot", "vectors"):
-        breaker.enter(tenant, model, Slo())(TOO_MANY_REQUESTS)
+        breaker.admit(tenant, model, Slo())(TOO_MANY_REQUESTS)
     return server
 
 
 def head(server, path, key, size=1000):
-    """What is answered to the head of a request, of whose body nothing comes."""
+    """The response to the headers of a request without its body."""
     host, port = server.url.removeprefix("http://").split(":")
     lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", f"Content-Length: {size}", "", ""]
     with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -177,19 +177,19 @@ def head(server, path, key, size=1000):
 
 
 def test_a_request_is_rejected_before_its_body_is_read(tripped_server):
-    told = head(tripped_server, "/v1/embeddings", "right")
-    assert told.startswith(b"HTTP/1.1 429 ")
-    assert b"retry-after: 2\r\n" in told
-    assert b"retry-after-ms: 2000\r\n" in told
-    assert b"x-request-id: " in told
+    response = head(tripped_server, "/v1/embeddings", "right")
+    assert response.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: 2\r\n" in response
+    assert b"retry-after-ms: 2000\r\n" in response
+    assert b"x-request-id: " in response
 
 
-def test_keys_and_paths_are_looked_at_first(tripped_server):
+def test_keys_and_paths_are_checked_first(tripped_server):
     assert head(tripped_server, "/v1/embeddings", "wrong").startswith(b"HTTP/1.1 401 ")
     assert head(tripped_server, "/v1/nowhere", "right").startswith(b"HTTP/1.1 404 ")
 
 
-def test_others_are_served(tripped_server):
+def test_other_tenants_and_slos_are_served(tripped_server):
     with tripped_server.client("other") as client:
         assert client.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
     with tripped_server.client("right") as client:
@@ -202,15 +202,17 @@ def test_others_are_served(tripped_server):
         assert client.post("/v1/chat/completions", content=b"no json").status_code == 429
         mix = {"sound": {"dtype": "float32", "shape": [1], "data": "AAAAAA=="}, "times": 1}
         assert client.post("/v1/generate", json={"model": "mixer", "request": mix}).status_code == 200
-        asked = {"model": "vectors", "request": {"texts": ["a"]}}
-        assert client.post("/v1/generate", json=asked).status_code == 429  # which says its model in its body
+        embed = {"model": "vectors", "request": {"texts": ["a"]}}
+        assert client.post("/v1/generate", json=embed).status_code == 429  # its model is known only from the body
 
 
 def test_a_rejection_opens_the_breaker_and_is_counted(server, tenant, breaker, clock, monkeypatch):
-    monkeypatch.setattr(server.door, "circuit_breaker", breaker)
-    asked, listen = [], server.front.submit
-    monkeypatch.setattr(server.front, "submit", lambda submit, told: (asked.append(submit), listen(submit, told)))
-    counted = server.door.metrics.refusals.labels("overloaded")._value
+    monkeypatch.setattr(server.state, "circuit_breaker", breaker)
+    submitted, submit_request = [], server.front.submit
+    monkeypatch.setattr(
+        server.front, "submit", lambda submit, listener: (submitted.append(submit), submit_request(submit, listener))
+    )
+    counted = server.state.metrics.request_errors.labels("overloaded")._value
     with server.client("right") as client:
         with client.stream("POST", "/v1/chat/completions", json=chat_body("slow" + "x" * 100, stream=True)) as first:
             before = counted.get()
@@ -218,14 +220,14 @@ def test_a_rejection_opens_the_breaker_and_is_counted(server, tenant, breaker, c
             answers = [client.post("/v1/chat/completions", json=chat_body("x")) for _ in range(5)]
             assert [one.status_code for one in answers] == [429] * 5
             assert len({one.text for one in answers}) == 1
-            assert len(asked) == 2  # the one that is served, and the first that was not
+            assert len(submitted) == 2  # the one that runs, and the first that was rejected
         assert server.wait_until_idle()
         assert counted.get() - before == 5
         clock.now += MAX_OPEN_S
         assert client.post("/v1/chat/completions", json=chat_body("x")).status_code == 200
 
 
-# ---------------------------------------------------------------- from the bytes of a request
+# ---------------------------------------------------------------- fast reject
 BODY = b'{"model": "parrot", "messages": [{"role": "user", "content": "x"}]}'
 
 
@@ -235,19 +237,23 @@ def request(*more, line="POST /v1/chat/completions HTTP/1.1", body=BODY, size=No
 
 
 def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenant, caplog):
-    early = FastReject(tripped_server.door)
+    fast_reject = FastReject(tripped_server.state)
     caplog.set_level("INFO", "mstar.requests")
-    answer = early.try_reject(request("X-Request-Id: mine", "Connection: close"))
+    answer = fast_reject.try_reject(request("X-Request-Id: mine", "Connection: close"))
     head, _, body = answer.data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "HTTP/1.1 429 Too Many Requests"
     assert {"X-Request-Id: mine", "Retry-After: 2", "Connection: close", f"Content-Length: {len(body)}"} <= {*lines}
     assert json.loads(body)["error"]["code"] == "overloaded"
     assert answer.close_connection
-    assert not early.try_reject(request()).close_connection
-    told = caplog.records[0].fields
-    assert (told["id"], told["holder"], told["status"], told["code"]) == ("mine", tenant, 429, "overloaded")
-    assert (told["endpoint"], told["bytes_in"], told["bytes_out"]) == ("/v1/chat/completions", len(BODY), len(body))
+    assert not fast_reject.try_reject(request()).close_connection
+    fields = caplog.records[0].fields
+    assert (fields["id"], fields["tenant"], fields["status"], fields["code"]) == ("mine", tenant, 429, "overloaded")
+    assert (fields["endpoint"], fields["bytes_in"], fields["bytes_out"]) == (
+        "/v1/chat/completions",
+        len(BODY),
+        len(body),
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,21 +285,21 @@ def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenan
     ],
 )
 def test_anything_else_takes_the_normal_path(tripped_server, data):
-    assert FastReject(tripped_server.door).try_reject(data) is None
+    assert FastReject(tripped_server.state).try_reject(data) is None
 
 
 def test_only_authorized_requests_learn_that_the_breaker_is_open(tripped_server, breaker, clock, monkeypatch):
-    early = FastReject(tripped_server.door)
-    monkeypatch.setattr(tripped_server.door, "phase", Phase("draining"))
-    assert early.try_reject(request()) is None
+    fast_reject = FastReject(tripped_server.state)
+    monkeypatch.setattr(tripped_server.state, "phase", Phase("draining"))
+    assert fast_reject.try_reject(request()) is None
     monkeypatch.undo()
-    monkeypatch.setattr(tripped_server.door, "circuit_breaker", breaker)
-    poor = ApiKeys(["right"], RateLimit(requests_per_second=0.001, max_concurrent=2))
-    monkeypatch.setattr(tripped_server.door, "keys", poor)
-    assert [early.try_reject(request()) is None for _ in range(3)] == [False, False, True]
-    monkeypatch.setattr(tripped_server.door, "keys", ApiKeys(["right"]))
+    monkeypatch.setattr(tripped_server.state, "circuit_breaker", breaker)
+    limited_keys = ApiKeys(["right"], RateLimit(requests_per_second=0.001, max_concurrent=2))
+    monkeypatch.setattr(tripped_server.state, "keys", limited_keys)
+    assert [fast_reject.try_reject(request()) is None for _ in range(3)] == [False, False, True]
+    monkeypatch.setattr(tripped_server.state, "keys", ApiKeys(["right"]))
     clock.now += MAX_OPEN_S
-    assert early.try_reject(request()) is None
+    assert fast_reject.try_reject(request()) is None
 
 
 def test_a_connection_stays_usable_after_a_rejection(tripped_server, tenant, breaker, clock):
@@ -306,7 +312,7 @@ def test_a_connection_stays_usable_after_a_rejection(tripped_server, tenant, bre
             while not data.endswith(b"}"):
                 data += connection.recv(1 << 16)
             assert data[9:12] == status
-        breaker.enter(tenant, "parrot", Slo())(TOO_MANY_REQUESTS)
+        breaker.admit(tenant, "parrot", Slo())(TOO_MANY_REQUESTS)
         connection.sendall(request("Connection: close"))
         assert connection.recv(1 << 16)[9:12] == b"429"
         assert connection.recv(1) == b""

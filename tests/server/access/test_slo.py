@@ -1,4 +1,4 @@
-"""What a request is promised: as its client says, else as its key says, else as the server says; on every surface."""
+"""SLO of a request: from its header, else its tenant, else the server; at every endpoint."""
 
 import time
 
@@ -28,7 +28,7 @@ FRAMES = np.zeros((2, 3, 16, 16), np.float32)
 
 # ---------------------------------------------------------------- the header
 @pytest.mark.parametrize(
-    ("wish", "wanted"),
+    ("header", "expected"),
     [
         ("", KEY),
         ("best_effort", Slo(3.0, best_effort=True, weight=5.0, tokens_per_s=9.0)),
@@ -38,8 +38,8 @@ FRAMES = np.zeros((2, 3, 16, 16), np.float32)
         ("best_effort, tokens_per_second=4", Slo(3.0, best_effort=True, weight=5.0, tokens_per_s=4.0)),
     ],
 )
-def test_a_client_overrides_parts_of_the_slo(wish, wanted):
-    assert apply_slo_header(KEY, wish) == wanted
+def test_a_client_overrides_parts_of_the_slo(header, expected):
+    assert apply_slo_header(KEY, header) == expected
 
 
 def test_a_ttft_target_is_not_best_effort():
@@ -48,7 +48,7 @@ def test_a_ttft_target_is_not_best_effort():
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "header",
     [
         *("soon", "weight=9", "ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=inf", "ttft=nan", "ttft=1e9"),
         *(
@@ -63,21 +63,21 @@ def test_a_ttft_target_is_not_best_effort():
         ),
     ],
 )
-def test_an_invalid_slo_error_shows_the_syntax(wish):
+def test_an_invalid_slo_error_shows_the_syntax(header):
     with pytest.raises(ApiError) as refused:
-        apply_slo_header(KEY, wish)
+        apply_slo_header(KEY, header)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_slo", SLO_HEADER)
     assert "`best_effort`, or `ttft=SECONDS`" in refused.value.message
 
 
-def test_a_robot_says_how_often_it_asks():
+def test_a_control_rate_becomes_a_ttft_target():
     assert slo_for_rate(BEST_EFFORT, "5") == Slo(0.2)
     for wrong in ("", "0", "often", "-5"):
         with pytest.raises(ApiError, match="hz: "):
             slo_for_rate(KEY, wrong)
 
 
-# ---------------------------------------------------------------- every surface
+# ---------------------------------------------------------------- endpoints
 @pytest.fixture(scope="module")
 def model_server():
     named = {
@@ -97,29 +97,29 @@ def model_server():
 
 @pytest.fixture
 def submitted(model_server, monkeypatch):
-    """The paces of all that conductors are asked for."""
-    front = model_server.state.bridge.front
-    paces, listen = [], front.submit
+    """SLOs of all submitted requests."""
+    front = model_server.state.bridge.frontend
+    slos, submit_request = [], front.submit
 
-    def listening(submit: m.Submit, listener):
-        paces.append(submit.slo)
-        listen(submit, listener)
+    def record_slo(submit: m.Submit, listener):
+        slos.append(submit.slo)
+        submit_request(submit, listener)
 
-    monkeypatch.setattr(front, "submit", listening)
-    return paces
+    monkeypatch.setattr(front, "submit", record_slo)
+    return slos
 
 
 CHAT = {"model": "talker", "messages": [{"role": "user", "content": "ab"}]}
 
 
-def chat(model_server, key, pace=None, **more):
+def chat(model_server, key, slo=None, **more):
     with model_server.client(key) as client:
-        return client.post("/v1/chat/completions", json=CHAT | more, headers={SLO_HEADER: pace} if pace else {})
+        return client.post("/v1/chat/completions", json=CHAT | more, headers={SLO_HEADER: slo} if slo else {})
 
 
-def test_the_request_comes_before_the_key_and_that_before_the_server(model_server, submitted):
-    for key, pace in (("plain", None), ("fast", None), ("fast", "ttft=0.25"), ("night", None), ("night", "ttft=4")):
-        assert chat(model_server, key, pace).status_code == 200
+def test_the_slo_of_the_request_overrides_the_tenant_and_the_server(model_server, submitted):
+    for key, slo in (("plain", None), ("fast", None), ("fast", "ttft=0.25"), ("night", None), ("night", "ttft=4")):
+        assert chat(model_server, key, slo).status_code == 200
     assert submitted == [SERVER, KEY, apply_slo_header(KEY, "ttft=0.25"), BEST_EFFORT, Slo(4.0)]
 
 
@@ -127,20 +127,20 @@ def test_an_invalid_slo_is_a_400_before_the_body_is_read(model_server, submitted
     with model_server.client("plain") as client:
         answer = client.post("/v1/chat/completions", content=b"no json", headers={SLO_HEADER: "now"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_slo")
-    assert "Mstar-SLO: 'now' cannot be read" in answer.json()["error"]["message"]
+    assert "Mstar-SLO: 'now' is invalid" in answer.json()["error"]["message"]
     assert submitted == []
 
 
 def test_flex_is_best_effort_and_the_tier_is_returned(model_server, submitted):
     with OpenAI(base_url=f"{model_server.url}/v1", api_key="plain", max_retries=0) as client:
-        ask = client.chat.completions.create
-        tiers = [ask(**CHAT, service_tier=tier).service_tier for tier in ("flex", "auto", "priority")]
-        chunks = [*ask(**CHAT, service_tier="flex", stream=True)]
-        untold = ask(**CHAT).service_tier
+        create = client.chat.completions.create
+        tiers = [create(**CHAT, service_tier=tier).service_tier for tier in ("flex", "auto", "priority")]
+        chunks = [*create(**CHAT, service_tier="flex", stream=True)]
+        default_tier = create(**CHAT).service_tier
     assert tiers == ["flex", "default", "default"]
     assert {one.service_tier for one in chunks} == {"flex"}
-    assert untold is None
-    assert [pace.best_effort for pace in submitted] == [True, False, False, True, False]
+    assert default_tier is None
+    assert [slo.best_effort for slo in submitted] == [True, False, False, True, False]
 
 
 def test_a_video_is_best_effort_unless_its_client_waits_for_it(model_server, submitted):
@@ -152,30 +152,30 @@ def test_a_video_is_best_effort_unless_its_client_waits_for_it(model_server, sub
         assert drawn.status_code == 200
         while any(job["status"] != "completed" for job in client.get("/v1/videos").json()["data"]):
             time.sleep(0.01)
-    assert sorted((pace.ttft_s, pace.best_effort) for pace in submitted) == [(3.0, False), (3.0, True), (60.0, False)]
+    assert sorted((slo.ttft_s, slo.best_effort) for slo in submitted) == [(3.0, False), (3.0, True), (60.0, False)]
 
 
 @pytest.mark.parametrize(
-    ("query", "headers", "wanted"),
+    ("query", "headers", "expected"),
     [
         ("", {}, SERVER),
         ("?hz=5", {}, Slo(0.2, tokens_per_s=8.0)),
         ("", {SLO_HEADER: "ttft=0.1"}, Slo(0.1, tokens_per_s=8.0)),
     ],
 )
-def test_a_robot_gets_an_slo_from_its_control_rate(model_server, submitted, query, headers, wanted):
+def test_a_robot_gets_an_slo_from_its_control_rate(model_server, submitted, query, headers, expected):
     headers = {"Authorization": "Api-Key plain"} | headers
     with connect(f"ws://127.0.0.1:{model_server.port}/{query}", additional_headers=headers, compression=None) as call:
         call.recv()
         for _ in range(2):
             call.send(openpi.pack(observation() | {"prompt": "fold"}))
             assert "actions" in openpi.unpack(call.recv())
-    assert submitted == [wanted] * 2
+    assert submitted == [expected] * 2
 
 
-@pytest.mark.parametrize(("path", "pace"), [("/?hz=0", ""), ("/", "often"), ("/v1/realtime?model=talker", "often")])
-def test_a_websocket_with_an_invalid_slo_is_not_opened(model_server, path, pace):
-    headers = {"Authorization": "Bearer plain", SLO_HEADER: pace}
+@pytest.mark.parametrize(("path", "slo"), [("/?hz=0", ""), ("/", "often"), ("/v1/realtime?model=talker", "often")])
+def test_a_websocket_with_an_invalid_slo_is_not_opened(model_server, path, slo):
+    headers = {"Authorization": "Bearer plain", SLO_HEADER: slo}
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://127.0.0.1:{model_server.port}{path}", additional_headers=headers)
     assert refused.value.response.status_code == 400
@@ -199,10 +199,8 @@ def test_a_world_has_the_slo_of_the_step_that_opens_it(model_server, submitted):
     with model_server.client("plain", **{"Content-Type": "application/msgpack"}) as client:
         begin = openpi.pack({"model": "sleeper", "observation": {"frames": FRAMES}})
         world = openpi.unpack(client.post("/v1/worlds", content=begin).content)["id"]
-        for pace in ("ttft=0.4", "best_effort"):
+        for slo in ("ttft=0.4", "best_effort"):
             action = openpi.pack({"action": np.zeros(7, np.float32)})
-            assert (
-                client.post(f"/v1/worlds/{world}/step", content=action, headers={SLO_HEADER: pace}).status_code == 200
-            )
+            assert client.post(f"/v1/worlds/{world}/step", content=action, headers={SLO_HEADER: slo}).status_code == 200
         client.delete(f"/v1/worlds/{world}")
     assert submitted == [Slo(0.4, tokens_per_s=8.0)]

@@ -1,4 +1,4 @@
-"""Who looks on sees requests come, walk and end; and a model's graph says which box each of their calls is."""
+"""Live feed: subscribers see requests start, move and end; the model graph maps each call to a box."""
 
 import json
 import threading
@@ -16,15 +16,15 @@ CHAT = "/v1/chat/completions"
 
 @contextmanager
 def subscribe(client):
-    """What is told while this is held: a list that grows."""
-    told, begun, ends = [], threading.Event(), threading.Event()
+    """Updates that arrive while the block runs: a list that grows."""
+    updates, begun, ends = [], threading.Event(), threading.Event()
 
     def read():
         with client.stream("GET", "/v1/events") as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             for line in answer.iter_lines():
                 if line.startswith("data: "):
-                    told.append(json.loads(line.removeprefix("data: ")))
+                    updates.append(json.loads(line.removeprefix("data: ")))
                     begun.set()
                 if ends.is_set():
                     return
@@ -33,27 +33,27 @@ def subscribe(client):
     thread.start()
     assert begun.wait(5)
     try:
-        yield told
+        yield updates
     finally:
         ends.set()
         thread.join()
 
 
-def wait_until(found, seconds=5.0):
+def wait_until(condition, seconds=5.0):
     deadline = time.monotonic() + seconds
-    while not (it := found()) and time.monotonic() < deadline:
+    while not (result := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert it
-    return it
+    assert result
+    return result
 
 
-def test_a_request_comes_walks_and_ends(server):
-    with server.client() as client, subscribe(client) as told, server.client() as asking:
+def test_a_request_appears_moves_and_ends(server):
+    with server.client() as client, subscribe(client) as updates, server.client() as asking:
         asking.post(CHAT, json=chat_body("slow and quite long hello"), headers={"X-Request-Id": "dotted"})
-        seen = wait_until(lambda: [one for tick in told for one in tick["requests"] if one["id"] == "dotted"])
-        wait_until(lambda: [tick for tick in told if seen[0]["rid"] in tick["ended"]])
+        seen = wait_until(lambda: [one for tick in updates for one in tick["requests"] if one["id"] == "dotted"])
+        wait_until(lambda: [tick for tick in updates if seen[0]["rid"] in tick["ended"]])
         graph = asking.get("/v1/models/parrot/graph").json()
-        first = told[0]
+        first = updates[0]
     assert first["full"]
     assert first["phase"]["name"] == "ready"
     assert [one["name"] for one in first["workers"]] == ["local"]
@@ -63,7 +63,7 @@ def test_a_request_comes_walks_and_ends(server):
     counts = [one["emitted"].get("Text", 0) for one in seen]
     assert counts == sorted(counts)
     assert counts[-1] > 1
-    ops = [op for tick in told for op in tick["ops"] if op["calls"]]
+    ops = [op for tick in updates for op in tick["ops"] if op["calls"]]
     assert {(op["model"], op["walk"], op["worker"]) for op in ops} == {("parrot", "say", "local")}
     (walk,) = [one for one in graph["walks"] if one["name"] == "say"]
     ((worker, at),) = placed[0]["at"]
@@ -72,47 +72,47 @@ def test_a_request_comes_walks_and_ends(server):
 
 
 def test_workers_are_not_polled_without_subscribers(server):
-    def watched():
+    def live_stats():
         actors = server.launcher.actor_loop._actors.values()
         return [actor._core.op_stats.live_stats for actor in actors if hasattr(actor, "_engine_thread")]
 
     with server.client() as client, subscribe(client):
-        wait_until(lambda: any(map(bool, watched())))
-    wait_until(lambda: server.door.live_feed._task is None)
-    wait_until(lambda: not any(map(bool, watched())))
+        wait_until(lambda: any(map(bool, live_stats())))
+    wait_until(lambda: server.state.live_feed._task is None)
+    wait_until(lambda: not any(map(bool, live_stats())))
 
 
 def test_another_tenant_sees_an_anonymous_request():
     with run_toy_server(keys=ApiKeys(["a", "b"])) as server, server.client("a") as alice, server.client("b") as bob:
-        with server.client() as nobody:
-            assert nobody.get("/v1/events").status_code == 401
-        with subscribe(bob) as told:
+        with server.client() as anonymous:
+            assert anonymous.get("/v1/events").status_code == 401
+        with subscribe(bob) as updates:
             alice.post(CHAT, json=chat_body("slow hello, this is private"), headers={"X-Request-Id": "mine"})
-            seen = wait_until(lambda: [one for tick in told for one in tick["requests"]])
+            seen = wait_until(lambda: [one for tick in updates for one in tick["requests"]])
     assert {one["id"] for one in seen} == {None}
     assert {json.dumps(one["emitted"]) for one in seen} == {"{}"}
-    assert "mine" not in json.dumps(told)
+    assert "mine" not in json.dumps(updates)
 
 
 def test_a_slow_subscriber_gets_a_full_snapshot():
     from mstar.server.admin.snapshot import ClusterSnapshot, RequestView, SnapshotDelta
     from mstar.wire.activity import RequestStatus
 
-    overview, viewer = ClusterSnapshot(), Subscriber("")
-    one = overview.requests["r"] = RequestView(RequestStatus("r", "m", "running", "w", 0, 1, ("a",), 0.1), "conductor")
+    snapshot, subscriber = ClusterSnapshot(), Subscriber("")
+    one = snapshot.requests["r"] = RequestView(RequestStatus("r", "m", "running", "w", 0, 1, ("a",), 0.1), "conductor")
     one.refresh("", None)
     for _ in range(MAX_QUEUED_UPDATES + 2):
-        viewer.publish(SnapshotDelta({}, [], [], []), overview)
-    waiting = [viewer.queue.get_nowait() for _ in range(MAX_QUEUED_UPDATES)]
+        subscriber.publish(SnapshotDelta({}, [], [], []), snapshot)
+    waiting = [subscriber.queue.get_nowait() for _ in range(MAX_QUEUED_UPDATES)]
     assert [one["full"] for one in waiting] == [True, False, False, False]
-    viewer.publish(SnapshotDelta({}, [], [], []), overview)
-    again = viewer.queue.get_nowait()
+    subscriber.publish(SnapshotDelta({}, [], [], []), snapshot)
+    again = subscriber.queue.get_nowait()
     assert again["full"]
     assert [one["rid"] for one in again["requests"]] == ["r"]
 
 
 @pytest.mark.parametrize("model", ["parrot", "vectors", "mixer"])
-def test_a_graph_tells_what_runs_where_and_what_it_costs(server, model):
+def test_a_graph_has_placement_and_costs(server, model):
     with server.client() as client:
         client.post(CHAT, json=chat_body("hello"))
         graph = client.get(f"/v1/models/{model}/graph").json()

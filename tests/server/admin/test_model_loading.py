@@ -1,4 +1,4 @@
-"""Unloading and loading, where it cannot be done, or nobody answers; what can is in tests/integration/test_model_loading."""
+"""Model loading endpoints: errors and timeouts. tests/integration/test_model_loading.py loads real workers."""
 
 from concurrent.futures import Future
 
@@ -16,20 +16,20 @@ def test_in_process_models_are_loaded_and_cannot_be_unloaded(server):
     with server.client() as client:
         assert {one["state"] for one in client.get("/v1/models").json()["data"]} == {"loaded"}
         assert client.get("/v1/models/parrot").json()["state"] == "loaded"
-        refused = client.post("/v1/models/parrot/unload")
-        assert error(refused) == (409, "cannot_unload")
-        assert "serve without --in-process" in refused.json()["error"]["message"]
+        response = client.post("/v1/models/parrot/unload")
+        assert error(response) == (409, "cannot_unload")
+        assert "serve without --in-process" in response.json()["error"]["message"]
         assert client.post("/v1/models/parrot/load").json() == {"model": "parrot", "state": "loaded"}
-        for what in ("load", "unload"):
-            assert error(client.post(f"/v1/models/nobody/{what}")) == (404, "model_not_found")
-            assert client.put(f"/v1/models/parrot/{what}").status_code == 405
+        for command in ("load", "unload"):
+            assert error(client.post(f"/v1/models/nobody/{command}")) == (404, "model_not_found")
+            assert client.put(f"/v1/models/parrot/{command}").status_code == 405
 
 
-def test_nothing_is_done_while_the_server_starts_or_ends(server, monkeypatch):
+def test_loading_is_rejected_unless_the_server_is_ready(server, monkeypatch):
     monkeypatch.setattr(server.state, "phase", Phase("draining"))
     with server.client() as client:
-        for what in ("load", "unload"):
-            answer = client.post(f"/v1/models/parrot/{what}")
+        for command in ("load", "unload"):
+            answer = client.post(f"/v1/models/parrot/{command}")
             assert error(answer) == (503, "not_ready")
             assert answer.headers["retry-after"]
 
@@ -42,7 +42,7 @@ def silent_conductor(server, monkeypatch):
     return server
 
 
-def test_a_conductor_that_does_not_answer_is_not_waited_for(silent_conductor):
+def test_a_silent_conductor_times_out(silent_conductor):
     with silent_conductor.client() as client:
         assert {one["state"] for one in client.get("/v1/models").json()["data"]} == {"loading"}
         assert error(client.post("/v1/models/parrot/unload")) == (503, "not_ready")

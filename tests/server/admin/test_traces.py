@@ -1,4 +1,4 @@
-"""What a request did is told to who sent it: over HTTP, in a terminal, and for Perfetto."""
+"""Traces of requests: over HTTP, in a terminal, and as Chrome traces for Perfetto."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from mstar.cli.trace import format_requests, format_waterfall
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.admin import recent_requests
 from mstar.server.admin.recent_requests import MAX_EMISSION_TIMES, MAX_REQUESTS, RecentRequests
-from mstar.server.http_exchange import RequestContext
+from mstar.server.request_context import RequestContext
 from tests.server.toy_server import chat_body, run_toy_server
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +25,7 @@ def ask(client, name, text="hello", **more):
 def test_a_request_is_listed_and_traced(server):
     with server.client() as client:
         ask(client, "one", "slow hello")
-        ask(client, "two/2?")  # an id may hold what an address may not
+        ask(client, "two/2?")  # an id with characters that a URL must escape
         listed = client.get("/v1/requests").json()["data"]
         trace = client.get("/v1/requests/one/trace").json()
         other = client.get("/v1/requests/two%2F2%3F/trace").json()
@@ -46,16 +46,16 @@ def test_a_request_is_listed_and_traced(server):
     assert other["id"] == "two/2?"
 
 
-def test_what_was_not_served_is_not_listed_and_not_found(server):
+def test_a_request_that_did_not_reach_the_runtime_has_no_trace(server):
     with server.client() as client:
         ask(client, "wrong", n=99)
         answer = client.get("/v1/requests/wrong/trace")
         assert client.get("/v1/requests/wrong/trace?format=svg").json()["error"]["param"] == "format"
     assert answer.status_code == 404
-    assert "GET /v1/requests lists" in answer.json()["error"]["message"]
+    assert "fix: use an id from GET /v1/requests" in answer.json()["error"]["message"]
 
 
-def test_a_trace_is_of_who_sent_the_request():
+def test_only_the_tenant_of_a_request_sees_its_trace():
     with run_toy_server(keys=ApiKeys(["a", "b"])) as server, server.client("a") as alice, server.client("b") as bob:
         ask(alice, "same", "alice")
         ask(bob, "same", "bo")
@@ -65,13 +65,13 @@ def test_a_trace_is_of_who_sent_the_request():
         assert [one["id"] for one in bob.get("/v1/requests").json()["data"]] == ["same"]
         assert bob.get("/v1/requests/hers/trace").status_code == 404
         assert bob.post("/v1/requests/hers/cancel").status_code == 404
-        with server.client() as nobody:
-            assert nobody.get("/v1/requests").status_code == 401
-            assert nobody.get("/v1/requests/same/trace").status_code == 401
+        with server.client() as anonymous:
+            assert anonymous.get("/v1/requests").status_code == 401
+            assert anonymous.get("/v1/requests/same/trace").status_code == 401
 
 
 def running(client, name, steps=400):
-    """A stream that goes on for seconds, once it has begun: what it says, and the thread that reads it."""
+    """Start a stream that runs for seconds; return its lines and the thread that reads it."""
     lines, begun = [], threading.Event()
 
     def read():
@@ -108,12 +108,12 @@ def test_a_running_request_can_be_inspected_and_cancelled(server):
     assert server.wait_until_idle()
 
 
-def test_a_chrome_trace_is_what_perfetto_reads(server):
+def test_a_chrome_trace_is_valid(server):
     with server.client() as client:
         ask(client, "drawn", modalities=["text", "audio"], audio={"voice": "x", "format": "wav"})
-        told = client.get("/v1/requests/drawn/trace?format=chrome").json()
-    events = told["traceEvents"]
-    assert told["displayTimeUnit"] == "ms"
+        chrome = client.get("/v1/requests/drawn/trace?format=chrome").json()
+    events = chrome["traceEvents"]
+    assert chrome["displayTimeUnit"] == "ms"
     assert {event["ph"] for event in events} == {"M", "X", "i"}
     names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
     assert names.keys() == {"front", "conductor", "local"}
@@ -128,7 +128,7 @@ def test_a_chrome_trace_is_what_perfetto_reads(server):
     assert sum(one["ph"] == "i" and one["name"] == "Audio" for one in events) == 5
 
 
-def test_what_ops_came_to_is_counted():
+def test_op_calls_are_counted():
     with run_toy_server() as server, server.client() as client:
         ask(client, "a", "slow", n=3)
         ask(client, "b", "abcd")
@@ -144,19 +144,19 @@ def test_what_ops_came_to_is_counted():
     assert got["mstar_op_wait_seconds_total"].value > 0
 
 
-def test_emissions_that_were_due_are_counted():
+def test_deadlines_are_counted():
     with run_toy_server() as server, server.client() as client:
         ask(client, "sung", modalities=["text", "audio"], audio={"voice": "x", "format": "wav"})
         families = text_string_to_metric_families(client.get("/metrics").text)
-        found = {one.name: one for family in families for one in family.samples if "_emissions" in one.name}
-    due = found["mstar_deadlines_total"]
+        samples = {one.name: one for family in families for one in family.samples if "_deadline" in one.name}
+    due = samples["mstar_deadlines_total"]
     assert due.labels == {"model": "parrot", "kind": "Audio", "worker": "local"}
     assert due.value == 5
-    assert found["mstar_deadline_misses_total"].value <= 5
+    assert samples["mstar_deadline_misses_total"].value <= 5
 
 
-# ---------------------------------------------------------------- what a front end remembers
-def test_the_last_requests_are_remembered():
+# ---------------------------------------------------------------- recent requests
+def test_recent_requests_are_bounded():
     lines = RecentRequests()
     for number in range(MAX_REQUESTS + 3):
         lines.begin(RequestContext(str(number % (MAX_REQUESTS + 2))), "")  # the last one has the id of the first
@@ -168,7 +168,7 @@ def test_the_last_requests_are_remembered():
     assert [*lines.find("t", "0").rids] == [f"r{MAX_REQUESTS + 2}"]
 
 
-def test_what_one_request_delivers_is_remembered_in_part():
+def test_delivery_times_are_bounded():
     entry = recent_requests.RequestRecord(RequestContext("x"), "")
     for number in range(1000):
         entry.record_delivery("Text", float(number))
@@ -201,7 +201,7 @@ def test_the_command_lists_shows_and_writes(server, capsys, tmp_path, monkeypatc
     assert json.loads((tmp_path / "x.json").read_text())["traceEvents"]
 
 
-def test_the_command_says_what_to_do(server, capsys, tmp_path):
+def test_errors_of_the_command_have_a_fix(server, capsys, tmp_path):
     for wrong in (["none"], ["-o", "x.json"], ["--url", "file:///etc/passwd"], ["--url", "http://127.0.0.1:1"]):
         assert run(server, *wrong) == 1
         assert "\n  fix: " in capsys.readouterr().err
@@ -237,5 +237,5 @@ def test_a_waterfall_is_to_scale():
     assert bars[3].endswith("2 emissions")
 
 
-def test_nothing_to_list_is_said():
+def test_an_empty_list_has_a_message():
     assert format_requests([]) == ["no request yet"]

@@ -1,4 +1,4 @@
-"""Log lines: one for each request, in each form, and nothing in them that is the client's."""
+"""Access logs: one line for each request, in JSON and text, without client data."""
 
 import json
 import logging
@@ -24,36 +24,36 @@ CANARY = "canary7f3a"
 
 
 @contextmanager
-def written(form, capsys):
-    """What is logged, as lines, once it is read."""
+def captured_logs(log_format, capsys):
+    """Capture log lines; yields a function that returns the new ones."""
     capsys.readouterr()
 
     def read():
         return capsys.readouterr().err.splitlines()
 
-    with logs.logging_to_stderr(form):
+    with logs.logging_to_stderr(log_format):
         yield read
 
 
 def lines_of(read, count):
-    """All lines, once so many of requests are there: one is written after its client has its answer."""
-    found, deadline = [], time.monotonic() + 2
-    while sum("mstar.requests" in line for line in found) < count and time.monotonic() < deadline:
-        found += read()
+    """All lines, once `count` access log lines are written: that happens after the client has its response."""
+    lines, deadline = [], time.monotonic() + 2
+    while sum("mstar.requests" in line for line in lines) < count and time.monotonic() < deadline:
+        lines += read()
         time.sleep(0.01)
-    return found
+    return lines
 
 
-def test_a_request_ends_with_a_line(capsys):
+def test_a_request_writes_an_access_log_line(capsys):
     keys = ApiKeys(tenants={hash_key("k"): Tenant("bob", RateLimit())})
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with run_toy_server(keys=keys) as server, server.client("k") as client, written("json", capsys) as read:
+    with run_toy_server(keys=keys) as server, server.client("k") as client, captured_logs("json", capsys) as read:
         body = chat_body("abc")
         answer = client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "mine", "traceparent": parent})
         client.post("/v1/chat/completions", json=chat_body("x", n=99))
         client.get("/health")
         lines = [json.loads(line) for line in lines_of(read, 2)]
-    first, second = lines  # and none of /health
+    first, second = lines  # none for /health
     assert (first["logger"], first["event"], first["level"]) == ("mstar.requests", "request", "info")
     known = ("id", "endpoint", "model", "tenant", "status", "code", "emissions", "trace")
     assert [first[name] for name in known] == [
@@ -68,8 +68,8 @@ def test_a_request_ends_with_a_line(capsys):
     assert (second["status"], second["code"], second["model"]) == (422, "invalid_value", "")
 
 
-def test_lines_for_people(capsys):
-    with run_toy_server() as server, server.client() as client, written("text", capsys) as read:
+def test_text_lines(capsys):
+    with run_toy_server() as server, server.client() as client, captured_logs("text", capsys) as read:
         client.post("/v1/chat/completions", json=chat_body("abc"))
         (line,) = lines_of(read, 1)
     assert " info mstar.requests: request id=" in line
@@ -78,33 +78,33 @@ def test_lines_for_people(capsys):
 
 
 def test_an_error_is_logged_without_its_message(capsys):
-    with written("json", capsys) as read:
+    with captured_logs("json", capsys) as read:
         try:
             raise ValueError(CANARY)
         except ValueError:
             logging.getLogger("mstar.server").exception("request %s", "r1")
-        logging.getLogger("somebody").info("what %s said", CANARY)
+        logging.getLogger("library").info("received %s", CANARY)
         (line,) = read()
-    told = json.loads(line)
-    assert (told["event"], told["error"], told["level"]) == ("request r1", "ValueError", "error")
-    assert "test_logs.py" in told["stack"][-1]
+    fields = json.loads(line)
+    assert (fields["event"], fields["error"], fields["level"]) == ("request r1", "ValueError", "error")
+    assert "test_logs.py" in fields["stack"][-1]
     assert CANARY not in line
 
 
-def test_forms_are_put_back(capsys):
+def test_logging_is_restored(capsys):
     before = [*logging.getLogger().handlers], logging.getLogger("mstar").level
     with logs.logging_to_stderr("json"):
         pass
     assert ([*logging.getLogger().handlers], logging.getLogger("mstar").level) == before
 
 
-def test_a_traceparent_that_is_none_is_left_out():
+def test_a_malformed_traceparent_is_ignored():
     assert logs.trace_id_from(f"00-{CANARY}-1-01") is None
     assert logs.trace_id_from("") is None
 
 
 def _canaries(client):
-    """Requests with a canary in everything that is the client's own."""
+    """Send requests with a canary in all client data."""
     headers = {"X-Secret": CANARY, "User-Agent": CANARY, "Cookie": f"a={CANARY}"}
     body = chat_body(f"{CANARY} please", user=CANARY)
     client.post("/v1/chat/completions", json=body, headers=headers)
@@ -121,13 +121,13 @@ def _canaries(client):
     client.post("/v1/generate", json={"model": "parrot", "request": {CANARY: CANARY}})
 
 
-def test_nothing_of_a_client_is_logged_at_any_level(capsys):
+def test_client_data_is_not_logged_at_any_level(capsys):
     root = logging.getLogger()
     before, own = root.level, logging.getLogger("mstar").level
     try:
         with run_toy_server(keys=ApiKeys([f"{CANARY}-key"])) as server, server.client(f"{CANARY}-key") as client:
-            for form in ("json", "text"):
-                with written(form, capsys) as read:
+            for log_format in ("json", "text"):
+                with captured_logs(log_format, capsys) as read:
                     root.setLevel(logging.DEBUG)
                     logging.getLogger("mstar").setLevel(logging.DEBUG)
                     _canaries(client)
@@ -140,9 +140,9 @@ def test_nothing_of_a_client_is_logged_at_any_level(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_no_process_logs_anything_of_a_client(form, tmp_path):
-    """Everything that `mstar serve` and its children write, while requests fail and a worker is killed."""
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_no_process_logs_client_data(log_format, tmp_path):
+    """Output of `mstar serve` and its child processes, while requests fail and a worker is killed."""
     command = [
         sys.executable,
         "-m",
@@ -152,7 +152,7 @@ def test_no_process_logs_anything_of_a_client(form, tmp_path):
         "--name",
         "parrot",
     ]
-    command += ["--port", "0", "--log-format", form]
+    command += ["--port", "0", "--log-format", log_format]
     environment = os.environ | {"MSTAR_API_KEY": f"{CANARY}-key"}
     with (tmp_path / "out").open("w+b") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
@@ -172,12 +172,12 @@ def test_no_process_logs_anything_of_a_client(form, tmp_path):
         finally:
             process.kill()
             process.wait()
-    told = (tmp_path / "out").read_text()
-    assert told.count("mstar.requests") == 11
-    assert "SIGKILL" in told
-    assert CANARY not in told
-    if form == "json":
-        assert {json.loads(line)["level"] for line in told.splitlines()} == {"info", "warning"}
+    output = (tmp_path / "out").read_text()
+    assert output.count("mstar.requests") == 11
+    assert "SIGKILL" in output
+    assert CANARY not in output
+    if log_format == "json":
+        assert {json.loads(line)["level"] for line in output.splitlines()} == {"info", "warning"}
 
 
 def _until(path, word):
@@ -189,7 +189,7 @@ def _until(path, word):
 
 
 def _worker(pid):
-    """The process of the worker: it is started after the conductor, and before the spare."""
+    """Process id of the worker: it starts after the conductor and before the standby."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     pids = sorted(int(one) for file in files for one in file.read_text().split())
     return [one for one in pids if "mstar.launch.child_main" in Path(f"/proc/{one}/cmdline").read_text()][1]

@@ -1,4 +1,4 @@
-"""Alive, ready, and what is counted. Every figure is seen to move by a real request."""
+"""Health, readiness and metrics: real requests change every metric."""
 
 import time
 
@@ -42,7 +42,7 @@ def model_server():
 
 
 class MetricDelta:
-    """What figures moved by."""
+    """Change of all metrics since its creation."""
 
     def __init__(self, client):
         self._client = client
@@ -53,7 +53,7 @@ class MetricDelta:
         return {name: value - self._before.get(name, 0) for name, value in now.items()}
 
 
-def test_it_is_ready_when_it_says_so():
+def test_health_and_readiness():
     with run_toy_server() as server, server.client() as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/ready").json()["phase"] == "ready"
@@ -68,7 +68,7 @@ def test_it_is_ready_when_it_says_so():
         assert client.get("/health").status_code == 200
 
 
-def test_what_happened_is_counted():
+def test_requests_and_responses_are_counted():
     with run_toy_server() as server, server.client() as client:
         client.post("/v1/chat/completions", json=chat_body("abc"))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}", stream=True))
@@ -77,7 +77,7 @@ def test_what_happened_is_counted():
         got = scrape(client)
     chat = "/v1/chat/completions"
     assert got["mstar_requests_total", "/v1/chat/completions", "200"] == 1
-    assert got["mstar_requests_total", chat, "500"] == 1  # which began with 200, and failed
+    assert got["mstar_requests_total", chat, "500"] == 1  # its stream started with status 200 and then failed
     assert got["mstar_requests_total", chat, "422"] == 1
     assert got["mstar_requests_total", "404", "none"] == 1
     assert got["mstar_emissions_total", "Text", "parrot"] == 4
@@ -93,9 +93,10 @@ def test_what_happened_is_counted():
     assert got["mstar_requests_in_progress",] == 0
     assert got["mstar_request_errors_total", "model_error"] == 1
     assert got["mstar_request_errors_total", "invalid_value"] == 1
-    assert got["mstar_held", "conductor", "workers"] == 1
-    assert got["mstar_held", "front", "streams"] == 0
-    assert any(key[:2] == ("mstar_held", "local") for key in got)
+    assert got["mstar_workers", "conductor"] == 1
+    assert got["mstar_streams_open", "front"] == 0
+    assert got["mstar_process_requests", "local"] == 0
+    assert got["mstar_process_restarts_total", "conductor"] == 0
 
 
 def test_responses_in_progress_and_disconnected_clients(model_server):
@@ -111,7 +112,7 @@ def test_responses_in_progress_and_disconnected_clients(model_server):
         assert moved.by()["mstar_responses_total", "cancelled", "parrot"] == 1
 
 
-def test_sound_is_measured(model_server):
+def test_audio_is_measured(model_server):
     body = {"model": "talker", "input": "hello", "response_format": "pcm", "stream_format": "audio"}
     with model_server.client() as client:
         moved = MetricDelta(client)
@@ -140,7 +141,7 @@ def test_transcribed_audio_is_measured(model_server):
         assert moved.by()["mstar_transcription_audio_seconds_total", "scribe"] == pytest.approx(0.5)
 
 
-def test_pictures_are_counted_without_partial_ones(model_server):
+def test_images_are_counted_without_partial_ones(model_server):
     body = {"model": "painter", "prompt": "red", "size": "32x16", "n": 2, "stream": True, "partial_images": 1}
     with model_server.client() as client:
         moved = MetricDelta(client)
@@ -152,12 +153,12 @@ def test_pictures_are_counted_without_partial_ones(model_server):
 
 
 def test_actions_are_timed_and_deadlines_counted(model_server):
-    told = {"model": "arm", "prompt": "x", "observation": observation()}
+    action = {"model": "arm", "prompt": "x", "observation": observation()}
     headers = {"Content-Type": "application/msgpack"}
     with model_server.client() as client:
         moved = MetricDelta(client)
-        for delay in (0, 4000):  # of 1/50 s each; nobody said how long the first can wait
-            body = openpi.pack(told | {"inference_delay": delay})
+        for delay in (0, 4000):  # in steps of 1/50 s; the first request has no deadline
+            body = openpi.pack(action | {"inference_delay": delay})
             assert client.post("/v1/actions", content=body, headers=headers).status_code == 200
         by = moved.by()
     assert by["mstar_action_duration_seconds_count", "arm"] == 2
@@ -175,43 +176,43 @@ def test_open_websockets_are_counted(model_server):
         assert scrape(client)["mstar_websockets_open", "/v1/realtime"] == 0
 
 
-def test_a_player_that_runs_dry_waits_and_goes_on():
-    player = PlaybackMeter()
+def test_playback_resumes_after_an_underrun():
+    playback = PlaybackMeter()
     for now, seconds in ((10.0, 1.0), (10.5, 1.0), (12.3, 1.0), (13.0, 0.5), (14.0, 1.0)):
-        player.add(seconds, now)
-    # It plays from 10 to 12, nothing until 12.3, then until 13.8, and nothing until 14.
-    assert player.seconds == 4.5
-    assert player.underrun_s == pytest.approx(0.5)
-    assert player.longest_gap_s == pytest.approx(0.3)
+        playback.add(seconds, now)
+    # Plays from 10 to 12, gap until 12.3, plays until 13.8, gap until 14.
+    assert playback.seconds == 4.5
+    assert playback.underrun_s == pytest.approx(0.5)
+    assert playback.longest_gap_s == pytest.approx(0.3)
 
 
 def test_audio_gaps_are_compared_with_the_limit():
     now = [0.0]
-    meters = Metrics()
-    tally = ResponseMetrics(meters, "m", SpeechRequest("x"), lambda: now[0])
+    metrics = Metrics()
+    response_metrics = ResponseMetrics(metrics, "m", SpeechRequest("x"), lambda: now[0])
     for moment in (0.5, 1.5, 2.62):
         now[0] = moment
-        tally.on_output(Deliver("r", "Audio", 0, SECOND, (("rate", 24_000),)))
-    tally.on_end(finished())
+        response_metrics.on_output(Deliver("r", "Audio", 0, SECOND, (("rate", 24_000),)))
+    response_metrics.on_end(finished())
 
     def of(metric, *labels):
         return metric.labels("m", *labels)._value.get()
 
-    assert of(meters.audio_underrun) == pytest.approx(0.12)
-    assert [of(meters.audio_gapless_responses, str(gap)) for gap in GAPS_MS] == [0, 0, 0, 1, 1]
-    ratio = {one.labels.get("le"): one.value for one in next(iter(meters.audio_realtime_factor.collect())).samples}
+    assert of(metrics.audio_underrun) == pytest.approx(0.12)
+    assert [of(metrics.audio_gapless_responses, str(gap)) for gap in GAPS_MS] == [0, 0, 0, 1, 1]
+    ratio = {one.labels.get("le"): one.value for one in next(iter(metrics.audio_realtime_factor.collect())).samples}
     assert (ratio["0.8"], ratio["0.9"]) == (0, 1)  # 2.62 s for 3 s
 
 
-@pytest.mark.parametrize(("took", "missed"), [(0.09, 0), (0.11, 1)])
-def test_an_action_later_than_its_robot_can_wait_is_missed(took, missed):
+@pytest.mark.parametrize(("seconds", "missed"), [(0.09, 0), (0.11, 1)])
+def test_a_late_action_is_a_deadline_miss(seconds, missed):
     now = [0.0]
-    meters = Metrics()
-    tally = ResponseMetrics(meters, "m", ActionRequest({}, delay=5), lambda: now[0])  # of 1/50 s each
-    now[0] = took
-    tally.on_output(Deliver("r", "Action", 0, SECOND, (("rate", 50),)))
-    tally.on_end(finished())
-    assert meters.action_deadline_misses.labels("m")._value.get() == missed
+    metrics = Metrics()
+    response_metrics = ResponseMetrics(metrics, "m", ActionRequest({}, delay=5), lambda: now[0])  # steps of 1/50 s
+    now[0] = seconds
+    response_metrics.on_output(Deliver("r", "Action", 0, SECOND, (("rate", 50),)))
+    response_metrics.on_end(finished())
+    assert metrics.action_deadline_misses.labels("m")._value.get() == missed
 
 
 def finished():

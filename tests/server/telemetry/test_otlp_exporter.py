@@ -1,4 +1,4 @@
-"""Spans reach a collector: in the client's trace, one for each walk and op; and nobody waits for a collector."""
+"""OTLP exporter: spans of walks and ops in the trace of the client; a slow or dead collector blocks no request."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from mstar.cli import main
 from mstar.server.admin.recent_requests import RequestRecord
-from mstar.server.http_exchange import RequestContext
+from mstar.server.request_context import RequestContext
 from mstar.server.telemetry import otlp_exporter
 from mstar.server.telemetry.otlp_exporter import OtlpExporter
 from tests.server.toy_models import BOOM
@@ -23,7 +23,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes OTLP over HTTP, and keeps the spans."""
+    """An OTLP/HTTP collector that stores the spans."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _CollectorHandler)
@@ -41,31 +41,31 @@ class Collector(ThreadingHTTPServer):
 class _CollectorHandler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-        found = [span for one in body.resource_spans for scope in one.scope_spans for span in scope.spans]
+        spans = [span for one in body.resource_spans for scope in one.scope_spans for span in scope.spans]
         with self.server.arrived:
             self.server.requests.append((self.path, body.resource_spans[0].resource))
-            self.server.spans += found
-            self.server.came.notify_all()
+            self.server.spans += spans
+            self.server.arrived.notify_all()
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *told):
+    def log_message(self, *args):
         pass
 
 
 @pytest.fixture(scope="module")
 def collector():
-    with Collector() as taking:
-        thread = threading.Thread(target=taking.serve_forever)
+    with Collector() as started:
+        thread = threading.Thread(target=started.serve_forever)
         thread.start()
-        yield taking
-        taking.shutdown()
+        yield started
+        started.shutdown()
         thread.join()
 
 
 @contextmanager
 def run_exporting_server(url):
-    """A server that exports its spans there."""
+    """A server that exports its spans to a URL."""
     with run_toy_server() as server:
         export = OtlpExporter(server.state, url)
         yield server
@@ -77,47 +77,47 @@ def span_attributes(span):
     return {key: getattr(value, value.WhichOneof("value")) for key, value in values.items()}
 
 
-def test_a_request_is_a_tree_of_spans_in_the_trace_of_its_client(collector):
+def test_a_request_becomes_a_span_tree_in_the_trace_of_its_client(collector):
     with run_exporting_server(collector.url) as server, server.client() as client:
         body = chat_body("hello", modalities=["text", "audio"], audio={"voice": "x", "format": "wav"})
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"}
         client.post("/v1/chat/completions", json=body, headers=headers)
-        found = {span.name: span for span in collector.wait(5)}
+        spans = {span.name: span for span in collector.wait(5)}
     collector.spans.clear()
     path, resource = collector.requests[0]
     assert path == "/v1/traces"
     assert ("service.name", "mstar") in [(one.key, one.value.string_value) for one in resource.attributes]
-    assert found.keys() == {"/v1/chat/completions", "say", "sing", "letters.letter", "letters.tone"}
-    top = found["/v1/chat/completions"]
+    assert spans.keys() == {"/v1/chat/completions", "say", "sing", "letters.letter", "letters.tone"}
+    top = spans["/v1/chat/completions"]
     assert (top.kind, top.parent_span_id.hex()) == (top.SPAN_KIND_SERVER, PARENT)
-    assert {span.trace_id.hex() for span in found.values()} == {TRACE}
+    assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
     assert [event.name for event in top.events] == ["attempt", "queued"]
     known = span_attributes(top)
     assert (known["gen_ai.operation.name"], known["gen_ai.request.model"]) == ("chat", "parrot")
     assert (known["http.response.status_code"], known["mstar.request_id"]) == (200, "mine")
     assert (known["mstar.emissions.text"], known["mstar.emissions.audio"]) == (5, 5)
     for walk, op in (("say", "letters.letter"), ("sing", "letters.tone")):
-        assert found[walk].parent_span_id == top.span_id
-        assert found[op].parent_span_id == found[walk].span_id
-        assert span_attributes(found[op])["mstar.iterations"] == 5  # five steps, one span
-        assert top.start_time_unix_nano <= found[walk].start_time_unix_nano <= found[op].start_time_unix_nano
-        assert found[op].end_time_unix_nano <= found[walk].end_time_unix_nano + 10**7
+        assert spans[walk].parent_span_id == top.span_id
+        assert spans[op].parent_span_id == spans[walk].span_id
+        assert span_attributes(spans[op])["mstar.iterations"] == 5  # five steps, one span
+        assert top.start_time_unix_nano <= spans[walk].start_time_unix_nano <= spans[op].start_time_unix_nano
+        assert spans[op].end_time_unix_nano <= spans[walk].end_time_unix_nano + 10**7
 
 
-def test_what_fails_is_an_error_and_what_is_not_sampled_is_not_sent(collector):
+def test_failures_are_errors_and_unsampled_traces_are_not_exported(collector):
     with run_exporting_server(collector.url) as server, server.client() as client:
         unwanted = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
         client.post("/v1/chat/completions", json=chat_body("hello"), headers=unwanted)
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}"), headers={"traceparent": "nonsense"})
-        found = collector.wait(3)
-    failed = next(span for span in found if span.name == "/v1/chat/completions")
+        spans = collector.wait(3)
+    failed = next(span for span in spans if span.name == "/v1/chat/completions")
     assert (failed.status.code, failed.status.message) == (failed.status.STATUS_CODE_ERROR, "model_error")
-    assert {span.trace_id for span in found} == {failed.trace_id}
+    assert {span.trace_id for span in spans} == {failed.trace_id}
     assert failed.parent_span_id == b""
     collector.spans.clear()
 
 
-def test_what_a_collector_does_not_take_is_counted_and_nobody_waits(monkeypatch):
+def test_a_failed_export_is_counted_and_blocks_no_request(monkeypatch):
     monkeypatch.setattr(otlp_exporter, "EXPORT_TIMEOUT_S", 0.2)
     with run_exporting_server("http://127.0.0.1:1") as server, server.client() as client:
         assert client.post("/v1/chat/completions", json=chat_body("hello")).status_code == 200
@@ -125,7 +125,7 @@ def test_what_a_collector_does_not_take_is_counted_and_nobody_waits(monkeypatch)
             pass
 
 
-def test_more_than_fits_is_dropped_and_counted(monkeypatch):
+def test_spans_over_the_queue_limit_are_dropped_and_counted(monkeypatch):
     monkeypatch.setattr(otlp_exporter, "MAX_QUEUED_REQUESTS", 2)
     monkeypatch.setattr(otlp_exporter, "EXPORT_TIMEOUT_S", 0.1)
     with run_toy_server() as server:
@@ -140,7 +140,7 @@ def test_more_than_fits_is_dropped_and_counted(monkeypatch):
             assert "mstar_spans_dropped_total 3.0" in client.get("/metrics").text
 
 
-def test_what_is_missing_is_told_at_once(monkeypatch, capsys):
+def test_invalid_configuration_fails_at_start(monkeypatch, capsys):
     assert main(["serve", str(NOOP), "--port", "0", "--otlp-endpoint", "localhost:4318"]) == 1
     assert capsys.readouterr().err == (
         "spans cannot go to localhost:4318\n  fix: give the collector's address, as http://127.0.0.1:4318\n"

@@ -1,4 +1,4 @@
-"""Figures under the names that others made: the same numbers, and only what is known."""
+"""vLLM metric names: the same values as our metrics, and no metric without an equivalent."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,12 +18,11 @@ def test_vllm_metric_names_are_exported_when_enabled():
         server.state.metrics.register_compat_names("vllm")
         client.post("/v1/chat/completions", json=chat_body("abcdef", max_tokens=4))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}"))
-        server.state.metrics.process_stats.labels("w0", "parrot.lm.pages").set(8)
-        server.state.metrics.process_stats.labels("w0", "parrot.lm.pages_used").set(2)
-        found = samples(client)
-        theirs = {(one.name, *one.labels.values()): one.value for one in found if "le" not in one.labels}
-        ours = {(one.name, *one.labels.values()): one.value for one in found if "le" in one.labels}
-    model = {one.labels.get("model_name") for one in found if one.name.startswith("vllm:")}
+        server.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
+        scraped = samples(client)
+        theirs = {(one.name, *one.labels.values()): one.value for one in scraped if "le" not in one.labels}
+        ours = {(one.name, *one.labels.values()): one.value for one in scraped if "le" in one.labels}
+    model = {one.labels.get("model_name") for one in scraped if one.name.startswith("vllm:")}
     assert model == {"parrot", None}
     assert theirs["vllm:request_success_total", "stop", "parrot"] == 1
     assert theirs["vllm:request_success_total", "length", "parrot"] == 1
@@ -51,5 +50,5 @@ def test_a_rejection_for_overload_is_counted():
             lines = answer.iter_lines()
             next(lines)
             assert client.post("/v1/chat/completions", json=chat_body("x")).status_code == 429
-        found = {one.name: one.value for one in samples(client)}
-    assert found["vllm:admission_rejections_total"] == 1
+        scraped = {one.name: one.value for one in samples(client)}
+    assert scraped["vllm:admission_rejections_total"] == 1

@@ -1,1 +1,1 @@
-"""Who may call: API keys, rate limits, circuit breaker, SLO headers, browser authorization."""
+"""Access control: API keys, rate limits, circuit breaker, load shedding, SLO headers, browser authentication."""

@@ -1,7 +1,15 @@
-"""Keys: who may come in, how much each may ask for, and what each is promised.
+"""API keys: authentication, and a rate limit (token bucket and concurrency limit) and default SLO for each tenant.
 
-Keys are kept as digests, and compared in constant time. How a key reaches the server, and what a refused client is
-told, is decided by others.
+Keys are stored as SHA-256 digests and compared in constant time. `browser_auth` reads a key from a request, and the
+middleware in `app` sends the errors.
+
+Rate limit of one tenant, checked in `Tenant.acquire` for every POST request and WebSocket:
+
+1. Concurrency: at most `max_concurrent` requests in progress, else retry after 1 s.
+2. Token bucket: it holds at most `max_concurrent` tokens and gains `requests_per_second` tokens a second. A request
+   takes one token; with none left, retry after `(1 - tokens) / requests_per_second`.
+
+Example: 20 requests/s and 5 concurrent allow a burst of 5 at once, then one request every 50 ms.
 """
 
 from __future__ import annotations
@@ -17,29 +25,29 @@ __all__ = ["ApiKeys", "RateLimit", "Tenant", "hash_key"]
 
 
 def hash_key(key: str) -> bytes:
-    """What is kept of a key."""
+    """The SHA-256 digest that is stored for a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 class Tenant:
-    """Who holds one key: its name in logs, what it is promised, and what it has asked for lately."""
+    """The owner of one API key: its name in logs, its SLO, and its token bucket."""
 
     def __init__(self, name: str, rate_limit: RateLimit, slo: Slo | None = None) -> None:
         self.name = name
-        """What the operator calls it, or a few digits of the key's digest."""
+        """Name from the configuration, or the first 8 hex digits of the key's digest."""
         self.slo = slo or Slo()
-        """What is promised for a request that says nothing of it."""
+        """SLO of requests that set none."""
+        self.rate_limit = rate_limit
         self.active_requests = 0
-        self._rate_limit = rate_limit
         self._tokens = float(rate_limit.max_concurrent)
         self._refilled_at = float("-inf")
 
     def acquire(self, now: float) -> float:
-        """For how many seconds it may not begin another request; if 0, one is taken off its account."""
-        if self.active_requests >= self._rate_limit.max_concurrent:
+        """Take a token and return 0, or return the seconds to wait before the next try."""
+        if self.active_requests >= self.rate_limit.max_concurrent:
             return 1.0
-        rate = self._rate_limit.requests_per_second
-        self._tokens = min(float(self._rate_limit.max_concurrent), self._tokens + (now - self._refilled_at) * rate)
+        rate = self.rate_limit.requests_per_second
+        self._tokens = min(float(self.rate_limit.max_concurrent), self._tokens + (now - self._refilled_at) * rate)
         self._refilled_at = now
         if self._tokens < 1:
             return (1 - self._tokens) / rate
@@ -48,7 +56,7 @@ class Tenant:
 
 
 class ApiKeys:
-    """The keys of a server; `named` are those whose holders have a name, by digest. Without any, all may come in."""
+    """The API keys of a server. Without any key, every request belongs to one anonymous tenant."""
 
     def __init__(
         self,
@@ -57,6 +65,7 @@ class ApiKeys:
         tenants: Mapping[bytes, Tenant] | None = None,
         slo: Slo | None = None,
     ) -> None:
+        """`keys` are plain keys; `tenants` are configured tenants by the digest of their key."""
         rate_limit = rate_limit or RateLimit()
         digests = map(hash_key, keys)
         self._tenants = {digest: Tenant(digest.hex()[:8], rate_limit, slo) for digest in digests} | dict(tenants or {})
@@ -64,17 +73,17 @@ class ApiKeys:
 
     @property
     def is_required(self) -> bool:
-        """Whether nobody comes in without one."""
+        """Whether requests need a key."""
         return self._anonymous is None
 
     def authenticate(self, authorization: str) -> Tenant | None:
-        """Who sent this header, or None if nobody that is known."""
+        """The tenant of an Authorization header, or None if the key is unknown."""
         if self._anonymous is not None:
             return self._anonymous
         scheme, _, key = authorization.partition(" ")
-        shown = hash_key(key.strip())
-        found = None
-        for digest, holder in self._tenants.items():  # all of them, so that the time says nothing
-            if hmac.compare_digest(digest, shown):
-                found = holder
-        return found if scheme.lower() in ("bearer", "api-key") else None
+        key_digest = hash_key(key.strip())
+        match = None
+        for digest, tenant in self._tenants.items():  # always all of them: the duration must not leak a match
+            if hmac.compare_digest(digest, key_digest):
+                match = tenant
+        return match if scheme.lower() in ("bearer", "api-key") else None

@@ -1,8 +1,8 @@
-"""What a page in a browser can send with a WebSocket instead of a header, and where a page is from.
+"""Browser authentication: an API key in a WebSocket subprotocol, and the cross-origin (CSRF) check.
 
-A page cannot set headers of a WebSocket, so its key comes as the name of a sub-protocol. And a page of anywhere can
-send requests to a server that only its visitor reaches: browsers say where such a request is from, and here that is
-read. Whether a key is right is decided by `keys`; what a refused client is told, by the gate.
+A web page cannot set headers on a WebSocket, so its key arrives as a subprotocol name. Any page can also send requests
+to a server that only its user can reach; the Origin header identifies them. `api_keys` validates the key, and the
+middleware in `app` sends the errors.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from urllib.parse import SplitResult, urlsplit
 from starlette.datastructures import Headers
 
 SUBPROTOCOLS = ("mstar", "realtime")
-"""Sub-protocols that may be agreed on: the studio's, and that of OpenAI's clients. A key is never sent back."""
-_KEY_PREFIX, _OPENAI_KEY_PREFIX = "mstar-key.", "openai-insecure-api-key."
+"""Subprotocols that the server accepts: the studio's and OpenAI's. A subprotocol with a key is never echoed."""
+_KEY_PREFIX = "mstar-key."
+_OPENAI_KEY_PREFIX = "openai-insecure-api-key."
 
 
 def authorization_from(headers: Headers, subprotocols: Sequence[str]) -> str:
-    """The header `Authorization`, or what stands for it among the sub-protocols that a WebSocket offers."""
-    if (sent := headers.get("authorization")) is not None:
-        return sent
+    """The Authorization header, or its equivalent from the offered WebSocket subprotocols. Empty without a key."""
+    if (authorization := headers.get("authorization")) is not None:
+        return authorization
     for name in subprotocols:
         if name.startswith(_OPENAI_KEY_PREFIX):
             return f"Bearer {name.removeprefix(_OPENAI_KEY_PREFIX)}"
@@ -32,7 +33,7 @@ def authorization_from(headers: Headers, subprotocols: Sequence[str]) -> str:
 
 
 def _decode_base64url(text: str) -> str:
-    """A text that was written in base64url; nothing, if it was not."""
+    """Decode unpadded base64url; empty if it is malformed."""
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
@@ -40,25 +41,25 @@ def _decode_base64url(text: str) -> str:
 
 
 def negotiated_subprotocol(subprotocols: Sequence[str]) -> str | None:
-    """The sub-protocol that a WebSocket is opened with."""
+    """The subprotocol that the server accepts, or None."""
     return next((name for name in SUBPROTOCOLS if name in subprotocols), None)
 
 
 def is_cross_origin(headers: Headers) -> bool:
-    """Whether a request is of a page that this server has not sent. What is no browser says nothing of that."""
+    """Whether a page of another origin sent the request. False without an Origin header: not a browser."""
     origin = headers.get("origin")
-    if origin is None or headers.get("sec-fetch-site") == "same-origin":  # a proxy may have changed the host
+    if origin is None or headers.get("sec-fetch-site") == "same-origin":  # a proxy can rewrite the Host header
         return False
-    page, here = _parse_url(origin), _parse_url(f"//{headers.get('host', '')}")
-    if page is None or here is None or not page.hostname or page.hostname != here.hostname:
+    page, server = _parse_url(origin), _parse_url(f"//{headers.get('host', '')}")
+    if page is None or server is None or not page.hostname or page.hostname != server.hostname:
         return True
-    return here.port is not None and here.port != (page.port or {"http": 80, "https": 443}.get(page.scheme))
+    return server.port is not None and server.port != (page.port or {"http": 80, "https": 443}.get(page.scheme))
 
 
 def _parse_url(address: str) -> SplitResult | None:
     try:
-        found = urlsplit(address)
-        _ = found.port  # which may be none
+        url = urlsplit(address)
+        _ = url.port  # raises ValueError if malformed
     except ValueError:
         return None
-    return found
+    return url

@@ -1,9 +1,25 @@
-"""The latch: for a moment after a refusal, requests that would be refused too are refused before they are read.
+"""Circuit breaker: load shedding in the front end after a conductor has rejected a request as overloaded (429).
 
-Who is refused first, and when it is worth coming again, a conductor decides; here that is only remembered. A refusal
-says nothing of other keys or other models, nor of who can wait for longer, nor of batch work if it was none. When the
-moment is over one request is let through, then two, then four, each time when those before would have been refused by
-then and were not: else a whole crowd would go in to be refused.
+The conductor decides which requests to reject and when to retry. The breaker remembers that decision for at most 50 ms
+and rejects similar requests before their body is read. There is one circuit for each tenant, model and class
+(interactive or best effort). It covers requests with the same or a tighter TTFT target: a looser SLO can still be met.
+
+```text
+           429 from the conductor                      open_until has passed
+  closed ───────────────────────────▶ open ──────────────────────────────────▶ half-open
+    ▲                                  ▲                                           │
+    │                                  └────────────── a probe gets a 429 ─────────┤
+    └──────────────── more than MAX_PROBES probes in a round, none rejected ───────┘
+```
+
+| state | requests of the circuit |
+|---|---|
+| closed | all are admitted |
+| open | all are rejected, for `min(MAX_OPEN_S, retry_after / 2)` |
+| half-open | rounds of 1, 2, 4, … 64 probes are admitted, the rest is rejected |
+
+A round lasts as long as the last rejection took (at most `MAX_PROBE_ROUND_S`): a probe that was not rejected by then is
+taken as admitted. The rounds grow slowly because a whole crowd would otherwise enter at once and be rejected.
 """
 
 from __future__ import annotations
@@ -19,79 +35,83 @@ from mstar.wire import messages as m
 from mstar.wire.slo import Slo
 
 MAX_OPEN_S = 0.05
-"""For so long at most: what has become free since then must not stay so."""
+"""Maximum seconds that a circuit stays open. Short, so that freed capacity is used soon."""
 MAX_PROBE_ROUND_S = 0.01
-"""Who was not refused after so long is taken to be let in."""
+"""Maximum seconds of a probe round."""
 MAX_PROBES = 64
-"""When so many were let through at once and none was refused, the door is open."""
+"""Number of probes in a round after which the circuit closes."""
 
 CircuitKey = tuple[str, str, bool]
-"""Whose requests, for which model, and whether they are batch work."""
+"""Tenant, model, and whether the requests are best effort."""
 
 
 @dataclass(slots=True)
-class _OpenCircuit:
-    """A refusal: whom it holds for, how long, and when it is worth coming again."""
+class _Circuit:
+    """A circuit that is open or half-open."""
 
     rejection: m.RequestRejected
     ttft_s: float
-    """Who wants the first of its answer so soon, or sooner."""
+    """TTFT target of the rejected request. The circuit covers requests with the same or a tighter target."""
     open_until: float
+    """End of the open state, then of the current probe round."""
     retry_at: float
+    """When the conductor expects free capacity."""
     probe_round_s: float
-    """How many seconds it took until the refusal was there."""
+    """Seconds from sending the rejected request to its rejection."""
     probes: int = 0
-    """How many are let through in the round that ends then, and how many of these have not come yet."""
+    """Probes of the current round; 0 while the circuit is open."""
     probes_left: int = 0
+    """Probes of the current round that were not admitted yet."""
 
 
 class CircuitBreaker:
-    """What was refused a moment ago."""
+    """All circuits of one front end. A circuit that is not stored is closed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._circuits: dict[CircuitKey, _OpenCircuit] = {}
+        self._circuits: dict[CircuitKey, _Circuit] = {}
         self._open_until = -inf
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody would be refused now."""
+        """Whether any circuit is open or half-open. Cheap: `FastReject` checks it for every request."""
         return self._clock() < self._open_until
 
     def rejection(self, tenant: str, model: str, slo: Slo) -> ApiError | None:
-        """What to tell who wants this now, if it would be refused."""
-        held, now = self._find_circuit((tenant, model, slo.best_effort), slo), self._clock()
-        if held is None or held.open_until <= now or held.probes_left:
+        """The error for a request that the breaker would reject now, else None."""
+        circuit, now = self._find_circuit((tenant, model, slo.best_effort), slo), self._clock()
+        if circuit is None or circuit.open_until <= now or circuit.probes_left:
             return None
-        wait = max(held.retry_at, held.open_until) - now
-        return api_error_from(m.RequestRejected(held.rejection.rid, held.rejection.status, held.rejection.reason, wait))
+        wait_s = max(circuit.retry_at, circuit.open_until) - now
+        last = circuit.rejection
+        return api_error_from(m.RequestRejected(last.rid, last.status, last.reason, wait_s))
 
     def admit(self, tenant: str, model: str, slo: Slo) -> Callable[[m.RequestRejected], None]:
-        """Let a request through, or raise a Refusal; what is given is to be told if it is refused then."""
-        if (refusal := self.rejection(tenant, model, slo)) is not None:
-            raise refusal
+        """Admit a request, or raise ApiError. Call the result if the conductor rejects the request."""
+        if (error := self.rejection(tenant, model, slo)) is not None:
+            raise error
         key, now = (tenant, model, slo.best_effort), self._clock()
-        if (held := self._find_circuit(key, slo)) is not None:
-            if held.open_until <= now:
-                held.probes = held.probes_left = 2 * held.probes or 1
-                held.open_until = now + held.probe_round_s
-                self._open_until = max(self._open_until, held.open_until)
-            held.probes_left -= 1
-            if held.probes > MAX_PROBES:
+        if (circuit := self._find_circuit(key, slo)) is not None:
+            if circuit.open_until <= now:
+                circuit.probes = circuit.probes_left = 2 * circuit.probes or 1
+                circuit.open_until = now + circuit.probe_round_s
+                self._open_until = max(self._open_until, circuit.open_until)
+            circuit.probes_left -= 1
+            if circuit.probes > MAX_PROBES:
                 del self._circuits[key]
         return functools.partial(self._on_rejected, key, slo, now)
 
-    def _find_circuit(self, key: CircuitKey, slo: Slo) -> _OpenCircuit | None:
-        held = self._circuits.get(key)
-        return held if held is not None and _ttft_s(slo) <= held.ttft_s else None
+    def _find_circuit(self, key: CircuitKey, slo: Slo) -> _Circuit | None:
+        circuit = self._circuits.get(key)
+        return circuit if circuit is not None and _ttft_s(slo) <= circuit.ttft_s else None
 
     def _on_rejected(self, key: CircuitKey, slo: Slo, sent_at: float, end: m.RequestRejected) -> None:
-        """A request was refused. That it is too much for now holds for the next one, too; anything else does not."""
-        held, now = self._circuits.get(key), self._clock()
-        if end.status == 429 and (held is None or held.open_until <= now or held.ttft_s <= _ttft_s(slo)):
+        """Open the circuit if a request was rejected as overloaded. Other errors do not predict the next request."""
+        circuit, now = self._circuits.get(key), self._clock()
+        if end.status == 429 and (circuit is None or circuit.open_until <= now or circuit.ttft_s <= _ttft_s(slo)):
             until = now + min(MAX_OPEN_S, end.retry_after_s / 2)
             round_s = min(MAX_PROBE_ROUND_S, now - sent_at)
-            self._circuits[key] = _OpenCircuit(end, _ttft_s(slo), until, now + end.retry_after_s, round_s)
+            self._circuits[key] = _Circuit(end, _ttft_s(slo), until, now + end.retry_after_s, round_s)
             self._open_until = max(self._open_until, until)
 
 

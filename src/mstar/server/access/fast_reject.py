@@ -1,9 +1,8 @@
-"""Answers to requests that come while the door is shut, and are there whole: refused before anything is made of them.
+"""Fast reject: load shedding from the raw bytes of a request while a circuit is open, before any HTTP parsing.
 
-What a request takes until it can be refused (its parsing, a task, the application) is a multiple of what the refusal
-takes, and in a flood it is missing to those who are served. So what is plainly a request that would be refused is
-answered from its bytes. Whatever is not plain goes the usual way, and is looked at with care there: nobody is let in
-here.
+Parsing, a task and the ASGI application cost a multiple of the rejection itself, and in a flood the served requests
+lack that time. So a complete, simple POST request that the circuit breaker would reject gets its 429 from the bytes.
+Every other request takes the normal path: this module only rejects, it never admits.
 """
 
 from __future__ import annotations
@@ -14,68 +13,72 @@ from email.utils import formatdate
 
 from mstar.server.access.slo import SLO_HEADER
 from mstar.server.admin.recent_requests import RequestRecord
+from mstar.server.endpoint import Endpoint
 from mstar.server.errors import ApiError
-from mstar.server.http_exchange import RequestContext, request_id_from
-from mstar.server.state import Endpoint, ServerState
+from mstar.server.request_context import RequestContext, request_id_from
+from mstar.server.state import ServerState
 
 MAX_HEADER_BYTES = 8 << 10
-"""Larger heads are not plain: reading them would take long."""
+"""Maximum size of the headers. Larger ones take the normal path: splitting them here would take too long."""
 _UNSUPPORTED_HEADERS = frozenset({"transfer-encoding", "expect", "upgrade"})
 
 
 @dataclass(frozen=True, slots=True)
 class RejectResponse:
-    """What to send, and whether that is the last."""
+    """A complete HTTP response, and whether to close the connection after it."""
 
     data: bytes
     close_connection: bool
 
 
 class FastReject:
-    """Reads what a client has sent, and says what to answer if no more is needed for that."""
+    """Rejects requests from their raw bytes while a circuit is open."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        asking = [one for one in state.endpoints if one.method == "POST" and one.request_type is not None]
-        self._endpoints = {f"POST {one.path} HTTP/1.1": one for one in asking}
+        self._endpoints = {
+            f"POST {endpoint.path} HTTP/1.1": endpoint
+            for endpoint in state.endpoints
+            if endpoint.method == "POST" and endpoint.request_type is not None
+        }
 
     def try_reject(self, data: bytes) -> RejectResponse | None:
-        """What to answer to all that a connection has brought since its last answer; None for the usual way."""
+        """The response to all bytes received since the last response; None to take the normal path."""
         if not self._state.circuit_breaker.is_open or self._state.phase.name != "ready":
             return None
         end = data.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES)
-        line, *lines = data[: max(end, 0)].decode("latin-1").split("\r\n")
+        request_line, *lines = data[: max(end, 0)].decode("latin-1").split("\r\n")
         body = data[end + 4 :]
-        headers = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
-        surface = self._endpoints.get(line)
-        is_plain = len(headers) == len(lines) and not headers.keys() & _UNSUPPORTED_HEADERS
-        if surface is None or not is_plain or headers.get("content-length") != str(len(body)):
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        endpoint = self._endpoints.get(request_line)
+        is_simple = len(headers) == len(lines) and not headers.keys() & _UNSUPPORTED_HEADERS
+        if endpoint is None or not is_simple or headers.get("content-length") != str(len(body)):
             return None
-        if surface.best_effort_marker and surface.best_effort_marker in body:
+        if endpoint.best_effort_marker and endpoint.best_effort_marker in body:
             return None
-        passage = RequestContext(request_id_from(headers.get("x-request-id", "")))
-        refusal = self._rejection(passage, surface, headers)
-        return None if refusal is None else self._build_response(passage, refusal, headers, len(body))
+        context = RequestContext(request_id_from(headers.get("x-request-id", "")))
+        error = self._rejection(context, endpoint, headers)
+        return None if error is None else self._build_response(context, error, headers, len(body))
 
     def _rejection(self, context: RequestContext, endpoint: Endpoint, headers: dict[str, str]) -> ApiError | None:
-        """What a request is told, if the door is shut to it."""
-        context.tenant = holder = self._state.keys.authenticate(headers.get("authorization", ""))
-        if holder is None:
+        """The error for an authenticated request whose circuit is open, else None."""
+        context.tenant = tenant = self._state.keys.authenticate(headers.get("authorization", ""))
+        if tenant is None:
             return None
         try:
             context.enter_endpoint(endpoint, headers.get(SLO_HEADER.lower(), ""))
         except ApiError:
             return None
-        refusal = self._state.early_rejection(endpoint, context)
-        # It costs what any other costs, and who has no more left is told that.
-        return None if refusal is None or holder.acquire(time.monotonic()) else refusal
+        error = self._state.early_rejection(endpoint, context)
+        # A rejected request takes a token like any other; without one, the normal path sends the rate limit error.
+        return None if error is None or tenant.acquire(time.monotonic()) else error
 
     def _build_response(
-        self, context: RequestContext, error: ApiError, headers: dict[str, str], size: int
+        self, context: RequestContext, error: ApiError, headers: dict[str, str], body_bytes: int
     ) -> RejectResponse:
-        entry = RequestRecord(context, headers.get("traceparent", ""))
+        record = RequestRecord(context, headers.get("traceparent", ""))
         context.record_error(error)
-        is_last = "close" in headers.get("connection", "").lower()
-        more = {"Date": formatdate(usegmt=True), "X-Request-Id": context.id}
-        self._state.record_request_end(entry, size, len(error.body))
-        return RejectResponse(error.http_response(more | {"Connection": "close"} if is_last else more), is_last)
+        closes = "close" in headers.get("connection", "").lower()
+        extra = {"Date": formatdate(usegmt=True), "X-Request-Id": context.id}
+        self._state.record_request_end(record, body_bytes, len(error.body))
+        return RejectResponse(error.http_response(extra | {"Connection": "close"} if closes else extra), closes)

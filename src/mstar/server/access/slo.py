@@ -1,6 +1,7 @@
-"""How soon and how fast a client wants its answer, as its request says. What was promised is kept by others.
+"""SLO header: the service level objective (TTFT target, tokens per second, best effort) that a request sets for itself.
 
-A request may change what its key and the server say, but not its weight: who gets more than others is the operator's.
+A request can override the SLO of its tenant and of the server, but not its weight: shares between tenants are the
+operator's decision. The conductor and the workers schedule by the SLO; this module only parses it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ SLO_HEADER = "Mstar-SLO"
 _SLO_FIELDS = {"ttft": "ttft_s", "tokens_per_second": "tokens_per_s"}
 _NUMBER = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4})?")
 SLO_SYNTAX = "`best_effort`, or `ttft=SECONDS`, `tokens_per_second=RATE`, or both separated by a comma"
-"""How the header is written."""
+"""Syntax of the header, for error messages and the OpenAPI document."""
 
 
 def apply_slo_header(slo: Slo, header: str) -> Slo:
-    """A pace as the header of a request changes it. Raises Refusal."""
+    """The SLO with the overrides of a request header. Raises ApiError if the header is invalid."""
     parts = [part.strip() for part in header.split(",")] if header else []
-    read = dict(map(_parse_part, parts))
-    if len(read) < len(parts) or {"ttft_s", "best_effort"} <= read.keys():
+    overrides = dict(map(_parse_part, parts))
+    if len(overrides) < len(parts) or {"ttft_s", "best_effort"} <= overrides.keys():
         raise _invalid_slo(SLO_HEADER, header, SLO_SYNTAX)
-    if "ttft_s" in read:
-        read["best_effort"] = False
-    return replace(slo, **read)
+    if "ttft_s" in overrides:
+        overrides["best_effort"] = False
+    return replace(slo, **overrides)
 
 
 def _parse_part(part: str) -> tuple[str, Any]:
@@ -41,12 +42,14 @@ def _parse_part(part: str) -> tuple[str, Any]:
 
 
 def slo_for_rate(slo: Slo, hz: str) -> Slo:
-    """A pace at which the answer is there when the next is asked for, so many times a second. Raises Refusal."""
-    return replace(slo, ttft_s=1 / _parse_positive(hz, "hz", "how often a second the robot asks"), best_effort=False)
+    """The SLO of a robot's control loop: the response must arrive before the next request. Raises ApiError."""
+    return replace(
+        slo, ttft_s=1 / _parse_positive(hz, "hz", "the control rate in requests per second"), best_effort=False
+    )
 
 
 def as_best_effort(slo: Slo) -> Slo:
-    """A pace that promises nothing."""
+    """The SLO without a TTFT promise."""
     return replace(slo, best_effort=True)
 
 
@@ -57,4 +60,4 @@ def _parse_positive(number: str, param: str, syntax: str) -> float:
 
 
 def _invalid_slo(param: str, value: str, syntax: str) -> ApiError:
-    return ApiError(400, "invalid_slo", f"{param}: {value[:64]!r} cannot be read; it is {syntax}", param=param)
+    return ApiError(400, "invalid_slo", f"{param}: {value[:64]!r} is invalid; fix: use {syntax}", param=param)

@@ -1,1 +1,1 @@
-"""Endpoints for operators: health, model loading, traces, live feed."""
+"""Endpoints for operators: health, metrics, model loading, traces, live feed."""

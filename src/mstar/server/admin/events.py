@@ -1,4 +1,4 @@
-"""What goes on, as a stream of events for those who look on: the studio, or anybody with curl."""
+"""GET /v1/events: the live feed as server-sent events (SSE), for the studio and for curl."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mstar.server.robotics.ttl_store import tenant_name
 
 
 async def stream_events(exchange: HttpExchange) -> Response:
-    """GET /v1/events: what goes on, until the client leaves."""
+    """GET /v1/events: changes of the cluster state, until the client disconnects."""
     return exchange.event_stream(_event_chunks(exchange))
 
 
 async def _event_chunks(exchange: HttpExchange) -> AsyncGenerator[bytes]:
-    viewer, watch = Subscriber(tenant_name(exchange)), exchange.state.live_feed
-    watch.subscribe(exchange.state, viewer)
+    subscriber, live_feed = Subscriber(tenant_name(exchange)), exchange.state.live_feed
+    live_feed.subscribe(subscriber)
     try:
         while True:
-            yield sse_event(await viewer.queue.get(), "tick")
+            yield sse_event(await subscriber.queue.get(), "tick")
     finally:
-        watch.unsubscribe(viewer)
+        live_feed.unsubscribe(subscriber)

@@ -1,6 +1,6 @@
-"""A model's graph for a browser: each walk laid out as `mstar draw` does, where ops run, what crosses, what it costs.
+"""GET /v1/models/{model}/graph: walks laid out as by `mstar draw`, with placement, cut edges and measured op costs.
 
-Costs are those that were measured since the processes began.
+Costs are means since the worker processes started.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Json = dict[str, Any]
 _DTYPES_BY_BYTES = {1: ("bool", "int8", "uint8"), 2: ("int16", "float16", "bfloat16"), 4: ("int32", "float32")}
 _DTYPE_BYTES = {name: size for size, names in {**_DTYPES_BY_BYTES, 8: ("int64", "float64")}.items() for name in names}
 _SCALAR_TYPES = frozenset({"int", "float", "bool"})
-"""Objects that are a few bytes."""
+"""Object types of 8 bytes."""
 
 
 async def graph(exchange: HttpExchange) -> Response:
-    """GET /v1/models/{model}/graph."""
-    door = exchange.state
+    """GET /v1/models/{model}/graph: layout, placement and costs of a model."""
+    state = exchange.state
     served = exchange.resolve_model(exchange.request.path_params["model"])
-    await refresh_stats(door)
-    plans, graphs = door.plans[served.name], served.model.graphs()
-    counts = [(worker, one) for worker, ops in door.op_stats.items() for one in ops if one.model == served.name]
-    told = {
+    await refresh_stats(state)
+    plans, graphs = state.plans[served.name], served.model.graphs()
+    op_totals = [totals for ops in state.op_stats.values() for totals in ops if totals.model == served.name]
+    content = {
         "model": served.name,
         "walks": [_walk(plans, plan, graphs[name]) for name, plan in plans.walks.items()],
         "workers": plans.workers,
-        "ops": _ops(plans, counts),
+        "ops": _ops(plans, op_totals),
         "seats": [
-            {"walk": name, "seat": seat, "workers": spot.workers, "ops": _ops_at(plans, plan, seat)}
+            {"walk": name, "seat": seat, "workers": worker_set.workers, "ops": _ops_at(plans, plan, seat)}
             for name, plan in plans.walks.items()
-            for seat, spot in enumerate(plan.worker_sets)
+            for seat, worker_set in enumerate(plan.worker_sets)
         ],
-        "cut_edges": [_cut_edge(plan, one) for plan in plans.walks.values() for one in plan.cut_edges],
+        "cut_edges": [_cut_edge(plan, edge) for plan in plans.walks.values() for edge in plan.cut_edges],
         "batches": describe_batch_keys(plans),
         "text": describe(plans, graphs),
     }
-    return json_response(told)
+    return json_response(content)
 
 
 def _walk(plans: Plans, plan: Plan, graph: ir.Walk) -> Json:
@@ -69,27 +69,27 @@ def _ops_at(plans: Plans, plan: Plan, seat: int) -> list[str]:
     return list(dict.fromkeys(_op_name(plans, key) for key, at in plan.calls if at == seat))
 
 
-def _ops(plans: Plans, counts: Iterable[tuple[str, OpTotals]]) -> list[Json]:
-    """Each op: who runs it, and what one call of it came to."""
+def _ops(plans: Plans, op_totals: Iterable[OpTotals]) -> list[Json]:
+    """Each op with its workers and its mean cost per call."""
     calls = [
         (_op_name(plans, key), plan.worker_sets[seat]) for plan in plans.walks.values() for key, seat in plan.calls
     ]
     workers = defaultdict[str, dict[str, None]](dict)
-    for name, spot in calls:
-        workers[name] |= dict.fromkeys(spot.workers)
-    ran = defaultdict[str, list[OpTotals]](list)
-    for _, one in counts:
-        ran[f"{one.component}.{one.op}"].append(one)
-    return [{"op": name, "workers": list(there)} | _mean_cost(ran[name]) for name, there in workers.items()]
+    for name, worker_set in calls:
+        workers[name] |= dict.fromkeys(worker_set.workers)
+    totals_by_op = defaultdict[str, list[OpTotals]](list)
+    for totals in op_totals:
+        totals_by_op[f"{totals.component}.{totals.op}"].append(totals)
+    return [{"op": name, "workers": list(names)} | _mean_cost(totals_by_op[name]) for name, names in workers.items()]
 
 
 def _mean_cost(stats: Iterable[OpTotals]) -> Json:
-    walks = [walk for one in stats for walk in one.walks.values()]
-    calls, batches = sum(walk.calls for walk in walks), sum(one.batches for one in stats)
+    walks = [walk for totals in stats for walk in totals.walks.values()]
+    calls, batches = sum(walk.calls for walk in walks), sum(totals.batches for totals in stats)
     if not calls or not batches:
         return {"calls": 0, "seconds": None, "batch": None, "waited": None}
     seconds, waited = sum(walk.busy_s for walk in walks), sum(walk.wait_s for walk in walks)
-    batch = sum(one.batched_calls for one in stats) / batches
+    batch = sum(totals.batched_calls for totals in stats) / batches
     return {"calls": calls, "seconds": seconds / calls, "batch": batch, "waited": waited / calls}
 
 
@@ -107,7 +107,7 @@ def _cut_edge(plan: Plan, edge: CutEdge) -> Json:
 
 
 def _value_bytes(type_: Type) -> int | None:
-    """How large such a value is, where its type says so."""
+    """Size of a value, if its type determines it."""
     if isinstance(type_, ObjectType) and type_.name in _SCALAR_TYPES:
         return 8
     if not isinstance(type_, TensorType) or type_.dtype not in _DTYPE_BYTES:

@@ -1,39 +1,37 @@
-"""Those who look on, and the asking of processes for their sake: ten times a second while there is anybody, else never.
+"""Live feed: polls all processes ten times a second and publishes changes to subscribers (pub/sub, for GET /v1/events).
 
-Who reads too slowly misses moments, and is then told everything anew. See `overview` for what is told.
+It polls only while there is a subscriber. A subscriber that reads too slowly loses updates and then gets a full
+snapshot. `snapshot` decides what an update contains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mstar.server.admin.snapshot import ClusterSnapshot, SnapshotDelta
+from mstar.server.admin.snapshot import ClusterSnapshot, ClusterSource, SnapshotDelta
 from mstar.wire.messages import ActivityReply
 
-if TYPE_CHECKING:
-    from mstar.server.state import ServerState
-
 POLL_INTERVAL_S = 0.1
-"""How often processes are asked."""
+"""Seconds between two polls of a process."""
 KEEPALIVE_S = 1.0
-"""After so many seconds something is told even if nothing has changed."""
+"""Seconds without a change before an update is published anyway."""
 MAX_QUEUED_UPDATES = 4
-"""So many moments wait for who reads slowly."""
+"""Maximum number of updates queued for a slow subscriber."""
 
 
 class Subscriber:
-    """One who looks on."""
+    """One open event stream."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_QUEUED_UPDATES)
         self.is_behind = True
-        """Whether everything has to be told, because it missed something."""
+        """Whether the next update must be a full snapshot: it is new, or it lost an update."""
 
     def publish(self, delta: SnapshotDelta, snapshot: ClusterSnapshot) -> None:
-        """Something is new."""
+        """Queue an update; drop it if the queue is full."""
         if self.queue.full():
             self.is_behind = True
             return
@@ -42,63 +40,65 @@ class Subscriber:
 
 
 class LiveFeed:
-    """Asks processes for news while somebody looks on."""
+    """Polls processes and publishes changes while there are subscribers."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: ClusterSource) -> None:
+        self._source = source
         self._subscribers: list[Subscriber] = []
         self._task: asyncio.Task[None] | None = None
 
-    def subscribe(self, state: ServerState, subscriber: Subscriber) -> None:
-        """One more looks on."""
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Add a subscriber. The first one starts the polling."""
         self._subscribers.append(subscriber)
         if self._task is None:
-            self._task = asyncio.create_task(self._run(state))
+            self._task = asyncio.create_task(self._run())
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """One has left."""
+        """Remove a subscriber. The last one stops the polling."""
         self._subscribers.remove(subscriber)
         if not self._subscribers and self._task is not None:
             self._task.cancel()
             self._task = None
 
-    async def _run(self, state: ServerState) -> None:
-        overview, questions = ClusterSnapshot(), PendingQueries()
-        told_at = 0.0
+    async def _run(self) -> None:
+        snapshot, queries = ClusterSnapshot(), PendingQueries()
+        published_at = 0.0
         while True:
-            moment = overview.update(state, questions.take_replies())
-            questions.send(state)
+            delta = snapshot.update(self._source, queries.take_replies())
+            queries.send(self._source)
             now = time.monotonic()
-            is_new = (
-                moment.changed
-                or moment.ended
-                or moment.payload["ops"]
-                or any(one.is_behind for one in self._subscribers)
+            has_changes = (
+                delta.changed
+                or delta.ended
+                or delta.payload["ops"]
+                or any(subscriber.is_behind for subscriber in self._subscribers)
             )
-            if is_new or now - told_at >= KEEPALIVE_S:
-                told_at = now
-                for viewer in self._subscribers:
-                    viewer.publish(moment, overview)
+            if has_changes or now - published_at >= KEEPALIVE_S:
+                published_at = now
+                for subscriber in self._subscribers:
+                    subscriber.publish(delta, snapshot)
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
 class PendingQueries:
-    """What was asked and not answered: a process that is busy is not asked again before it has answered."""
+    """Unanswered queries by process. A busy process gets no second query before it has answered the first."""
 
     def __init__(self) -> None:
         self._pending: dict[str, asyncio.Future[ActivityReply]] = {}
 
-    def send(self, state: ServerState) -> None:
-        """Ask everybody who has answered what was asked before."""
-        if state.bridge is not None:
-            for peer in state.peers():
+    def send(self, source: ClusterSource) -> None:
+        """Query every process that has no unanswered query."""
+        if source.bridge is not None:
+            for peer in source.peers():
                 if peer.name not in self._pending:
-                    self._pending[peer.name] = asked = asyncio.wrap_future(state.bridge.frontend.query_activity(peer))
-                    # If all viewers have left, nobody else looks at it.
-                    asked.add_done_callback(lambda one: one.cancelled() or one.exception())
+                    reply = asyncio.wrap_future(source.bridge.frontend.query_activity(peer))
+                    # Read the exception: after the last subscriber has left, no other code does.
+                    reply.add_done_callback(lambda future: future.cancelled() or future.exception())
+                    self._pending[peer.name] = reply
 
     def take_replies(self) -> dict[str, ActivityReply]:
-        """What was answered since the last time, by process."""
-        done = {name: one for name, one in self._pending.items() if one.done()}
+        """Replies since the last call, by process. Failed queries are dropped."""
+        done = {name: reply for name, reply in self._pending.items() if reply.done()}
         for name in done:
             del self._pending[name]
-        return {name: one.result() for name, one in done.items() if one.exception() is None}
+        return {name: reply.result() for name, reply in done.items() if reply.exception() is None}

@@ -1,7 +1,7 @@
-"""Models are unloaded and loaded: what an operator asks at `/v1/models/{model}/unload` and `/load`.
+"""POST /v1/models/{model}/load and /unload: start and stop the workers of a model.
 
-Whether a model can rest, and when its workers end, its conductor decides: see `conductor.rests`. Nobody is waited for
-here: the answer tells how the model is now.
+The conductor decides whether a model can be unloaded and when its workers stop (`conductor.scaling.model_loading`).
+The response does not wait for that: it returns the current state.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
 from mstar.wire import messages as m
 
 CONDUCTOR_TIMEOUT_S = 2.0
-"""How long a conductor may take to answer."""
+"""Seconds to wait for a conductor."""
 
 
 async def unload(exchange: HttpExchange) -> Response:
-    """POST /v1/models/{model}/unload: have its workers ended once nobody uses them. The next request loads it again."""
+    """POST /v1/models/{model}/unload: stop its workers once they are idle. The next request loads it again."""
     return await _send_model_command(exchange, m.UnloadModel)
 
 
 async def load(exchange: HttpExchange) -> Response:
-    """POST /v1/models/{model}/load: have its workers started, if it rests."""
+    """POST /v1/models/{model}/load: start its workers, if it is unloaded."""
     return await _send_model_command(exchange, m.LoadModel)
 
 
@@ -36,35 +36,35 @@ async def _send_model_command(exchange: HttpExchange, kind: type[m.UnloadModel] 
         raise ApiError(
             503, "not_ready", f"the server is {exchange.state.phase.name}", retry_after=NOT_READY_RETRY_AFTER_S
         )
-    standing = await _query_model_status(exchange.state, name, lambda ticket: kind(ticket, name))
-    if standing is None:
-        raise ApiError(503, "not_ready", "its conductor is being started again", retry_after=NOT_READY_RETRY_AFTER_S)
-    if standing.reason:
-        raise ApiError(409, "cannot_unload", f"the model `{name}` cannot be unloaded: {standing.reason}", param="model")
-    return json_response({"model": name, "state": standing.states[name]})
+    status = await _query_model_status(exchange.state, name, lambda correlation_id: kind(correlation_id, name))
+    if status is None:
+        raise ApiError(503, "not_ready", "the conductor is restarting", retry_after=NOT_READY_RETRY_AFTER_S)
+    if status.reason:
+        raise ApiError(409, "cannot_unload", f"the model `{name}` cannot be unloaded: {status.reason}", param="model")
+    return json_response({"model": name, "state": status.states[name]})
 
 
 async def model_states(state: ServerState) -> dict[str, str]:
-    """How each model is: up, loading or resting. All are loading while nobody knows."""
-    found = dict.fromkeys(state.served_models, "loading")
+    """State of each model: loaded, loading or unloaded. A model whose conductor does not answer is loading."""
+    states = dict.fromkeys(state.served_models, "loading")
     if state.bridge is not None:
         conductors = {peer: model for model, peer in state.bridge.frontend.conductors.items()}
-        for standing in await asyncio.gather(
+        for status in await asyncio.gather(
             *(_query_model_status(state, model, m.ModelStatusQuery) for model in conductors.values())
         ):
-            found |= {} if standing is None else standing.states
-    return found
+            states |= {} if status is None else status.states
+    return states
 
 
 async def _query_model_status(
     state: ServerState, model: str, make_message: Callable[[int], m.Message]
 ) -> m.ModelStatusReply | None:
-    """Ask the conductor of a model."""
+    """Query the conductor of a model; None if it does not answer in time."""
     if state.bridge is None:
         return None
-    front = state.bridge.frontend
+    frontend = state.bridge.frontend
     try:
-        asked = asyncio.wrap_future(front.query_model_status(front.conductors[model], make_message))
-        return await asyncio.wait_for(asyncio.shield(asked), CONDUCTOR_TIMEOUT_S)  # it may still answer
+        reply = asyncio.wrap_future(frontend.query_model_status(frontend.conductors[model], make_message))
+        return await asyncio.wait_for(asyncio.shield(reply), CONDUCTOR_TIMEOUT_S)  # a late reply still resolves it
     except TimeoutError:
         return None

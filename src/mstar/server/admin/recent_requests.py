@@ -1,6 +1,6 @@
-"""The last requests that clients sent to this front end: whose they were, how they ended, when something was delivered.
+"""Recent requests: a ring buffer of the last requests of this front end, with tenant, outcome and delivery times.
 
-What happened inside is asked of the other processes when somebody looks (see `traces`).
+What happened inside the runtime is not stored here: `traces` queries the other processes for it on demand.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mstar.server.request_context import RequestContext
 from mstar.wire.clock import measure_clock_offset
 from mstar.wire.slo import PlaybackClock, has_deadline
 
-if TYPE_CHECKING:
-    from mstar.server.http_exchange import RequestContext
-
 MAX_REQUESTS = 256
-"""So many requests are remembered."""
+"""Maximum number of requests in the buffer."""
 MAX_EMISSION_TIMES = 32
-"""Of so many emissions of each kind it is remembered when they were delivered, and of the last one."""
+"""Maximum number of delivery times per kind, besides the last one."""
 MAX_RIDS = 64
-"""So many of what one client's connection had served, the newest: a call can go on for days."""
+"""Maximum number of runtime request ids per record; the oldest are dropped. A WebSocket can stay open for days."""
 
 
 @dataclass(slots=True)
@@ -32,54 +30,56 @@ class DeliveryTimes:
     """When emissions of one kind were delivered."""
 
     first: list[float] = field(default_factory=list[float])
+    """Delivery times of the first MAX_EMISSION_TIMES emissions."""
     last: float = 0.0
     count: int = 0
     due: list[float] = field(default_factory=list[float])
-    """When the first ones should have been there, of a kind whose client plays what it gets."""
+    """Deadlines of the first emissions, for a kind with deadlines."""
     playback: PlaybackClock | None = None
 
 
 @dataclass(eq=False, slots=True)
 class RequestRecord:
-    """One request of a client. Times are of this process's clock."""
+    """One client request. Times are monotonic times of this process."""
 
     context: RequestContext
     traceparent: str
-    """What the client says of the trace that this is part of, as W3C has it."""
+    """W3C Trace Context header of the client, empty without one."""
     started_at: float = field(default_factory=time.monotonic)
     wall_clock_offset: float = field(default_factory=measure_clock_offset)
-    """The time of day when this process's clock was 0."""
+    """Add it to a monotonic time to get Unix time."""
     ended_at: float | None = None
     model: str = ""
     rids: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_RIDS))
-    """What the runtime calls what was opened for it."""
+    """Runtime request ids that were started for it."""
     deliveries: dict[str, DeliveryTimes] = field(default_factory=dict[str, DeliveryTimes])
+    """By emission kind."""
 
     def record_delivery(self, kind: str, now: float, seconds: float | None = None) -> None:
-        """An emission was delivered, which plays for so many seconds, if it plays."""
-        found = self.deliveries.get(kind)
-        if found is None:
-            found = self.deliveries[kind] = DeliveryTimes()
-            pace = self.context.slo
-            if has_deadline(kind, pace):
-                found.playback = PlaybackClock(self.started_at + pace.ttft_target_s)
-        if found.count < MAX_EMISSION_TIMES:
-            found.first.append(now)
-            if found.playback is not None and found.playback.due < inf:
-                found.due.append(found.playback.due)
-        if found.playback is not None:
-            found.playback.on_emission(now, seconds)
-        found.last = now
-        found.count += 1
+        """Record that an emission was delivered. `seconds` is its playback duration, None if it has none."""
+        times = self.deliveries.get(kind)
+        if times is None:
+            times = self.deliveries[kind] = DeliveryTimes()
+            slo = self.context.slo
+            if has_deadline(kind, slo):
+                times.playback = PlaybackClock(self.started_at + slo.ttft_target_s)
+        if times.count < MAX_EMISSION_TIMES:
+            times.first.append(now)
+            if times.playback is not None and times.playback.due < inf:
+                times.due.append(times.playback.due)
+        if times.playback is not None:
+            times.playback.on_emission(now, seconds)
+        times.last = now
+        times.count += 1
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes until now."""
+        """Duration of the request, until now if it has not ended."""
         return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
 
     @property
     def content(self) -> dict[str, Any]:
-        """What its client is told of it."""
+        """The record as GET /v1/requests returns it."""
         return {
             "id": self.context.id,
             "model": self.model,
@@ -90,22 +90,22 @@ class RequestRecord:
             "emissions": [
                 {
                     "kind": kind,
-                    "count": one.count,
-                    "first": [when - self.started_at for when in one.first],
-                    "last": one.last - self.started_at,
-                    "due": [when - self.started_at for when in one.due],
+                    "count": times.count,
+                    "first": [when - self.started_at for when in times.first],
+                    "last": times.last - self.started_at,
+                    "due": [when - self.started_at for when in times.due],
                 }
-                for kind, one in self.deliveries.items()
+                for kind, times in self.deliveries.items()
             ],
         }
 
 
 _CURRENT_REQUEST: ContextVar[RequestRecord] = ContextVar("mstar_request")
-"""The client's request for which something is done: it is opened many calls below where it came in."""
+"""Record of the request that the current task serves. `attach` is many calls below the middleware that sets it."""
 
 
 class RecentRequests:
-    """The last requests of one front end that had something served, by whose they are and their id."""
+    """The last requests of one front end that reached the runtime, by tenant and request id."""
 
     def __init__(self) -> None:
         self.on_end: Callable[[RequestRecord], None] | None = None
@@ -113,38 +113,38 @@ class RecentRequests:
         self._records: dict[tuple[str, str], RequestRecord] = {}
 
     def begin(self, context: RequestContext, traceparent: str) -> RequestRecord:
-        """A request has come. It is remembered once something is opened for it."""
-        entry = RequestRecord(context, traceparent)
-        _CURRENT_REQUEST.set(entry)
-        return entry
+        """Create the record of a new request. It enters the buffer with `attach`."""
+        record = RequestRecord(context, traceparent)
+        _CURRENT_REQUEST.set(record)
+        return record
 
     def attach(self, model: str, tenant: str, rids: Iterable[str]) -> RequestRecord | None:
-        """Something is being served for the request that is at hand, if there is one."""
-        entry = _CURRENT_REQUEST.get(None)
-        if entry is not None:
-            entry.model = model
-            entry.rids.extend(rids)
-            name = (tenant, entry.context.id)
-            self._records.pop(name, None)  # a client may use an id again: the newest is meant
-            self._records[name] = entry
+        """Add runtime request ids to the record of the current task. None outside a client request."""
+        record = _CURRENT_REQUEST.get(None)
+        if record is not None:
+            record.model = model
+            record.rids.extend(rids)
+            key = (tenant, record.context.id)
+            self._records.pop(key, None)  # a client can reuse an id: the newest record wins
+            self._records[key] = record
             if len(self._records) > MAX_REQUESTS:
                 del self._records[next(iter(self._records))]
-        return entry
+        return record
 
     def end(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         record.ended_at = time.monotonic()
         if record.rids and self.on_end is not None:
             self.on_end(record)
 
-    def find(self, tenant: str, name: str) -> RequestRecord | None:
-        """The request with this id, if it is this tenant's."""
-        return self._records.get((tenant, name))
+    def find(self, tenant: str, request_id: str) -> RequestRecord | None:
+        """The request with this id, if it belongs to this tenant."""
+        return self._records.get((tenant, request_id))
 
     def in_progress(self) -> list[tuple[str, RequestRecord]]:
-        """The requests that have not ended, each with whose it is."""
-        return [(whose, entry) for (whose, _), entry in self._records.items() if entry.ended_at is None]
+        """Tenant and record of each request that has not ended."""
+        return [(tenant, record) for (tenant, _), record in self._records.items() if record.ended_at is None]
 
     def for_tenant(self, tenant: str) -> list[RequestRecord]:
-        """The requests of a tenant, the newest first."""
-        return [entry for (whose, _), entry in reversed(self._records.items()) if whose == tenant]
+        """Requests of one tenant, newest first."""
+        return [record for (owner, _), record in reversed(self._records.items()) if owner == tenant]

@@ -1,152 +1,168 @@
-"""What goes on in a deployment, put together from the news of its processes: moment by moment, for those who look on.
+"""Cluster snapshot: requests, workers, ops and streams of a deployment, merged from the replies of its processes.
 
-It tells only what changed. It asks nobody itself (see `events`), and decides nothing.
+`ClusterSnapshot.update` returns only what changed (a delta). `live_feed` sends the queries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from mstar.frontend.response_stream import LoopBridge
+from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
+from mstar.server.status import Phase, WorkerProcessStatus
 from mstar.wire.activity import OpActivity, RequestStatus, StreamFill, WorkerActivity
-from mstar.wire.messages import ActivityReply
-
-if TYPE_CHECKING:
-    from mstar.server.admin.recent_requests import RequestRecord
-    from mstar.server.state import ServerState, WorkerProcessStatus
+from mstar.wire.messages import ActivityReply, Peer
 
 Json = dict[str, Any]
 
 
+class ClusterSource(Protocol):
+    """The part of the server state that the live feed reads."""
+
+    phase: Phase
+    recent_requests: RecentRequests
+    bridge: LoopBridge | None
+    peers: Callable[[], Sequence[Peer]]
+    process_statuses: Callable[[], Mapping[str, WorkerProcessStatus]]
+
+
 @dataclass(slots=True)
 class RequestView:
-    """A request that is under way: how it is, where it was seen, and what was told of it last."""
+    """A request in progress: its status, its position at each worker, and the payload published last."""
 
     status: RequestStatus
     conductor: str
-    """Who conducts it."""
+    """Name of its conductor."""
     positions: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """By worker: in which of its walks it was last seen there, and at which call."""
+    """Last walk index and call index, by worker."""
     payload: Json = field(default_factory=Json)
     tenant: str | None = None
-    """Whose it is; None while that is not known: it was not opened here, or long ago."""
+    """None if unknown: it came through another front end, or its record was dropped."""
     record: RequestRecord | None = None
-    """What its client sent, likewise."""
+    """None if unknown, as for the tenant."""
 
     def refresh(self, tenant: str | None, record: RequestRecord | None) -> bool:
-        """Put together what is known of it; whether that is new."""
-        news = self.status
+        """Rebuild the payload; return whether it has changed."""
+        status = self.status
         at = [
-            [name, at]
-            for name, (number, at) in self.positions.items()
-            if number == news.walk_index and name in news.seats
+            [worker, call_index]
+            for worker, (walk_index, call_index) in self.positions.items()
+            if walk_index == status.walk_index and worker in status.seats
         ]
-        told = {
-            "rid": news.rid,
+        payload = {
+            "rid": status.rid,
             "id": None if record is None else record.context.id,
-            "model": news.model,
-            "state": news.state,
-            "walk": news.walk,
-            "number": news.walk_index,
-            "attempt": news.attempt,
-            "seats": news.seats,
+            "model": status.model,
+            "state": status.state,
+            "walk": status.walk,
+            "number": status.walk_index,
+            "attempt": status.attempt,
+            "seats": status.seats,
             "at": at,
-            "emitted": {} if record is None else {kind: one.count for kind, one in record.deliveries.items()},
+            "emitted": {} if record is None else {kind: times.count for kind, times in record.deliveries.items()},
         }
         self.tenant, self.record = tenant, record or self.record
-        is_new = any(self.payload.get(key) != value for key, value in told.items())
-        if is_new:
-            self.payload = told | {"age": news.age_s}
-        return is_new
+        has_changed = any(self.payload.get(key) != value for key, value in payload.items())
+        if has_changed:
+            self.payload = payload | {"age": status.age_s}
+        return has_changed
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDelta:
-    """What is new in one moment."""
+    """What changed since the last update."""
 
     payload: Json
     changed: list[RequestView]
     ended: list[str]
     failed: list[str]
-    """Those of them that were not answered well."""
+    """Those of the ended requests that failed."""
 
     def for_tenant(self, tenant: str, all_requests: Iterable[RequestView] | None = None) -> Json:
-        """As one key is told it; with `everybody`, all that is known, to who begins to look on."""
+        """The update that one tenant gets. With `all_requests`, a full snapshot for a new or slow subscriber."""
         requests = self.changed if all_requests is None else all_requests
-        dot: Json = {"id": None, "emitted": {}}  # all that another key sees of it
-        told = [one.payload if one.tenant == tenant else one.payload | dot for one in requests]
-        over = {"ended": self.ended, "failed": self.failed, "full": all_requests is not None}
-        return {**self.payload, "requests": told, **over}
+        redacted: Json = {"id": None, "emitted": {}}  # hidden in requests of other tenants
+        payloads = [view.payload if view.tenant == tenant else view.payload | redacted for view in requests]
+        return {
+            **self.payload,
+            "requests": payloads,
+            "ended": self.ended,
+            "failed": self.failed,
+            "full": all_requests is not None,
+        }
 
 
 class ClusterSnapshot:
-    """All that is known, and what was told of it."""
+    """The last known state of the cluster."""
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestView] = {}
-        """Requests that are under way, by what the runtime calls them."""
+        """Requests in progress, by runtime request id."""
         self._by_conductor: dict[str, ActivityReply] = {}
-        """What each conductor told last."""
+        """Last reply of each conductor."""
         self._by_worker: dict[str, ActivityReply] = {}
-        """What each worker told last."""
+        """Last reply of each worker."""
 
-    def update(self, state: ServerState, replies: Mapping[str, ActivityReply]) -> SnapshotDelta:
-        """What is new, by what some processes have answered since the last moment."""
+    def update(self, source: ClusterSource, replies: Mapping[str, ActivityReply]) -> SnapshotDelta:
+        """Merge new replies; return what changed."""
         conductors = (
-            set[str]() if state.bridge is None else {one.name for one in state.bridge.frontend.conductors.values()}
+            set[str]() if source.bridge is None else {peer.name for peer in source.bridge.frontend.conductors.values()}
         )
-        over: dict[str, RequestView] = {}
+        ended: dict[str, RequestView] = {}
         for name in conductors & replies.keys():
-            over |= self._update_conductor(name, replies[name])
-        workers = {name: news for name, news in replies.items() if name not in conductors}
+            ended |= self._update_conductor(name, replies[name])
+        workers = {name: reply for name, reply in replies.items() if name not in conductors}
         self._by_worker |= workers
-        for name, news in workers.items():
-            for place in news.positions:
-                if (seen := self.requests.get(place.rid)) is not None:
-                    seen.positions[name] = (place.walk_index, place.call_index)
-        owners = {rid: found for found in state.recent_requests.in_progress() for rid in found[1].rids}
-        nobody = (None, None)
-        changed = [seen for rid, seen in self.requests.items() if seen.refresh(*owners.get(rid, nobody))]
-        told = {
+        for name, reply in workers.items():
+            for position in reply.positions:
+                if (view := self.requests.get(position.rid)) is not None:
+                    view.positions[name] = (position.walk_index, position.call_index)
+        owners = {rid: owner for owner in source.recent_requests.in_progress() for rid in owner[1].rids}
+        unknown = (None, None)
+        changed = [view for rid, view in self.requests.items() if view.refresh(*owners.get(rid, unknown))]
+        payload = {
             "t": time.time(),
-            "phase": {"name": state.phase.name, "done": state.phase.done, "total": state.phase.total},
-            "workers": self._worker_payloads(state.process_statuses()),
-            "ops": [_op(name, op) for name, news in workers.items() for op in news.ops],
-            "streams": [_stream(name, one) for name, news in workers.items() for one in news.streams],
+            "phase": {"name": source.phase.name, "done": source.phase.done, "total": source.phase.total},
+            "workers": self._worker_payloads(source.process_statuses()),
+            "ops": [_op(name, op) for name, reply in workers.items() for op in reply.ops],
+            "streams": [_stream(name, fill) for name, reply in workers.items() for fill in reply.streams],
             "transfers": [
-                {"from": name, "to": one.to, "count": one.count, "seconds": one.seconds}
-                for name, news in workers.items()
-                for one in news.transfers
+                {"from": name, "to": transfer.to, "count": transfer.count, "seconds": transfer.seconds}
+                for name, reply in workers.items()
+                for transfer in reply.transfers
             ],
-            "queue": sum(news.queue_length for news in self._by_conductor.values()),
+            "queue": sum(reply.queue_length for reply in self._by_conductor.values()),
         }
-        failed = [rid for rid, seen in over.items() if seen.record is not None and seen.record.context.code]
-        return SnapshotDelta(told, changed, [*over], failed)
+        failed = [rid for rid, view in ended.items() if view.record is not None and view.record.context.code]
+        return SnapshotDelta(payload, changed, [*ended], failed)
 
-    def _update_conductor(self, conductor: str, activity: ActivityReply) -> dict[str, RequestView]:
-        """A conductor has told who is under way; who is no longer."""
-        self._by_conductor[conductor] = activity
-        there = {one.rid for one in activity.requests}
-        missing = [rid for rid, seen in self.requests.items() if seen.conductor == conductor and rid not in there]
-        over = {rid: self.requests.pop(rid) for rid in missing}
-        for one in reversed(activity.requests):  # the oldest first
-            if one.rid in self.requests:
-                self.requests[one.rid].status = one
+    def _update_conductor(self, conductor: str, reply: ActivityReply) -> dict[str, RequestView]:
+        """Merge the reply of a conductor; return its requests that have ended."""
+        self._by_conductor[conductor] = reply
+        running = {status.rid for status in reply.requests}
+        missing = [rid for rid, view in self.requests.items() if view.conductor == conductor and rid not in running]
+        ended = {rid: self.requests.pop(rid) for rid in missing}
+        for status in reversed(reply.requests):  # oldest first
+            if status.rid in self.requests:
+                self.requests[status.rid].status = status
             else:
-                self.requests[one.rid] = RequestView(one, conductor)
-        return over
+                self.requests[status.rid] = RequestView(status, conductor)
+        return ended
 
     def _worker_payloads(self, statuses: Mapping[str, WorkerProcessStatus]) -> list[Json]:
-        there = {one.name: one for news in self._by_conductor.values() for one in news.workers}
-        return [_worker(name, one, there.get(name), self._by_worker.get(name)) for name, one in statuses.items()]
+        registered = {worker.name: worker for reply in self._by_conductor.values() for worker in reply.workers}
+        return [
+            _worker(name, status, registered.get(name), self._by_worker.get(name)) for name, status in statuses.items()
+        ]
 
 
 def _worker(
     name: str, status: WorkerProcessStatus, registered: WorkerActivity | None, activity: ActivityReply | None
 ) -> Json:
-    """A worker: how its process is, as its conductor sees it, and what it holds."""
+    """A worker: the status of its process, its state at its conductor, and its own counts."""
     if status.state != "up":
         registered = activity = None
     counts = {} if activity is None else activity.counts

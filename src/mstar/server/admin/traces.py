@@ -1,7 +1,6 @@
-"""What a request did, everywhere: asked of every process when somebody looks, and told with one clock.
+"""Traces of requests: spans collected from all processes on demand, on one clock; also as a Chrome trace for Perfetto.
 
-A trace is of who sent the request: another key does not see that there is one. What a process that has died knew is
-lost with it.
+Only the tenant that sent a request can see its trace. Spans of a process that has died are lost.
 """
 
 from __future__ import annotations
@@ -20,74 +19,75 @@ from mstar.wire import messages as m
 from mstar.wire.stats import Span
 
 SPANS_TIMEOUT_S = 0.5
-"""How long another process may take to tell what it knows."""
+"""Seconds to wait for the spans of another process."""
 
 
 async def list_requests(exchange: HttpExchange) -> Response:
-    """GET /v1/requests: the last requests of this key, the newest first."""
-    entries = exchange.state.recent_requests.for_tenant(tenant_name(exchange))
-    return json_response({"object": "list", "data": [entry.content for entry in entries]})
+    """GET /v1/requests: the last requests of this tenant, newest first."""
+    records = exchange.state.recent_requests.for_tenant(tenant_name(exchange))
+    return json_response({"object": "list", "data": [record.content for record in records]})
 
 
 async def retrieve_trace(exchange: HttpExchange) -> Response:
-    """GET /v1/requests/{id}/trace: what it did and when, for programs or (?format=chrome) for Perfetto."""
-    form = exchange.request.query_params.get("format", "json")
-    if form not in ("json", "chrome"):
-        raise ApiError(400, "invalid_value", f"there is no format {form!r}; there are json and chrome", param="format")
-    entry = _find_record(exchange)
-    told = entry.content | {"spans": await collect_spans(exchange.state, entry)}
-    return json_response(told if form == "json" else to_chrome_trace(told))
+    """GET /v1/requests/{id}/trace: spans of a request as JSON, or (?format=chrome) as a Chrome trace for Perfetto."""
+    trace_format = exchange.request.query_params.get("format", "json")
+    if trace_format not in ("json", "chrome"):
+        message = f"unknown trace format {trace_format!r}; fix: use json or chrome"
+        raise ApiError(400, "invalid_value", message, param="format")
+    record = _find_record(exchange)
+    trace = record.content | {"spans": await collect_spans(exchange.state, record)}
+    return json_response(trace if trace_format == "json" else to_chrome_trace(trace))
 
 
 async def cancel_request(exchange: HttpExchange) -> Response:
-    """POST /v1/requests/{id}/cancel: end it, wherever it is. Whoever reads its answer is told so."""
-    entry = _find_record(exchange)
-    is_running = entry.ended_at is None
+    """POST /v1/requests/{id}/cancel: cancel a request. Its own response ends with the error `cancelled`."""
+    record = _find_record(exchange)
+    is_running = record.ended_at is None
     if exchange.state.bridge is not None:
-        for rid in entry.rids:
+        for rid in record.rids:
             exchange.state.bridge.frontend.cancel(rid)
-    return json_response({"id": entry.context.id, "cancelled": is_running})
+    return json_response({"id": record.context.id, "cancelled": is_running})
 
 
 def _find_record(exchange: HttpExchange) -> RequestRecord:
-    name = exchange.request.path_params["id"]
-    entry = exchange.state.recent_requests.find(tenant_name(exchange), name)
-    if entry is None:
-        what = f"no request {name!r} is remembered; GET /v1/requests lists those that are, by their X-Request-Id"
-        raise ApiError(404, "request_not_found", what, param="id")
-    return entry
+    request_id = exchange.request.path_params["id"]
+    record = exchange.state.recent_requests.find(tenant_name(exchange), request_id)
+    if record is None:
+        message = f"no recent request {request_id!r}; fix: use an id from GET /v1/requests (the X-Request-Id header)"
+        raise ApiError(404, "request_not_found", message, param="id")
+    return record
 
 
-# ---------------------------------------------------------------- from all processes, with one clock
+# ---------------------------------------------------------------- spans of all processes
 async def collect_spans(state: ServerState, record: RequestRecord) -> list[dict[str, Any]]:
-    """All that is known of a request, in the order of time, in seconds since it came."""
+    """All spans of a request, ordered by time, in seconds since its start."""
     own = Span("request", record.context.endpoint, "", 0, 0, 0.0, record.seconds)
-    found = [_to_json("front", "", own, 0.0, 0)]
-    asked = [(peer, rid) for peer in state.peers() for rid in record.rids]
-    answers = await asyncio.gather(*(_query_spans(state, peer, rid) for peer, rid in asked))
-    begun = record.started_at + record.wall_clock_offset
+    spans = [_to_json("front", "", own, 0.0, 0)]
+    queries = [(peer, rid) for peer in state.peers() for rid in record.rids]
+    replies = await asyncio.gather(*(_query_spans(state, peer, rid) for peer, rid in queries))
+    started_at = record.started_at + record.wall_clock_offset
     for rid in record.rids:
         timelines = [
-            (peer.name, told)
-            for (peer, whose), told in zip(asked, answers, strict=True)
-            if whose == rid and told is not None
+            (peer.name, reply)
+            for (peer, queried_rid), reply in zip(queries, replies, strict=True)
+            if queried_rid == rid and reply is not None
         ]
-        attempts = sorted({span.attempt for _, told in timelines for span in told.spans if span.kind != "queued"})
-        for process, told in timelines:
-            for span in told.spans:
+        attempts = sorted({span.attempt for _, reply in timelines for span in reply.spans if span.kind != "queued"})
+        for process, reply in timelines:
+            for span in reply.spans:
                 attempt = 0 if span.kind == "queued" else 1 + attempts.index(span.attempt)
-                found.append(_to_json(process, rid, span, told.clock_offset - begun, attempt))
-    return sorted(found, key=lambda one: (one["start"], -one["end"]))
+                spans.append(_to_json(process, rid, span, reply.clock_offset - started_at, attempt))
+    return sorted(spans, key=lambda span: (span["start"], -span["end"]))
 
 
 async def _query_spans(state: ServerState, peer: m.Peer, rid: str) -> m.SpansReply | None:
     if state.bridge is None:
         return None
-    asked = asyncio.wrap_future(state.bridge.frontend.query_spans(peer, rid))
+    reply = asyncio.wrap_future(state.bridge.frontend.query_spans(peer, rid))
     try:
-        return await asyncio.wait_for(asyncio.shield(asked), SPANS_TIMEOUT_S)
+        return await asyncio.wait_for(asyncio.shield(reply), SPANS_TIMEOUT_S)
     except TimeoutError:
-        return None  # it is dead, or busy: the rest is told without it
+        return None  # dead or busy: the trace is returned without its spans
 
 
 def _to_json(process: str, rid: str, span: Span, shift: float, attempt: int) -> dict[str, Any]:
@@ -109,36 +109,36 @@ def _to_json(process: str, rid: str, span: Span, shift: float, attempt: int) -> 
     }
 
 
-# ---------------------------------------------------------------- for Perfetto
+# ---------------------------------------------------------------- Chrome trace
 def to_chrome_trace(trace: dict[str, Any]) -> dict[str, Any]:
-    """A trace as trace events: each process a process, each thing that is done a thread, each emission an instant."""
+    """Convert a trace to Chrome trace events: a process per process, a thread per op, an instant per emission."""
     events: list[dict[str, Any]] = []
     processes: dict[str, dict[str, int]] = {}
     threads: dict[tuple[str, str, str], dict[str, int]] = {}
 
-    def place(process: str, rid: str, name: str) -> dict[str, int]:
+    def track(process: str, rid: str, name: str) -> dict[str, int]:
         if process not in processes:
             processes[process] = {"pid": len(processes) + 1}
             events.append(_name_event("process_name", process, processes[process]))
         if (process, rid, name) not in threads:
-            where = threads[process, rid, name] = processes[process] | {"tid": len(threads) + 1}
-            events.append(_name_event("thread_name", f"{name} {rid}".strip(), where))
+            ids = threads[process, rid, name] = processes[process] | {"tid": len(threads) + 1}
+            events.append(_name_event("thread_name", f"{name} {rid}".strip(), ids))
         return threads[process, rid, name]
 
     for span in trace["spans"]:
-        lane = "walks" if span["kind"] == "walk" else span["name"]
-        start = max(0.0, span["start"])  # clocks of two processes differ a little
+        thread = "walks" if span["kind"] == "walk" else span["name"]
+        start = max(0.0, span["start"])  # clocks of two processes differ slightly
         times = {"ts": start * 1e6, "dur": max(0.0, span["end"] - start) * 1e6}
-        known = {key: span[key] for key in ("walk", "number", "attempt", "calls", "busy", "waited", "batch", "text")}
-        head = {"ph": "X", "name": span["name"], "cat": span["kind"], "args": known}
-        events.append(head | times | place(span["process"], span["rid"], lane))
+        args = {key: span[key] for key in ("walk", "number", "attempt", "calls", "busy", "waited", "batch", "text")}
+        head = {"ph": "X", "name": span["name"], "cat": span["kind"], "args": args}
+        events.append(head | times | track(span["process"], span["rid"], thread))
     for emission in trace["emissions"]:
-        where = place("front", "", emission["kind"])
+        ids = track("front", "", emission["kind"])
         head = {"ph": "i", "s": "t", "name": emission["kind"], "cat": "emission"}
         times = dict.fromkeys((*emission["first"], emission["last"]))
-        events += [head | {"ts": when * 1e6} | where for when in times]
+        events += [head | {"ts": when * 1e6} | ids for when in times]
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"id": trace["id"], "model": trace["model"]}}
 
 
-def _name_event(kind: str, name: str, where: dict[str, int]) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "args": {"name": name}} | where
+def _name_event(kind: str, name: str, ids: dict[str, int]) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "args": {"name": name}} | ids

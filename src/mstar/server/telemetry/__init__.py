@@ -1,1 +1,1 @@
-"""Prometheus metrics, OTLP spans, access logs."""
+"""Telemetry: Prometheus metrics, OTLP span export, access logs."""

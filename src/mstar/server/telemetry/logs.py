@@ -1,7 +1,7 @@
-"""Log lines: how they are written, and the one that each request ends with.
+"""Structured logs: JSON and text formatters, and the access log line of each request.
 
-A line holds names, figures and codes; never a key, a header, a prompt or a file, nor what an error says of them. An
-exception is told by its type and by the places it went through.
+A line holds names, numbers and codes, never client data: no key, header, prompt or file. An exception is logged by its
+type and stack, without its message, which can contain client data.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mstar.requests")
 
 QUIET_PATHS = frozenset({"/health", "/healthz", "/ready", "/metrics", "/studio"})
-"""What is asked for all the time, and so is told only to who wants to know everything."""
+"""Paths that are polled all the time: logged at DEBUG level."""
 
 
 class ByteCounter:
-    """How many bytes of bodies and messages came from a client, and went to it."""
+    """Counts body and message bytes in both directions of an ASGI connection."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self.bytes_in = self.bytes_out = 0
@@ -35,13 +35,13 @@ class ByteCounter:
         self._send = send
 
     async def receive(self) -> Message:
-        """What the client says next."""
+        """Receive and count a message."""
         message = await self._receive()
         self.bytes_in += _size(message)
         return message
 
     async def send(self, message: Message) -> None:
-        """Say something to the client."""
+        """Send and count a message."""
         self.bytes_out += _size(message)
         await self._send(message)
 
@@ -51,42 +51,42 @@ def _size(message: Message) -> int:
 
 
 def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
-    """Write the line of a client's request."""
-    passage = record.context
-    told: dict[str, Any] = {
-        "id": passage.id,
-        "endpoint": passage.endpoint,
+    """Write the access log line of a request."""
+    context = record.context
+    fields: dict[str, Any] = {
+        "id": context.id,
+        "endpoint": context.endpoint,
         "model": record.model,
-        "tenant": passage.tenant.name if passage.tenant else "",
-        "status": passage.status,
-        "code": passage.code,
+        "tenant": context.tenant.name if context.tenant else "",
+        "status": context.status,
+        "code": context.code,
         "seconds": round(record.seconds, 6),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
     }
     if record.rids:
-        told["rids"] = list(record.rids)
+        fields["rids"] = list(record.rids)
     if (trace := trace_id_from(record.traceparent)) is not None:
-        told["trace"] = trace
+        fields["trace"] = trace
     if record.deliveries:
-        told["time_to_first_output_s"] = round(
-            min(one.first[0] for one in record.deliveries.values()) - record.started_at, 6
+        fields["time_to_first_output_s"] = round(
+            min(times.first[0] for times in record.deliveries.values()) - record.started_at, 6
         )
-        told["emissions"] = {kind: one.count for kind, one in record.deliveries.items()}
-    level = logging.DEBUG if passage.endpoint in QUIET_PATHS else logging.INFO
-    log.log(level, "request", extra={"fields": told})
+        fields["emissions"] = {kind: times.count for kind, times in record.deliveries.items()}
+    level = logging.DEBUG if context.endpoint in QUIET_PATHS else logging.INFO
+    log.log(level, "request", extra={"fields": fields})
 
 
 def trace_id_from(traceparent: str) -> str | None:
-    """The id of the trace that a client says its request is part of, if it says it as W3C has it."""
+    """The trace id of a W3C traceparent header, or None if the header is malformed."""
     parts = traceparent.split("-")
-    is_one = len(parts) >= 4 and len(parts[1]) == 32 and all(letter in "0123456789abcdef" for letter in parts[1])
-    return parts[1] if is_one else None
+    is_valid = len(parts) >= 4 and len(parts[1]) == 32 and all(digit in "0123456789abcdef" for digit in parts[1])
+    return parts[1] if is_valid else None
 
 
 @contextmanager
 def logging_to_stderr(log_format: str) -> Generator[None]:
-    """Write log lines to stderr in this form, for as long as it is held."""
+    """Log to stderr in this format (json or text) until the block ends."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     handler.addFilter(_is_own_or_warning)
@@ -102,38 +102,43 @@ def logging_to_stderr(log_format: str) -> Generator[None]:
 
 
 def _is_own_or_warning(record: logging.LogRecord) -> bool:
-    """Libraries write down what clients send, if they are let; they are heard when something is wrong."""
+    """Libraries log client data at INFO level, so only their warnings pass."""
     return record.name.startswith("mstar") or record.levelno >= logging.WARNING
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    told: dict[str, Any] = dict(getattr(record, "fields", {}))
+    fields: dict[str, Any] = dict(getattr(record, "fields", {}))
     if record.exc_info and record.exc_info[1] is not None:
         error = record.exc_info[1]
         frames = traceback.extract_tb(error.__traceback__)
-        told["error"] = type(error).__name__  # what it says may be the client's
-        told["stack"] = [f"{format(f'{frame.filename}:{frame.lineno}')} {frame.name}" for frame in frames]
-    return told
+        fields["error"] = type(error).__name__  # its message can contain client data
+        fields["stack"] = [f"{format(f'{frame.filename}:{frame.lineno}')} {frame.name}" for frame in frames]
+    return fields
 
 
 class JsonFormatter(logging.Formatter):
-    """A line is an object in JSON."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line."""
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        head = {"time": when, "level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        """Format one line."""
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = {
+            "time": timestamp,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
         return msgspec.json.encode(head | _fields(record)).decode()
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: when, how grave, what, and then name=value."""
+    """Readable lines: time, level, logger, message, then name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line."""
-        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        told = " ".join(f"{name}={_format_value(value)}" for name, value in _fields(record).items() if value != "")
-        return f"{when} {record.levelname.lower()} {record.name}: {record.getMessage()} {told}".rstrip()
+        """Format one line."""
+        timestamp = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        fields = " ".join(f"{name}={_format_value(value)}" for name, value in _fields(record).items() if value != "")
+        return f"{timestamp} {record.levelname.lower()} {record.name}: {record.getMessage()} {fields}".rstrip()
 
 
 def _format_value(value: Any) -> str:

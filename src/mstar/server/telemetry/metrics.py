@@ -1,7 +1,7 @@
-"""What a front end counts and times, in a registry of its own. What other processes count is asked for elsewhere.
+"""Prometheus metrics of a front end, and the observers of responses that feed them.
 
-Figures of an answer are taken where its emissions are handed to the client's connection, so they are what the client
-sees, less the network.
+Response metrics are taken where an emission is handed to the client's connection: they are what the client sees, minus
+the network. Counts of other processes come from `process_metrics`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mstar.requests import ActionRequest, Finish, TranscriptionRequest
 from mstar.server.admin.recent_requests import RequestRecord
 from mstar.server.errors import api_error_from
 from mstar.server.openai.detokenizer import to_token_ids
+from mstar.server.telemetry.process_metrics import ProcessMetrics
 from mstar.server.telemetry.vllm_metrics import VllmMetrics
 from mstar.wire import messages as m
 from mstar.wire.slo import duration_of
@@ -25,98 +26,96 @@ from mstar.wire.slo import duration_of
 _FAST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SLOW_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Around 1, where speech is made just as fast as it is heard."""
+"""Dense around 1, where audio is generated exactly as fast as it plays."""
 GAPS_MS = (20, 50, 100, 200, 500)
-"""Silences in the middle of speech: how long they may be for it to count as unbroken."""
+"""Thresholds of a gapless audio response: no gap in playback is longer."""
 
 
 class Metrics:
-    """The figures of one front end."""
+    """All metrics of one front end, in a registry of its own."""
 
     def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
-        ProcessCollector(registry=own)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"mstar_{name}", text, labels, registry=own)
+            return Counter(f"mstar_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, *labels: str, buckets: Sequence[float] = _FAST_BUCKETS_S) -> Histogram:
-            return Histogram(f"mstar_{name}", text, labels, buckets=buckets, registry=own)
+            return Histogram(f"mstar_{name}", text, labels, buckets=buckets, registry=registry)
 
-        # Requests of clients.
-        self.requests = counter("requests", "Requests that ended", "endpoint", "status")
+        # Client requests.
+        self.requests = counter("requests", "Finished requests", "endpoint", "status")
         self.request_duration = histogram(
-            "request_duration_seconds", "How long requests took", "endpoint", buckets=_SLOW_BUCKETS_S
+            "request_duration_seconds", "Duration of requests", "endpoint", buckets=_SLOW_BUCKETS_S
         )
-        self.request_errors = counter("request_errors", "Requests refused or failed, by what was said", "code")
-        self.requests_in_progress = Gauge("mstar_requests_in_progress", "Requests under way", registry=own)
-        self.websockets_open = Gauge("mstar_websockets_open", "WebSockets under way", ["endpoint"], registry=own)
-        # What models gave.
+        self.request_errors = counter("request_errors", "Requests that were rejected or failed, by error code", "code")
+        self.requests_in_progress = Gauge("mstar_requests_in_progress", "Requests in progress", registry=registry)
+        self.websockets_open = Gauge("mstar_websockets_open", "Open WebSockets", ["endpoint"], registry=registry)
+        # Responses of models.
         self.responses_in_progress = Gauge(
-            "mstar_responses_in_progress", "Answers that models are giving", ["model"], registry=own
+            "mstar_responses_in_progress", "Responses in progress", ["model"], registry=registry
         )
-        self.responses = counter("responses", "Answers of models that ended, by how", "model", "reason")
+        self.responses = counter("responses", "Finished responses, by finish reason or error code", "model", "reason")
         self.response_duration = histogram(
-            "response_duration_seconds", "How long answers took", "model", buckets=_SLOW_BUCKETS_S
+            "response_duration_seconds", "Duration of successful responses", "model", buckets=_SLOW_BUCKETS_S
         )
-        self.emissions = counter("emissions", "Emissions for clients", "model", "kind")
+        self.emissions = counter("emissions", "Emissions delivered to clients", "model", "kind")
         self.time_to_first_output = histogram(
-            "time_to_first_output_seconds", "How long the first of a kind took", "model", "kind"
+            "time_to_first_output_seconds", "Time to the first emission of a kind", "model", "kind"
         )
-        self.inter_output = histogram("inter_output_seconds", "Time between two of a kind", "model", "kind")
-        self.prompt_tokens = counter(
-            "prompt_tokens", "Tokens of what clients asked, as models say", "model", "modality"
-        )
-        self.generation_tokens = counter("generation_tokens", "Tokens of Text emissions", "model")
-        # Sound.
-        self.audio_seconds = counter("audio_seconds", "Seconds of sound made", "model")
+        self.inter_output = histogram("inter_output_seconds", "Time between two emissions of a kind", "model", "kind")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, as counted by the model", "model", "modality")
+        self.generation_tokens = counter("generation_tokens", "Generated text tokens", "model")
+        # Audio.
+        self.audio_seconds = counter("audio_seconds", "Seconds of generated audio", "model")
         self.audio_realtime_factor = histogram(
             "audio_realtime_factor",
-            "Seconds that an answer took for each second of its sound",
+            "Generation time divided by audio duration",
             "model",
             buckets=_RATIO_BUCKETS,
         )
-        self.audio_underrun = counter("audio_underrun_seconds", "Seconds that players had nothing to play", "model")
-        self.audio_responses = counter("audio_responses", "Answers with sound that ended", "model")
+        self.audio_underrun = counter("audio_underrun_seconds", "Seconds in which a player's buffer was empty", "model")
+        self.audio_responses = counter("audio_responses", "Finished responses with audio", "model")
         self.audio_gapless_responses = counter(
-            "audio_gapless_responses", "Those without a longer silence", "model", "gap_ms"
+            "audio_gapless_responses", "Audio responses without a longer gap", "model", "gap_ms"
         )
         self.transcription_audio_seconds = counter(
-            "transcription_audio_seconds", "Seconds of sound to be written down", "model"
+            "transcription_audio_seconds", "Seconds of audio submitted for transcription", "model"
         )
-        # Pictures and actions.
-        self.images = counter("images", "Pictures made, without partial ones", "model")
-        self.pixels = counter("pixels", "Pixels of these pictures", "model")
-        self.action_duration = histogram("action_duration_seconds", "How long actions took", "model")
-        self.action_deadlines = counter(
-            "action_deadlines", "Actions for robots that said how long they can wait", "model"
+        # Images and actions.
+        self.images = counter("images", "Generated images, without partial ones", "model")
+        self.pixels = counter("pixels", "Pixels of generated images", "model")
+        self.action_duration = histogram("action_duration_seconds", "Duration of action requests", "model")
+        self.action_deadlines = counter("action_deadlines", "Action requests with a deadline", "model")
+        self.action_deadline_misses = counter(
+            "action_deadline_misses", "Action requests that missed their deadline", "model"
         )
-        self.action_deadline_misses = counter("action_deadline_misses", "Those that came later", "model")
         # Other processes.
-        self.process_stats = Gauge("mstar_held", "What each process holds", ["process", "what"], registry=own)
+        self.processes = ProcessMetrics()
+        registry.register(self.processes)
         self.refreshed_at = float("-inf")
-        """When the other processes were asked last."""
+        """When the other processes were queried last."""
 
     def register_compat_names(self, compat: str | None) -> None:
-        """Also tell figures under the names of others."""
+        """Also export metrics under vLLM's names, if `compat` is "vllm"."""
         if compat == "vllm":
-            self.registry.register(
-                VllmMetrics(one for one in vars(self).values() if isinstance(one, Counter | Gauge | Histogram))
-            )
+            kinds = (Counter, Gauge, Histogram, ProcessMetrics)
+            self.registry.register(VllmMetrics(metric for metric in vars(self).values() if isinstance(metric, kinds)))
 
 
 class PlaybackMeter:
-    """Somebody who plays sound as soon as it is there: how long they had nothing to play."""
+    """Model of a client that plays audio as soon as it arrives: counts buffer underruns."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """How much they were given."""
+        """Seconds of audio received."""
         self.underrun_s = 0.0
         self.longest_gap_s = 0.0
         self._plays_until = math.inf
 
     def add(self, seconds: float, now: float) -> None:
-        """More sound is there."""
+        """Account for audio of this duration that arrives now."""
         gap = max(0.0, now - self._plays_until)
         self.underrun_s += gap
         self.longest_gap_s = max(self.longest_gap_s, gap)
@@ -125,7 +124,7 @@ class PlaybackMeter:
 
 
 class OutputMetrics:
-    """The emissions of one kind in one answer. What is looked up for each is looked up once."""
+    """Metrics of the emissions of one kind in one response. Label lookups happen once, not per emission."""
 
     def __init__(self, metrics: Metrics, model: str, kind: str, started_at: float) -> None:
         self.last_at = started_at
@@ -137,7 +136,7 @@ class OutputMetrics:
 
 
 class ResponseMetrics:
-    """The figures of one answer, from when it is asked for."""
+    """Metrics of one response, from the submission of its request."""
 
     def __init__(self, metrics: Metrics, model: str, request: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -148,14 +147,14 @@ class ResponseMetrics:
         self._by_kind: dict[str, OutputMetrics] = {}
         self._playback = PlaybackMeter()
         self._last_output: Deliver | None = None
-        """The last emission but text and sound."""
+        """Last emission that is neither text nor audio."""
         self._is_open = True
         metrics.responses_in_progress.labels(model).inc()
         if isinstance(request, TranscriptionRequest):
             metrics.transcription_audio_seconds.labels(model).inc(len(request.audio.samples) / request.audio.rate)
 
     def on_output(self, event: Deliver) -> None:
-        """Its client gets an emission."""
+        """Count an emission that is handed to the client."""
         now, name = self._clock(), event.kind
         kind = self._by_kind.get(name)
         if kind is None:
@@ -172,53 +171,55 @@ class ResponseMetrics:
             self._last_output = event
 
     def on_end(self, event: RequestEnded) -> None:
-        """It has come to its end."""
-        end, meters, model = event.end, self._metrics, self._model
+        """Count the end of the response."""
+        end, metrics, model = event.end, self._metrics, self._model
         result = end.result.content if isinstance(end, m.RequestFinished) else None
         if isinstance(end, m.RequestRejected) or end.status != "ok":
             self.close(api_error_from(end).code)
             return
-        meters.response_duration.labels(model).observe(self._clock() - self._started_at)
+        metrics.response_duration.labels(model).observe(self._clock() - self._started_at)
         if isinstance(result, Finish):
             for modality, count in result.prompt_tokens.items():
-                meters.prompt_tokens.labels(model, modality).inc(count)
+                metrics.prompt_tokens.labels(model, modality).inc(count)
         self._count_audio()
         if self._last_output is not None and self._last_output.kind == "Image":
-            meters.images.labels(model).inc()
-            meters.pixels.labels(model).inc(math.prod(self._last_output.value.shape[:2]))
+            metrics.images.labels(model).inc()
+            metrics.pixels.labels(model).inc(math.prod(self._last_output.value.shape[:2]))
         if self._last_output is not None and self._last_output.kind == "Action":
             self._count_action(dict(self._last_output.clock)["rate"])
         self.close(result.finish_reason if isinstance(result, Finish) else "stop")
 
     def close(self, reason: str = "cancelled") -> None:
-        """Nobody wants more of it."""
+        """Count the response as finished, once."""
         if self._is_open:
             self._is_open = False
             self._metrics.responses_in_progress.labels(self._model).dec()
             self._metrics.responses.labels(self._model, reason).inc()
 
     def _count_audio(self) -> None:
-        player, meters, model = self._playback, self._metrics, self._model
-        if player.seconds:
-            meters.audio_seconds.labels(model).inc(player.seconds)
-            meters.audio_realtime_factor.labels(model).observe(
-                (self._by_kind["Audio"].last_at - self._started_at) / player.seconds
+        playback, metrics, model = self._playback, self._metrics, self._model
+        if playback.seconds:
+            metrics.audio_seconds.labels(model).inc(playback.seconds)
+            metrics.audio_realtime_factor.labels(model).observe(
+                (self._by_kind["Audio"].last_at - self._started_at) / playback.seconds
             )
-            meters.audio_underrun.labels(model).inc(player.underrun_s)
-            meters.audio_responses.labels(model).inc()
+            metrics.audio_underrun.labels(model).inc(playback.underrun_s)
+            metrics.audio_responses.labels(model).inc()
             for gap_ms in GAPS_MS:
-                meters.audio_gapless_responses.labels(model, str(gap_ms)).inc(player.longest_gap_s * 1000 <= gap_ms)
+                metrics.audio_gapless_responses.labels(model, str(gap_ms)).inc(
+                    int(playback.longest_gap_s * 1000 <= gap_ms)
+                )
 
     def _count_action(self, rate: float) -> None:
-        took = self._by_kind["Action"].last_at - self._started_at
-        self._metrics.action_duration.labels(self._model).observe(took)
+        seconds = self._by_kind["Action"].last_at - self._started_at
+        self._metrics.action_duration.labels(self._model).observe(seconds)
         if isinstance(self._request, ActionRequest) and self._request.delay:
             self._metrics.action_deadlines.labels(self._model).inc()
-            self._metrics.action_deadline_misses.labels(self._model).inc(took > self._request.delay / rate)
+            self._metrics.action_deadline_misses.labels(self._model).inc(int(seconds > self._request.delay / rate))
 
 
 class MetricsObserver:
-    """Follows the answers to one request of a client. `refused` is told of each that was not taken on."""
+    """Observes the responses to one client request. Calls `on_rejected` for each that the conductor rejects."""
 
     def __init__(
         self,
@@ -231,18 +232,18 @@ class MetricsObserver:
         self._on_rejected = on_rejected
 
     def on_output(self, event: Deliver) -> None:
-        """Something is handed on."""
+        """Count an emission and record its delivery time."""
         self._metrics_by_rid[event.rid].on_output(event)
         if self._record is not None:
             seconds = duration_of(event.kind, event.value, dict(event.clock), self._record.context.slo)
             self._record.record_delivery(event.kind, time.monotonic(), seconds)
 
     def on_end(self, event: RequestEnded) -> None:
-        """One of them has ended."""
+        """Count the end of a response."""
         self._metrics_by_rid[event.rid].on_end(event)
         if isinstance(event.end, m.RequestRejected):
             self._on_rejected(event.end)
 
     def on_cancel(self, rid: str) -> None:
-        """Nobody wants more of one of them."""
+        """Count a response as cancelled."""
         self._metrics_by_rid[rid].close()

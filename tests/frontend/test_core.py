@@ -1,0 +1,294 @@
+"""FrontendCore, driven with events: exactly-once delivery across attempts, fencing, credits, disconnects, restarts."""
+
+import pytest
+
+from mstar.frontend.core import (
+    CHECK_INTERVAL_S,
+    CREDIT_INTERVAL,
+    DEADLINE_GRACE_S,
+    MAX_UNREADABLE,
+    AwaitingInput,
+    ClientLeft,
+    Deliver,
+    FrontendCore,
+    InputSent,
+    MessageReceived,
+    OutputsConsumed,
+    RequestEnded,
+    RequestOpened,
+    SendMessage,
+    Tick,
+)
+from mstar.walk.client_input import NEVER_INTERRUPTS
+from mstar.wire import messages as m
+from mstar.wire.frame import UnreadableValue
+
+FRONTEND = m.Peer("front", 0)
+CONDUCTOR = m.Peer("conductor", 0)
+WORKER = m.Peer("gpu0", 0)
+OTHER_WORKER = m.Peer("gpu1", 0)
+RID = "r"
+TIMEOUT_S = 10.0
+
+
+class Harness:
+    """A core with one open request, and a clock that tests advance."""
+
+    def __init__(self):
+        self.core = FrontendCore(FRONTEND, {"chat": CONDUCTOR}, lambda value: repr(value).encode())
+        self.now = 0.0
+        self.opened = self.step(RequestOpened(m.Submit(RID, "chat", m.Value("hi"), timeout_s=TIMEOUT_S)))
+
+    def step(self, event):
+        return self.core.step(self.now, event)
+
+    def receive(self, message, sender=CONDUCTOR):
+        return self.step(MessageReceived(sender, message))
+
+    def emit(self, index, value=None, attempt=1, kind="Text", sender=WORKER):
+        content = f"{kind}{index}" if value is None else value
+        return self.receive(m.Emit(RID, attempt, kind, index, m.Value(content)), sender)
+
+    def finish(self, status="ok", **totals):
+        return self.receive(m.RequestFinished(RID, status, totals, m.Value("result")))
+
+    def tick(self, seconds=CHECK_INTERVAL_S):
+        self.now += seconds
+        return self.step(Tick())
+
+
+@pytest.fixture
+def harness():
+    return Harness()
+
+
+def deliveries(actions):
+    """Kind, index and value of each delivery."""
+    return [(action.kind, action.index, action.value) for action in actions if isinstance(action, Deliver)]
+
+
+def sent(actions, kind):
+    """Messages of one type, with their receivers."""
+    sends = [action for action in actions if isinstance(action, SendMessage)]
+    return [(send.to, send.message) for send in sends if isinstance(send.message, kind)]
+
+
+def ends(actions):
+    return [action.end for action in actions if isinstance(action, RequestEnded)]
+
+
+# ---------------------------------------------------------------- in order
+def test_a_request_is_submitted_to_the_conductor_of_its_model(harness):
+    ((to, submit),) = sent(harness.opened, m.Submit)
+    assert (to, submit.rid, submit.last_seen_attempt) == (CONDUCTOR, RID, -1)
+
+
+def test_emissions_are_delivered_in_index_order(harness):
+    assert deliveries(harness.emit(1)) == []
+    assert harness.core.stats()["out_of_order"] == 1
+    assert deliveries(harness.emit(0)) == [("Text", 0, "Text0"), ("Text", 1, "Text1")]
+    assert harness.core.stats()["out_of_order"] == 0
+
+
+def test_kinds_have_independent_indices(harness):
+    assert deliveries(harness.emit(0, kind="Audio")) == [("Audio", 0, "Audio0")]
+    assert deliveries(harness.emit(0)) == [("Text", 0, "Text0")]
+
+
+def test_the_end_waits_for_missing_emissions(harness):
+    harness.emit(0)
+    assert ends(harness.finish(Text=2)) == []
+    actions = harness.emit(1)
+    assert deliveries(actions) == [("Text", 1, "Text1")]
+    (end,) = ends(actions)
+    assert (end.status, end.result.content) == ("ok", "result")
+    assert harness.core.stats() == {"streams": 0, "out_of_order": 0}
+
+
+def test_a_failure_does_not_wait_for_missing_emissions(harness):
+    (end,) = ends(harness.finish("failed", Text=5))
+    assert end.status == "failed"
+
+
+# ---------------------------------------------------------------- exactly once, across attempts
+def test_a_later_attempt_repeats_nothing(harness):
+    harness.emit(0)
+    harness.emit(1)
+    assert deliveries(harness.emit(0, attempt=2, sender=OTHER_WORKER)) == []
+    assert deliveries(harness.emit(1, attempt=2, sender=OTHER_WORKER)) == []
+    assert deliveries(harness.emit(2, attempt=2, sender=OTHER_WORKER)) == [("Text", 2, "Text2")]
+
+
+def test_a_duplicate_of_the_same_attempt_is_dropped(harness):
+    harness.emit(0)
+    assert deliveries(harness.emit(0)) == []
+
+
+def test_a_later_attempt_with_other_values_fails_the_request(harness):
+    harness.emit(0)
+    actions = harness.emit(0, "other", attempt=2)
+    (end,) = ends(actions)
+    assert (end.status, end.error_type) == ("failed", "Diverged")
+    assert sent(actions, m.Cancel) == [(CONDUCTOR, m.Cancel(RID))]
+
+
+def test_an_old_attempt_is_fenced_off_by_a_newer_one(harness):
+    harness.emit(0)
+    harness.emit(0, attempt=2)
+    assert harness.emit(1, "stale") == []
+    assert harness.core.stale_messages == 1
+    assert deliveries(harness.emit(1, "fresh", attempt=2)) == [("Text", 1, "fresh")]
+
+
+def test_a_newer_attempt_drops_waiting_emissions_of_an_old_one(harness):
+    harness.emit(0)
+    harness.emit(2, "stale")
+    harness.emit(0, attempt=2)
+    assert deliveries(harness.emit(1, attempt=2)) == [("Text", 1, "Text1")]
+    assert deliveries(harness.emit(2, "fresh", attempt=2)) == [("Text", 2, "fresh")]
+
+
+def test_every_interleaving_of_two_attempts_delivers_each_emission_once():
+    count = 6
+    for lost_after in range(1, count):
+        harness = Harness()
+        actions = [action for index in range(lost_after) for action in harness.emit(index)]
+        for index in range(count):
+            actions += harness.emit(index, attempt=2, sender=OTHER_WORKER)
+            actions += harness.emit(index)  # the old worker is still sending
+        actions += harness.finish(Text=count)
+        assert deliveries(actions) == [("Text", index, f"Text{index}") for index in range(count)]
+        assert [end.status for end in ends(actions)] == ["ok"]
+
+
+def test_messages_for_an_unknown_request_are_dropped(harness):
+    assert harness.receive(m.Emit("other", 1, "Text", 0, m.Value("x")), WORKER) == []
+    assert harness.core.stale_messages == 1
+    assert harness.receive(m.RequestFinished("other", "ok", {}, m.Value(None))) == []
+
+
+# ---------------------------------------------------------------- multi-turn input and fences
+def test_emissions_wait_until_an_interruption_is_accepted(harness):
+    harness.emit(0)
+    ((to, client_input),) = sent(harness.step(InputSent(RID, "stop")), m.ClientInput)
+    assert (to, client_input.index, client_input.received_counts) == (CONDUCTOR, 0, {"Text": 1})
+    assert harness.emit(1) == []
+    assert harness.emit(2) == []
+    accepted = harness.receive(m.InputAccepted(RID, 0, walk_index=1, attempt=2, totals={"Text": 2}))
+    assert deliveries(accepted) == [("Text", 1, "Text1")]  # index 2 is beyond the fence
+    assert harness.core.stale_messages == 1
+    assert deliveries(harness.emit(2, "after", attempt=2)) == [("Text", 2, "after")]
+
+
+def test_a_fence_holds_for_late_emissions_of_the_interrupted_attempt(harness):
+    harness.step(InputSent(RID, "stop"))
+    harness.receive(m.InputAccepted(RID, 0, walk_index=0, attempt=2, totals={}))
+    assert harness.emit(0, "interrupted") == []
+    assert deliveries(harness.emit(0, "valid", attempt=2)) == [("Text", 0, "valid")]
+
+
+def test_a_turn_ends_once_all_its_emissions_are_delivered(harness):
+    turn = m.TurnFinished(RID, 0, {"Text": 1}, m.Value("turn"))
+    assert harness.receive(turn) == []
+    assert harness.emit(0)[-1] == AwaitingInput(RID, 0, "turn")
+    assert harness.receive(turn) == []  # a repeated message is idempotent
+
+
+def test_input_at_the_end_of_a_turn_interrupts_nothing(harness):
+    harness.receive(m.TurnFinished(RID, 0, {}, m.Value(None)))
+    ((_, client_input),) = sent(harness.step(InputSent(RID, "more")), m.ClientInput)
+    assert client_input.walk_index == NEVER_INTERRUPTS
+    assert deliveries(harness.emit(0)) == [("Text", 0, "Text0")]  # not deferred
+
+
+# ---------------------------------------------------------------- backpressure
+def test_credit_is_sent_every_interval(harness):
+    harness.emit(0)
+    assert harness.step(OutputsConsumed(RID, "Text", CREDIT_INTERVAL - 1)) == []
+    actions = harness.step(OutputsConsumed(RID, "Text", CREDIT_INTERVAL))
+    assert sent(actions, m.Credit) == [(WORKER, m.Credit(RID, 1, "Text", CREDIT_INTERVAL))]
+    assert harness.step(OutputsConsumed(RID, "Text", CREDIT_INTERVAL + 1)) == []
+
+
+def test_no_credit_without_consumption(harness):
+    actions = [action for index in range(3 * CREDIT_INTERVAL) for action in harness.emit(index)]
+    assert sent(actions, m.Credit) == []
+
+
+def test_a_new_worker_gets_the_credit_of_the_old_one(harness):
+    harness.emit(0)
+    harness.step(OutputsConsumed(RID, "Text", 1))  # below the interval: not sent yet
+    actions = harness.emit(1, attempt=2, sender=OTHER_WORKER)
+    assert sent(actions, m.Credit) == [(OTHER_WORKER, m.Credit(RID, 2, "Text", 1))]
+
+
+def test_credit_goes_to_the_sender_of_the_newest_emission(harness):
+    harness.emit(0)
+    harness.emit(1, sender=OTHER_WORKER)
+    harness.emit(0)  # a duplicate from the first worker changes nothing
+    actions = harness.step(OutputsConsumed(RID, "Text", CREDIT_INTERVAL))
+    assert [to for to, _ in sent(actions, m.Credit)] == [OTHER_WORKER]
+
+
+# ---------------------------------------------------------------- disconnects, deadlines, rejections
+def test_a_disconnect_cancels_the_request(harness):
+    actions = harness.step(ClientLeft(RID))
+    assert sent(actions, m.Cancel) == [(CONDUCTOR, m.Cancel(RID))]
+    assert ends(actions) == []
+    assert harness.core.stats()["streams"] == 0
+    assert harness.emit(0) == []
+    assert harness.step(ClientLeft(RID)) == []
+
+
+def test_a_rejection_ends_the_request(harness):
+    rejection = m.RequestRejected(RID, 429, "too many requests", 2.0)
+    actions = harness.receive(rejection)
+    assert actions == [RequestEnded(RID, rejection)]
+
+
+def test_a_silent_conductor_ends_the_request_after_the_grace_period(harness):
+    assert harness.tick(TIMEOUT_S + DEADLINE_GRACE_S) == []
+    actions = harness.tick()
+    assert sent(actions, m.Cancel) == [(CONDUCTOR, m.Cancel(RID))]
+    assert [end.status for end in ends(actions)] == ["deadline"]
+
+
+# ---------------------------------------------------------------- lost processes
+def test_a_restarted_conductor_gets_the_request_again(harness):
+    harness.emit(0, attempt=3)
+    again = m.Peer("conductor", 1)
+    actions = harness.receive(m.Register(), again)
+    assert [to for to, _ in sent(actions, m.Register)] == [again]
+    ((to, submit),) = sent(actions, m.Submit)
+    assert (to, submit.rid, submit.last_seen_attempt) == (again, RID, 3)
+    assert harness.core.conductors == {"chat": again}
+
+
+def test_the_end_of_a_resubmitted_request_is_cancelled_at_the_conductor(harness):
+    harness.receive(m.Register(), m.Peer("conductor", 1))
+    actions = harness.receive(m.RequestFinished(RID, "ok", {}, m.Value(None)), m.Peer("conductor", 1))
+    assert len(sent(actions, m.Cancel)) == 1
+    assert [end.status for end in ends(actions)] == ["ok"]
+
+
+def test_a_lost_worker_causes_a_resubmission_only_if_an_emission_is_missing(harness):
+    harness.receive(m.PeerDead(WORKER))
+    assert harness.tick() == []
+    harness.emit(1)  # index 0 was lost with the worker
+    assert [submit.last_seen_attempt for _, submit in sent(harness.tick(), m.Submit)] == [1]
+    assert harness.tick() == []  # once per lost process
+
+
+def test_an_unreadable_emission_is_computed_again_a_limited_number_of_times(harness):
+    unreadable = UnreadableValue("no such slot")
+    for attempt in range(1, MAX_UNREADABLE + 1):
+        actions = harness.emit(0, unreadable, attempt=attempt)
+        assert len(sent(actions, m.Submit)) == 1
+        assert deliveries(actions) == []
+    (end,) = ends(harness.emit(0, unreadable, attempt=MAX_UNREADABLE + 1))
+    assert (end.error_type, end.error_message) == ("Unreadable", "no such slot")
+
+
+def test_a_readable_retry_after_an_unreadable_emission_is_delivered(harness):
+    harness.emit(0, UnreadableValue("no such slot"))
+    assert deliveries(harness.emit(0, "good", attempt=2)) == [("Text", 0, "good")]
