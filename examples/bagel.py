@@ -20,7 +20,7 @@ from mstar.testing.toy_worlds import Guidance, ImageEncoder, Vae
 @dataclass
 class Prompt:
     parts: list[str | np.ndarray]
-    image_output: bool = True
+    image: bool = True  # answer with an image, else with text
     max_thinking_tokens: int = 0  # maximum tokens of reasoning before the image
     side: int = 2
     seed: int = 0
@@ -74,8 +74,7 @@ class Bagel(Model):
             if isinstance(part, str):
                 await self.read(self.lm.tokenize(part), main, no_image)
         await self.think(request.max_thinking_tokens, main)
-        draw = self.draw(request.side, request.seed, main, no_text, no_image)
-        await (draw if request.image_output else self.answer(main))
+        await (self.draw(request.side, request.seed, main, no_text, no_image) if request.image else self.answer(main))
 
 
 def requests() -> list[Prompt]:
@@ -83,5 +82,5 @@ def requests() -> list[Prompt]:
     return [
         Prompt(["a bagel on the moon"], seed=7),
         Prompt([cat, "and", dog, "as one animal"], max_thinking_tokens=30, side=3),
-        Prompt(["What is this?", cat], image_output=False),
+        Prompt(["What is this?", cat], image=False),
     ]

@@ -119,7 +119,7 @@ def test_the_pictures_in_the_docs_are_current(name, golden):
 
 def test_a_dialogue_is_the_same_however_it_is_served():
     module = load("dialogue")
-    said = module.says()
+    said = module.client_inputs()
     outcome = model_of(module).run(module.requests()[0], said)
     assert (outcome.answers, outcome.result) == (["cut", "done", "done"], 3)
     assert len(outcome.emissions) == 9 + 40 + 40
