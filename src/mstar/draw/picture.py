@@ -134,8 +134,8 @@ def to_picture(walk: Walk, placement: WorkersByOp | None = None) -> Picture:
 
 
 def _groups(subgraph: Subgraph) -> dict[str, int]:
-    found = [item.group for inner in iter_subgraphs(subgraph) for item in inner.items.values() if item.group]
-    return {group: at for at, group in enumerate(sorted(set(found)))}
+    names = [item.group for inner in iter_subgraphs(subgraph) for item in inner.items.values() if item.group]
+    return {group: at for at, group in enumerate(sorted(set(names)))}
 
 
 def _relay_ports(subgraph: Subgraph) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""BAGEL: its answers and pictures are those of the published code, whatever is asked for and however it is served."""
+"""BAGEL: answers and images equal those of the published code, for every request type and placement."""
 
 import functools
 import itertools
@@ -67,7 +67,7 @@ def golden():
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The ops that run, in order: their names, what they are given, and what each row gets."""
+    """The ops that run, in order: names, inputs, and results per row."""
     seen, run = [], Op.run
 
     def spy(op, component, columns, *more, **others):
@@ -79,7 +79,7 @@ def ran(monkeypatch):
     return seen
 
 
-# ---------------------------------------------------------------- the published code
+# ---------------------------------------------------------------- published code
 CASES = {
     "t2i": (GenerationParams(image=1.0), (64, 64)),
     "t2i_rect_channel": (GenerationParams(image=1.0, interval=(0, 1), renorm="channel", renorm_min=0.3), (48, 32)),
@@ -96,14 +96,14 @@ def picture_of(golden):
 
 
 def check_pixels(drawn, wanted):
-    """Equal, but for what another processor rounds to the next of 256 values."""
+    """Equal, except for rounding to the next of 256 values."""
     apart = (drawn.int() - wanted.int()).abs()
     assert apart.max() <= 1
     assert (apart > 0).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
-def test_what_is_compared_with_is_what_the_published_code_computes(published, golden, name):
+def test_the_reference_implementation_equals_the_published_code(published, golden, name):
     how, (width, _) = CASES[name]
     image, ids = golden["image_in"], golden[f"{name}.text_ids"].tolist()
     source = [(image, golden[f"{name}.vae_noise"][0], image)] if "edit" in name else []
@@ -115,7 +115,7 @@ def test_what_is_compared_with_is_what_the_published_code_computes(published, go
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
-def test_it_draws_what_the_published_code_draws(saved, golden, ran, monkeypatch, name):
+def test_images_equal_the_published_code(saved, golden, ran, monkeypatch, name):
     how, (width, height) = CASES[name]
     monkeypatch.setattr(guidance, "draw_noise", lambda *_: golden[f"{name}.init_noise"])
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden[f"{name}.vae_noise"][0])
@@ -134,7 +134,7 @@ def test_it_draws_what_the_published_code_draws(saved, golden, ran, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["und", "und2"])
-def test_it_answers_what_the_published_code_answers(model, published, golden, name):
+def test_answers_equal_the_published_code(model, published, golden, name):
     wanted, text = golden[f"{name}.tokens"].tolist(), golden[f"{name}.text_ids"]
     context = Context()
     published.read_picture(published.seen(golden["image_in"]), context, is_drawn=False)
@@ -146,7 +146,7 @@ def test_it_answers_what_the_published_code_answers(model, published, golden, na
     assert outcome.result == Finish("length", {"text": len(text) + 1, "image": 66})
 
 
-def test_what_its_encoders_give_is_what_the_published_ones_give(model, golden, monkeypatch):
+def test_encoders_equal_the_published_ones(model, golden, monkeypatch):
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden["edit.vae_noise"][0])
     latents, columns = model.vae.encode(golden["image_in"], 0, 1)
     wanted = golden["edit.vae_latent"][0].reshape(4, 8, 2, 8, 2).permute(1, 3, 2, 4, 0).reshape(64, 16)
@@ -155,7 +155,7 @@ def test_what_its_encoders_give_is_what_the_published_ones_give(model, golden, m
     torch.testing.assert_close(model.vision_encoder.encode(golden["image_in"]), golden["edit.vit_llm_embed"], **CLOSE)
 
 
-def test_a_vae_whose_levels_differ_as_those_of_the_published_one(golden, tmp_path):
+def test_a_vae_with_levels_of_different_width(golden, tmp_path):
     folder = tiny.save(tmp_path)
     save_file(tiny.Flux(widths=(32, 64), blocks=2, channels=4).tensors, tmp_path / "ae.safetensors")
     own, published = vae.Vae(Checkpoint(folder)), Published(folder)
@@ -168,7 +168,7 @@ def test_a_vae_whose_levels_differ_as_those_of_the_published_one(golden, tmp_pat
     torch.testing.assert_close(got, picture, rtol=0, atol=1)
 
 
-# ---------------------------------------------------------------- all that can be asked for
+# ---------------------------------------------------------------- every request type
 def drawn(seed, shape):
     return np.random.default_rng(seed).integers(0, 255, (*shape, 3), np.uint8)
 
@@ -200,7 +200,7 @@ def ids_of(text):
 
 
 class Expected:
-    """What the published code gives for a request: tokens of its text, and pictures."""
+    """Results of the published code for a request: text tokens and images."""
 
     def __init__(self, published, model):
         self._published, self._reader = published, model.processor
@@ -246,7 +246,7 @@ def wanted(published, model):
 
 
 def assert_right(text, pictures, wanted):
-    """Numbers of pixels are cut off, so that one may be one less where numbers before were a little less."""
+    """Pixels are truncated, so rounding can change one by 1."""
     assert text == wanted[0]
     for got, one in zip(pictures[-1:], wanted[1], strict=True):
         assert got.dtype == np.uint8
@@ -255,24 +255,24 @@ def assert_right(text, pictures, wanted):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_whatever_is_asked_for_is_what_the_published_code_gives(model, wanted, name):
+def test_every_request_type_equals_the_published_code(model, wanted, name):
     outcome = model.run(REQUESTS[name])
     assert_right(text_of(outcome), pictures_of(outcome), wanted(name))
 
 
 @pytest.mark.parametrize("name", ["drawn", pytest.param("changed", marks=pytest.mark.slow)])
-def test_it_thinks_before_it_draws(saved, wanted, name):
+def test_thinking_before_drawing(saved, wanted, name):
     thinking = Bagel(saved, thinking_sampling=Sampling(max_tokens=6))
     outcome = thinking.run(REQUESTS[name])
     assert (
         outcome.result.prompt_tokens["text"] == len(ids_of(THINKING_PROMPT)) + len(ids_of(SHORT)) + 1
-    )  # what begins a thought
+    )  # the start token of the plan
     assert len(text_of(outcome)) == 6
     assert_right(text_of(outcome), pictures_of(outcome), wanted(name, thoughts=6))
     assert not np.array_equal(wanted(name)[1][0], wanted(name, thoughts=6)[1][0])
 
 
-def test_a_picture_is_shown_on_the_way_as_it_would_be_if_it_went_straight_on(model, published, wanted):
+def test_previews_extrapolate_the_flow(model, published, wanted):
     ask, how = REQUESTS["shown"], GenerationParams(8)
     contexts, x = published.contexts([ids_of(ask.prompt)]), draw_noise((32, 16), ask.seed, 0)
     moments = torch.linspace(1, 0, how.moments)
@@ -280,7 +280,7 @@ def test_a_picture_is_shown_on_the_way_as_it_would_be_if_it_went_straight_on(mod
     sketches = []
     for step, (time, following) in enumerate(itertools.pairwise(moments)):
         v = published.guided(x, time, 4, contexts, how, is_on=time > 0.4)
-        if step in (1, 3):  # of seven steps two are shown, the last of the first two and of the next two
+        if step in (1, 3):  # two previews of seven steps, after the first two and the next two
             sketches.append(published.picture(x - v * time, 4).numpy())
         x = x - v * (time - following)
     shown = pictures_of(model.run(ask))
@@ -290,14 +290,14 @@ def test_a_picture_is_shown_on_the_way_as_it_would_be_if_it_went_straight_on(mod
     assert not np.array_equal(shown[0], shown[1])
 
 
-# ---------------------------------------------------------------- what is not needed is not run
+# ---------------------------------------------------------------- unneeded ops do not run
 def counted(ran, model, ask):
     ran.clear()
     model.run(ask)
     return Counter(f"{one.of}.{one.name}" for one in ran)
 
 
-def test_what_a_request_does_not_need_is_not_run(model, ran):
+def test_unneeded_ops_do_not_run(model, ran):
     steps = 8
     guided = sum(
         guidance.DrawParams.from_request(REQUESTS["drawn"], GuidanceParams(), (0, 0), is_text_only=True)
@@ -326,11 +326,11 @@ def test_what_a_request_does_not_need_is_not_run(model, ran):
     assert talking["vision_encoder.encode"] == talking["lm.read_image"] == 1
 
 
-def test_without_guidance_only_the_prompt_is_asked(model, ran):
+def test_without_guidance_only_the_main_branch_runs(model, ran):
     assert counted(ran, model, replace(REQUESTS["changed"], guidance=1.0))["lm.flow"] == REQUESTS["changed"].steps
 
 
-def test_what_a_deployment_or_a_worker_has_no_use_for_is_not_there(saved):
+def test_deployments_and_workers_load_only_what_they_need(saved):
     talking = PlannedModel(BagelChat(saved), plan(BagelChat(saved).graphs()))
     assert {*talking.components_at(*talking.plans.workers)} == {"processor", "vision_encoder", "lm"}
     places = parse_placement({"place": {**dict.fromkeys(PARTS, "a"), "vision_encoder": "b", "vae": "c"}})
@@ -339,7 +339,7 @@ def test_what_a_deployment_or_a_worker_has_no_use_for_is_not_there(saved):
     assert [apart.components_at(worker) for worker in "bc"] == [("vision_encoder",), ("vae",)]
 
 
-def test_branches_and_requests_share_forwards(model, ran):
+def test_branches_and_requests_share_forward_passes(model, ran):
     asks = [REQUESTS["changed"], REQUESTS["drawn"], REQUESTS["wide"]]
     with in_process("bagel", model) as deployment:
         run_clients(deployment, "bagel", asks[:1])
@@ -351,16 +351,16 @@ def test_branches_and_requests_share_forwards(model, ran):
     assert max(len(one.results) for one in ran if one.name == "flow") > 3
 
 
-# ---------------------------------------------------------------- served
+# ---------------------------------------------------------------- serving
 def run_requests(deployment, name, requests, leavers=0):
-    """Text and pictures for each of so many clients at the same time, while others come and go away in the middle."""
+    """Return text and images of concurrent clients, while others connect and disconnect."""
     clients = run_clients(deployment, name, requests, leavers)
     return [
         ([*map(int, emitted_values(one, "Text"))], [*map(np.asarray, emitted_values(one, "Image"))]) for one in clients
     ]
 
 
-def test_a_crowd_is_given_what_each_would_be_given_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, wanted):
     with in_process("bagel", model) as deployment:
         for name, given in zip(
             REQUESTS, run_requests(deployment, "bagel", [*REQUESTS.values()], leavers=3), strict=True
@@ -386,12 +386,12 @@ PLACES = {
     "apart": {**dict.fromkeys(PARTS, '"a"'), "vision_encoder": '"b"', "vae": '"c"'},
     "replicas": {**dict.fromkeys(PARTS, '["b", "c"]'), "guidance": '"a"'},
 }
-"""Guidance batched on one worker; spread over three, to which states are forked; VAE and ViT on their own; replicas."""
+"""One worker; guidance spread over three workers, with forked states; VAE and ViT on their own; replicas."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_the_same_wherever_its_parts_are(saved, wanted):
+def test_processes_give_the_same_under_any_placement(saved, wanted):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, f"bagel@{saved}"), texts, standby=False) as deployment:
         for place in PLACES:
@@ -402,8 +402,8 @@ def test_processes_give_the_same_wherever_its_parts_are(saved, wanted):
         assert not deployment.recent_exits
 
 
-# ---------------------------------------------------------------- its memory
-def test_a_cache_that_was_dropped_is_read_again_as_it_was_read(model, monkeypatch):
+# ---------------------------------------------------------------- KV cache
+def test_a_preempted_cache_is_recomputed(model, monkeypatch):
     def prompt():
         kv = model.lm.make_state(KV)
         model.lm.hidden_states(model.processor.tokenize(SHORT), kv)
@@ -421,7 +421,7 @@ def test_a_cache_that_was_dropped_is_read_again_as_it_was_read(model, monkeypatc
         torch.testing.assert_close(model.lm.flow(x, time, 4, again), model.lm.flow(x, time, 4, kv), **CLOSE)
 
 
-def test_drawing_leaves_no_trace(model):
+def test_drawing_does_not_change_the_cache(model):
     kv = model.lm.make_state(KV)
     model.lm.hidden_states(model.processor.tokenize(LONGER), kv)
     pool, before = model.lm.decoder.store.pool, kv.export()
@@ -432,8 +432,8 @@ def test_drawing_leaves_no_trace(model):
     pool.check()
 
 
-# ---------------------------------------------------------------- files, sizes and refusals
-def test_pictures_are_made_as_large_as_the_published_ones():
+# ---------------------------------------------------------------- files, sizes and errors
+def test_images_are_resized_as_published():
     for given, drawn_size, seen_size in (
         ((1024, 1024), (1024, 1024), (980, 980)),
         ((1000, 500), (1024, 512), (980, 490)),
@@ -446,7 +446,7 @@ def test_pictures_are_made_as_large_as_the_published_ones():
 
 
 @pytest.mark.slow
-def test_weights_may_be_bfloat16_as_those_that_are_published(saved, golden, tmp_path):
+def test_bfloat16_weights_are_supported(saved, golden, tmp_path):
     tiny.save(tmp_path)
     mixture = load_file(tmp_path / "ema.safetensors")
     save_file({name: one.bfloat16() for name, one in mixture.items()}, tmp_path / "ema.safetensors")
@@ -468,22 +468,22 @@ print([name for name in ("torch", "transformers", "diffusers", "numpy", "PIL", "
     assert done.stdout == "[]\n"
 
 
-def test_what_it_cannot_do_is_refused(model):
+def test_unsupported_requests_are_rejected(model):
     for ask, what in (
-        (ImageRequest(SHORT, negative_prompt="rain"), "it takes neither a mask nor what not to draw\n  fix: "),
-        (ImageRequest(SHORT, mask=SQUARE, sources=(SQUARE,)), "it takes neither a mask nor what not to draw\n  fix: "),
-        (ImageRequest(SHORT, 60, 64), "it draws no pictures of 60 x 64 pixels\n  fix: .* multiples of 8, up to 128"),
-        (ImageRequest(SHORT, 64, 136), "it draws no pictures of 64 x 136 pixels\n  fix: "),
+        (ImageRequest(SHORT, negative_prompt="rain"), "supports neither a mask nor a negative prompt\n  fix: "),
+        (ImageRequest(SHORT, mask=SQUARE, sources=(SQUARE,)), "supports neither a mask nor a negative prompt\n  fix: "),
+        (ImageRequest(SHORT, 60, 64), "cannot generate images of 60 x 64 pixels\n  fix: .* multiples of 8, up to 128"),
+        (ImageRequest(SHORT, 64, 136), "cannot generate images of 64 x 136 pixels\n  fix: "),
     ):
         with pytest.raises(NotImplementedError, match=what):
             model.run(ask)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(saved, tmp_path):
+def test_mismatched_checkpoints_are_rejected(saved, tmp_path):
     tiny.save(tmp_path)
     config = tmp_path / "llm_config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
-    with pytest.raises(LoadError, match=r"a mixture of 3 layers lacks or does not take .*layers.3.*\n  fix: "):
+    with pytest.raises(LoadError, match=r"missing or unexpected tensors for 3 layers: .*layers.3.*\n  fix: "):
         Bagel(str(tmp_path)).lm.prepare()
     mixture = load_file(tmp_path / "ema.safetensors")
     save_file({name: one for name, one in mixture.items() if "vae2llm" not in name}, tmp_path / "ema.safetensors")
