@@ -22,12 +22,12 @@ TOKEN = TensorType("int64", (1,))
 def backward():
     """A walk that no tracer produces: a loop reads what a later loop writes."""
     pad = ir.Value("pad", TOKEN)
-    got, made = ir.Value("got", TOKEN), ir.Value("made", TOKEN)
+    actual, made = ir.Value("got", TOKEN), ir.Value("made", TOKEN)
 
     def once(name, *body):
         return ir.Loop(3, ir.Value(name, TOKEN), (), (), (), body)
 
-    reads = once("i", ir.Get("late", pad, got), ir.Emit("Text", got))
+    reads = once("i", ir.Get("late", pad, actual), ir.Emit("Text", actual))
     fills = once("j", ir.Call("lm", "make", (("token", pad),), (made,)), ir.Put("late", made))
     return ir.Walk("backward", (pad,), (ir.Open("late", TOKEN), reads, fills), (pad,))
 

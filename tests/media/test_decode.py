@@ -24,9 +24,9 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
 class DecoderHarness:
     """A decoder pool and an event loop to use it in."""
 
-    def __init__(self, **how):
+    def __init__(self, **options):
         self.runner = asyncio.Runner()
-        self.decoders = DecoderPool(1, **how)
+        self.decoders = DecoderPool(1, **options)
 
     def picture(self, data):
         return self.runner.run(self.decoders.decode_image(data)).pixels
@@ -54,9 +54,9 @@ def bench():
         yield made
 
 
-def image_file(name, image=None, **how):
+def image_file(name, image=None, **options):
     file = io.BytesIO()
-    (image or Image.fromarray(PIXELS)).save(file, name, **how)
+    (image or Image.fromarray(PIXELS)).save(file, name, **options)
     return file.getvalue()
 
 
@@ -68,15 +68,15 @@ def sound_file(name, subtype, samples=TONE, rate=24_000):
 
 # ---------------------------------------------------------------- valid files
 @pytest.mark.parametrize(
-    ("name", "how"), [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("GIF", {})]
+    ("name", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("GIF", {})]
 )
-def test_images_are_decoded(bench, name, how):
-    got = bench.picture(image_file(name, **how))
-    assert (got.shape, got.dtype) == ((30, 40, 3), np.uint8)
+def test_images_are_decoded(bench, name, options):
+    actual = bench.picture(image_file(name, **options))
+    assert (actual.shape, actual.dtype) == ((30, 40, 3), np.uint8)
     smooth = Image.new("RGB", (40, 30), (10, 200, 30))
-    assert np.abs(bench.picture(image_file(name, smooth, **how)).astype(int) - (10, 200, 30)).max() <= 4
+    assert np.abs(bench.picture(image_file(name, smooth, **options)).astype(int) - (10, 200, 30)).max() <= 4
     if name in ("PNG", "WEBP"):
-        assert (got == PIXELS).all()
+        assert (actual == PIXELS).all()
 
 
 def test_transparency_depth_orientation_and_frames_are_handled(bench):
@@ -105,9 +105,9 @@ def test_transparency_depth_orientation_and_frames_are_handled(bench):
     ],
 )
 def test_audio_is_decoded(bench, name, subtype, near):
-    got = bench.sound(sound_file(name, subtype))
-    assert (got.rate, got.samples.dtype, len(got.samples)) == (24_000, np.float32, 24_000)
-    assert np.abs(got.samples[2000:-2000] - TONE[2000:-2000]).max() <= near
+    actual = bench.sound(sound_file(name, subtype))
+    assert (actual.rate, actual.samples.dtype, len(actual.samples)) == (24_000, np.float32, 24_000)
+    assert np.abs(actual.samples[2000:-2000] - TONE[2000:-2000]).max() <= near
 
 
 def test_channels_are_mixed_and_samples_are_clipped(bench):
@@ -119,8 +119,8 @@ def test_channels_are_mixed_and_samples_are_clipped(bench):
 @pytest.mark.parametrize("name", ["wav", "flac", "mp3", "opus"])
 def test_encoded_streams_can_be_decoded(bench, name):
     track = AudioStreamEncoder(name, 24_000)
-    got = bench.sound(b"".join([track.feed(TONE[:7000], 24_000), track.feed(TONE[7000:], 24_000), track.finish()]))
-    assert len(got.samples) == pytest.approx(24_000, abs=2400)
+    actual = bench.sound(b"".join([track.feed(TONE[:7000], 24_000), track.feed(TONE[7000:], 24_000), track.finish()]))
+    assert len(actual.samples) == pytest.approx(24_000, abs=2400)
 
 
 # ---------------------------------------------------------------- invalid files

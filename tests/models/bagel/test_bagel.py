@@ -95,33 +95,36 @@ def picture_of(golden):
     return ImageInput(((golden["image_in"] + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous().numpy())
 
 
-def check_pixels(drawn, wanted):
+def check_pixels(drawn, expected):
     """Equal, except for rounding to the next of 256 values."""
-    apart = (drawn.int() - wanted.int()).abs()
+    apart = (drawn.int() - expected.int()).abs()
     assert apart.max() <= 1
     assert (apart > 0).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
 def test_the_reference_implementation_equals_the_published_code(published, golden, name):
-    how, (width, _) = CASES[name]
+    options, (width, _) = CASES[name]
     image, ids = golden["image_in"], golden[f"{name}.text_ids"].tolist()
     source = [(image, golden[f"{name}.vae_noise"][0], image)] if "edit" in name else []
     contexts = published.contexts([*source, ids])
     assert [one.length for one in contexts] == golden[f"{name}.kv_lens"].tolist()
-    drawn = published.draw(golden[f"{name}.init_noise"], width // 8, contexts, how)
+    drawn = published.draw(golden[f"{name}.init_noise"], width // 8, contexts, options)
     torch.testing.assert_close(drawn, golden[f"{name}.final_latent"], **CLOSE)
     check_pixels(published.picture(drawn, width // 8), golden[f"{name}.image_uint8"])
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
 def test_images_equal_the_published_code(saved, golden, ran, monkeypatch, name):
-    how, (width, height) = CASES[name]
+    options, (width, height) = CASES[name]
     monkeypatch.setattr(guidance, "draw_noise", lambda *_: golden[f"{name}.init_noise"])
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden[f"{name}.vae_noise"][0])
     sources = (picture_of(golden),) if "edit" in name else ()
     own = Bagel(
-        saved, guidance_params=GuidanceParams(24, how.text, how.image, how.interval, how.renorm, how.renorm_min)
+        saved,
+        guidance_params=GuidanceParams(
+            24, options.text, options.image, options.interval, options.renorm, options.renorm_min
+        ),
     )
     outcome = own.run(ImageRequest(tiny.words(golden[f"{name}.text_ids"]), width, height, sources=sources))
     check_pixels(outcome.emissions[-1].value, golden[f"{name}.image_uint8"])
@@ -135,22 +138,22 @@ def test_images_equal_the_published_code(saved, golden, ran, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["und", "und2"])
 def test_answers_equal_the_published_code(model, published, golden, name):
-    wanted, text = golden[f"{name}.tokens"].tolist(), golden[f"{name}.text_ids"]
+    expected, text = golden[f"{name}.tokens"].tolist(), golden[f"{name}.text_ids"]
     context = Context()
     published.read_picture(published.seen(golden["image_in"]), context, is_drawn=False)
     published.read(text.tolist(), context)
-    assert published.write(context, len(wanted)) == wanted
+    assert published.write(context, len(expected)) == expected
     turns = (Message("user", (picture_of(golden), tiny.words(text))),)
-    outcome = model.run(ChatRequest(turns, Sampling(max_tokens=len(wanted) - 1)))
-    assert [BEGIN, *text_of(outcome)] == wanted
+    outcome = model.run(ChatRequest(turns, Sampling(max_tokens=len(expected) - 1)))
+    assert [BEGIN, *text_of(outcome)] == expected
     assert outcome.result == Finish("length", {"text": len(text) + 1, "image": 66})
 
 
 def test_encoders_equal_the_published_ones(model, golden, monkeypatch):
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden["edit.vae_noise"][0])
     latents, columns = model.vae.encode(golden["image_in"], 0, 1)
-    wanted = golden["edit.vae_latent"][0].reshape(4, 8, 2, 8, 2).permute(1, 3, 2, 4, 0).reshape(64, 16)
-    torch.testing.assert_close(latents, wanted, **CLOSE)
+    expected = golden["edit.vae_latent"][0].reshape(4, 8, 2, 8, 2).permute(1, 3, 2, 4, 0).reshape(64, 16)
+    torch.testing.assert_close(latents, expected, **CLOSE)
     assert columns == 8
     torch.testing.assert_close(model.vision_encoder.encode(golden["image_in"]), golden["edit.vit_llm_embed"], **CLOSE)
 
@@ -159,13 +162,13 @@ def test_a_vae_with_levels_of_different_width(golden, tmp_path):
     folder = tiny.save(tmp_path)
     save_file(tiny.Flux(widths=(32, 64), blocks=2, channels=4).tensors, tmp_path / "ae.safetensors")
     own, published = vae.Vae(Checkpoint(folder)), Published(folder)
-    wanted, height, width = published.vae.encoded(golden["image_in"], draw_noise((4, 32, 32), 3, 1))
+    expected, height, width = published.vae.encoded(golden["image_in"], draw_noise((4, 32, 32), 3, 1))
     latents, columns = own.encode(golden["image_in"], 3, 1)
     assert (height, width) == (16, columns)
-    torch.testing.assert_close(latents, wanted, **CLOSE)
-    got, picture = own.decode(latents, columns).int(), published.picture(wanted, columns).int()
+    torch.testing.assert_close(latents, expected, **CLOSE)
+    actual, picture = own.decode(latents, columns).int(), published.picture(expected, columns).int()
     assert picture.float().std() > 10, "nothing is like nothing"
-    torch.testing.assert_close(got, picture, rtol=0, atol=1)
+    torch.testing.assert_close(actual, picture, rtol=0, atol=1)
 
 
 # ---------------------------------------------------------------- every request type
@@ -207,8 +210,8 @@ class Expected:
 
     @functools.cache  # noqa: B019 - it lives as long as the tests
     def __call__(self, name, thoughts=0):
-        ask = REQUESTS[name]
-        return self._answered(ask) if isinstance(ask, ChatRequest) else self._drawn(ask, thoughts)
+        request = REQUESTS[name]
+        return self._answered(request) if isinstance(request, ChatRequest) else self._drawn(request, thoughts)
 
     def _answered(self, chat):
         context = Context()
@@ -221,79 +224,79 @@ class Expected:
                 )
         return self._published.write(context, chat.sampling.max_tokens + 1)[1:], []
 
-    def _drawn(self, ask, thoughts):
-        sources, width, height = [], ask.width, ask.height
-        for number, picture in enumerate(ask.sources, 1):
+    def _drawn(self, request, thoughts):
+        sources, width, height = [], request.width, request.height
+        for number, picture in enumerate(request.sources, 1):
             pixels, wide, high = self._reader.vae_pixels(picture)
-            width, height = ask.width or wide, ask.height or high
+            width, height = request.width or wide, request.height or high
             sources.append(
-                (pixels, draw_noise((4, high // 4, wide // 4), ask.seed, number), self._reader.vit_pixels(picture))
+                (pixels, draw_noise((4, high // 4, wide // 4), request.seed, number), self._reader.vit_pixels(picture))
             )
         system = ids_of(THINKING_PROMPT) if thoughts else None
-        main, *others = self._published.contexts([*sources, ids_of(ask.prompt)], system)
+        main, *others = self._published.contexts([*sources, ids_of(request.prompt)], system)
         thought = self._published.write(main, thoughts + 1)[1:] if thoughts else []
         if thoughts:
             self._published.read([BEGIN, *thought, END], main)
-        start = draw_noise((height // 8 * width // 8, 16), ask.seed, 0)
-        how = GenerationParams(ask.steps + 1, text=ask.guidance or 4.0)
-        x = self._published.draw(start, width // 8, (main, *others), how)
+        start = draw_noise((height // 8 * width // 8, 16), request.seed, 0)
+        options = GenerationParams(request.steps + 1, text=request.guidance or 4.0)
+        x = self._published.draw(start, width // 8, (main, *others), options)
         return thought, [self._published.picture(x, width // 8).numpy()]
 
 
 @pytest.fixture(scope="module")
-def wanted(published, model):
+def expected(published, model):
     return Expected(published, model)
 
 
-def assert_right(text, pictures, wanted):
+def assert_right(text, pictures, expected):
     """Pixels are truncated, so rounding can change one by 1."""
-    assert text == wanted[0]
-    for got, one in zip(pictures[-1:], wanted[1], strict=True):
-        assert got.dtype == np.uint8
+    assert text == expected[0]
+    for actual, one in zip(pictures[-1:], expected[1], strict=True):
+        assert actual.dtype == np.uint8
         assert one.std() > 10, "nothing is like nothing"
-        np.testing.assert_allclose(got.astype(int), one.astype(int), rtol=0, atol=1)
+        np.testing.assert_allclose(actual.astype(int), one.astype(int), rtol=0, atol=1)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_every_request_type_equals_the_published_code(model, wanted, name):
+def test_every_request_type_equals_the_published_code(model, expected, name):
     outcome = model.run(REQUESTS[name])
-    assert_right(text_of(outcome), pictures_of(outcome), wanted(name))
+    assert_right(text_of(outcome), pictures_of(outcome), expected(name))
 
 
 @pytest.mark.parametrize("name", ["drawn", pytest.param("changed", marks=pytest.mark.slow)])
-def test_thinking_before_drawing(saved, wanted, name):
+def test_thinking_before_drawing(saved, expected, name):
     thinking = Bagel(saved, thinking_sampling=Sampling(max_tokens=6))
     outcome = thinking.run(REQUESTS[name])
     assert (
         outcome.result.prompt_tokens["text"] == len(ids_of(THINKING_PROMPT)) + len(ids_of(SHORT)) + 1
     )  # the start token of the plan
     assert len(text_of(outcome)) == 6
-    assert_right(text_of(outcome), pictures_of(outcome), wanted(name, thoughts=6))
-    assert not np.array_equal(wanted(name)[1][0], wanted(name, thoughts=6)[1][0])
+    assert_right(text_of(outcome), pictures_of(outcome), expected(name, thoughts=6))
+    assert not np.array_equal(expected(name)[1][0], expected(name, thoughts=6)[1][0])
 
 
-def test_previews_extrapolate_the_flow(model, published, wanted):
-    ask, how = REQUESTS["shown"], GenerationParams(8)
-    contexts, x = published.contexts([ids_of(ask.prompt)]), draw_noise((32, 16), ask.seed, 0)
-    moments = torch.linspace(1, 0, how.moments)
+def test_previews_extrapolate_the_flow(model, published, expected):
+    request, options = REQUESTS["shown"], GenerationParams(8)
+    contexts, x = published.contexts([ids_of(request.prompt)]), draw_noise((32, 16), request.seed, 0)
+    moments = torch.linspace(1, 0, options.moments)
     moments = (3 * moments / (1 + 2 * moments)).tolist()
     sketches = []
     for step, (time, following) in enumerate(itertools.pairwise(moments)):
-        v = published.guided(x, time, 4, contexts, how, is_on=time > 0.4)
+        v = published.guided(x, time, 4, contexts, options, is_on=time > 0.4)
         if step in (1, 3):  # two previews of seven steps, after the first two and the next two
             sketches.append(published.picture(x - v * time, 4).numpy())
         x = x - v * (time - following)
-    shown = pictures_of(model.run(ask))
+    shown = pictures_of(model.run(request))
     assert len(shown) == 3
-    for got, one in zip(shown, [*sketches, *wanted("shown")[1]], strict=True):
-        np.testing.assert_allclose(got.astype(int), one.astype(int), rtol=0, atol=1)
+    for actual, one in zip(shown, [*sketches, *expected("shown")[1]], strict=True):
+        np.testing.assert_allclose(actual.astype(int), one.astype(int), rtol=0, atol=1)
     assert not np.array_equal(shown[0], shown[1])
 
 
 # ---------------------------------------------------------------- unneeded ops do not run
-def counted(ran, model, ask):
+def counted(ran, model, request):
     ran.clear()
-    model.run(ask)
+    model.run(request)
     return Counter(f"{one.of}.{one.name}" for one in ran)
 
 
@@ -360,22 +363,22 @@ def run_requests(deployment, name, requests, leavers=0):
     ]
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("bagel", model) as deployment:
         for name, given in zip(
             REQUESTS, run_requests(deployment, "bagel", [*REQUESTS.values()], leavers=3), strict=True
         ):
-            assert_right(*given, wanted(name))
+            assert_right(*given, expected(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_any_schedule_and_placement_gives_the_same(saved, wanted, seed):
+def test_any_schedule_and_placement_gives_the_same(saved, expected, seed):
     own = Bagel(saved)
     placement = random_placement(own.graphs(), random.Random(seed))
     runtime = LocalRuntime(own, placement, max_batched_tokens=random.Random(seed).choice((None, 3)), seed=seed)
     for name, outcome in zip(REQUESTS, runtime.run_all([*REQUESTS.values()]), strict=True):
-        assert_right(text_of(outcome), pictures_of(outcome), wanted(name))
+        assert_right(text_of(outcome), pictures_of(outcome), expected(name))
 
 
 PARTS = ("processor", "vision_encoder", "vae", "lm", "guidance")
@@ -391,14 +394,14 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_the_same_under_any_placement(saved, wanted):
+def test_processes_give_the_same_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, f"bagel@{saved}"), texts, standby=False) as deployment:
         for place in PLACES:
             for name, given in zip(
                 REQUESTS, run_requests(deployment, place, [*REQUESTS.values()], leavers=4), strict=True
             ):
-                assert_right(*given, wanted(name))
+                assert_right(*given, expected(name))
         assert not deployment.recent_exits
 
 
@@ -450,8 +453,8 @@ def test_bfloat16_weights_are_supported(saved, golden, tmp_path):
     tiny.save(tmp_path)
     mixture = load_file(tmp_path / "ema.safetensors")
     save_file({name: one.bfloat16() for name, one in mixture.items()}, tmp_path / "ema.safetensors")
-    ask = replace(REQUESTS["changed"], steps=3)
-    (rough,), (fine,) = (pictures_of(Bagel(where).run(ask)) for where in (str(tmp_path), saved))
+    request = replace(REQUESTS["changed"], steps=3)
+    (rough,), (fine,) = (pictures_of(Bagel(where).run(request)) for where in (str(tmp_path), saved))
     assert 0 < np.abs(rough.astype(int) - fine).mean() < 20
     turns = (Message("user", (picture_of(golden), SHORT)),)
     assert len(text_of(Bagel(str(tmp_path)).run(ChatRequest(turns, Sampling(max_tokens=3))))) == 3
@@ -469,14 +472,14 @@ print([name for name in ("torch", "transformers", "diffusers", "numpy", "PIL", "
 
 
 def test_unsupported_requests_are_rejected(model):
-    for ask, what in (
+    for request, what in (
         (ImageRequest(SHORT, negative_prompt="rain"), "supports neither a mask nor a negative prompt\n  fix: "),
         (ImageRequest(SHORT, mask=SQUARE, sources=(SQUARE,)), "supports neither a mask nor a negative prompt\n  fix: "),
         (ImageRequest(SHORT, 60, 64), "cannot generate images of 60 x 64 pixels\n  fix: .* multiples of 8, up to 128"),
         (ImageRequest(SHORT, 64, 136), "cannot generate images of 64 x 136 pixels\n  fix: "),
     ):
         with pytest.raises(NotImplementedError, match=what):
-            model.run(ask)
+            model.run(request)
 
 
 def test_mismatched_checkpoints_are_rejected(saved, tmp_path):

@@ -66,7 +66,7 @@ def model(file):
 
 
 @pytest.fixture(scope="module")
-def wanted(pipeline):
+def expected(pipeline):
     """Results of diffusers: last latents, image, and latents after each step."""
     made = [tiny.reference_image(pipeline, drawing) for drawing in DRAWINGS]
     return [(tiny.expected_emissions(latents[-1], picture), latents) for latents, picture in made]
@@ -77,8 +77,8 @@ def values(outcome):
 
 
 # ---------------------------------------------------------------- images
-def test_latents_and_images_equal_diffusers(model, wanted):
-    for drawing, (numbers, latents) in zip(DRAWINGS, wanted, strict=True):
+def test_latents_and_images_equal_diffusers(model, expected):
+    for drawing, (numbers, latents) in zip(DRAWINGS, expected, strict=True):
         shows = values(model.run(drawing))
         assert_close(shows[-1:], [numbers])
         steps = [drawing.steps * (show + 1) // len(shows) for show in range(len(shows))]
@@ -98,16 +98,16 @@ def test_all_parameters_matter(model):
 
 def test_an_image_is_uint8(pipeline):
     (picture,) = values(StableDiffusion3(pipeline.folder).run(DRAWINGS[1]))
-    _, wanted = tiny.reference_image(pipeline, DRAWINGS[1], length=256)
+    _, expected = tiny.reference_image(pipeline, DRAWINGS[1], length=256)
     assert picture.dtype == torch.uint8
-    assert np.abs(picture.numpy() - 255 * wanted).max() < 0.53
+    assert np.abs(picture.numpy() - 255 * expected).max() < 0.53
     assert picture.shape == (32, 48, 3)
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("sd3", model) as deployment:
         shows = emitted_images(deployment, "sd3", DRAWINGS)
-    for drawing, one, (numbers, _) in zip(DRAWINGS, shows, wanted, strict=True):
+    for drawing, one, (numbers, _) in zip(DRAWINGS, shows, expected, strict=True):
         assert len(one) == drawing.partial_images + 1
         assert_close(one[-1:], [numbers])
 
@@ -167,10 +167,10 @@ def test_texts_are_cached_per_tenant_and_the_empty_text_for_all(model, monkeypat
     assert texts == Counter({"a cat": 2, "": 1, "a dog": 1})
 
 
-def test_requests_of_one_size_share_forward_passes(model, seen, wanted):
+def test_requests_of_one_size_share_forward_passes(model, seen, expected):
     alike = [0, 3, 4, 6]
     outcomes = LocalRuntime(model, seed=3).run_all([DRAWINGS[number] for number in alike])
-    assert_close([values(one)[-1] for one in outcomes], [wanted[number][0] for number in alike])
+    assert_close([values(one)[-1] for one in outcomes], [expected[number][0] for number in alike])
     guided = sum(DRAWINGS[number].steps * (1 + (DRAWINGS[number].guidance > 1)) for number in alike)
     assert sum(seen["denoiser"]) == guided
     assert max(seen["denoiser"]) == 7
@@ -178,9 +178,9 @@ def test_requests_of_one_size_share_forward_passes(model, seen, wanted):
 
 
 # ---------------------------------------------------------------- placements
-def test_served_results_equal_eager_results_under_any_schedule(model, wanted):
+def test_served_results_equal_eager_results_under_any_schedule(model, expected):
     for number, outcome in enumerate(LocalRuntime(model, seed=5, min_stream_buffers=True).run_all(DRAWINGS[:3])):
-        assert_close(values(outcome)[-1:], [wanted[number][0]])
+        assert_close(values(outcome)[-1:], [expected[number][0]])
 
 
 PLACES = {
@@ -193,12 +193,12 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_processes_equal_diffusers_under_any_placement(file, wanted):
+def test_processes_equal_diffusers_under_any_placement(file, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
             shows = emitted_images(deployment, place, DRAWINGS, disconnects=6)
-            assert_close([one[-1] for one in shows], [numbers for numbers, _ in wanted])
+            assert_close([one[-1] for one in shows], [numbers for numbers, _ in expected])
         assert not deployment.recent_exits
 
 
@@ -216,10 +216,10 @@ def test_partial_images_are_streamed_over_http(pipeline):
     with serve_models({"sd3": model}) as house, house.client() as http:
         answer = http.post("/v1/images/generations", json=body | {"stream": True, "partial_images": 1})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    got = [np.asarray(Image.open(io.BytesIO(b64decode(event["b64_json"])))) for event in events]
-    wanted = values(model.run(ImageRequest("a red cat", 48, 32, 4, seed=3, partial_images=1)))
+    actual = [np.asarray(Image.open(io.BytesIO(b64decode(event["b64_json"])))) for event in events]
+    expected = values(model.run(ImageRequest("a red cat", 48, 32, 4, seed=3, partial_images=1)))
     assert [event["type"].rpartition(".")[2] for event in events] == ["partial_image", "completed"]
-    for one, other in zip(got, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert np.abs(one.astype(int) - other.numpy()).max() <= 1
 
 

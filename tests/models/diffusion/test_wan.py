@@ -67,7 +67,7 @@ def model(file):
 
 
 @pytest.fixture(scope="module")
-def wanted(pipeline):
+def expected(pipeline):
     """Results of diffusers per latent frame: latents and decoded frames."""
     shows = []
     for filming in FILMINGS:
@@ -79,14 +79,14 @@ def wanted(pipeline):
     return shows
 
 
-def assert_right(got, wanted):
-    latents, parts = wanted
-    assert len(got) == len(parts)
-    sizes = [np.asarray(one).size - part.size for one, part in zip(got, parts, strict=True)]
-    frames = [np.asarray(one)[size:].reshape(part.shape) for one, part, size in zip(got, parts, sizes, strict=True)]
+def assert_right(actual, expected):
+    latents, parts = expected
+    assert len(actual) == len(parts)
+    sizes = [np.asarray(one).size - part.size for one, part in zip(actual, parts, strict=True)]
+    frames = [np.asarray(one)[size:].reshape(part.shape) for one, part, size in zip(actual, parts, sizes, strict=True)]
     assert_close(frames, parts)
     channels, count, height, width = latents.shape
-    frames = [np.asarray(one)[:size].reshape(channels, height, width) for one, size in zip(got, sizes, strict=True)]
+    frames = [np.asarray(one)[:size].reshape(channels, height, width) for one, size in zip(actual, sizes, strict=True)]
     assert_close(frames[-count:], [*latents.transpose(0, 1).numpy()])
 
 
@@ -95,17 +95,17 @@ def values(outcome):
 
 
 # ---------------------------------------------------------------- videos
-def test_latents_and_videos_equal_diffusers(model, wanted):
-    for filming, one in zip(FILMINGS, wanted, strict=True):
+def test_latents_and_videos_equal_diffusers(model, expected):
+    for filming, one in zip(FILMINGS, expected, strict=True):
         assert_right(values(model.run(filming)), one)
 
 
 def test_wan_2_1_is_supported(tmp_path):
     pipeline, filming = tiny.save_wan(tmp_path, is_old=True), FILMINGS[1]
-    _, wanted = tiny.reference_video(pipeline, filming)
+    _, expected = tiny.reference_video(pipeline, filming)
     frames = torch.cat(values(Wan(str(tmp_path), fps=tiny.FPS).run(filming)))
-    assert frames.shape == wanted.shape
-    assert np.abs(frames.numpy() - 255 * wanted).max() < 0.53
+    assert frames.shape == expected.shape
+    assert np.abs(frames.numpy() - 255 * expected).max() < 0.53
     with pytest.raises(NotImplementedError, match=r"support text-to-video only, .* source image\n  fix: "):
         Wan(str(tmp_path)).run(FILMINGS[2])
 
@@ -119,29 +119,29 @@ def test_all_parameters_matter(model):
         assert (values(model.run(replace(filming, **change)))[-1] - first).abs().max() > 0.01, change
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("wan", model) as deployment:
-        for got, one in zip(emitted_images(deployment, "wan", FILMINGS), wanted, strict=True):
-            assert_right(got, one)
+        for actual, one in zip(emitted_images(deployment, "wan", FILMINGS), expected, strict=True):
+            assert_right(actual, one)
 
 
-def test_requests_of_one_size_share_forward_passes(model, wanted):
+def test_requests_of_one_size_share_forward_passes(model, expected):
     alike = [0, 3, 4]
     runtime = LocalRuntime(model, seed=3)
     for number, outcome in zip(alike, runtime.run_all([FILMINGS[number] for number in alike]), strict=True):
-        assert_right(values(outcome), wanted[number])
+        assert_right(values(outcome), expected[number])
     sizes = [size for name, size in runtime.batches if name == "denoiser.step"]
     assert sum(sizes) == 5 + 12 + 3
     assert max(sizes) > 1
 
 
-def test_a_video_continues_after_its_state_moved(model, wanted):
+def test_a_video_continues_after_its_state_moved(model, expected):
     moved = 0
     for seed in range(4):
         placement = random_placement(model.graphs(), random.Random(seed))
         runtime = LocalRuntime(model, placement, seed=seed, min_stream_buffers=True)
         for number, outcome in enumerate(runtime.run_all(FILMINGS[:2])):
-            assert_right(values(outcome), wanted[number])
+            assert_right(values(outcome), expected[number])
         moved += len(placement.workers()) > 1
     assert moved
 
@@ -186,9 +186,9 @@ def test_a_video_job_reports_progress_and_returns_a_file(pipeline, monkeypatch):
         assert film.streams.video[0].average_rate == tiny.FPS
         made = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
     form = VideoRequest("a red cat", 2.0, 64, 32, seed=5, steps=3, guidance=5.0)
-    _, wanted = tiny.reference_video(pipeline, form)
-    assert made.shape == wanted.shape == (17, 32, 64, 3)
-    here, before = (np.abs(coarse(made) - 255 * coarse(np.roll(wanted, by, 0))).mean() for by in (0, 1))
+    _, expected = tiny.reference_video(pipeline, form)
+    assert made.shape == expected.shape == (17, 32, 64, 3)
+    here, before = (np.abs(coarse(made) - 255 * coarse(np.roll(expected, by, 0))).mean() for by in (0, 1))
     assert 4 * here < before, "each frame is the one that diffusers makes, as far as H.264 keeps it"
 
 
@@ -203,12 +203,12 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_processes_equal_diffusers_under_any_placement(file, wanted):
+def test_processes_equal_diffusers_under_any_placement(file, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
-            for got, one in zip(emitted_images(deployment, place, FILMINGS, disconnects=6), wanted, strict=True):
-                assert_right(got, one)
+            for actual, one in zip(emitted_images(deployment, place, FILMINGS, disconnects=6), expected, strict=True):
+                assert_right(actual, one)
         assert not deployment.recent_exits
 
 

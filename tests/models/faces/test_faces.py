@@ -172,5 +172,5 @@ def test_published_weights_equal_the_published_graphs():
     torch.testing.assert_close(inverse_haar(bands[None])[0, :, ::8, ::8], golden["pixels"], rtol=0, atol=1e-4)
     (whole,) = pictures(model, ImageRequest("me", seed=3))
     assert whole.shape == (1024, 1024, 3)
-    wanted = ((golden["pixels"].clamp(-1, 1) + 1) * 127.5).permute(1, 2, 0).numpy()
-    assert np.abs(whole[::8, ::8] - wanted).max() < 0.6  # a seed gives the same face everywhere
+    expected = ((golden["pixels"].clamp(-1, 1) + 1) * 127.5).permute(1, 2, 0).numpy()
+    assert np.abs(whole[::8, ::8] - expected).max() < 0.6  # a seed gives the same face everywhere

@@ -26,10 +26,10 @@ def model():
 
 
 def test_actions_equal_the_published_policy(model):
-    for ask, wanted in zip(REQUESTS, GOLDEN["actions"], strict=True):
-        (action,) = model.run(ask).emissions
+    for request, expected in zip(REQUESTS, GOLDEN["actions"], strict=True):
+        (action,) = model.run(request).emissions
         assert (dict(action.clock), action.value.dtype) == ({"rate": 50}, np.float32)
-        np.testing.assert_array_equal(action.value, [wanted.astype(np.float32)])
+        np.testing.assert_array_equal(action.value, [expected.astype(np.float32)])
 
 
 def test_robots_share_a_forward_pass(model):

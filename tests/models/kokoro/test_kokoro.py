@@ -66,10 +66,10 @@ def by_library(whole, folder, model, speech):
 
 def test_audio_equals_the_library(saved, model, eager, monkeypatch):
     whole = tiny.library(saved, monkeypatch)
-    for speech, got, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
-        wanted = by_library(whole, saved, model, speech)
-        assert len(wanted) == count
-        assert_close(got, torch.cat(wanted).numpy())
+    for speech, actual, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
+        expected = by_library(whole, saved, model, speech)
+        assert len(expected) == count
+        assert_close(actual, torch.cat(expected).numpy())
 
 
 def test_sentences_are_emitted_one_by_one_and_equal_single_ones(model, eager):
@@ -108,14 +108,14 @@ def test_a_long_phrase_is_split_between_words(model):
 
 
 def test_served_results_equal_eager_results_under_any_placement(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES, seed=4), eager, strict=True):
-        assert_close(got, wanted)
+    for actual, expected in zip(run_random_schedule(model, SPEECHES, seed=4), eager, strict=True):
+        assert_close(actual, expected)
 
 
 def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("kokoro", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES[1::2] * 8, disconnects=3)):
-            assert_close(got, eager[1::2][number % 2])
+        for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES[1::2] * 8, disconnects=3)):
+            assert_close(actual, eager[1::2][number % 2])
 
 
 @pytest.mark.parametrize("options", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
@@ -191,8 +191,8 @@ PLACES = {
 @pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])
 
 
 SAID = {
@@ -226,5 +226,5 @@ def test_five_voices_are_intelligible(report):
 @pytest.mark.timeout(300)
 def test_published_weights_equal_the_library(monkeypatch):
     model, speech = Kokoro(), SpeechRequest("Good morning.", "bm_george", 1.25, seed=3)
-    (wanted,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
-    assert_close(concat_audio(model.run(speech).emissions), wanted.numpy())
+    (expected,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
+    assert_close(concat_audio(model.run(speech).emissions), expected.numpy())

@@ -83,8 +83,8 @@ def test_the_published_codec_is_loaded():
     codes, codec = [3, 1, 4, 1, 5, 9, 2] * 4, known(tiny.SNAC.from_pretrained(str(folder)))
     codec.seeds = torch.tensor([1])
     window = torch.tensor([*codes, END_OF_CODES])[:, None]
-    got = Snac(Weights(str(folder))).decode_next(window, len(window), CodecStreamState(), 1)
-    assert_close(got.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
+    actual = Snac(Weights(str(folder))).decode_next(window, len(window), CodecStreamState(), 1)
+    assert_close(actual.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
 
 def test_audio_equals_snac_of_the_codes_of_transformers(model, network, codec, monkeypatch):
@@ -96,25 +96,25 @@ def test_audio_equals_snac_of_the_codes_of_transformers(model, network, codec, m
     assert_close(concat_audio(model.run(SPEECHES[0]).emissions), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
     monkeypatch.setattr(model, "use_published_decoder", True)
-    wanted = []
+    expected = []
     for end in range(28, 53, 7):
         codec.seeds = torch.tensor([hash((5, *codes[end - 28 : end]))])
-        wanted.append(tiny.decode_windows(codec, codes[end - 28 : end]))
-    assert_close(concat_audio(model.run(SPEECHES[0]).emissions), torch.cat(wanted).numpy())
+        expected.append(tiny.decode_windows(codec, codes[end - 28 : end]))
+    assert_close(concat_audio(model.run(SPEECHES[0]).emissions), torch.cat(expected).numpy())
 
 
 def test_codes_are_sampled_as_in_transformers(saved, model, network):
     how = {"temperature": 0.6, "top_p": 0.8, "top_k": 0, "repetition_penalty": 1.3, "do_sample": True}
     torch.manual_seed(11)
-    wanted = tiny.reference_codes(network, tiny.prompt("zac", "Hm?"), 30, **how)
+    expected = tiny.reference_codes(network, tiny.prompt("zac", "Hm?"), 30, **how)
     drawn = Sampling(30, DEFAULT_SAMPLING.temperature, top_p=DEFAULT_SAMPLING.top_p, repetition_penalty=1.3, seed=11)
     tokens, kv, codes = model.lm.prompt("Hm?", "zac"), model.lm.make_state(object), []
     for _ in range(31):
         tokens = model.lm.next_token(tokens, kv, drawn)
         codes.append(int(model.lm.token_to_code(tokens)))
-    assert codes == [*wanted, END_OF_CODES], "after as many codes as are wished for it ends"
+    assert codes == [*expected, END_OF_CODES], "after as many codes as are wished for it ends"
     assert bool(model.lm.is_over(tokens))
-    assert len(set(wanted)) > 20
+    assert len(set(expected)) > 20
 
 
 def test_text_that_looks_like_a_special_token_stays_text(model):
@@ -152,11 +152,11 @@ def test_streamed_audio_equals_the_whole_in_any_batch(saved, codec):
     streams = [[chosen.randrange(4096) for _ in range(length)] for length in lengths]
     streams[-1] = streams[0]
     seeds = [chosen.randrange(2**62) for _ in streams]
-    for codes, seed, got in zip(streams, seeds, streamed(snac, streams, seeds, chosen), strict=True):
-        assert len(got) == len(codes) // 7 * FRAME
-        if len(got):
+    for codes, seed, actual in zip(streams, seeds, streamed(snac, streams, seeds, chosen), strict=True):
+        assert len(actual) == len(codes) // 7 * FRAME
+        if len(actual):
             codec.seeds = torch.tensor([seed])
-            assert_close(got.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
+            assert_close(actual.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
 
 def test_the_seed_determines_the_audio(model, eager):
@@ -178,14 +178,14 @@ def test_noise_is_normal_and_independent_of_chunks():
 
 
 def test_served_results_equal_eager_results_under_any_placement(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES[:3], seed=4), eager, strict=False):
-        assert_close(got, wanted)
+    for actual, expected in zip(run_random_schedule(model, SPEECHES[:3], seed=4), eager, strict=False):
+        assert_close(actual, expected)
 
 
 def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("orpheus", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=3)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=3)):
+            assert_close(actual, eager[number % 4])
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "orpheus_here.py"
     file.write_text(FILE.format(lm=saved[0], snac=saved[1]))
     with in_processes("orpheus", file, PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])

@@ -74,10 +74,10 @@ def actions_of(outcome):
     return np.asarray(only.value)
 
 
-def assert_alike(got, wanted):
-    assert got.dtype == wanted.dtype
+def assert_alike(actual, wanted):
+    assert actual.dtype == wanted.dtype
     assert wanted.std() > 100 * CLOSE
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=CLOSE)
 
 
 # ---------------------------------------------------------------- equal actions
@@ -103,8 +103,8 @@ def run_actions(deployment, name, requests, leavers):
 
 def test_concurrent_requests_equal_single_requests(replayed, cases):
     with InProcessLauncher({"pi05": PlannedModel(replayed, plan(replayed.graphs()))}) as deployment:
-        got = run_actions(deployment, "pi05", [case for case, _ in cases.values()] * 2, leavers=4)
-    for actions, (_, wanted) in zip(got, [*cases.values()] * 2, strict=True):
+        actual = run_actions(deployment, "pi05", [case for case, _ in cases.values()] * 2, leavers=4)
+    for actions, (_, wanted) in zip(actual, [*cases.values()] * 2, strict=True):
         assert_alike(actions, wanted)
 
 
@@ -236,8 +236,8 @@ def test_the_lerobot_layout_gives_the_same(model, tmp_path):
     tiny.save(tmp_path, tensors, **config, input_features=features)
     seen = tiny.observation(4, 2)
     renamed = {f"observation.{'state' if name == 'state' else f'images.{name}'}": one for name, one in seen.items()}
-    got = actions_of(Pi05(str(tmp_path)).run(ActionRequest(renamed, TASK)))
-    np.testing.assert_array_equal(got, actions_of(model.run(ActionRequest(seen, TASK))))
+    actual = actions_of(Pi05(str(tmp_path)).run(ActionRequest(renamed, TASK)))
+    np.testing.assert_array_equal(actual, actions_of(model.run(ActionRequest(seen, TASK))))
 
 
 EMBEDDINGS = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
@@ -245,9 +245,9 @@ EMBEDDINGS = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.
 
 def test_bfloat16_weights_are_supported(model, tmp_path):
     half = Pi05(tiny.save(tmp_path, {name: one.to(torch.bfloat16) for name, one in tiny.weights().items()}))
-    got, wanted = (actions_of(one.run(ActionRequest(tiny.observation(1), TASK))) for one in (half, model))
-    assert got.dtype == np.float32
-    assert 0 < np.abs(got - wanted).max() < 0.2
+    actual, wanted = (actions_of(one.run(ActionRequest(tiny.observation(1), TASK))) for one in (half, model))
+    assert actual.dtype == np.float32
+    assert 0 < np.abs(actual - wanted).max() < 0.2
 
 
 def test_unsupported_requests_are_rejected(model, scaled, tmp_path):
@@ -323,7 +323,7 @@ def test_processes_equal_lerobot_under_any_placement(saved, cases, tmp_path):
         dict.fromkeys(PLACES, f"{file}:Here"), texts, standby=False, options=RuntimeConfig(threads=1)
     ) as deployment:
         for place in PLACES:
-            got = run_actions(deployment, place, [case for case, _ in cases.values()] * 2, leavers=6)
-            for actions, (_, wanted) in zip(got, [*cases.values()] * 2, strict=True):
+            actual = run_actions(deployment, place, [case for case, _ in cases.values()] * 2, leavers=6)
+            for actions, (_, wanted) in zip(actual, [*cases.values()] * 2, strict=True):
                 assert_alike(actions, wanted)
         assert not deployment.recent_exits

@@ -96,7 +96,7 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def wanted(saved):
+def expected(saved):
     """Text and audio of transformers for each request."""
     reference, reader = tiny.Reference(saved), Qwen3Omni(saved)
 
@@ -114,31 +114,31 @@ def text_of(emissions):
     return [int(one.value) for one in emissions if type(one).__name__ == "Text"]
 
 
-def assert_right(outcome, wanted):
-    text, sound = wanted
+def assert_right(outcome, expected):
+    text, sound = expected
     assert text_of(outcome.emissions) == text
     assert_close(concat_audio(outcome.emissions), sound.numpy())
 
 
-def test_text_and_speech_equal_transformers(model, wanted):
+def test_text_and_speech_equal_transformers(model, expected):
     for name in ("text", "everything"):
-        assert_right(model.run(CHATS[name]), wanted(name))
-    assert wanted("text")[0] != wanted("everything")[0]
+        assert_right(model.run(CHATS[name]), expected(name))
+    assert expected("text")[0] != expected("everything")[0]
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     names = ["text", "everything"] * 8
     with in_process("omni", model) as deployment:
         sounds = emitted_audio(deployment, "omni", [CHATS[name] for name in names], disconnects=4)
-    for name, got in zip(names, sounds, strict=True):
-        assert_close(got, wanted(name)[1].numpy())
+    for name, actual in zip(names, sounds, strict=True):
+        assert_close(actual, expected(name)[1].numpy())
 
 
 @pytest.mark.slow
-def test_captured_networks_give_the_same(recorded, wanted):
+def test_captured_networks_give_the_same(recorded, expected):
     for name, one in CHATS.items():
-        assert_right(recorded.run(one), wanted(name))
-    assert len({tuple(wanted(name)[0]) for name in CHATS}) == len(CHATS), "the question does not matter"
+        assert_right(recorded.run(one), expected(name))
+    assert len({tuple(expected(name)[0]) for name in CHATS}) == len(CHATS), "the question does not matter"
 
 
 # ---------------------------------------------------------------- without speech
@@ -243,16 +243,16 @@ def test_text_that_looks_like_a_special_token_stays_text(model):
     assert model.detokenize(tokens).count("<|audio_pad|>") == 1
 
 
-def test_an_answer_ends_at_a_stop_string(model, wanted):
-    text = wanted("text")[0]
+def test_an_answer_ends_at_a_stop_string(model, expected):
+    text = expected("text")[0]
     stopping = replace(SHORT, stop_token_ids=(text[3],))
     outcome = model.run(replace(CHATS["text"], sampling=stopping, audio_output=False))
     assert text_of(outcome.emissions) == text[: text.index(text[3])]
     assert outcome.result.finish_reason == "stop"
 
 
-def test_an_empty_answer_is_silent(model, wanted):
-    stopping = replace(SHORT, stop_token_ids=(wanted("text")[0][0],))
+def test_an_empty_answer_is_silent(model, expected):
+    stopping = replace(SHORT, stop_token_ids=(expected("text")[0][0],))
     assert model.run(replace(CHATS["text"], sampling=stopping)).emissions == []
 
 
@@ -270,10 +270,10 @@ def test_unsupported_requests_are_rejected(model, tmp_path):
 # ---------------------------------------------------------------- placements
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_chunked_prefill_gives_the_same(recorded, wanted):
+def test_chunked_prefill_gives_the_same(recorded, expected):
     outcomes = LocalRuntime(recorded, None, max_batched_tokens=9, seed=3).run_all([*CHATS.values()])
     for outcome, name in zip(outcomes, CHATS, strict=True):
-        assert_right(outcome, wanted(name))
+        assert_right(outcome, expected(name))
 
 
 FILE = """
@@ -296,7 +296,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_equal_transformers_under_any_placement(saved, wanted, tmp_path):
+def test_processes_equal_transformers_under_any_placement(saved, expected, tmp_path):
     file = tmp_path / "omni_here.py"
     file.write_text(FILE.format(saved=saved, frames=FRAMES))
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
@@ -304,6 +304,6 @@ def test_processes_equal_transformers_under_any_placement(saved, wanted, tmp_pat
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
             sounds = emitted_audio(deployment, place, [CHATS[name] for name in names], disconnects=6)
-            for name, got in zip(names, sounds, strict=True):
-                assert_close(got, wanted(name)[1].numpy())
+            for name, actual in zip(names, sounds, strict=True):
+                assert_close(actual, expected(name)[1].numpy())
         assert not deployment.recent_exits

@@ -94,14 +94,14 @@ def test_codes_are_sampled_with_the_seed_of_their_frame(model):
 
 
 def test_served_results_equal_eager_results_under_any_placement(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES, seed=2), eager, strict=True):
-        assert_close(got, wanted)
+    for actual, expected in zip(run_random_schedule(model, SPEECHES, seed=2), eager, strict=True):
+        assert_close(actual, expected)
 
 
 def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("tts", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=3)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=3)):
+            assert_close(actual, eager[number % 4])
 
 
 def test_audio_starts_with_the_first_frame(model):
@@ -177,5 +177,5 @@ def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "qwen3_tts_here.py"
     file.write_text(FILE.format(weights=saved, most=DRAWN.max_tokens))
     with in_processes("tts", file, PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])

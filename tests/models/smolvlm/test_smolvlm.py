@@ -92,7 +92,7 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def wanted(reference):
+def expected(reference):
     """Tokens of transformers for each request."""
     return {name: reference.write(one) for name, one in CHATS.items()}
 
@@ -102,11 +102,11 @@ def tokens_of(outcome):
 
 
 # ---------------------------------------------------------------- single requests
-def test_answers_equal_transformers(model, wanted, reference):
+def test_answers_equal_transformers(model, expected, reference):
     for name, one in CHATS.items():
         assert model.processor.process(one)[0].tolist() == reference.given(one)["input_ids"][0].tolist()
-        assert tokens_of(model.run(one)) == wanted[name]
-    assert len({tuple(tokens) for tokens in wanted.values()}) == len(CHATS), "the question does not matter"
+        assert tokens_of(model.run(one)) == expected[name]
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(CHATS), "the question does not matter"
 
 
 def test_idefics3_checkpoints_are_supported(tmp_path):
@@ -127,11 +127,11 @@ def test_images_of_any_size_have_placeholders(model, reference, size):
     assert tokens_of(model.run(one)) == reference.write(one)
 
 
-def test_finish_reason_and_usage_are_reported(model, wanted):
+def test_finish_reason_and_usage_are_reported(model, expected):
     assert model.run(CHATS["one"]).result == Finish("length", {"text": 44, "image": 20})
-    stopping = replace(CHATS["words"], sampling=Sampling(max_tokens=12, stop_token_ids=(wanted["words"][5],)))
+    stopping = replace(CHATS["words"], sampling=Sampling(max_tokens=12, stop_token_ids=(expected["words"][5],)))
     outcome = model.run(stopping)
-    assert tokens_of(outcome) == wanted["words"][: wanted["words"].index(wanted["words"][5])]
+    assert tokens_of(outcome) == expected["words"][: expected["words"].index(expected["words"][5])]
     assert outcome.result == Finish("stop", {"text": 27})
 
 
@@ -165,12 +165,12 @@ def test_ops_run_only_for_requests_that_need_them(model, ran):
     assert ran == once | {"VisionEncoder.encode": 2, "LanguageModel.next_token": 5, "LanguageModel.is_over": 6}
 
 
-def test_a_text_deployment_has_no_vision_encoder(saved, wanted):
+def test_a_text_deployment_has_no_vision_encoder(saved, expected):
     words = SmolVlmText(saved)
     deployed = PlannedModel(words, plan(words.graphs()))
     assert {*deployed.components_at(*deployed.plans.workers)} == {"processor", "lm"}
     assert words.input_types() == (str,)
-    assert tokens_of(unrecorded(words).run(CHATS["words"])) == wanted["words"]
+    assert tokens_of(unrecorded(words).run(CHATS["words"])) == expected["words"]
     with pytest.raises(NotImplementedError, match="this model reads no images\n  fix: "):
         words.run(CHATS["one"])
 
@@ -209,21 +209,21 @@ def answers(reference):
     return [reference.write(one) for one in QUESTIONS]
 
 
-@pytest.mark.parametrize("how", ["one by one", "at once", "in pieces"])
-def test_an_image_is_encoded_and_prefilled_once_for_all_questions(model, answers, monkeypatch, how):
+@pytest.mark.parametrize("options", ["one by one", "at once", "in pieces"])
+def test_an_image_is_encoded_and_prefilled_once_for_all_questions(model, answers, monkeypatch, options):
     prompts = [model.processor.process(one)[0].tolist() for one in QUESTIONS]
     shared = [len({*column}) == 1 for column in zip(*prompts, strict=False)].index(False) // PAGE * PAGE
-    wanted = len(prompts[0]) + sum(len(prompt) - shared for prompt in prompts[1:])
-    wanted += sum(one.sampling.max_tokens for one in QUESTIONS)
+    expected = len(prompts[0]) + sum(len(prompt) - shared for prompt in prompts[1:])
+    expected += sum(one.sampling.max_tokens for one in QUESTIONS)
     work = Work(model, monkeypatch)
-    if how == "one by one":
+    if options == "one by one":
         outcomes = [model.run(one) for one in QUESTIONS]
     else:
-        outcomes = LocalRuntime(model, max_batched_tokens=None if how == "at once" else 50).run_all(QUESTIONS)
+        outcomes = LocalRuntime(model, max_batched_tokens=None if options == "at once" else 50).run_all(QUESTIONS)
     assert [tokens_of(outcome) for outcome in outcomes] == answers
     assert work.pictures == 2
-    again = PAGE * (sum(map(len, prompts)) // 50) if how == "in pieces" else 0
-    assert wanted <= work.positions <= wanted + again, "of a piece the last page is read again"
+    again = PAGE * (sum(map(len, prompts)) // 50) if options == "in pieces" else 0
+    assert expected <= work.positions <= expected + again, "of a piece the last page is read again"
     assert shared >= 4 * PAGE
 
 
@@ -254,8 +254,8 @@ def test_unsupported_requests_are_rejected(model, saved, tmp_path):
     with pytest.raises(NeverFits, match=r"has \d+ tokens, the context holds 4096\n  fix: send fewer than 4096"):
         model.run(chat("long " * 1000))
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    how = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how | {"size": {"longest_edge": 70}}))
+    options = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(options | {"size": {"longest_edge": 70}}))
     with pytest.raises(LoadError, match="longest edge of 70 give tiles of 32, the encoder reads 32\n  fix: "):
         SmolVlm(str(tmp_path)).run(CHATS["one"])
 
@@ -271,18 +271,18 @@ def written(deployment, name, requests, leavers=0):
 CROWD = [*CHATS, "several", "two"]
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("vlm", model) as deployment:
         texts = written(deployment, "vlm", [CHATS[name] for name in CROWD], leavers=4)
-    assert texts == [wanted[name] for name in CROWD]
+    assert texts == [expected[name] for name in CROWD]
 
 
 @pytest.mark.slow
-def test_captured_networks_give_the_same_with_chunked_prefill(saved, wanted):
+def test_captured_networks_give_the_same_with_chunked_prefill(saved, expected):
     recorded = SmolVlm(saved)
     for budget in (None, 9, 60):
         outcomes = LocalRuntime(recorded, None, max_batched_tokens=budget, seed=3).run_all([*CHATS.values()])
-        assert [tokens_of(outcome) for outcome in outcomes] == [*wanted.values()]
+        assert [tokens_of(outcome) for outcome in outcomes] == [*expected.values()]
 
 
 @pytest.mark.slow
@@ -303,10 +303,10 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_equal_transformers_under_any_placement(saved, wanted):
+def test_processes_equal_transformers_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, f"smolvlm@{saved}"), texts, standby=False) as deployment:
         for place in PLACES:
             given = written(deployment, place, [CHATS[name] for name in CROWD * 2], leavers=6)
-            assert given == [wanted[name] for name in CROWD * 2]
+            assert given == [expected[name] for name in CROWD * 2]
         assert not deployment.recent_exits

@@ -134,11 +134,11 @@ def test_one_step_gives_the_heights_of_the_published_sampler(model):
 
     published = TerrainGenerator(device="cpu")
     for seed, difficulty in ((0, 1), (3, 70), (4, 100), (5, 0)):
-        wanted = published.generate(difficulty=difficulty or "random", seed=seed, zero_floor=False)
+        expected = published.generate(difficulty=difficulty or "random", seed=seed, zero_floor=False)
         bent = np.arcsinh(published.height_range / published.asinh_scale)
         metres = published.asinh_scale * np.sinh(np.clip((land(model, seed, difficulty) + 1) / 2, 0, 1) * bent)
-        assert np.ptp(wanted) > 0.3
-        np.testing.assert_allclose(metres, wanted[0], rtol=0, atol=1e-4)
+        assert np.ptp(expected) > 0.3
+        np.testing.assert_allclose(metres, expected[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

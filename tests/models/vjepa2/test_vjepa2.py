@@ -48,7 +48,7 @@ def model(saved):
 
 
 @pytest.fixture(scope="module")
-def wanted(saved):
+def expected(saved):
     """Results of transformers for each request."""
     return [reference(saved[1], request) for request in REQUESTS]
 
@@ -62,17 +62,17 @@ def reference(network, request):
     return [given.last_hidden_state[0], given.predictor_output.last_hidden_state[0]]
 
 
-def assert_alike(got, wanted):
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
+def assert_alike(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=CLOSE)
 
 
-def test_embeddings_and_predictions_equal_transformers(model, wanted):
-    for request, values in zip(REQUESTS, wanted, strict=True):
+def test_embeddings_and_predictions_equal_transformers(model, expected):
+    for request, values in zip(REQUESTS, expected, strict=True):
         assert_alike([one.value for one in model.run(request).emissions], values)
-    assert float((wanted[1][1][0] - wanted[1][1][1]).abs().max()) > 0.1, "all patches are filled in alike"
-    assert float((wanted[1][1] - wanted[4][1]).abs().max()) > 0.1, "what is shown does not matter"
+    assert float((expected[1][1][0] - expected[1][1][1]).abs().max()) > 0.1, "all patches are filled in alike"
+    assert float((expected[1][1] - expected[4][1]).abs().max()) > 0.1, "what is shown does not matter"
 
 
 def test_encoding_alone_runs_no_predictor(saved, monkeypatch):
@@ -103,10 +103,10 @@ def test_images_are_resized_as_in_pillow():
     pixels = tiny.picture(3, 90, 120)
     mean, std = (np.array(one, np.float32) for one in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     resized = Image.fromarray(pixels).resize((72, 54), Image.Resampling.BILINEAR).crop((12, 3, 60, 51))
-    wanted = (np.asarray(resized, np.float32) / 255 - mean) / std
-    got = preprocess_images(pixels[None], 54, 48)[0].movedim(0, -1).numpy()
-    np.testing.assert_allclose(got, wanted, atol=1.5 / 255 / 0.224)  # Pillow rounds once more
-    assert np.abs(got - wanted).mean() < 0.3 / 255 / 0.224
+    expected = (np.asarray(resized, np.float32) / 255 - mean) / std
+    actual = preprocess_images(pixels[None], 54, 48)[0].movedim(0, -1).numpy()
+    np.testing.assert_allclose(actual, expected, atol=1.5 / 255 / 0.224)  # Pillow rounds once more
+    assert np.abs(actual - expected).mean() < 0.3 / 255 / 0.224
 
 
 def answers(deployment):
@@ -120,18 +120,18 @@ def answers(deployment):
         yield [event.value for _, event in client.log[1:-1]]
 
 
-def test_concurrent_requests_equal_single_requests(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("vjepa2", model) as deployment:
-        for got, values in zip(answers(deployment), wanted, strict=True):
-            assert_alike(got, values)
+        for actual, values in zip(answers(deployment), expected, strict=True):
+            assert_alike(actual, values)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", [('"a"', '"a"'), ('"sees"', '"fills"'), ('["one", "two"]', '["one", "two"]')])
-def test_processes_equal_transformers(places, saved, wanted):
+def test_processes_equal_transformers(places, saved, expected):
     with in_processes(
         "vjepa2", f"vjepa2@{saved[0]}", dict(zip(("encoder", "predictor"), places, strict=True))
     ) as deployment:
-        for got, values in zip(answers(deployment), wanted, strict=True):
-            assert_alike(got, values)
+        for actual, values in zip(answers(deployment), expected, strict=True):
+            assert_alike(actual, values)

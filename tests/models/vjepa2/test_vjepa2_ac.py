@@ -88,15 +88,15 @@ def emitted_values(emissions):
     return kinds
 
 
-def assert_alike(got, wanted):
-    assert {kind: len(values) for kind, values in got.items()} == {kind: len(v) for kind, v in wanted.items()}
-    for kind, values in wanted.items():
-        for one, other in zip(got[kind], values, strict=True):
+def assert_alike(actual, expected):
+    assert {kind: len(values) for kind, values in actual.items()} == {kind: len(v) for kind, v in expected.items()}
+    for kind, values in expected.items():
+        for one, other in zip(actual[kind], values, strict=True):
             close(one, other)
 
 
-def close(got, wanted):
-    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=0, atol=CLOSE)
+def close(actual, expected):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=CLOSE)
 
 
 def new_world(predictor, seen, pose, ahead=4):
@@ -136,8 +136,8 @@ def test_both_networks_equal_the_published_ones(heads, golden, tmp_path):
         memory = memory.extended(18, 18)
         given = (golden[name][:, step] for name in conditions)
         following.append(network(tokens[:, step], *given, [RowBlock(None, memory, 18 * step, 0, 2)]))
-    wanted = golden["pred_full.output" if heads == 4 else "heads3.pred_full_output"]
-    close(torch.cat(following, 1), wanted)
+    expected = golden["pred_full.output" if heads == 4 else "heads3.pred_full_output"]
+    close(torch.cat(following, 1), expected)
 
 
 def test_rollouts_equal_the_published_ones(golden, predictor):
@@ -204,24 +204,24 @@ def expected_for(request, published):
 
 
 def test_requests_equal_the_published_code(eager, published):
-    for request, got in zip(REQUESTS, eager, strict=True):
-        wanted, gap = expected_for(request, published)
+    for request, actual in zip(REQUESTS, eager, strict=True):
+        expected, gap = expected_for(request, published)
         assert gap > 1e-5, "a tie: whoever rounds differently keeps another plan"
-        assert_alike(got, wanted)
+        assert_alike(actual, expected)
     assert np.abs(eager[1]["Action"][0]).max() > 100 * CLOSE, "a plan that does nothing is like any other"
 
 
 def test_served_results_equal_eager_results_under_any_placement(model, eager):
     placement = random_placement(model.graphs(), random.Random(5))
     outcomes = LocalRuntime(model, placement, seed=5).run_all(REQUESTS)
-    for outcome, wanted in zip(outcomes, eager, strict=True):
-        assert_alike(emitted_values(outcome.emissions), wanted)
+    for outcome, expected in zip(outcomes, eager, strict=True):
+        assert_alike(emitted_values(outcome.emissions), expected)
 
 
 def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("vjepa2_ac", model) as deployment:
-        for got, wanted in zip(run_clients(deployment, leavers=3), eager, strict=True):
-            assert_alike(got, wanted)
+        for actual, expected in zip(run_clients(deployment, leavers=3), eager, strict=True):
+            assert_alike(actual, expected)
 
 
 def run_clients(deployment, leavers):
@@ -376,8 +376,8 @@ def test_an_observation_replaces_the_prediction(golden, predictor, published):
     plans, fork = golden["cem.actions"][0, :, 0], world.fork()
     predictor.advance(plans, fork)
     given = torch.cat([actions[:2].expand(32, -1, -1), plans[:, None]], 1)
-    wanted, _ = published.step(frames[:3].expand(32, -1, -1, -1), given, poses[:3].expand(32, -1, -1))
-    close(fork.latents, wanted[:, -1])
+    expected, _ = published.step(frames[:3].expand(32, -1, -1, -1), given, poses[:3].expand(32, -1, -1))
+    close(fork.latents, expected[:, -1])
 
 
 def test_a_world_is_exported_and_rolled_back(golden, predictor):
@@ -496,5 +496,5 @@ PLACES = {
 @pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("vjepa2_ac", f"vjepa2-ac@{saved}", PLACES[places]) as deployment:
-        for got, wanted in zip(run_clients(deployment, leavers=6), eager, strict=True):
-            assert_alike(got, wanted)
+        for actual, expected in zip(run_clients(deployment, leavers=6), eager, strict=True):
+            assert_alike(actual, expected)

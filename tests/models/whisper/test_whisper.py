@@ -79,15 +79,15 @@ def test_transcripts_are_streamed():
     with start_server(ROOT / "src" / "mstar" / "models" / "whisper" / "whisper.py") as (process, url):
         wait_ready(process)
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            ask = {"model": "whisper", "file": ROOT / "tests" / "nn" / "peter.wav"}
-            *deltas, done = client.audio.transcriptions.create(**ask, stream=True)
+            request = {"model": "whisper", "file": ROOT / "tests" / "nn" / "peter.wav"}
+            *deltas, done = client.audio.transcriptions.create(**request, stream=True)
             assert len(deltas) > 10
             assert "".join(event.delta for event in deltas).strip() == done.text
             assert word_error_rate(TEXT, done.text) == 0
-            transcript = client.audio.transcriptions.create(**ask, response_format="srt")
+            transcript = client.audio.transcriptions.create(**request, response_format="srt")
             assert transcript.startswith("1\n00:00:00,000 --> 00:00:0")
             with pytest.raises(BadRequestError):
-                client.audio.transcriptions.create(**ask, language="fr")
+                client.audio.transcriptions.create(**request, language="fr")
 
 
 @pytest.mark.parametrize("options", [{"prompt": "Peter"}, {"is_translation": True}, {"language": "fr"}])

@@ -129,11 +129,11 @@ def test_tokens_and_languages_equal_transformers(number, model, network):
     sound = tiny.sound(number)
     outcome = model.run(TranscriptionRequest(sound))
     language = {"en": tiny.EN, "de": tiny.DE, "fr": tiny.FR}[outcome.result.language]
-    wanted, spectrum = generated(network, sound, [tiny.BEGIN, language, tiny.TRANSCRIBE])
+    expected, spectrum = generated(network, sound, [tiny.BEGIN, language, tiny.TRANSCRIBE])
     assert network.detect_language(spectrum, num_segment_frames=spectrum.shape[2]).tolist() == [language]
-    assert tokens_of(outcome) == wanted
-    assert len({token for token in wanted if token < tiny.END}) > 1
-    assert len([token for token in wanted if token >= tiny.ZERO]) > 2
+    assert tokens_of(outcome) == expected
+    assert len({token for token in expected if token < tiny.END}) > 1
+    assert len([token for token in expected if token >= tiny.ZERO]) > 2
 
 
 def test_language_and_task_can_be_requested(model, network):
@@ -263,10 +263,10 @@ def test_served_results_equal_eager_results_under_any_placement(model):
 
 def test_a_sliding_window_frees_old_pages(saved, model, network):
     sound, narrow = tiny.sound(2), Whisper(saved, chunk_s=2, overlap_s=0.5, window=8)
-    got = tokens_of(narrow.run(TranscriptionRequest(sound, language="en")))
-    assert got != tokens_of(model.run(TranscriptionRequest(sound, language="en")))
-    assert len(got) > 8
-    start = torch.tensor([[tiny.BEGIN, tiny.EN, tiny.TRANSCRIBE, *got]])
+    actual = tokens_of(narrow.run(TranscriptionRequest(sound, language="en")))
+    assert actual != tokens_of(model.run(TranscriptionRequest(sound, language="en")))
+    assert len(actual) > 8
+    start = torch.tensor([[tiny.BEGIN, tiny.EN, tiny.TRANSCRIBE, *actual]])
     near = torch.ones(start.shape[1], start.shape[1], dtype=torch.bool).tril().triu(-7)
     spectrum = generated(network, sound, [tiny.BEGIN])[1]
     with torch.inference_mode():
@@ -274,13 +274,13 @@ def test_a_sliding_window_frees_old_pages(saved, model, network):
         bars = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
         hidden = network.model.decoder(start, attention_mask=bars[None, None], encoder_hidden_states=states)
         logits = network.proj_out(hidden.last_hidden_state)[0]
-        prefixes = [got[:end] for end in range(len(got))]
-        wanted = (
-            apply_timestamp_rules(logits[2:-1], prefixes, [None] * len(got), narrow.asr.tokenizer.special_tokens)
+        prefixes = [actual[:end] for end in range(len(actual))]
+        expected = (
+            apply_timestamp_rules(logits[2:-1], prefixes, [None] * len(actual), narrow.asr.tokenizer.special_tokens)
             .argmax(-1)
             .tolist()
         )
-    assert got == wanted
+    assert actual == expected
     assert narrow.run(LONG).result.text
     pool = narrow.asr.decoder.store.pool
     assert pool.free_pages == pool.count
@@ -359,8 +359,8 @@ def test_parallel_chunks_equal_a_single_pass(seed, report, monkeypatch):
     monkeypatch.setattr(tokenizer, "MAX_TRANSCRIPT_TOKENS", 224)
     sound = recording(90, seed)
     transcript = Whisper().run(TranscriptionRequest(sound)).result
-    wanted = transcribe_single_pass(load_network(), sound)
-    share = word_error_rate(wanted, transcript.text)
+    expected = transcribe_single_pass(load_network(), sound)
+    share = word_error_rate(expected, transcript.text)
     report(f"Whisper: {transcript.seconds:.0f} s in chunks differ from one pass in {share:.1%} of the words")
     assert share <= 0.01
     assert transcript.segments[-1].end > transcript.seconds - 3
