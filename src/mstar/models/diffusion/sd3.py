@@ -44,7 +44,7 @@ class StableDiffusion3(Model):
         text, pooled = self.denoiser.combine_embeddings(
             *clip, *clip_2, self.t5.encode(params.prompts, self.t5.state(TenantState))
         )
-        schedule_state, previews = self.denoiser.state(DenoisingState), Stream("shown")
+        schedule_state, previews = self.denoiser.state(DenoisingState), Stream("previews")
 
         s = loop(steps=image_count, x=self.denoiser.noise(params))
         for preview_index in s:

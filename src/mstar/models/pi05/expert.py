@@ -73,13 +73,9 @@ class ActionExpert:
         Real-time chunking: each action is guided towards the previous chunk by its weight. As in lerobot, the velocity
         is treated as a constant, so nothing is differentiated.
         """
-        schedules = [self._schedule(steps) for steps, _ in progress]
-        times, weights = (
-            torch.stack([schedule[step] for (schedule, _), (_, step) in zip(schedules, progress, strict=True)])[
-                ..., None, None
-            ]
-        ).unbind(1)
-        norms = torch.stack([norms[step] for (_, norms), (_, step) in zip(schedules, progress, strict=True)])
+        rows = [(*self._schedule(steps), step) for steps, step in progress]
+        times, weights = torch.stack([schedule[step] for schedule, _, step in rows])[..., None, None].unbind(1)
+        norms = torch.stack([modulations[step] for _, modulations, step in rows])
         velocity = self._velocity(x, norms, prefixes)
         velocity = velocity - weights * (previous_chunk - (x - times * velocity)) * guidance_weights[..., None]
         return x - velocity / torch.tensor([steps for steps, _ in progress])[:, None, None]
