@@ -1,7 +1,7 @@
-"""A dialogue: the route waits for its client, who may cut an answer short.
+"""Dialogue: a multi-turn route with interruption (barge-in).
 
-What was said is in the model's cache, so a turn costs what is new in it. A walk that is cut leaves the cache as it was
-before; the route then reads as much of the answer as the client says it has heard, and goes on from there.
+The KV cache keeps the conversation, so that a turn costs only its new tokens. An interrupted walk leaves the cache as
+it was before; the route then reads the part of the answer that the client played, and continues from there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mstar.testing.toy_language import MixtureLM
 @dataclass
 class DialogueTurn:
     text: str
-    heard_tokens: tuple[int, ...] = ()  # what was heard of the answer before, if that was cut
+    played_tokens: tuple[int, ...] = ()  # part of the previous answer that was played before the interruption
 
 
 class Dialogue(Model):
-    """Answers again and again."""
+    """Answers one turn after another."""
 
     def __init__(self) -> None:
         self.lm = MixtureLM(vocab=23)
@@ -40,14 +40,14 @@ class Dialogue(Model):
         return s.token
 
     async def route(self, request: DialogueTurn) -> int:
-        kv, said, turns = self.lm.kv(), request, 0
-        while said is not None:
+        kv, turn, turns = self.lm.kv(), request, 0
+        while turn is not None:
             turns += 1
-            token = await self.read(self.lm.tokenize(said.text), kv)
+            token = await self.read(self.lm.tokenize(turn.text), kv)
             last = await self.answer(token, kv).interruptible()
-            said = await self.next_input(answer="cut" if last is INTERRUPTED else "done")
-            if said is not None and said.heard and last is INTERRUPTED:
-                await self.read(np.array(said.heard, np.int64), kv)
+            turn = await self.next_input(answer="cut" if last is INTERRUPTED else "done")
+            if turn is not None and turn.played_tokens and last is INTERRUPTED:
+                await self.read(np.array(turn.played_tokens, np.int64), kv)
         return turns
 
 
@@ -56,8 +56,8 @@ def requests() -> list[DialogueTurn]:
 
 
 def client_inputs() -> list[ClientInput]:
-    """What a client says: the first cuts the answer after nine tokens, of which it heard four."""
+    """Inputs of a client. The first interrupts the answer after nine tokens, of which four were played."""
     return [
-        ClientInput(DialogueTurn("wait", heard_tokens=(3, 1, 4, 1)), walk=1, counts={"Text": 9}),
+        ClientInput(DialogueTurn("wait", played_tokens=(3, 1, 4, 1)), walk=1, counts={"Text": 9}),
         ClientInput(DialogueTurn("and then?"), walk=5),
     ]

@@ -1,7 +1,7 @@
-"""Long-form speech recognition: a recording of any length, heard in overlapping chunks at the same time.
+"""Long-form speech recognition (ASR): overlapping chunks, transcribed in parallel.
 
-The real one is Whisper or a model like it, which hears thirty seconds at once: a long recording is cut into chunks that
-overlap, each is encoded and written down by itself, and the texts are stitched together where the chunks overlap.
+The published models, such as Whisper, encode thirty seconds at once. A long recording is split into overlapping chunks,
+each chunk is encoded and decoded on its own, and the transcripts are merged at their overlaps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mstar.testing.toy_speech import AsrDecoder, ChunkedAudioEncoder, Transcript
 
 
 class LongformAsr(Model):
-    """Hears all chunks side by side, then stitches what was written down."""
+    """Transcribes all chunks in parallel, then merges the transcripts."""
 
     def __init__(self) -> None:
         self.audio_encoder, self.decoder, self.merger = (

@@ -1,4 +1,4 @@
-"""The smallest model: a loop around an op that changes nothing."""
+"""The smallest model: a loop around an identity op."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""Orpheus: text to speech from a language model and a codec.
+"""Orpheus: text to speech with a language model and an audio codec.
 
-The real one is a Llama 3B that writes SNAC codes as tokens, seven for each frame of sound. SNAC turns every window of
-four frames into the sound of its middle one, so sound begins after 28 tokens and goes on every seven.
+The published model is a Llama 3B that writes SNAC codes as tokens, seven per frame. SNAC decodes a sliding window of
+four frames to the audio of its middle frame, so audio starts after 28 tokens and continues every seven.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SpeechRequest:
 
 
 class Orpheus(Model):
-    """A Llama writes SNAC codes; SNAC turns each window of them into sound."""
+    """A Llama writes SNAC codes; SNAC decodes each window of them to audio."""
 
     def __init__(self) -> None:
         self.lm = SampledLM(vocab=211, eos=5)

@@ -1,7 +1,7 @@
-"""pi0.5: a robot policy that sees, reads its task, and moves.
+"""pi0.5: a vision-language-action policy for robots.
 
-The real one is PaliGemma with an action expert: cameras, the task and the robot's own pose make a prefix that is read
-once, and ten flow steps over that prefix's cache turn noise into the next fifty actions, one second at 50 Hz.
+The published model is PaliGemma with an action expert: cameras, task and robot state form a prefix that is prefilled
+once, and ten flow-matching steps over its KV cache turn noise into the next fifty actions, one second at 50 Hz.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Observation:
 
 
 class Pi05(Model):
-    """Reads a prefix of pictures, task and pose once; denoises a chunk of actions over it."""
+    """Prefills images, task and pose once; denoises a chunk of actions over the prefix."""
 
     def __init__(self) -> None:
         self.vit, self.policy = ImageEncoder(), Policy()

@@ -1,8 +1,8 @@
-"""Qwen3-Omni: hears, writes, and speaks while it writes.
+"""Qwen3-Omni: audio and text in, text and speech out, with speech streamed while the text is written.
 
-The real one is a thinker (a 30B mixture of experts behind audio and vision encoders) that writes the answer, a talker
-that turns the thinker's hidden states into the first code of each frame of speech, a code predictor that adds the
-fifteen residual codes of a frame, and a vocoder (Code2Wav) that turns 25 frames, seen with the 25 before, into sound.
+The published model has a thinker (a 30B mixture of experts with audio and vision encoders) that writes the answer, a
+talker that turns the thinker's hidden states into the first code of each speech frame, a code predictor that adds the
+fifteen residual codes, and a vocoder (Code2Wav) that decodes 25 frames with 25 frames of context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OmniRequest:
 
 
 class Qwen3Omni(Model):
-    """A thinker writes, a talker speaks its thoughts. For who only reads, no talker runs."""
+    """A thinker writes and a talker speaks. A text-only request does not run the talker."""
 
     def __init__(self) -> None:
         self.audio_encoder, self.thinker = AudioEncoder(), Thinker(eos=5)
@@ -44,7 +44,7 @@ class Qwen3Omni(Model):
         kv, pad = self.talker.kv(), self.talker.pad()
         code, hidden = self.talker.prefill(prompt, kv)
         s = loop(steps=120, code=code, hidden=hidden)
-        for _ in s:  # goes on when the thinker has ended
+        for _ in s:  # continues after the thinker has finished
             frame_kv, rest = self.predictor.kv(), loop(steps=15, frame=self.predictor.start(s.code))
             for step in rest:
                 rest.frame = self.predictor.extend(rest.frame, s.hidden, step, frame_kv)

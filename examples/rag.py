@@ -1,7 +1,7 @@
-"""Retrieval while writing: the next passages are looked up while the current sentence is written.
+"""Retrieval-augmented generation (RAG): passages are retrieved while the current sentence is written.
 
-The real ones (such as PipeRAG) hide the search behind the writing: each sentence is written with the passages that were
-found for the text before it, so the search never keeps a token waiting.
+Systems such as PipeRAG hide the latency of the search: each sentence uses the passages that were retrieved for the text
+before it, so no token waits for the search.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mstar.testing.toy_language import RetrievalLM, Retriever
 
 
 class Rag(Model):
-    """Writes sentence by sentence; the search for the next one runs beside it."""
+    """Writes sentence by sentence. The search for the next sentence runs in parallel."""
 
     def __init__(self) -> None:
         self.lm, self.retriever = RetrievalLM(vocab=83, eos=5, stops=(7, 11, 13, 17, 19)), Retriever()
@@ -28,7 +28,7 @@ class Rag(Model):
         s = loop(steps=sentences, token=token, query=query, passages=self.retriever.search(query))
         for _ in s:
             self.lm.read(s.passages, kv)
-            s.passages = self.retriever.search(s.query)  # nothing below waits for it
+            s.passages = self.retriever.search(s.query)  # nothing below depends on it
             t = loop(steps=16, token=s.token)
             for _ in t:
                 yield Text(t.token)

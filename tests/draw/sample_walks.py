@@ -1,4 +1,4 @@
-"""Walks of every shape that the drawing tests use. Ops have no bodies: nothing here runs."""
+"""Sample walks of every shape for the diagram tests. Ops have no bodies: nothing runs."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class Branch(Model):
 
 
 class Duet(Model):
-    """Pipes in all ways: over a loop in between, from a box, two readers of one stream, inside an each."""
+    """Pipes of all kinds: past a loop, from a box, with two readers, inside an each."""
 
     def __init__(self):
         self.left, self.right, self.snac = LM(), LM(), Snac()
@@ -236,18 +236,18 @@ class Duet(Model):
     @walk
     def converse(self, prompt: Int64[Tensor, "T"], pad: Int64[Tensor, "1"]) -> Iterator[Text | Audio]:
         kv, other = self.left.kv(), self.right.kv()
-        asked, sound = Stream("asked"), Stream("sound")
+        questions, sound = Stream("questions"), Stream("sound")
         first = self.left.prefill(prompt, kv)
-        asked.put(first)
+        questions.put(first)
         ask = loop(steps=8, token=first)
         for _ in ask:
             ask.token = self.left.decode(ask.token, kv)
-            asked.put(ask.token)
+            questions.put(ask.token)
             sound.put(ask.token)
         answer = loop(steps=8, token=pad)
         for _ in answer:
-            heard = self.right.decode(asked.get(default=pad), other)
-            answer.token = self.right.decode(heard, other)
+            question = self.right.decode(questions.get(default=pad), other)
+            answer.token = self.right.decode(question, other)
             yield Text(answer.token)
         for window in windows(sound, size=28, stride=28):
             yield Audio(self.snac.decode(window), rate=24_000)
@@ -279,5 +279,5 @@ MODELS = (Orpheus, Omni, Bagel, VJepa, Branch, Duet)
 
 
 def all_walks():
-    """Every walk here by its name, traced anew."""
+    """Trace every walk, by name."""
     return {name: graph for model in MODELS for name, graph in model().graphs().items()}

@@ -1,4 +1,4 @@
-"""Pictures of walks: nothing overlaps, everything is inside its frame, edges touch what they join."""
+"""Diagrams: nothing overlaps, everything is inside its frame, and edges touch what they connect."""
 
 import json
 import re
@@ -20,14 +20,14 @@ TOKEN = TensorType("int64", (1,))
 
 
 def backward():
-    """A walk that no tracer makes: a loop reads what a later one fills."""
+    """A walk that no tracer produces: a loop reads what a later loop writes."""
     pad = ir.Value("pad", TOKEN)
-    got, made = ir.Value("got", TOKEN), ir.Value("made", TOKEN)
+    actual, made = ir.Value("got", TOKEN), ir.Value("made", TOKEN)
 
     def once(name, *body):
         return ir.Loop(3, ir.Value(name, TOKEN), (), (), (), body)
 
-    reads = once("i", ir.Get("late", pad, got), ir.Emit("Text", got))
+    reads = once("i", ir.Get("late", pad, actual), ir.Emit("Text", actual))
     fills = once("j", ir.Call("lm", "make", (("token", pad),), (made,)), ir.Put("late", made))
     return ir.Walk("backward", (pad,), (ir.Open("late", TOKEN), reads, fills), (pad,))
 
@@ -60,7 +60,7 @@ def label_area(edge):
 
 
 def points(path):
-    """Points along a path, at most a few pixels apart."""
+    """Yield points along a path, at most a few pixels apart."""
     at = path[0]
     for step in path[1:]:
         corners = [at, *zip(step[::2], step[1::2], strict=True)]
@@ -100,7 +100,7 @@ def test_everything_is_inside_its_frame(name):
 
 
 @every_picture
-def test_edges_touch_what_they_join(name):
+def test_edges_touch_what_they_connect(name):
     image = PICTURES[name]
     areas = {part.id: area(part) for part in (*image.boxes, *image.frames)}
     for edge in image.edges:
@@ -109,17 +109,17 @@ def test_edges_touch_what_they_join(name):
 
 
 @every_picture
-def test_edges_run_through_no_box_and_no_text(name):
+def test_edges_cross_no_box_and_no_text(name):
     image = PICTURES[name]
     captions = [
         (frame.caption_x, frame.y + 8, frame.caption_x + text_width(frame.caption, CAPTION), frame.y + 20)
         for frame in image.frames
     ]
     labels = [label_area(edge) for edge in image.edges if edge.label]
-    ways = {(edge.source, edge.target): list(points(edge.path)) for edge in image.edges}
+    paths = {(edge.source, edge.target): list(points(edge.path)) for edge in image.edges}
     for x0, y0, x1, y1 in (*map(area, image.boxes), *captions, *labels):
-        for ends, way in ways.items():
-            assert not any(x0 < x < x1 and y0 < y < y1 for x, y in way), (ends, (x0, y0, x1, y1))
+        for ends, path in paths.items():
+            assert not any(x0 < x < x1 and y0 < y < y1 for x, y in path), (ends, (x0, y0, x1, y1))
 
 
 @every_picture
@@ -150,7 +150,7 @@ def test_the_same_walk_gives_the_same_picture():
 
 
 @every_picture
-def test_svg_is_well_formed_and_needs_nothing_else(name):
+def test_svg_is_well_formed_and_self_contained(name):
     text = to_svg(PICTURES[name])
     root = ElementTree.fromstring(text)
     tags = {child.tag.rpartition("}")[2] for child in root.iter()}
@@ -161,7 +161,7 @@ def test_svg_is_well_formed_and_needs_nothing_else(name):
 
 
 @every_picture
-def test_json_holds_the_whole_picture(name):
+def test_json_contains_the_whole_picture(name):
     image = PICTURES[name]
     shape = json.loads(to_json(image))
     assert [box["id"] for box in shape["boxes"]] == [box.id for box in image.boxes]
@@ -169,27 +169,27 @@ def test_json_holds_the_whole_picture(name):
 
 
 @every_picture
-def test_mermaid_is_balanced_and_knows_its_nodes(name):
+def test_mermaid_is_balanced_and_defines_its_nodes(name):
     lines = [line.strip() for line in to_mermaid(WALKS[name]).splitlines()]
     assert lines[0] == "flowchart LR"
     assert sum(line.startswith("subgraph ") for line in lines) == lines.count("end")
     links = [re.fullmatch(r'(\w+) (?:-->|-\.->|==>|--o)(?:\|"[^"]*"\|)? (\w+)', line) for line in lines]
-    named = {found[0] for line in lines if (found := re.findall(r"^(?:subgraph )?(n_\w+)", line))}
+    named = {match[0] for line in lines if (match := re.findall(r"^(?:subgraph )?(n_\w+)", line))}
     ends = {end for link in links if link for end in link.groups()}
     assert ends <= named
 
 
-def test_ops_are_coloured_by_component_without_a_placement():
+def test_ops_are_colored_by_component_without_a_placement():
     image = PICTURES["talk"]
-    colours = {box.title.split(".")[0]: box.colour for box in image.boxes if box.shape == "op"}
-    assert len(set(colours.values())) == 3
+    colors = {box.title.split(".")[0]: box.color for box in image.boxes if box.shape == "op"}
+    assert len(set(colors.values())) == 3
     assert not any(edge.crosses for edge in image.edges)
 
 
 def test_edges_between_workers_are_marked():
     image = to_picture(WALKS["talk"], PLACED)
     crossing = {edge.value for edge in image.edges if edge.crosses}
-    # The thoughts go to the talker, the codes to the vocoder; all else stays where it was made.
+    # Thoughts go to the talker, codes to the vocoder; everything else stays on its worker.
     assert {"~thoughts", "~codes"} <= crossing
     assert not {"prefill", "decode", "kv", "prompt"} & crossing
     assert {key.text for key in image.legend} >= {"gpu0", "gpu1", "gpu2", "to another worker"}
@@ -201,9 +201,9 @@ def test_a_state_that_moves_is_marked():
     assert {edge.value for edge in image.edges if edge.crosses} == {"kv", "prefill"}
 
 
-def test_an_op_without_a_place_has_no_colour_and_no_crossings():
+def test_an_unplaced_op_has_no_color_and_no_crossings():
     image = to_picture(WALKS["speak"], {"lm.decode": ("gpu0",)})
-    placed = {box.title: box.colour for box in image.boxes if box.shape == "op"}
+    placed = {box.title: box.color for box in image.boxes if box.shape == "op"}
     assert placed["lm.decode"] == 0
     assert placed["snac.decode"] is None
     assert not any(edge.crosses for edge in image.edges)
@@ -217,7 +217,7 @@ def test_constants_fields_and_elements_are_folded():
     assert frame.caption == "loop ≤ sampling.max_tokens, until is_end"
 
 
-def test_what_streams_join_is_stacked():
+def test_writers_and_readers_of_a_stream_are_stacked():
     loop, read = PICTURES["speak"].frames
     assert loop.x == read.x
     assert loop.y + loop.h < read.y

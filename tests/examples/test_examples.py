@@ -1,4 +1,4 @@
-"""Every example traces without problems, reads as it should, runs, and is as short as we say."""
+"""Examples: each traces without problems, has the expected graph and picture, runs, and is short."""
 
 import ast
 import importlib.util
@@ -22,22 +22,22 @@ def load(name):
     full = f"mstar_example_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, EXAMPLES / f"{name}.py")
-        sys.modules[full] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        sys.modules[full] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
         spec.loader.exec_module(sys.modules[full])
     return sys.modules[full]
 
 
 def model_of(module):
-    (found,) = [
+    (model_class,) = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Model) and value.__module__ == module.__name__
     ]
-    return found()
+    return model_class()
 
 
 def code_lines(source):
-    """The lines of a source that are neither blank nor part of a docstring."""
+    """Return the lines of a source that are neither blank nor part of a docstring."""
     docs = set()
     for node in ast.walk(ast.parse(source)):
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -57,7 +57,7 @@ def model_source(name):
 
 
 def describe(emission):
-    """All that can be compared of an emission."""
+    """Return everything of an emission that can be compared."""
     value = emission.value
     if isinstance(value, np.ndarray | np.generic):
         value = (value.dtype.str, value.shape, value.tobytes())
@@ -65,7 +65,7 @@ def describe(emission):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_graphs_read_as_before(name, golden):
+def test_graphs_match_golden_files(name, golden):
     for walk, graph in model_of(load(name)).graphs().items():
         golden(GOLDEN / f"{name}.{walk}.txt", str(graph))
 
@@ -76,7 +76,7 @@ def test_no_golden_file_is_left_over():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_requests_run_and_give_the_same_twice(name):
+def test_requests_are_deterministic(name):
     module = load(name)
     runs = [[model_of(module).run(request).emissions for request in module.requests()] for _ in range(2)]
     first, second = ([list(map(describe, emissions)) for emissions in run] for run in runs)
@@ -86,7 +86,7 @@ def test_requests_run_and_give_the_same_twice(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_requests_give_different_things(name):
+def test_requests_give_different_results(name):
     module = load(name)
     outcomes = [[*map(describe, model_of(module).run(request).emissions)] for request in module.requests()]
     assert all(one != other for at, one in enumerate(outcomes) for other in outcomes[:at])
@@ -97,13 +97,13 @@ def test_a_model_has_at_most_40_lines(name):
     assert len(code_lines(model_source(name))) <= 40
 
 
-def test_the_smallest_model_has_at_most_15_lines_with_all_it_needs():
+def test_the_smallest_model_file_has_at_most_15_lines():
     assert len(code_lines((EXAMPLES / "noop.py").read_text("utf-8"))) <= 15
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_leave_the_model_as_it_was(name):
-    """A request that ran before, on the same model, changes nothing for the next."""
+    """An earlier request on the same model does not change the next."""
     module = load(name)
     model = model_of(module)
     shared = [[*map(describe, model.run(request).emissions)] for request in module.requests()]
@@ -117,10 +117,10 @@ def test_the_pictures_in_the_docs_are_current(name, golden):
         golden(PICTURES / f"{name}.{walk}.svg", to_svg(to_picture(graph)))
 
 
-def test_a_dialogue_is_the_same_however_it_is_served():
+def test_a_dialogue_gives_the_eager_result_under_any_schedule():
     module = load("dialogue")
-    said = module.says()
-    outcome = model_of(module).run(module.requests()[0], said)
+    inputs = module.client_inputs()
+    outcome = model_of(module).run(module.requests()[0], inputs)
     assert (outcome.answers, outcome.result) == (["cut", "done", "done"], 3)
     assert len(outcome.emissions) == 9 + 40 + 40
-    parity_all(model_of(module), module.requests(), inputs=said, schedules=8)
+    parity_all(model_of(module), module.requests(), inputs=inputs, schedules=8)

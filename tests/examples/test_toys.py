@@ -1,4 +1,4 @@
-"""The toys keep their promise: a batch gives what each call gives alone, and no input goes unnoticed."""
+"""Toy components: a batch equals its single calls, and every input changes the result."""
 
 import copy
 import inspect
@@ -49,7 +49,7 @@ def make_call(component, op, rng, row=0):
 
 
 def to_hashable(value):
-    """Something with == from any value, state or result."""
+    """Convert any value, state or result to something comparable with ==."""
     match value:
         case np.ndarray() | np.generic():
             return value.dtype.str, value.shape, value.tobytes()
@@ -69,7 +69,7 @@ def effect(component, op, calls):
 
 
 def changed(value):
-    """The same value with its smallest part altered, in every way that matters."""
+    """Yield copies of a value with its smallest part changed."""
     match value:
         case np.ndarray():
             for at in (0, value.size // 2, value.size - 1):
@@ -93,7 +93,7 @@ def changed(value):
 
 
 @pytest.mark.parametrize(("cls", "name"), OPS)
-def test_a_batch_gives_what_each_call_gives_alone(cls, name):
+def test_a_batch_equals_its_single_calls(cls, name):
     component, op = cls(), cls.ops()[name]
     calls = [make_call(component, op, np.random.default_rng(row), row) for row in range(3)]
     one_by_one = [effect(component, op, [call])[0] for call in calls]
@@ -115,7 +115,7 @@ def test_results_have_the_types_that_the_op_declares(cls, name):
 
 
 @pytest.mark.parametrize(("cls", "name"), [param for param in OPS if param.values[1] not in PREDICATES])
-def test_no_input_goes_unnoticed(cls, name):
+def test_every_input_changes_the_result(cls, name):
     component, op = cls(), cls.ops()[name]
     call = make_call(component, op, np.random.default_rng(0))
     before = effect(component, op, [call])
@@ -125,12 +125,12 @@ def test_no_input_goes_unnoticed(cls, name):
         ("CrossEntropy", "refit", "scores"),
     }
     for key, value in call.items():
-        if (cls.__name__, name, key) not in lost:  # these keep only a part, as their names say
+        if (cls.__name__, name, key) not in lost:  # these ops keep only part of the input
             for other in changed(value):
                 assert effect(component, op, [call | {key: other}]) != before, f"{key} was {value}, then {other}"
 
 
-def test_a_fork_goes_its_own_way():
+def test_a_fork_diverges():
     kv = ToyKV()
     kv.entries.append(1)
     fork = kv.fork()
@@ -138,14 +138,14 @@ def test_a_fork_goes_its_own_way():
     assert kv.entries == [1]
 
 
-def test_a_prompt_read_in_two_parts_is_the_same_prompt():
+def test_chunked_prefill_gives_the_same():
     lm, tokens = toy_language.CausalLM(), np.arange(9)
     whole, parts = lm.kv(), lm.kv()
     lm.prefill(tokens[:4], parts)
     assert lm.prefill(tokens[4:], parts) == lm.prefill(tokens, whole)
 
 
-def test_a_digest_sees_order_shape_and_number():
+def test_a_digest_depends_on_order_shape_and_values():
     values = [[1, 2], [2, 1], [[1, 2]], [1, 2, 0], [0, 1, 2], [1.0, 2.0], np.float32([1, 2])]
     assert len({digest(value) for value in values}) == len(values)
     assert digest(1, 2) != digest(2, 1)

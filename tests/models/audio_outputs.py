@@ -1,4 +1,4 @@
-"""Speech as it was heard: alone and in a crowd, of whom some go away, under any placement."""
+"""Audio outputs of requests: concurrent clients, some of which disconnect, and random placements."""
 
 import random
 
@@ -9,7 +9,7 @@ from mstar.testing.parity import random_placement
 from tests.models.concurrent_clients import emitted_values, run_clients
 
 TOLERANCE = 1e-4
-"""How far samples may be apart: a batch adds its numbers in another order."""
+"""Maximum distance of samples: a batch sums in another order."""
 
 
 def concat_audio(emissions):
@@ -23,13 +23,13 @@ def assert_close(got, wanted):
 
 
 def emitted_audio(deployment, name, requests, disconnects=0):
-    """What each of so many clients hears that speak at the same time, while others come and go away in the middle."""
+    """Return the audio of each of several concurrent clients, while others connect and disconnect."""
     clients = run_clients(deployment, name, requests, disconnects, 0.7)
     return [np.concatenate([np.asarray(value) for value in emitted_values(client, "Audio")]) for client in clients]
 
 
 def run_random_schedule(model, requests, seed):
-    """What each request gives under a random schedule and placement, with prompts read in pieces."""
+    """Return the audio of each request under a random schedule and placement, with chunked prefill."""
     placement = random_placement(model.graphs(), random.Random(seed))
     runtime = LocalRuntime(model, placement, max_batched_tokens=5, seed=seed)
     return [concat_audio(outcome.emissions) for outcome in runtime.run_all(requests)]

@@ -1,4 +1,4 @@
-"""Many who ask at the same time, while others come and go away in the middle, of a model here or in processes."""
+"""Concurrent clients of a model, in this process or in worker processes, while others disconnect."""
 
 import random
 import threading
@@ -14,14 +14,14 @@ from tests.integration.deployment_clients import Client, add_frontend
 
 @contextmanager
 def in_process(name, model):
-    """All of a model in this process."""
+    """Deploy all of a model in this process."""
     with InProcessLauncher({name: PlannedModel(model, plan(model.graphs()))}) as deployment:
         yield deployment
 
 
 @contextmanager
 def in_processes(name, target, places):
-    """A model in processes: where each component is, as it is written in a placement."""
+    """Deploy a model in worker processes. `places` maps components to workers."""
     text = "[place]\n" + "".join(f"{component} = {workers}\n" for component, workers in places.items())
     with LocalLauncher({name: str(target)}, {name: text}, standby=False) as deployment:
         yield deployment
@@ -30,7 +30,7 @@ def in_processes(name, target, places):
 
 @contextmanager
 def disconnecting_clients(front_end, name, requests, count, within_s):
-    """Meanwhile, so many others ask for any of this, and go away within so many seconds, some in the middle."""
+    """Connect other clients meanwhile, which disconnect within this number of seconds."""
     chosen = random.Random(name)
     clients = [Client(front_end, name, chosen.choice(requests)) for _ in range(count)]
     waits = [number and chosen.uniform(0, within_s) for number in range(count)]
@@ -44,7 +44,7 @@ def disconnecting_clients(front_end, name, requests, count, within_s):
 
 
 def run_clients(deployment, name, requests, disconnects=0, within_s=0.3):
-    """The clients of all requests, which were made at the same time, when each was served well."""
+    """Run all requests concurrently, and return their clients when each has finished without an error."""
     front_end = add_frontend(deployment, f"front_{name}_{len(requests)}")
     with disconnecting_clients(front_end, name, requests, disconnects, within_s):
         clients = [Client(front_end, name, request, timeout_s=60) for request in requests]
@@ -56,5 +56,5 @@ def run_clients(deployment, name, requests, disconnects=0, within_s=0.3):
 
 
 def emitted_values(client, kind):
-    """What a client was given of a kind."""
-    return [news.value for _, news in client.log[1:-1] if news.kind == kind]
+    """Return the emitted values of one kind."""
+    return [event.value for _, event in client.log[1:-1] if event.kind == kind]

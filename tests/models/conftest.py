@@ -1,4 +1,4 @@
-"""What all tests of models share."""
+"""Fixtures shared by all model tests."""
 
 import wave
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Model files stay short, and families a small part of what they are elsewhere."""
+"""Size limits of model files, and of model families relative to another system."""
 
 import pytest
 
@@ -10,6 +10,6 @@ def test_model_files_are_short(family):
     assert {name: family.lines[name] for name in family.files if family.lines[name] > MAX_FILE_LINES} == {}
 
 
-def test_all_families_together_are_a_quarter_of_what_they_are_elsewhere():
+def test_all_families_together_are_a_quarter_of_the_reference_size():
     both = [one for one in FAMILIES if one.reference_lines]
     assert sum(one.total for one in both) * SIZE_DIVISOR <= sum(one.reference_lines for one in both)

@@ -1,4 +1,4 @@
-"""What tests of models need: one thread, the text of emissions, and how much of a text was misheard."""
+"""Helpers of model tests: one thread, text of emissions, and word error rate."""
 
 import re
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread():
-    """Two threads on two busy cores wait for each other more than they work."""
-    import torch  # tests that load no weights do not need it
+    """Use one torch thread: two threads on two busy cores wait for each other."""
+    import torch  # not needed by tests that load no weights
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -24,7 +24,7 @@ def normalize_words(text):
 
 
 def word_error_rate(reference, hypothesis):
-    """How many words were left out, added or changed, as a share of those that were said."""
+    """Word error rate: missing, added and changed words, relative to the expected number."""
     reference, hypothesis = normalize_words(reference), normalize_words(hypothesis)
     changes = list(range(len(hypothesis) + 1))
     for number, word in enumerate(reference, 1):

@@ -1,4 +1,4 @@
-"""Draws a walk: as a laid out picture, as SVG, as Mermaid text and as JSON."""
+"""Walk diagrams: layered graph layout (Sugiyama), rendered as SVG, Mermaid text or JSON."""
 
 from mstar.draw.json_export import to_json
 from mstar.draw.mermaid import to_mermaid

@@ -1,7 +1,7 @@
-"""Which links of a drawing lead from one worker to another.
+"""Marks links that cross from one worker to another.
 
-Ports, picks, streams and states are passed through: a value crosses when the op that makes it and an op that takes
-it are on different workers. A carried value lives where the loop makes it. Inputs and emissions are on no worker.
+Ports, picks, streams and states are transparent: a value crosses if its producer op and a consumer op run on different
+workers. A carried value lives on the worker that computes it. Inputs and emissions have no worker.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from mstar.draw.elements import Item, Link, Subgraph, iter_subgraphs
 WorkerSets = frozenset[tuple[str, ...]]
 
 
-def mark_crossings(sheet: Subgraph) -> None:
-    """Set `crosses` on every link, on this sheet and those inside it, that leads to another worker."""
-    _CrossingMarker(sheet).mark()
+def mark_crossings(subgraph: Subgraph) -> None:
+    """Set `crosses` on every link of a subgraph and of its nested subgraphs."""
+    _CrossingMarker(subgraph).mark()
 
 
 class _CrossingMarker:
-    def __init__(self, sheet: Subgraph) -> None:
+    def __init__(self, subgraph: Subgraph) -> None:
         self.items: dict[str, Item] = {}
         self.links: list[Link] = []
         self.before: defaultdict[str, list[Link]] = defaultdict(list)
         self.after: defaultdict[str, list[Link]] = defaultdict(list)
-        for inner in iter_subgraphs(sheet):
+        for inner in iter_subgraphs(subgraph):
             self.items |= inner.items
             self.links += inner.links
         for link in self.links:
@@ -38,7 +38,7 @@ class _CrossingMarker:
             link.crosses = any(maker != taker for maker in makers for taker in takers)
 
     def worker_sets(self, name: str, *, upward: bool, seen: frozenset[str]) -> WorkerSets:
-        """The workers of the ops that a link's end stands for."""
+        """Return the workers of the ops that an end of a link stands for."""
         item = self.items[name]
         if name in seen:
             return frozenset()
@@ -46,14 +46,14 @@ class _CrossingMarker:
             return frozenset({tuple(sorted(item.workers))} if item.workers else ())
         seen |= {name}
         if item.shape == "carry":
-            made = self.gather([link.source for link in self.before[name] if link.is_back], upward=True, seen=seen)
-            if made:
-                return made
+            producers = self.gather([link.source for link in self.before[name] if link.is_back], upward=True, seen=seen)
+            if producers:
+                return producers
         links = self.before[name] if upward else self.after[name]
         return self.gather([link.source if upward else link.target for link in links], upward=upward, seen=seen)
 
     def gather(self, names: list[str], *, upward: bool, seen: frozenset[str]) -> WorkerSets:
-        found: WorkerSets = frozenset()
+        workers: WorkerSets = frozenset()
         for name in names:
-            found |= self.worker_sets(name, upward=upward, seen=seen)
-        return found
+            workers |= self.worker_sets(name, upward=upward, seen=seen)
+        return workers

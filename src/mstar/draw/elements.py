@@ -1,7 +1,7 @@
-"""The parts of a drawing before it is laid out: items on nested sheets, and the links between them.
+"""Diagram elements before layout: items on nested subgraphs, and links between them.
 
-A sheet is one body. What crosses the border of a sheet does so at a port, so every link has both ends on one sheet
-and each sheet can be laid out by itself. There are no coordinates here; `plate` adds them.
+A subgraph is the body of one region. A value crosses its border at a port, so both ends of a link are in the same
+subgraph, and each subgraph can be laid out on its own. Coordinates are added in `layout`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Side = Literal["left", "right", "top", "bottom"]
 
 @dataclass(slots=True)
 class Item:
-    """Something on a sheet: a box, a frame with a sheet of its own, or a port on the sheet's border."""
+    """A box, a frame with a nested subgraph, or a port on the border."""
 
     id: str
     shape: Shape
@@ -27,18 +27,18 @@ class Item:
     note: str = ""
     workers: tuple[str, ...] = ()
     group: str = ""
-    """What the item is coloured by: its workers, or its component; empty for no colour."""
+    """Color group: its workers or its component. Empty for no color."""
     subgraph: Subgraph | None = None
     side: Side = "left"
-    """Where a port is; only ports use it."""
+    """Side of a port. Unused for other shapes."""
 
 
 @dataclass(slots=True)
 class Link:
-    """A value, state or stream on its way from one item of a sheet to another.
+    """A value, state or stream between two items of a subgraph.
 
-    `tail` and `head` are items of the sheet. `source` and `target` are the same, except at a frame: there they are
-    the port through which the link goes on.
+    `tail` and `head` are items of the subgraph. `source` and `target` are the same, except at a frame: there they are
+    the port of the nested subgraph.
     """
 
     tail: str
@@ -54,7 +54,7 @@ class Link:
 
 @dataclass(slots=True)
 class Subgraph:
-    """One body: its items in program order and its links."""
+    """One region body: its items in program order, and its links."""
 
     id: str
     kind: str
@@ -63,21 +63,21 @@ class Subgraph:
     links: list[Link] = field(default_factory=list[Link])
 
     def add(self, item: Item) -> Item:
-        """Put an item on the sheet."""
+        """Add an item."""
         self.items[item.id] = item
         return item
 
     def add_link(self, link: Link) -> None:
-        """Put a link on the sheet, unless the same way is there already."""
-        for known in self.links:
-            if (known.source, known.target, known.value) == (link.source, link.target, link.value):
+        """Add a link, unless the same link exists."""
+        for existing in self.links:
+            if (existing.source, existing.target, existing.value) == (link.source, link.target, link.value):
                 return
         self.links.append(link)
 
 
-def iter_subgraphs(sheet: Subgraph) -> Iterator[Subgraph]:
-    """A sheet and all sheets inside it, outermost first."""
-    yield sheet
-    for item in sheet.items.values():
+def iter_subgraphs(subgraph: Subgraph) -> Iterator[Subgraph]:
+    """Yield a subgraph and all nested subgraphs, outermost first."""
+    yield subgraph
+    for item in subgraph.items.values():
         if item.subgraph is not None:
             yield from iter_subgraphs(item.subgraph)

@@ -1,4 +1,4 @@
-"""The JSON form of a picture, so that a browser can draw the same one. It is written here and never read back."""
+"""JSON export of a picture, for rendering in a browser. There is no import."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from mstar.draw.picture import Picture
 
 
 def to_json(picture: Picture) -> str:
-    """The picture as one line of JSON: its dataclasses as objects, a path as a list of points and curves."""
+    """Serialize the picture as one line of JSON. A path is a list of points and curves."""
     return json.dumps(asdict(picture), ensure_ascii=False, separators=(",", ":"))

@@ -1,8 +1,8 @@
-"""Columns for the items of one sheet, and their order from top to bottom in each.
+"""Layer assignment and crossing reduction (Sugiyama): columns of a subgraph, and their vertical order.
 
-An item stands right of all that it waits for. What fills a stream and what reads it run at the same time, so they
-share a column where nothing else orders them. A link over several columns bends in each: a bend takes a place in
-the order like an item does, so links never run through boxes.
+An item is placed right of everything it depends on (longest path). A writer and a reader of a stream run concurrently,
+so they share a column where nothing else orders them. A link over several columns gets a bend (dummy node) in each,
+which takes part in the ordering, so that links never run through boxes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SWEEPS = 12
 
 @dataclass(slots=True)
 class Cell:
-    """An item or a bend in its column; the ports of each side by key, from the top (left, right) or the left."""
+    """An item or a bend in a column, with its ports by side.
+
+    Offsets are from the top (left, right) or from the left.
+    """
 
     id: str
     rank: int
@@ -34,13 +37,13 @@ class Cell:
 
     @property
     def has_no_height(self) -> bool:
-        """Whether it is a bend or a port, which have no height."""
+        """Whether it is a bend or a port."""
         return self.item is None or self.item.shape == "port"
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSegment:
-    """A link's way from one column to the next: cells, and the keys of their ports."""
+    """Part of a link between two neighboring columns: cells, and the keys of their ports."""
 
     tail: str
     out: str
@@ -50,27 +53,27 @@ class LinkSegment:
 
 @dataclass(slots=True)
 class Columns:
-    """The cells of a sheet in their columns; column 0 is the left border, the last one the right border."""
+    """Cells of a subgraph in their columns. Column 0 is the left border, the last column the right border."""
 
     cells: dict[str, Cell]
     order: list[list[str]]
     chains: list[tuple[Link, list[LinkSegment]]]
-    """Links that go from left to right, hop by hop."""
+    """Links from left to right, as segments."""
     vertical_pipes: list[Link]
-    """Pipes between items of one column, from top to bottom."""
+    """Pipes between items of one column, downwards."""
     back_links: list[Link]
-    """Links that go from right to left, around everything else."""
+    """Links from right to left, routed around everything else."""
     border_links: list[Link]
     """Links from the top border or to the bottom border."""
 
 
 def out_port(link: Link) -> str:
-    """The port at which a link leaves its tail: one for each value."""
+    """Key of the port where a link leaves its tail: one per value."""
     return link.value if link.source == link.tail else link.source
 
 
 def in_port(link: Link) -> str:
-    """The port at which a link reaches its head: one for each link."""
+    """Key of the port where a link enters its head: one per link."""
     return f"{link.source} {link.value}" if link.target == link.head else link.target
 
 
@@ -79,98 +82,100 @@ def is_border_port(item: Item) -> bool:
     return item.shape == "port" and item.side in ("top", "bottom")
 
 
-def assign_columns(sheet: Subgraph) -> Columns:
-    """Columns for a sheet whose own ports have their sides; sets the sides of the ports of frames on it."""
-    upright = [link for link in sheet.links if any(is_border_port(sheet.items[end]) for end in (link.tail, link.head))]
-    links = [link for link in sheet.links if link not in upright]
-    backs = [link for link in links if link.is_back]
-    ahead = [link for link in links if not link.is_back]
-    rank, last = _longest_path_ranks(sheet, ahead)
-    drops = [link for link in ahead if rank[link.tail] == rank[link.head]]
-    _set_port_sides(sheet, drops)
-    cells = {name: Cell(name, rank[name], sheet.items[name]) for name in rank}
+def assign_columns(subgraph: Subgraph) -> Columns:
+    """Assign columns. The ports of the subgraph have their sides; the sides of nested ports are set here."""
+    border_links = [
+        link for link in subgraph.links if any(is_border_port(subgraph.items[end]) for end in (link.tail, link.head))
+    ]
+    links = [link for link in subgraph.links if link not in border_links]
+    back_links = [link for link in links if link.is_back]
+    forward_links = [link for link in links if not link.is_back]
+    rank, last = _longest_path_ranks(subgraph, forward_links)
+    vertical_pipes = [link for link in forward_links if rank[link.tail] == rank[link.head]]
+    _set_port_sides(subgraph, vertical_pipes)
+    cells = {name: Cell(name, rank[name], subgraph.items[name]) for name in rank}
     order: list[list[str]] = [[] for _ in range(last + 1)]
     for name, cell in cells.items():
         order[cell.rank].append(name)
-    columns = Columns(cells, order, [], drops, backs, upright)
-    for link in ahead:
-        if link not in drops:
+    columns = Columns(cells, order, [], vertical_pipes, back_links, border_links)
+    for link in forward_links:
+        if link not in vertical_pipes:
             columns.chains.append((link, _chain(link, columns)))
     return columns
 
 
-def _longest_path_ranks(sheet: Subgraph, ahead: list[Link]) -> tuple[dict[str, int], int]:
-    """The column of every item, and which column is the right border."""
+def _longest_path_ranks(subgraph: Subgraph, forward_links: list[Link]) -> tuple[dict[str, int], int]:
+    """Return the column of every item, and the index of the right border."""
     before: defaultdict[str, list[Link]] = defaultdict(list)
     after: defaultdict[str, list[Link]] = defaultdict(list)
-    for link in ahead:
+    for link in forward_links:
         before[link.head].append(link)
         after[link.tail].append(link)
-    names = [name for name, item in sheet.items.items() if not is_border_port(item)]
-    ports = {name for name in names if sheet.items[name].shape == "port"}
+    names = [name for name, item in subgraph.items.items() if not is_border_port(item)]
+    ports = {name for name in names if subgraph.items[name].shape == "port"}
     rank = {name: 0 if name in ports else 1 for name in names}
-    # Sources first: one that was drawn on demand may come after what uses it.
+    # Sources first: an item that was created on demand can follow its users.
     for name in sorted(names, key=lambda name: bool(before[name])):
         if name not in ports:
-            steps = (rank[link.tail] + (not _is_vertical_pipe(sheet, link)) for link in before[name])
+            steps = (rank[link.tail] + (not _is_vertical_pipe(subgraph, link)) for link in before[name])
             rank[name] = max(1, *steps, 1)
     for name in names:
         users = [rank[link.head] for link in after[name] if link.head not in ports]
-        if not before[name] and users and sheet.items[name].shape not in ("port", "carry", "item"):
+        if not before[name] and users and subgraph.items[name].shape not in ("port", "carry", "item"):
             rank[name] = max(1, min(users) - 1)
     last = max(rank.values(), default=0) + 1
-    rank |= {name: last for name in ports if sheet.items[name].side == "right"}
+    rank |= {name: last for name in ports if subgraph.items[name].side == "right"}
     return rank, last
 
 
-def _is_vertical_pipe(sheet: Subgraph, link: Link) -> bool:
-    """Whether a link may leave its tail at the bottom: a pipe, whose port is not also there for a value."""
-    inside = sheet.items[link.tail].subgraph
-    into = [] if inside is None else [inner for inner in inside.links if inner.target == link.source]
+def _is_vertical_pipe(subgraph: Subgraph, link: Link) -> bool:
+    """Whether a link can leave its tail at the bottom: a pipe whose port serves no value."""
+    nested = subgraph.items[link.tail].subgraph
+    into = [] if nested is None else [inner for inner in nested.links if inner.target == link.source]
     return link.style == "pipe" and all(inner.style == "pipe" for inner in into)
 
 
-def _set_port_sides(sheet: Subgraph, drops: list[Link]) -> None:
-    def turn(frame: str, port: str, side: Side) -> None:
-        inside = sheet.items[frame].subgraph
-        if inside is not None:
-            inside.items[port].side = side
+def _set_port_sides(subgraph: Subgraph, vertical_pipes: list[Link]) -> None:
+    def set_side(frame: str, port: str, side: Side) -> None:
+        nested = subgraph.items[frame].subgraph
+        if nested is not None:
+            nested.items[port].side = side
 
-    for link in sheet.links:
-        if link in drops or (is_border_port(sheet.items[link.head]) and _is_vertical_pipe(sheet, link)):
-            turn(link.tail, link.source, "bottom")
-        if link in drops or is_border_port(sheet.items[link.tail]):
-            turn(link.head, link.target, "top")
+    for link in subgraph.links:
+        if link in vertical_pipes or (is_border_port(subgraph.items[link.head]) and _is_vertical_pipe(subgraph, link)):
+            set_side(link.tail, link.source, "bottom")
+        if link in vertical_pipes or is_border_port(subgraph.items[link.tail]):
+            set_side(link.head, link.target, "top")
 
 
 def _chain(link: Link, columns: Columns) -> list[LinkSegment]:
     tail, head = columns.cells[link.tail], columns.cells[link.head]
-    hops: list[LinkSegment] = []
+    segments: list[LinkSegment] = []
     at, out = tail.id, out_port(link)
     for rank in range(tail.rank + 1, head.rank):
-        # Links of one value share their bends, so that they part as late as they can.
+        # Links of one value share their bends, so that they split as late as possible.
         name = f"{link.source} {link.value} @{rank}"
         if name not in columns.cells:
             columns.cells[name] = Cell(name, rank, left={"": 0}, right={"": 0})
             columns.order[rank].append(name)
-        hops.append(LinkSegment(at, out, name, ""))
+        segments.append(LinkSegment(at, out, name, ""))
         at, out = name, ""
-    return [*hops, LinkSegment(at, out, head.id, in_port(link))]
+    return [*segments, LinkSegment(at, out, head.id, in_port(link))]
 
 
 def reduce_crossings(columns: Columns) -> None:
-    """Order each column so that few links cross; what a pipe joins stays together, its source above."""
-    hops = list(dict.fromkeys(hop for _, chain in columns.chains for hop in chain))
+    """Order each column by the barycenter heuristic. Cells joined by a pipe stay together, its source above."""
+    segments = list(dict.fromkeys(segment for _, chain in columns.chains for segment in chain))
     columns.order = [[name for block in _blocks(columns, column) for name in block] for column in columns.order]
     best = [list(column) for column in columns.order]
-    fewest = _crossings(columns, hops)
+    fewest = _crossings(columns, segments)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
         ranks = range(1, len(columns.order)) if forward else range(len(columns.order) - 2, -1, -1)
         for rank in ranks:
-            _sort_column(columns, hops, rank, forward)
-        if (now := _crossings(columns, hops)) < fewest:
-            best, fewest = [list(column) for column in columns.order], now
+            _sort_column(columns, segments, rank, forward)
+        if (crossings := _crossings(columns, segments)) < fewest:
+            best, fewest = [list(column) for column in columns.order], crossings
     columns.order = best
 
 
@@ -184,33 +189,33 @@ def _positions(columns: Columns) -> Callable[[str, dict[str, int], str], float]:
     return place
 
 
-def _sort_column(columns: Columns, hops: list[LinkSegment], rank: int, forward: bool) -> None:
+def _sort_column(columns: Columns, segments: list[LinkSegment], rank: int, forward: bool) -> None:
     place = _positions(columns)
-    wants: defaultdict[str, list[float]] = defaultdict(list)
-    for hop in hops:
-        tail, head = columns.cells[hop.tail], columns.cells[hop.head]
+    targets: defaultdict[str, list[float]] = defaultdict(list)
+    for segment in segments:
+        tail, head = columns.cells[segment.tail], columns.cells[segment.head]
         if forward and head.rank == rank:
-            wants[head.id].append(place(tail.id, tail.right, hop.out))
+            targets[head.id].append(place(tail.id, tail.right, segment.out))
         elif not forward and tail.rank == rank:
-            wants[tail.id].append(place(head.id, head.left, hop.into))
+            targets[tail.id].append(place(head.id, head.left, segment.into))
     column = columns.order[rank]
     blocks = _blocks(columns, column)
     middle: dict[int, float] = {}
     for at, block in enumerate(blocks):
-        found = [want for name in block for want in wants[name]]
-        # What nothing pulls stays where it is.
-        middle[at] = sum(found) / len(found) if found else float(column.index(block[0]))
+        positions = [target for name in block for target in targets[name]]
+        # A block without links keeps its position.
+        middle[at] = sum(positions) / len(positions) if positions else float(column.index(block[0]))
     columns.order[rank] = [name for at in sorted(middle, key=lambda at: (middle[at], at)) for name in blocks[at]]
 
 
 def _blocks(columns: Columns, column: list[str]) -> list[list[str]]:
     block = {name: [name] for name in column}
-    known = list(columns.cells)
+    order = list(columns.cells)
     for link in columns.vertical_pipes:
         first, second = block.get(link.tail), block.get(link.head)
         if first is not None and second is not None and first is not second:
-            joined = sorted([*first, *second], key=known.index)
-            block |= dict.fromkeys(joined, joined)
+            merged = sorted([*first, *second], key=order.index)
+            block |= dict.fromkeys(merged, merged)
     seen: set[str] = set()
     blocks: list[list[str]] = []
     for name in column:
@@ -220,15 +225,15 @@ def _blocks(columns: Columns, column: list[str]) -> list[list[str]]:
     return blocks
 
 
-def _crossings(columns: Columns, hops: list[LinkSegment]) -> int:
+def _crossings(columns: Columns, segments: list[LinkSegment]) -> int:
     place = _positions(columns)
     lines: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for hop in hops:
-        tail, head = columns.cells[hop.tail], columns.cells[hop.head]
-        lines[tail.rank].append((place(tail.id, tail.right, hop.out), place(head.id, head.left, hop.into)))
+    for segment in segments:
+        tail, head = columns.cells[segment.tail], columns.cells[segment.head]
+        lines[tail.rank].append((place(tail.id, tail.right, segment.out), place(head.id, head.left, segment.into)))
     return sum(
-        (one[0] - two[0]) * (one[1] - two[1]) < 0
+        (first[0] - second[0]) * (first[1] - second[1]) < 0
         for between in lines.values()
-        for at, one in enumerate(between)
-        for two in between[:at]
+        for at, first in enumerate(between)
+        for second in between[:at]
     )

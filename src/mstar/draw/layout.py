@@ -1,7 +1,12 @@
-"""Lays out one sheet, with the sheets inside it, in coordinates of its own.
+"""Layout of one subgraph and its nested subgraphs, in local coordinates.
 
-The order of work: columns, then the frames inside (their size and ports must be known), then the order in each
-column, ports, heights, widths and routes. Nothing here knows colours or fonts.
+1. Assign columns.
+2. Lay out nested subgraphs, to know their sizes and ports.
+3. Reduce crossings, and order the ports.
+4. Assign y, then tracks and x.
+5. Route the links.
+
+Colors and fonts are applied in `svg`.
 """
 
 from __future__ import annotations
@@ -10,20 +15,24 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from mstar.draw.coordinates import assign_y, space_below
-from mstar.draw.edge_routing import RoutedLink, Tracks, route_links
+from mstar.draw.edge_routing import BACK_TRACK_PX, RoutedLink, Tracks, route_links
 from mstar.draw.elements import Link, Subgraph
 from mstar.draw.layering import Cell, Columns, assign_columns, in_port, is_border_port, out_port, reduce_crossings
 from mstar.draw.text_size import CAPTION, LABEL, PORT_STEP_PX, item_size, text_width
 
-CAPTION_BAND, PADDING, LANE_HEIGHT = 30, 12, 10
-GAP, BORDER_GAP, EMPTY_GAP, TRACK = 30, 20, 12, 10
+CAPTION_BAND_PX = 30
+PADDING_PX = 12
+COLUMN_GAP_PX = 30
+BORDER_GAP_PX = 20
+EMPTY_GAP_PX = 12
+TRACK_PX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class SubgraphLayout:
-    """A sheet with coordinates, from its own top left corner."""
+    """A subgraph with coordinates relative to its top left corner."""
 
-    sheet: Subgraph
+    subgraph: Subgraph
     w: int
     h: int
     caption_x: int
@@ -36,36 +45,36 @@ class SubgraphLayout:
     bottom: dict[str, int]
 
 
-def lay_out(sheet: Subgraph) -> SubgraphLayout:
-    """The layout of a sheet and of all sheets inside it."""
-    columns = assign_columns(sheet)
-    plates = {item.id: lay_out(item.subgraph) for item in sheet.items.values() if item.subgraph is not None}
-    if sheet.kind == "choose":
-        widest = max(plate.w for plate in plates.values())
-        plates = {name: _widen(plate, widest) for name, plate in plates.items()}
-    _size(columns, plates)
+def lay_out(subgraph: Subgraph) -> SubgraphLayout:
+    """Lay out a subgraph and all nested subgraphs."""
+    columns = assign_columns(subgraph)
+    layouts = {item.id: lay_out(item.subgraph) for item in subgraph.items.values() if item.subgraph is not None}
+    if subgraph.kind == "choose":
+        widest = max(layout.w for layout in layouts.values())
+        layouts = {name: _widen(layout, widest) for name, layout in layouts.items()}
+    _size(columns, layouts)
     reduce_crossings(columns)
     _spread_ports(columns)
     assign_y(columns)
-    tracks = _assign_tracks(sheet, columns)
+    tracks = _assign_tracks(subgraph, columns)
     lowest = max((cell.y + cell.h + space_below(cell) for cell in columns.cells.values()), default=0)
-    width, top = _assign_x(columns, sheet, tracks)
-    caption_x, width = _fit_caption(sheet, top, width)
+    width, top = _assign_x(columns, subgraph, tracks)
+    caption_x, width = _fit_caption(subgraph, top, width)
     for name in columns.order[-1]:
         columns.cells[name].x = width
     for cell in columns.cells.values():
-        cell.y = int(cell.y) + CAPTION_BAND
-    height = CAPTION_BAND + int(lowest) + PADDING + LANE_HEIGHT * _assign_lanes(columns, tracks)
-    routes = route_links(sheet, columns, tracks, height)
-    drawn = tuple(cell for cell in columns.cells.values() if not cell.has_no_height)
+        cell.y = int(cell.y) + CAPTION_BAND_PX
+    height = CAPTION_BAND_PX + int(lowest) + PADDING_PX + BACK_TRACK_PX * _assign_back_tracks(columns, tracks)
+    routes = route_links(subgraph, columns, tracks, height)
+    boxes = tuple(cell for cell in columns.cells.values() if not cell.has_no_height)
     ports = [cell for cell in columns.cells.values() if cell.item is not None and cell.item.shape == "port"]
     return SubgraphLayout(
-        sheet,
+        subgraph,
         width,
         height,
         caption_x,
-        drawn,
-        plates,
+        boxes,
+        layouts,
         tuple(routes),
         left={cell.id: int(cell.y) for cell in ports if cell.rank == 0},
         right={cell.id: int(cell.y) for cell in ports if cell.rank > 0},
@@ -74,53 +83,53 @@ def lay_out(sheet: Subgraph) -> SubgraphLayout:
     )
 
 
-def _widen(plate: SubgraphLayout, width: int) -> SubgraphLayout:
-    """The same plate with its right border further right, and what ends there drawn out to it."""
+def _widen(layout: SubgraphLayout, width: int) -> SubgraphLayout:
+    """Move the right border, and extend the links that end there."""
     routes = [
-        replace(routed, path=(*routed.path, (width, plate.right[routed.link.head])))
-        if routed.link.head in plate.right
+        replace(routed, path=(*routed.path, (width, layout.right[routed.link.head])))
+        if routed.link.head in layout.right
         else routed
-        for routed in plate.routes
+        for routed in layout.routes
     ]
-    return replace(plate, w=width, routes=tuple(routes))
+    return replace(layout, w=width, routes=tuple(routes))
 
 
-def _size(columns: Columns, plates: dict[str, SubgraphLayout]) -> None:
+def _size(columns: Columns, layouts: dict[str, SubgraphLayout]) -> None:
     outs: defaultdict[str, set[str]] = defaultdict(set)
     ins: defaultdict[str, set[str]] = defaultdict(set)
     for link in [*(link for link, _ in columns.chains), *columns.back_links, *columns.border_links]:
         outs[link.tail].add(out_port(link))
         ins[link.head].add(in_port(link))
     for cell in columns.cells.values():
-        if cell.id in plates:
-            plate = plates[cell.id]
-            cell.w, cell.h = plate.w, plate.h
-            cell.left, cell.right, cell.top, cell.bottom = plate.left, plate.right, plate.top, plate.bottom
+        if cell.id in layouts:
+            layout = layouts[cell.id]
+            cell.w, cell.h = layout.w, layout.h
+            cell.left, cell.right, cell.top, cell.bottom = layout.left, layout.right, layout.top, layout.bottom
         elif cell.item is not None and not cell.has_no_height:
             cell.w, cell.h = item_size(cell.item, max(len(outs[cell.id]), len(ins[cell.id])))
     for link in columns.vertical_pipes:
         tail, head = columns.cells[link.tail], columns.cells[link.head]
-        if tail.id not in plates:
+        if tail.id not in layouts:
             tail.bottom[link.source] = tail.w // 2
-        if head.id not in plates:
+        if head.id not in layouts:
             head.top[link.target] = head.w // 2
 
 
 def _spread_ports(columns: Columns) -> None:
-    """Ports of plain boxes, in the order of what they are linked to, so that links do not cross at the box."""
-    place = {name: float(at) for column in columns.order for at, name in enumerate(column)}
+    """Order the ports of boxes by their neighbors, so that links do not cross at a box."""
+    index = {name: float(at) for column in columns.order for at, name in enumerate(column)}
     outs: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
     ins: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for _, chain in columns.chains:
-        for hop in chain:
-            tail, head = columns.cells[hop.tail], columns.cells[hop.head]
-            level = head.left[hop.into] / (head.h + 1) if hop.into in head.left else 0.5
-            outs[tail.id].setdefault(hop.out, []).append(place[head.id] + level)
-            level = tail.right[hop.out] / (tail.h + 1) if hop.out in tail.right else 0.5
-            ins[head.id][hop.into] = place[tail.id] + level
+        for segment in chain:
+            tail, head = columns.cells[segment.tail], columns.cells[segment.head]
+            level = head.left[segment.into] / (head.h + 1) if segment.into in head.left else 0.5
+            outs[tail.id].setdefault(segment.out, []).append(index[head.id] + level)
+            level = tail.right[segment.out] / (tail.h + 1) if segment.out in tail.right else 0.5
+            ins[head.id][segment.into] = index[tail.id] + level
     below = float(len(columns.cells))
     for link in columns.back_links:
-        # A link that goes around leaves and enters lowest, as its way is along the bottom.
+        # A back link leaves and enters lowest, because it runs along the bottom.
         outs[link.tail].setdefault(out_port(link), []).append(below)
         ins[link.head].setdefault(in_port(link), below)
     for link in columns.border_links:
@@ -128,7 +137,7 @@ def _spread_ports(columns: Columns) -> None:
         ins[link.head].setdefault(in_port(link), -1.0)
     for cell in columns.cells.values():
         if cell.item is not None and cell.item.shape != "frame":
-            levels = {key: sum(found) / len(found) for key, found in outs[cell.id].items()}
+            levels = {key: sum(values) / len(values) for key, values in outs[cell.id].items()}
             cell.right = _space_evenly(cell, levels)
             cell.left = _space_evenly(cell, ins[cell.id])
 
@@ -142,13 +151,13 @@ def _space_evenly(cell: Cell, levels: dict[str, float]) -> dict[str, int]:
     return {key: round(first + at * step) for at, key in enumerate(keys)}
 
 
-def _assign_tracks(sheet: Subgraph, columns: Columns) -> Tracks:
-    """Which links run straight down or up between which columns."""
+def _assign_tracks(subgraph: Subgraph, columns: Columns) -> Tracks:
+    """Assign vertical runs to the gaps between columns."""
     tracks = Tracks([[] for _ in range(len(columns.order) + 1)])
-    for at, link in enumerate(sheet.links):
-        if is_border_port(sheet.items[link.head]):
+    for at, link in enumerate(subgraph.links):
+        if is_border_port(subgraph.items[link.head]):
             tracks.gaps[columns.cells[link.tail].rank + 1].append((at, "leave"))
-        elif is_border_port(sheet.items[link.tail]):
+        elif is_border_port(subgraph.items[link.tail]):
             tracks.gaps[columns.cells[link.head].rank].append((at, "enter"))
         elif link.is_back:
             tracks.gaps[columns.cells[link.tail].rank + 1].append((at, "leave"))
@@ -156,74 +165,74 @@ def _assign_tracks(sheet: Subgraph, columns: Columns) -> Tracks:
     for link in columns.vertical_pipes:
         column = columns.order[columns.cells[link.tail].rank]
         if column.index(link.head) != column.index(link.tail) + 1:
-            tracks.gaps[columns.cells[link.tail].rank + 1].append((sheet.links.index(link), "leave"))
+            tracks.gaps[columns.cells[link.tail].rank + 1].append((subgraph.links.index(link), "leave"))
     return tracks
 
 
-def _assign_x(columns: Columns, sheet: Subgraph, tracks: Tracks) -> tuple[int, dict[str, int]]:
-    """Set `x` of every cell and of every track; the total width, and the ports in the top border."""
+def _assign_x(columns: Columns, subgraph: Subgraph, tracks: Tracks) -> tuple[int, dict[str, int]]:
+    """Set `x` of every cell and track. Returns the width, and the ports in the top border."""
     starts: list[tuple[Link, Cell]] = [(link, columns.cells[chain[0].tail]) for link, chain in columns.chains]
     starts += [(link, columns.cells[link.tail]) for link in columns.back_links]
-    is_top = sheet.kind == "walk"
+    is_top = subgraph.kind == "walk"
     x, last = 0, len(columns.order) - 1
     top: dict[str, int] = {}
     for rank, column in enumerate(columns.order):
-        here = [columns.cells[name] for name in column]
+        cells = [columns.cells[name] for name in column]
         if rank:
-            labelled = [(link, cell) for link, cell in starts if link.label and cell.rank == rank - 1]
-            ends = [cell.x + cell.w + text_width(link.label, LABEL) + 8 for link, cell in labelled]
-            used = any(columns.cells[hop.head].rank == rank for _, chain in columns.chains for hop in chain)
+            labeled = [(link, cell) for link, cell in starts if link.label and cell.rank == rank - 1]
+            ends = [cell.x + cell.w + text_width(link.label, LABEL) + 8 for link, cell in labeled]
+            used = any(columns.cells[segment.head].rank == rank for _, chain in columns.chains for segment in chain)
             is_border = rank in (1, last)
-            least = BORDER_GAP if used and is_border else GAP if used else 0 if is_top else EMPTY_GAP
-            x = _place_tracks(tracks, rank, max(x, *ends, x), least, sheet, top)
-        wide = max((cell.w for cell in here), default=0)
-        for cell in here:
-            cell.x = x + (0 if cell.left or cell.item is None or cell.item.shape == "frame" else wide - cell.w)
-        x += wide
+            minimum = BORDER_GAP_PX if used and is_border else COLUMN_GAP_PX if used else 0 if is_top else EMPTY_GAP_PX
+            x = _place_tracks(tracks, rank, max(x, *ends, x), minimum, subgraph, top)
+        width = max((cell.w for cell in cells), default=0)
+        for cell in cells:
+            cell.x = x + (0 if cell.left or cell.item is None or cell.item.shape == "frame" else width - cell.w)
+        x += width
         tracks.column_right.append(x)
     return x, top
 
 
-def _place_tracks(tracks: Tracks, rank: int, start: int, least: int, sheet: Subgraph, top: dict[str, int]) -> int:
-    """Give each track between two columns its x; where the next column begins."""
+def _place_tracks(tracks: Tracks, rank: int, start: int, minimum: int, subgraph: Subgraph, top: dict[str, int]) -> int:
+    """Set `x` of each track in a gap. Returns where the next column starts."""
     tracks.curve_left.append(start)
-    at = start + TRACK
-    for number, end in tracks.gaps[rank]:
-        link = sheet.links[number]
-        tracks.x[number, end] = at
-        if end == "enter" and is_border_port(sheet.items[link.tail]):
+    at = start + TRACK_PX
+    for index, end in tracks.gaps[rank]:
+        link = subgraph.links[index]
+        tracks.x[index, end] = at
+        if end == "enter" and is_border_port(subgraph.items[link.tail]):
             top[link.tail] = at
-            # The label of the pipe stands beside it, above the frame.
-            at += max(0, text_width(link.value, LABEL) + 12 - TRACK) if len(tracks.gaps[rank]) > 1 else 0
-        elif end == "leave" and is_border_port(sheet.items[link.head]):
+            # The label of the pipe is beside it, above the frame.
+            at += max(0, text_width(link.value, LABEL) + 12 - TRACK_PX) if len(tracks.gaps[rank]) > 1 else 0
+        elif end == "leave" and is_border_port(subgraph.items[link.head]):
             tracks.exit_tracks[link.head] = at
-        at += TRACK
-    return max(start + least, at + (TRACK + least) // 2 if tracks.gaps[rank] else 0)
+        at += TRACK_PX
+    return max(start + minimum, at + (TRACK_PX + minimum) // 2 if tracks.gaps[rank] else 0)
 
 
-def _fit_caption(sheet: Subgraph, top: dict[str, int], width: int) -> tuple[int, int]:
-    """Where a frame's caption fits between the pipes that come in from above, and how wide the frame must be."""
-    need = text_width(sheet.caption, CAPTION, is_bold=True)
-    start = PADDING
+def _fit_caption(subgraph: Subgraph, top: dict[str, int], width: int) -> tuple[int, int]:
+    """Return the x of a caption that avoids the pipes from above, and the width that the frame needs."""
+    need = text_width(subgraph.caption, CAPTION, is_bold=True)
+    start = PADDING_PX
     for x in sorted(top.values()):
         if x - 8 - start >= need:
             break
         start = x + 8
     else:
-        width = max(width, start + need + PADDING)
+        width = max(width, start + need + PADDING_PX)
     return start, width
 
 
-def _assign_lanes(columns: Columns, tracks: Tracks) -> int:
-    """Give each link that goes around a lane under everything else; how many lanes there are."""
-    lanes: list[list[tuple[int, int]]] = []
+def _assign_back_tracks(columns: Columns, tracks: Tracks) -> int:
+    """Assign each back link a horizontal track below everything else. Returns the number of tracks."""
+    tracks_below: list[list[tuple[int, int]]] = []
     links = sorted(columns.back_links, key=lambda link: columns.cells[link.tail].rank - columns.cells[link.head].rank)
     for link in links:
         left, right = columns.cells[link.head].rank, columns.cells[link.tail].rank + 1
-        free = [at for at, lane in enumerate(lanes) if all(right < a or b < left for a, b in lane)]
+        free = [at for at, spans in enumerate(tracks_below) if all(right < a or b < left for a, b in spans)]
         if not free:
-            free = [len(lanes)]
-            lanes.append([])
-        lanes[free[0]].append((left, right))
-        tracks.lane[id(link)] = free[0]
-    return len(lanes)
+            free = [len(tracks_below)]
+            tracks_below.append([])
+        tracks_below[free[0]].append((left, right))
+        tracks.back_track[id(link)] = free[0]
+    return len(tracks_below)

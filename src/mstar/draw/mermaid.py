@@ -1,7 +1,7 @@
-"""A walk as Mermaid flowchart text, for places that render it themselves.
+"""Mermaid export: a walk as flowchart text, for viewers that render Mermaid.
 
-Mermaid does its own layout, so this starts from the parts of a drawing and not from a picture: links run straight
-from box to box, and ports are left out.
+Mermaid does its own layout, so this starts from diagram elements, not from a picture: links run from box to box, and
+ports are omitted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ SHAPES = {
     "output": ('>"', '"]'),
     "choose": ('{{"', '"}}'),
 }
-"""How each shape is bracketed; the others are like inputs."""
+"""Brackets of each shape. Other shapes use those of an input."""
 
 CROSSING_STYLE = "stroke:#cf5a1c,stroke-width:2px"
 
 
 def to_mermaid(walk: Walk, placement: WorkersByOp | None = None) -> str:
-    """The walk as a flowchart; with a placement, ops name their workers and links to another worker stand out."""
-    sheet = build_drawing(walk, placement)
-    mark_crossings(sheet)
-    arrows = {f"  {_node_id(way.source)} {_arrow(way)} {_node_id(way.head)}": way.crosses for way in _box_links(sheet)}
+    """Export a walk. With a placement, ops name their workers, and links between workers are highlighted."""
+    subgraph = build_drawing(walk, placement)
+    mark_crossings(subgraph)
+    arrows = {
+        f"  {_node_id(link.source)} {_arrow(link)} {_node_id(link.head)}": link.crosses for link in _box_links(subgraph)
+    }
     crossing = [str(at) for at, crosses in enumerate(arrows.values()) if crosses]
     lines = [
         "flowchart LR",
-        *_nodes(sheet, "  "),
+        *_nodes(subgraph, "  "),
         *arrows,
         *([f"  linkStyle {','.join(crossing)} {CROSSING_STYLE}"] if crossing else []),
     ]
@@ -44,7 +46,7 @@ def to_mermaid(walk: Walk, placement: WorkersByOp | None = None) -> str:
 
 
 def _node_id(item: str) -> str:
-    """An id that Mermaid accepts and that is none of its words."""
+    """Return an id that is valid in Mermaid and not a keyword."""
     return "n_" + "".join(char if char.isalnum() else "_" for char in item)
 
 
@@ -52,18 +54,20 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _nodes(sheet: Subgraph, pad: str) -> Iterator[str]:
-    for item in sheet.items.values():
+def _nodes(subgraph: Subgraph, pad: str) -> Iterator[str]:
+    for item in subgraph.items.values():
         if item.subgraph is not None and _has_boxes(item.subgraph):
             yield f'{pad}subgraph {_node_id(item.id)}["{_escape(item.title)}"]'
             yield from _nodes(item.subgraph, pad + "  ")
             yield f"{pad}end"
         elif item.shape != "port":
-            yield pad + _node_id(item.id) + _label(item)  # a frame without boxes too: a subgraph must not be empty
+            yield pad + _node_id(item.id) + _label(item)  # also for an empty frame: Mermaid rejects empty subgraphs
 
 
-def _has_boxes(sheet: Subgraph) -> bool:
-    return any(item.shape not in ("port", "frame") for inner in iter_subgraphs(sheet) for item in inner.items.values())
+def _has_boxes(subgraph: Subgraph) -> bool:
+    return any(
+        item.shape not in ("port", "frame") for inner in iter_subgraphs(subgraph) for item in inner.items.values()
+    )
 
 
 def _label(item: Item) -> str:
@@ -72,30 +76,30 @@ def _label(item: Item) -> str:
     return before + "<br/>".join(_escape(text) for text in texts if text) + after
 
 
-def _box_links(sheet: Subgraph) -> Iterator[Link]:
-    """Links from box to box, with what they pass through left out."""
+def _box_links(subgraph: Subgraph) -> Iterator[Link]:
+    """Yield links from box to box, without the ports between them."""
     items: dict[str, Item] = {}
     into: defaultdict[str, list[Link]] = defaultdict(list)
     starts: set[str] = set()
-    for inner in iter_subgraphs(sheet):
+    for inner in iter_subgraphs(subgraph):
         items |= inner.items
         for link in inner.links:
             into[link.target].append(link)
             starts.add(link.source)
 
-    def lengthen(link: Link) -> Iterator[Link]:
+    def resolve(link: Link) -> Iterator[Link]:
         if items[link.source].shape != "port":
             yield link
         else:
             for earlier in into[link.source]:
                 crosses = link.crosses and earlier.crosses
-                way = replace(link, source=earlier.source, label=link.label or earlier.label, crosses=crosses)
-                yield from lengthen(way)
+                resolved = replace(link, source=earlier.source, label=link.label or earlier.label, crosses=crosses)
+                yield from resolve(resolved)
 
     for links in list(into.values()):
         for link in links:
             if items[link.target].shape != "port" or link.target not in starts:
-                yield from lengthen(link)
+                yield from resolve(link)
 
 
 def _arrow(link: Link) -> str:

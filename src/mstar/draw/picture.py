@@ -1,7 +1,7 @@
-"""A walk as a picture: boxes, frames, edges and a legend, with integer coordinates.
+"""Picture of a walk: boxes, frames, edges and a legend with integer coordinates.
 
-The same walk and placement give the same picture. What it looks like (colours, fonts, shapes) is up to who draws it:
-`svg`, or a browser that was given the JSON form.
+Deterministic for a walk and a placement. Colors, fonts and shapes are up to the renderer: `svg`, or a browser with the
+JSON export.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from mstar.draw.layout import SubgraphLayout, lay_out
 from mstar.draw.text_size import LABEL, text_width
 from mstar.graph.ir import Open, Walk, binds, defines, flat
 
-MARGIN, LEGEND_ROW, SAMPLE = 16, 20, 26
+MARGIN_PX = 16
+LEGEND_ROW_PX = 20
+SAMPLE_PX = 26
+"""Width of a color or line sample in the legend."""
 MAX_LABELLED_WIDTH_PX = 1100
-"""A picture that would be wider than this leaves the types on its edges to tooltips."""
+"""Maximum width with types on edges. Wider pictures show types in tooltips only."""
 
 STYLE_LABELS = {
     "value": "value",
@@ -29,12 +32,12 @@ STYLE_LABELS = {
     "pipe": "stream",
     "crosses": "to another worker",
 }
-"""What the legend calls each style of edge."""
+"""Legend text of each edge style."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """An op, an input, a state, an emission, or one of the small things between them."""
+    """An op, an input, a state, an emission, or a small item between them."""
 
     id: str
     shape: Shape
@@ -46,13 +49,13 @@ class Box:
     h: int
     frame: str
     workers: tuple[str, ...]
-    colour: int | None
-    """A number for each worker, or for each component where no placement is given; None for neither."""
+    color: int | None
+    """Color index of the worker, or of the component without a placement. None for neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The border around the body of a region; `frame` is the one around it, empty for the walk itself."""
+    """The border of a region. `frame` is the enclosing one, empty for the walk itself."""
 
     id: str
     kind: str
@@ -67,7 +70,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A link's way on one sheet. An end at the border of a frame is a port; the value goes on from there."""
+    """Path of a link in one subgraph. An end at the border of a frame is a port, where the value continues."""
 
     source: str
     target: str
@@ -86,18 +89,18 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """One entry of the legend: a colour (by number) or a style of edge, and what it stands for."""
+    """Legend entry: a color index or an edge style, and its text."""
 
     text: str
     x: int
     y: int
-    colour: int | None = None
+    color: int | None = None
     style: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A walk, laid out."""
+    """A laid-out walk."""
 
     name: str
     width: int
@@ -109,92 +112,94 @@ class Picture:
 
 
 def to_picture(walk: Walk, placement: WorkersByOp | None = None) -> Picture:
-    """A walk's picture; with a placement ("component.op" to worker names), by workers and with their crossings."""
-    sheet = build_drawing(walk, placement)
-    plate = lay_out(sheet)
-    if plate.w > MAX_LABELLED_WIDTH_PX:
-        sheet = build_drawing(walk, placement, show_types=False)
-        plate = lay_out(sheet)
-    mark_crossings(sheet)
-    groups = _groups(sheet)
-    through = _relay_ports(sheet)
+    """Lay out a walk. With a placement ("component.op" to worker names), color by worker and mark crossings."""
+    subgraph = build_drawing(walk, placement)
+    layout = lay_out(subgraph)
+    if layout.w > MAX_LABELLED_WIDTH_PX:
+        subgraph = build_drawing(walk, placement, show_types=False)
+        layout = lay_out(subgraph)
+    mark_crossings(subgraph)
+    groups = _groups(subgraph)
+    relays = _relay_ports(subgraph)
     types = _value_types(walk)
-    placed = list(_positioned_layouts(plate, MARGIN, MARGIN))
-    parts = [part for at, x, y in placed for part in _boxes_and_frames(at, x, y, groups)]
+    layouts = list(_positioned_layouts(layout, MARGIN_PX, MARGIN_PX))
+    parts = [part for nested, x, y in layouts for part in _boxes_and_frames(nested, x, y, groups)]
     boxes = tuple(part for part in parts if isinstance(part, Box))
     frames = tuple(part for part in parts if isinstance(part, Frame))
-    edges = tuple(edge for at, x, y in placed for edge in _edges(at, x, y, through, types))
-    legend = _legend(groups, edges, plate.w, MARGIN + plate.h + LEGEND_ROW)
-    width = max(plate.w, *(key.x + SAMPLE + 8 + text_width(key.text, LABEL) - MARGIN for key in legend), 0)
-    height = max([MARGIN + plate.h, *(key.y + LEGEND_ROW // 2 for key in legend)])
-    return Picture(walk.name, width + 2 * MARGIN, height + MARGIN, boxes, frames, edges, legend)
+    edges = tuple(edge for nested, x, y in layouts for edge in _edges(nested, x, y, relays, types))
+    legend = _legend(groups, edges, layout.w, MARGIN_PX + layout.h + LEGEND_ROW_PX)
+    width = max(layout.w, *(entry.x + SAMPLE_PX + 8 + text_width(entry.text, LABEL) - MARGIN_PX for entry in legend), 0)
+    height = max([MARGIN_PX + layout.h, *(entry.y + LEGEND_ROW_PX // 2 for entry in legend)])
+    return Picture(walk.name, width + 2 * MARGIN_PX, height + MARGIN_PX, boxes, frames, edges, legend)
 
 
-def _groups(sheet: Subgraph) -> dict[str, int]:
-    found = [item.group for inner in iter_subgraphs(sheet) for item in inner.items.values() if item.group]
-    return {group: at for at, group in enumerate(sorted(set(found)))}
+def _groups(subgraph: Subgraph) -> dict[str, int]:
+    names = [item.group for inner in iter_subgraphs(subgraph) for item in inner.items.values() if item.group]
+    return {group: at for at, group in enumerate(sorted(set(names)))}
 
 
-def _relay_ports(sheet: Subgraph) -> frozenset[str]:
-    """The ports at which links go on."""
-    starts = {link.source for inner in iter_subgraphs(sheet) for link in inner.links}
-    ports = {item.id for inner in iter_subgraphs(sheet) for item in inner.items.values() if item.shape == "port"}
+def _relay_ports(subgraph: Subgraph) -> frozenset[str]:
+    """Ports where a value continues to another link."""
+    starts = {link.source for inner in iter_subgraphs(subgraph) for link in inner.links}
+    ports = {item.id for inner in iter_subgraphs(subgraph) for item in inner.items.values() if item.shape == "port"}
     return frozenset(ports & starts)
 
 
 def _value_types(walk: Walk) -> dict[str, str]:
-    """The types of values and streams, by the names that links have."""
+    """Types of values and streams, by the names that links use."""
     nodes = list(flat(walk.body))
     values = [*walk.inputs, *(value for node in nodes for value in (*binds(node), *defines(node)))]
     streams = {f"~{node.stream}": type_text(node.item) for node in nodes if isinstance(node, Open)}
     return {value.name: type_text(value.type) for value in values} | streams
 
 
-def _positioned_layouts(plate: SubgraphLayout, x: int, y: int) -> Iterator[tuple[SubgraphLayout, int, int]]:
-    yield plate, x, y
-    for cell in plate.cells:
-        if cell.id in plate.inner:
-            yield from _positioned_layouts(plate.inner[cell.id], x + cell.x, y + int(cell.y))
+def _positioned_layouts(layout: SubgraphLayout, x: int, y: int) -> Iterator[tuple[SubgraphLayout, int, int]]:
+    yield layout, x, y
+    for cell in layout.cells:
+        if cell.id in layout.inner:
+            yield from _positioned_layouts(layout.inner[cell.id], x + cell.x, y + int(cell.y))
 
 
-def _boxes_and_frames(plate: SubgraphLayout, x: int, y: int, groups: dict[str, int]) -> Iterator[Box | Frame]:
-    for cell in plate.cells:
+def _boxes_and_frames(layout: SubgraphLayout, x: int, y: int, groups: dict[str, int]) -> Iterator[Box | Frame]:
+    for cell in layout.cells:
         assert cell.item is not None
         item, left, top = cell.item, x + cell.x, y + int(cell.y)
         if item.subgraph is not None:
-            caption_x = left + plate.inner[item.id].caption_x
-            where = (caption_x, left, top, cell.w, cell.h)
-            yield Frame(item.id, item.subgraph.kind, item.title, *where, frame=plate.sheet.id)
+            caption_x = left + layout.inner[item.id].caption_x
+            geometry = (caption_x, left, top, cell.w, cell.h)
+            yield Frame(item.id, item.subgraph.kind, item.title, *geometry, frame=layout.subgraph.id)
         else:
-            where, colour = (left, top, cell.w, cell.h), groups.get(item.group)
-            yield Box(item.id, item.shape, item.title, item.note, *where, plate.sheet.id, item.workers, colour)
+            geometry, color = (left, top, cell.w, cell.h), groups.get(item.group)
+            yield Box(item.id, item.shape, item.title, item.note, *geometry, layout.subgraph.id, item.workers, color)
 
 
-def _edges(plate: SubgraphLayout, x: int, y: int, through: frozenset[str], types: dict[str, str]) -> Iterator[Edge]:
-    for routed in plate.routes:
+def _edges(layout: SubgraphLayout, x: int, y: int, relays: frozenset[str], types: dict[str, str]) -> Iterator[Edge]:
+    for routed in layout.routes:
         link = routed.link
-        path = tuple(tuple(number + (y if at % 2 else x) for at, number in enumerate(step)) for step in routed.path)
+        path = tuple(
+            tuple(coordinate + (y if at % 2 else x) for at, coordinate in enumerate(step)) for step in routed.path
+        )
         label_x, label_y = routed.label or (0, 0)
         yield Edge(
             *(link.source, link.target, link.value, types.get(link.value, ""), link.style, path),
             *((link.label, x + label_x, y + label_y) if routed.label else ("", 0, 0)),
-            *(link.is_back, link.crosses, link.target not in through),
-            plate.sheet.id,
+            *(link.is_back, link.crosses, link.target not in relays),
+            layout.subgraph.id,
         )
 
 
 def _legend(groups: dict[str, int], edges: tuple[Edge, ...], width: int, y: int) -> tuple[LegendEntry, ...]:
-    """The colours and the styles that occur, in rows under the picture."""
-    wanted: list[tuple[str, int | None, str]] = [(group, at, "") for group, at in groups.items()]
-    seen = {("carry" if edge.is_back and edge.style == "value" else edge.style) for edge in edges}
-    seen |= {"crosses" for edge in edges if edge.crosses}
-    wanted += [(text, None, style) for style, text in STYLE_LABELS.items() if style in seen]
-    keys: list[LegendEntry] = []
-    x = MARGIN
-    for text, colour, style in wanted:
-        room = SAMPLE + 8 + text_width(text, LABEL) + 18
-        if x > MARGIN and (x + room > width or (style and keys and not keys[-1].style)):
-            x, y = MARGIN, y + LEGEND_ROW
-        keys.append(LegendEntry(text, x, y, colour, style))
-        x += room
-    return tuple(keys)
+    """Legend of the colors and styles that occur, in rows below the picture."""
+    entries: list[tuple[str, int | None, str]] = [(group, at, "") for group, at in groups.items()]
+    styles = {("carry" if edge.is_back and edge.style == "value" else edge.style) for edge in edges}
+    styles |= {"crosses" for edge in edges if edge.crosses}
+    entries += [(text, None, style) for style, text in STYLE_LABELS.items() if style in styles]
+    legend: list[LegendEntry] = []
+    x = MARGIN_PX
+    for text, color, style in entries:
+        width_needed = SAMPLE_PX + 8 + text_width(text, LABEL) + 18
+        if x > MARGIN_PX and (x + width_needed > width or (style and legend and not legend[-1].style)):
+            x, y = MARGIN_PX, y + LEGEND_ROW_PX
+        legend.append(LegendEntry(text, x, y, color, style))
+        x += width_needed
+    return tuple(legend)

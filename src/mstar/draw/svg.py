@@ -1,4 +1,4 @@
-"""A picture as one SVG file that needs nothing else: system fonts, no scripts, light and dark by media query."""
+"""SVG renderer: one self-contained file with system fonts, no scripts, and light and dark themes by media query."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from mstar.draw.edge_routing import Path
-from mstar.draw.picture import SAMPLE, Box, Edge, Frame, LegendEntry, Picture
+from mstar.draw.picture import SAMPLE_PX, Box, Edge, Frame, LegendEntry, Picture
 from mstar.draw.text_size import CAPTION, LABEL, NOTE, TITLE, item_lines
 
 LIGHT = {
@@ -55,17 +55,17 @@ DARK_TINTS = (
     *(("#1b2f48", "#5b92d4"), ("#1d3321", "#62a860"), ("#3a2f17", "#c79a45"), ("#3d2226", "#cf787d")),
     *(("#173533", "#52a6a0"), ("#2b2440", "#977bd0"), ("#302b24", "#a39377"), ("#3a2034", "#c275ab")),
 )
-"""Fill and stroke for each colour number; further numbers begin again."""
+"""Fill and stroke per color index. Further indices wrap around."""
 
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, Ubuntu, 'Helvetica Neue', Arial, sans-serif"
 
 
 def to_svg(picture: Picture) -> str:
-    """The picture as SVG text."""
+    """Render the picture as SVG text."""
     size = f'width="{picture.width}" height="{picture.height}" viewBox="0 0 {picture.width} {picture.height}"'
-    named = 'role="img" aria-labelledby="mstar-title mstar-desc"'
+    accessible_name = 'role="img" aria-labelledby="mstar-title mstar-desc"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {accessible_name}>',
         f'<title id="mstar-title">{escape(picture.name)}</title>',
         f'<desc id="mstar-desc">{escape(_description(picture))}</desc>',
         f"<style>{_css()}</style>",
@@ -75,7 +75,7 @@ def to_svg(picture: Picture) -> str:
         *_frames(picture),
         *(line for edge in sorted(picture.edges, key=_z_order) for line in _edge(edge)),
         *(line for box in picture.boxes for line in _box(box)),
-        *(line for key in picture.legend for line in _legend_entry(key)),
+        *(line for entry in picture.legend for line in _legend_entry(entry)),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -99,7 +99,7 @@ def _css() -> str:
     return f"{plain}{_theme(LIGHT, LIGHT_TINTS)}@media(prefers-color-scheme:dark){{{dark}}}"
 
 
-def _theme(colour: dict[str, str], tints: tuple[tuple[str, str], ...]) -> str:
+def _theme(color: dict[str, str], tints: tuple[tuple[str, str], ...]) -> str:
     rules = [
         ".page{fill:%(page)s}.t,.name{fill:%(ink)s}.n,.l,.c,.faint{fill:%(soft)s}.e{stroke:%(line)s}",
         ".box{fill:%(box)s;stroke:%(edge)s}.f0{fill:%(frame)s;stroke:%(rim)s}.f1{fill:%(deep)s;stroke:%(rim)s}",
@@ -109,7 +109,7 @@ def _theme(colour: dict[str, str], tints: tuple[tuple[str, str], ...]) -> str:
         ".h-views{fill:%(page)s;stroke:%(state)s}.h-pipe{fill:%(flow)s}.h-cross{fill:%(cross)s}",
     ]
     fills = "".join(f".k{at}{{fill:{fill};stroke:{stroke}}}" for at, (fill, stroke) in enumerate(tints))
-    return "".join(rules) % colour + fills
+    return "".join(rules) % color + fills
 
 
 def _markers() -> str:
@@ -125,7 +125,7 @@ def _markers() -> str:
 
 
 def _z_order(edge: Edge) -> tuple[bool, bool]:
-    # Pipes lie under thin lines, and what crosses lies on top.
+    # Pipes are below thin lines, and crossing links on top.
     return edge.style != "pipe", edge.crosses
 
 
@@ -137,16 +137,16 @@ def _frames(picture: Picture) -> Iterator[str]:
 
 
 def _frame(frame: Frame, depth: int) -> Iterator[str]:
-    look = f'class="f{depth % 2}" rx="10"'
+    attributes = f'class="f{depth % 2}" rx="10"'
     if frame.kind == "each":
-        # Bodies side by side: a second sheet shows behind the first.
-        yield f'<rect {look} x="{frame.x + 5}" y="{frame.y + 5}" width="{frame.w}" height="{frame.h}"/>'
-    yield f'<rect {look} x="{frame.x}" y="{frame.y}" width="{frame.w}" height="{frame.h}"/>'
+        # Parallel bodies: a second rectangle is visible behind the first.
+        yield f'<rect {attributes} x="{frame.x + 5}" y="{frame.y + 5}" width="{frame.w}" height="{frame.h}"/>'
+    yield f'<rect {attributes} x="{frame.x}" y="{frame.y}" width="{frame.w}" height="{frame.h}"/>'
     yield f'<text class="c" x="{frame.caption_x}" y="{frame.y + 18}">{escape(frame.caption)}</text>'
 
 
 def to_svg_path(path: Path) -> str:
-    """A path in the words of SVG."""
+    """Convert a path to SVG path data."""
     first, *rest = path
     letters = {2: "L", 4: "Q", 6: "C"}
     steps = (letters[len(step)] + " ".join(map(str, step)) for step in rest)
@@ -155,33 +155,33 @@ def to_svg_path(path: Path) -> str:
 
 def _edge(edge: Edge) -> Iterator[str]:
     style = "carry" if edge.is_back and edge.style == "value" else edge.style
-    way = to_svg_path(edge.path)
+    path = to_svg_path(edge.path)
     head = "cross" if edge.crosses and style in ("value", "carry", "pipe") else style
     end = f' marker-end="url(#mstar-{head})"' if edge.has_arrow else ""
     crossing = " cross" if edge.crosses else ""
     if style == "pipe":
-        yield f'<path class="e pipe{" warm" if edge.crosses else ""}" d="{way}"/>'
-    look = "flow" if style == "pipe" else style
-    about = escape(": ".join(filter(None, (edge.value, edge.type))))
-    yield f'<path class="e {look}{crossing}" d="{way}"{end}><title>{about}</title></path>'
+        yield f'<path class="e pipe{" warm" if edge.crosses else ""}" d="{path}"/>'
+    css_class = "flow" if style == "pipe" else style
+    tooltip = escape(": ".join(filter(None, (edge.value, edge.type))))
+    yield f'<path class="e {css_class}{crossing}" d="{path}"{end}><title>{tooltip}</title></path>'
     if edge.label:
-        look = "l lp" if style == "pipe" else "l"
-        yield f'<text class="{look}" x="{edge.label_x}" y="{edge.label_y}">{escape(edge.label)}</text>'
+        css_class = "l lp" if style == "pipe" else "l"
+        yield f'<text class="{css_class}" x="{edge.label_x}" y="{edge.label_y}">{escape(edge.label)}</text>'
 
 
 def _outline(box: Box) -> str:
     x, y, w, h = box.x, box.y, box.w, box.h
-    tint = f"k{box.colour % len(LIGHT_TINTS)}" if box.colour is not None else "box"
+    tint = f"k{box.color % len(LIGHT_TINTS)}" if box.color is not None else "box"
     rect = f'x="{x}" y="{y}" width="{w}" height="{h}"'
     match box.shape:
         case "state":
             side = f"M{x} {y + 6}V{y + h - 6}A{w / 2:g} 6 0 0 0 {x + w} {y + h - 6}V{y + 6}"
-            lid = f"A{w / 2:g} 6 0 0 0 {x} {y + 6}A{w / 2:g} 6 0 0 0 {x + w} {y + 6}"
-            return f'<path class="store" d="{side}{lid}"/>'
+            top = f"A{w / 2:g} 6 0 0 0 {x} {y + 6}A{w / 2:g} 6 0 0 0 {x + w} {y + 6}"
+            return f'<path class="store" d="{side}{top}"/>'
         case "emission" | "output":
-            nose = min(12, h // 2)
-            flag = f"M{x} {y}H{x + w - nose}L{x + w} {y + h // 2}L{x + w - nose} {y + h}H{x}z"
-            return f'<path class="emit round" stroke-width="2" d="{flag}"/>'
+            tip = min(12, h // 2)
+            arrow = f"M{x} {y}H{x + w - tip}L{x + w} {y + h // 2}L{x + w - tip} {y + h}H{x}z"
+            return f'<path class="emit round" stroke-width="2" d="{arrow}"/>'
         case "op":
             return f'<rect class="{tint}" {rect} rx="6" stroke-width="1.4"/>'
         case "get":
@@ -198,20 +198,20 @@ def _box(box: Box) -> Iterator[str]:
     lines = item_lines(box)
     y -= sum(size + 4 for _, size in lines) // 2
     for text, size in lines:
-        look = ("t b" if box.shape == "op" else "t") if size == TITLE else "n"
+        css_class = ("t b" if box.shape == "op" else "t") if size == TITLE else "n"
         y += size + 4
-        yield f'<text class="{look} m{" emit-t" if is_emission else ""}" x="{x}" y="{y - 4}">{escape(text)}</text>'
+        yield f'<text class="{css_class} m{" emit-t" if is_emission else ""}" x="{x}" y="{y - 4}">{escape(text)}</text>'
 
 
-def _legend_entry(key: LegendEntry) -> Iterator[str]:
-    end = key.x + SAMPLE
-    if key.colour is not None:
-        tint = f"k{key.colour % len(LIGHT_TINTS)}"
-        yield f'<rect class="{tint}" x="{key.x + 8}" y="{key.y - 6}" width="{SAMPLE - 8}" height="12" rx="3"/>'
+def _legend_entry(entry: LegendEntry) -> Iterator[str]:
+    end = entry.x + SAMPLE_PX
+    if entry.color is not None:
+        tint = f"k{entry.color % len(LIGHT_TINTS)}"
+        yield f'<rect class="{tint}" x="{entry.x + 8}" y="{entry.y - 6}" width="{SAMPLE_PX - 8}" height="12" rx="3"/>'
     else:
-        way = f'd="M{key.x} {key.y}H{end}"'
-        name = "cross" if key.style == "crosses" else key.style
-        if key.style == "pipe":
-            yield f'<path class="e pipe" {way}/>'
-        yield f'<path class="e {"flow" if name == "pipe" else name}" {way} marker-end="url(#mstar-{name})"/>'
-    yield f'<text class="l" x="{end + 7}" y="{key.y + 4}">{escape(key.text)}</text>'
+        path = f'd="M{entry.x} {entry.y}H{end}"'
+        name = "cross" if entry.style == "crosses" else entry.style
+        if entry.style == "pipe":
+            yield f'<path class="e pipe" {path}/>'
+        yield f'<path class="e {"flow" if name == "pipe" else name}" {path} marker-end="url(#mstar-{name})"/>'
+    yield f'<text class="l" x="{end + 7}" y="{entry.y + 4}">{escape(entry.text)}</text>'

@@ -1,6 +1,6 @@
-"""How much room text takes, without a font at hand.
+"""Text size estimates without a font.
 
-The widths are those of a wide system font, so what fits here fits in the narrower ones that most people have.
+Widths are those of a wide system font, so that text also fits in narrower ones.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ from typing import Protocol
 
 from mstar.draw.elements import Item, Shape
 
-TITLE, NOTE, LABEL, CAPTION = 13, 10, 10, 11
-"""Font sizes: the name in a box, the small text around it, text on an edge, the caption of a frame."""
+TITLE = 13
+"""Font size in px of the name in a box."""
+NOTE = 10
+"""Font size in px of the small text in a box."""
+LABEL = 10
+"""Font size in px of the text on an edge."""
+CAPTION = 11
+"""Font size in px of the caption of a frame."""
 PORT_STEP_PX = 16
-"""From one port of a box to the next: room for a label between their lines."""
+"""Distance between two ports of a box, with space for a label."""
 
 _NARROW = frozenset("ijlI.,:;'|!ftr()[]{} /")
 _WIDE = frozenset("mwMW@%~=<>≤×…+")
 
 
 class BoxText(Protocol):
-    """Anything with the texts of a box."""
+    """Object with the texts of a box."""
 
     @property
     def shape(self) -> Shape: ...  # noqa: D102
@@ -31,21 +37,21 @@ class BoxText(Protocol):
 
 
 def text_width(text: str, size: int, *, is_bold: bool = False) -> int:
-    """An upper estimate of a line's width in pixels."""
+    """Return an upper estimate of the width of a line in px."""
     ems = sum(0.42 if char in _NARROW else 0.95 if char in _WIDE else 0.72 if char.isupper() else 0.63 for char in text)
     return math.ceil(ems * size * (1.1 if is_bold else 1))
 
 
 def item_size(item: Item, ports: int) -> tuple[int, int]:
-    """The width and height of a box with its text and with room for so many ports on one side."""
-    wide = max(text_width(line, size, is_bold=size == TITLE) for line, size in item_lines(item))
-    tall = 12 + sum(size + 4 for _, size in item_lines(item))
+    """Return width and height of a box with its text and this number of ports on one side."""
+    width = max(text_width(line, size, is_bold=size == TITLE) for line, size in item_lines(item))
+    height = 12 + sum(size + 4 for _, size in item_lines(item))
     pad = {"op": 24, "emission": 34, "output": 34}.get(item.shape, 20)
-    return max(wide + pad, 44), max(tall + (8 if item.shape == "state" else 0), PORT_STEP_PX * (ports - 1) + 14)
+    return max(width + pad, 44), max(height + (8 if item.shape == "state" else 0), PORT_STEP_PX * (ports - 1) + 14)
 
 
 def item_lines(item: BoxText) -> list[tuple[str, int]]:
-    """The lines of text in a box, each with its font size. An op has its component in small letters above it."""
+    """Return the lines of a box with their font sizes. The component of an op is above it in small text."""
     component, _, name = item.title.rpartition(".") if item.shape == "op" else ("", "", item.title)
     lines = [(component, NOTE), (name, TITLE), (item.note, NOTE)]
     return [(text, size) for text, size in lines if text]

@@ -1,4 +1,8 @@
-"""Media: what clients send as files becomes arrays, and arrays become what clients can play.
+"""Media codecs: sandboxed decoding of client files, encoding of model outputs, and voice activity detection (VAD).
 
-It knows no HTTP and no model. Its libraries are loaded by the modules that need them, never by this package.
+- Decoding (`decoder_pool`, `decoder_process`): images and audio, in resource-limited decoder processes (sandbox).
+- Encoding (`audio`, `images`, `mp4`): PCM, WAV, MP3, Opus, AAC, FLAC; PNG, JPEG, WebP; MP4 (H.264).
+- VAD (`vad`): energy-based speech detection for realtime sessions.
+
+It knows neither HTTP nor models. Each module imports its own libraries; this package imports none.
 """

@@ -1,7 +1,7 @@
-"""Sound for clients: a stream of samples becomes one stream of bytes, in the format and at the rate they asked for.
+"""Streaming audio encoders: samples to PCM, WAV, MP3, Opus, AAC or FLAC, at the requested sample rate.
 
-One resampler and one encoder last for the whole stream, so that nothing is heard where two emissions meet. Decoding
-what clients send is done elsewhere.
+One resampler and one encoder serve the whole stream, so that chunk boundaries are inaudible. Decoding is in
+`decoder_pool`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mstar.errors import LoadError
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 UNKNOWN_SIZE = 0xFFFFFFFF
-"""The size in a WAV header of what is not yet known to end."""
+"""Size in a WAV header of a stream whose length is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that clients may ask for."""
+    """Output format with its media type, sample rates and codec."""
 
     media_type: str
     rates: tuple[int, ...] = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
-    """How many samples a second it can have."""
+    """Supported sample rates in Hz."""
     container: str = ""
     codec: str = ""
     options: Mapping[str, str] | None = None
@@ -42,64 +42,66 @@ FORMATS: dict[str, Format] = {
         _OPUS_RATES,
         container="ogg",
         codec="libopus",
-        options={"page_duration": "60000", "fflags": "+bitexact"},  # else each stream gets a number by chance
+        options={"page_duration": "60000", "fflags": "+bitexact"},  # otherwise streams get a random serial number
     ),
     "aac": Format("audio/aac", container="adts", codec="aac"),
     "flac": Format("audio/flac", container="flac", codec="flac"),
     "wav": Format("audio/wav"),
     "pcm": Format("audio/pcm"),
 }
-"""By the names that clients know. A header that would have to be written again at the end is left out."""
+"""Formats by their API names. Headers that would need a rewrite at the end are disabled."""
 
 
 class Encoder(Protocol):
-    """Samples in, bytes out, as they come."""
+    """Incremental encoder: samples in, bytes out."""
 
     def feed(self, samples: Samples) -> bytes:
-        """What these samples add."""
+        """Encode samples. Returns the bytes that are ready."""
         ...
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """Flush the encoder."""
         ...
 
 
 class PcmEncoder:
-    """16 bits a sample, the lower byte first, and nothing else."""
+    """16-bit little-endian PCM."""
 
     def feed(self, samples: Samples) -> bytes:
-        """What these samples add."""
+        """Encode samples."""
         return (np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """Flush. Nothing is buffered."""
         return b""
 
 
 class WavEncoder(PcmEncoder):
-    """One header that leaves the length open, then the samples."""
+    """WAV with an open-ended header."""
 
     def __init__(self, rate: int) -> None:
-        about = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
+        format_chunk = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
         self._header = (
-            struct.pack("<4sI4s", b"RIFF", UNKNOWN_SIZE, b"WAVE") + about + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
+            struct.pack("<4sI4s", b"RIFF", UNKNOWN_SIZE, b"WAVE")
+            + format_chunk
+            + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
         )
 
     def feed(self, samples: Samples) -> bytes:
-        """What these samples add."""
+        """Encode samples, after the header."""
         header, self._header = self._header, b""
         return header + super().feed(samples)
 
     def finish(self) -> bytes:
-        """What was held back: the header, if there was no sound."""
+        """Flush: the header, if no sample was encoded."""
         return self._header
 
 
 class FFmpegEncoder:
-    """A compressed format, by FFmpeg's libraries."""
+    """Compressed formats (MP3, Opus, AAC, FLAC), encoded with FFmpeg's libraries."""
 
     def __init__(self, format: Format, rate: int) -> None:
-        import av  # only who compresses needs it
+        import av  # optional dependency, for compressed formats only
 
         self._av = av
         self._rate = rate
@@ -109,7 +111,7 @@ class FFmpegEncoder:
         self._stream: Any = self._container.add_stream(format.codec, rate=rate, layout="mono")
 
     def feed(self, samples: Samples) -> bytes:
-        """What these samples add."""
+        """Encode samples. Returns the bytes that are ready."""
         if len(samples):
             frame = self._av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
             frame.sample_rate = self._rate
@@ -117,14 +119,14 @@ class FFmpegEncoder:
         return self._sink.drain()
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """Flush the encoder and close the container."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.drain()
 
 
 class _ByteSink:
-    """What an encoder writes to. It cannot seek, and so nothing that was sent is changed."""
+    """Output of an encoder. Not seekable, because sent bytes cannot change."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -134,13 +136,13 @@ class _ByteSink:
         return len(data)
 
     def drain(self) -> bytes:
-        taken = bytes(self._written)
+        data = bytes(self._written)
         self._written.clear()
-        return taken
+        return data
 
 
 class Resampler:
-    """From the rates that a model emits to the one that a client wants."""
+    """Resamples a stream to the sample rate of the client. The source rate can change."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -148,7 +150,7 @@ class Resampler:
         self._stream: Any = None
 
     def feed(self, samples: Samples, rate: int) -> Samples:
-        """The next samples at the client's rate; some are held back."""
+        """Resample. Some samples are delayed by the filter."""
         rest = self.finish() if rate != self._source_rate else samples[:0]
         if rate != self._source_rate:
             self._source_rate = rate
@@ -158,37 +160,37 @@ class Resampler:
         return np.concatenate((rest, samples)) if len(rest) else samples
 
     def finish(self) -> Samples:
-        """The samples that were held back."""
-        none = np.zeros(0, np.float32)
-        return none if self._stream is None else self._stream.resample_chunk(none, last=True)
+        """Flush the delayed samples."""
+        empty = np.zeros(0, np.float32)
+        return empty if self._stream is None else self._stream.resample_chunk(empty, last=True)
 
 
 def _make_resampler(source: int, target: int) -> Any:
-    _require_package("soxr", f"from {source} to {target} samples a second", "media")
-    import soxr  # only who changes rates needs it
+    _require_package("soxr", f"resampling from {source} to {target} Hz", "media")
+    import soxr  # optional dependency, for resampling only
 
     return soxr.ResampleStream(source, target, 1, dtype="float32")
 
 
 def _require_package(package: str, what: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise LoadError(f"{what} needs {package}, not installed here\n  fix: pip install 'mstar-serve[{extra}]'")
+        raise LoadError(f"{what} needs the package {package}\n  fix: pip install 'mstar-serve[{extra}]'")
 
 
 class AudioStreamEncoder:
-    """One stream of sound on its way to a client."""
+    """Encodes one audio stream of a response."""
 
     def __init__(self, name: str, rate: int) -> None:
         format = FORMATS[name]
         if rate not in format.rates:
             rates = ", ".join(map(str, format.rates))
-            raise ValueError(f"{name} has {rates} samples a second, and not {rate}\n  fix: ask for one of these")
+            raise ValueError(f"{name} does not support {rate} Hz\n  fix: use one of {rates}")
         if format.codec:
             _require_package("av", f"the format {name}", "media")
         self.format = format
         self.rate = rate
         self.duration_s = 0.0
-        """How much sound was fed."""
+        """Seconds of audio encoded so far."""
         self._encoder: Encoder = (
             FFmpegEncoder(format, rate) if format.codec else WavEncoder(rate) if name == "wav" else PcmEncoder()
         )
@@ -196,24 +198,24 @@ class AudioStreamEncoder:
 
     @property
     def media_type(self) -> str:
-        """What its bytes are, for an HTTP header."""
-        is_bare = self.format is FORMATS["pcm"]
-        return f"{self.format.media_type};rate={self.rate}" if is_bare else self.format.media_type
+        """Media type for the Content-Type header. PCM includes its rate."""
+        is_pcm = self.format is FORMATS["pcm"]
+        return f"{self.format.media_type};rate={self.rate}" if is_pcm else self.format.media_type
 
     def feed(self, value: Any, rate: int) -> bytes:
-        """What an emission adds: samples as an array of any library, at this rate."""
+        """Encode the samples of an emission: an array of any library, at this rate."""
         samples = to_samples(value)
         self.duration_s += len(samples) / rate
         return self._encoder.feed(self._resampler.feed(samples, rate))
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """Flush the resampler and the encoder."""
         return self._encoder.feed(self._resampler.finish()) + self._encoder.finish()
 
 
 def to_samples(value: Any) -> Samples:
-    """An emission's value as mono float32, from -1 to 1. Whole numbers are taken as 16 bits."""
-    if not isinstance(value, np.ndarray) and hasattr(value, "detach"):  # a tensor, perhaps of a type numpy has not
+    """Convert an emission to mono float32 samples from -1 to 1. Integers are read as 16-bit."""
+    if not isinstance(value, np.ndarray) and hasattr(value, "detach"):  # a tensor, possibly of a dtype numpy lacks
         value = value.detach().float().numpy() if value.is_floating_point() else value.numpy()
     array = np.asarray(value).reshape(-1)
     samples = array.astype(np.float32, copy=False)

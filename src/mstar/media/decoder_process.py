@@ -1,8 +1,9 @@
-"""A decoder: a process that turns files of strangers into samples and pixels, and can do nothing else.
+"""Sandboxed decoder process: turns untrusted image and audio files into pixels and samples.
 
-Run with its limits as JSON: `python -I -m mstar.media.decoder_process '{"max_pixels": ...}'`. It reads jobs from stdin and writes
-what it decoded to stdout. Once its libraries are there it can open no file and no socket, and its memory and its time
-are bounded; that a job takes too long in all, its parent watches. It trusts nothing that it reads, and is not trusted.
+Started by `decoder_pool` as `python -I -m mstar.media.decoder_process LIMITS_JSON`. It reads jobs from stdin and writes
+results to stdout (`decoder_protocol`). After warm-up it enters the sandbox: resource limits (rlimits) forbid opening
+files and sockets and starting processes, and bound memory and CPU time. The parent enforces the wall-clock timeout and
+validates everything it reads.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ from mstar.media.decoder_protocol import (
     max_duration_s,
 )
 
-PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # loaded now, and no other is tried
+PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # imported now; Pillow tries no others
 FORMATS = {"WAV": ("WAV", "WAVEX"), "FLAC": ("FLAC",), "OGG": ("OGG",), "MP3": ("MP3", "MPEG")}
-"""What a library may call a file that begins like one of SOUNDS."""
+"""Names of libsndfile for each detected audio format."""
 SUBTYPES = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
 SUBTYPES += ("VORBIS", "OPUS", "MPEG_LAYER_III")
 CPU_LIMIT_S = 20
+"""CPU seconds per file before the kernel kills the process."""
 CHUNK_SAMPLES = 1 << 16
-"""How many samples are decoded at a time."""
+"""Samples decoded per block."""
 
 
 class DecodeError(Exception):
-    """A file is not decoded: a verdict and its figures."""
+    """A file is rejected. `header` is the response to the parent."""
 
     def __init__(self, status: int, *details: int) -> None:
         super().__init__(status)
-        self.head = HEADER.pack(status, *(min(max(one, 0), ABORTED) for one in (*details, 0, 0, 0)[:3]))
+        self.header = HEADER.pack(status, *(min(max(value, 0), ABORTED) for value in (*details, 0, 0, 0)[:3]))
 
 
 def decode_image(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[bytes]:
-    """A head, then the pixels of the first frame, as they are meant to be seen on white."""
+    """Yield a header, then the RGB pixels of the first frame, upright and composed on white."""
     with Image.open(io.BytesIO(data), formats=[name]) as image:
         width, height = image.size
         if width * height > limits["max_pixels"]:
             raise DecodeError(TOO_MANY_PIXELS, height, width)
         image.load()
         upright: Image.Image = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I;16"):  # converted as they are, bright ones would all be white
+    if upright.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if upright.has_transparency_data:
         white = Image.new("RGBA", upright.size, "white")
@@ -73,7 +75,7 @@ def decode_image(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[byt
 
 
 def decode_audio(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[bytes]:
-    """A head, then samples, all channels mixed."""
+    """Yield a header, then mono float32 samples."""
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
         rate, channels, frames = sound.samplerate, sound.channels, sound.frames
         if sound.format not in FORMATS[name] or sound.subtype not in SUBTYPES:
@@ -82,16 +84,19 @@ def decode_audio(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[byt
             1 <= channels <= limits["max_channels"] and limits["min_sample_rate"] <= rate <= limits["max_sample_rate"]
         ):
             raise DecodeError(UNSUPPORTED_SHAPE, rate, channels)
-        is_endless = frames > 1 << 60  # a stream whose writer did not know its length
+        is_endless = frames > 1 << 60  # a stream whose header leaves the length open
         seconds = max_duration_s(limits["max_seconds"], rate)
-        most = int(seconds * rate)
-        if frames > most and not is_endless:
+        max_frames = int(seconds * rate)
+        if frames > max_frames and not is_endless:
             raise DecodeError(TOO_LONG, rate, channels, math.ceil(frames / rate))
         yield HEADER.pack(OK, rate, channels, 0)
-        left = most if is_endless else frames
-        while len(block := _read_block(sound, CHUNK_SAMPLES if is_endless else min(CHUNK_SAMPLES, left), is_endless)):
-            left -= len(block)
-            if left < 0:
+        frames_left = max_frames if is_endless else frames
+        while True:
+            count = CHUNK_SAMPLES if is_endless else min(CHUNK_SAMPLES, frames_left)
+            if not len(block := _read_block(sound, count, is_endless)):
+                return
+            frames_left -= len(block)
+            if frames_left < 0:
                 raise DecodeError(TOO_LONG, rate, channels, math.ceil(seconds))
             mixed = block.mean(axis=1, dtype=np.float32) if channels > 1 else block[:, 0]
             if not np.isfinite(mixed).all():
@@ -103,20 +108,20 @@ def _read_block(sound: soundfile.SoundFile, count: int, is_endless: bool) -> np.
     block = np.zeros((count, sound.channels), np.float32)
     if not is_endless:
         return sound.read(out=block)
-    # soundfile seeks after each read, which fails at the end of what has no known end
-    read = soundfile._snd.sf_readf_float(sound._file, soundfile._ffi.from_buffer("float[]", block), count)
-    return block[:read]
+    # SoundFile.read seeks after each read, which fails for a stream of unknown length
+    frames_read = soundfile._snd.sf_readf_float(sound._file, soundfile._ffi.from_buffer("float[]", block), count)
+    return block[:frames_read]
 
 
 def enter_sandbox(limits: dict[str, Any]) -> None:
-    """Give up what decoding does not need."""
+    """Enter the sandbox: set rlimits for memory, and forbid new files, sockets and processes."""
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
     for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         resource.setrlimit(name, (0, 0))
 
 
 def serve_jobs(source: BinaryIO, sink: BinaryIO, limits: dict[str, Any]) -> None:
-    """Decode until the parent has no more jobs."""
+    """Decode files until stdin is closed."""
     while len(job := source.read(JOB.size)) == JOB.size:
         name, size = JOB.unpack(job)
         data = source.read(size)
@@ -126,29 +131,29 @@ def serve_jobs(source: BinaryIO, sink: BinaryIO, limits: dict[str, Any]) -> None
 
 
 def run_job(sink: BinaryIO, data: bytes, name: str, limits: dict[str, Any]) -> None:
-    """Decode one file."""
+    """Decode one file and write the result. Never raises for a bad file."""
     decode = decode_image if name in IMAGE_FORMATS else decode_audio
-    is_begun = False
+    has_header = False
     try:
         for part in decode(data, name, limits):
-            if is_begun:
+            if has_header:
                 sink.write(BLOCK.pack(len(part)))
             sink.write(part)
-            is_begun = True
+            has_header = True
         sink.write(BLOCK.pack(0))
-    except Exception as error:  # noqa: BLE001 - libraries raise everything, and a stranger's file is no reason to end
-        head = error.head if isinstance(error, DecodeError) else DecodeError(DAMAGED).head
-        sink.write(BLOCK.pack(ABORTED) + head if is_begun else head)
+    except Exception as error:  # noqa: BLE001 - libraries raise anything, and a bad file must not end the process
+        header = error.header if isinstance(error, DecodeError) else DecodeError(DAMAGED).header
+        sink.write(BLOCK.pack(ABORTED) + header if has_header else header)
     sink.flush()
 
 
 def warm_up(limits: dict[str, Any]) -> None:
-    """Decode one small file of each kind, so that everything is loaded that is loaded late."""
-    turned = Image.Exif()
-    turned[ExifTags.Base.Orientation] = 6
+    """Decode a small file of each format, so that all lazy imports happen before the sandbox."""
+    rotated = Image.Exif()
+    rotated[ExifTags.Base.Orientation] = 6
     for name in IMAGE_FORMATS:
         file = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(file, name, exif=turned)
+        Image.new("RGB", (8, 8)).save(file, name, exif=rotated)
         list(decode_image(file.getvalue(), name, limits))
     for name, subtype in (("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")):
         file = io.BytesIO()
@@ -157,9 +162,9 @@ def warm_up(limits: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Be a decoder."""
+    """Run the decoder process."""
     limits = json.loads(sys.argv[1])
-    Image.MAX_IMAGE_PIXELS = None  # the limit here is exact, and checked before anything is decoded
+    Image.MAX_IMAGE_PIXELS = None  # decode_image checks an exact limit before decoding
     warm_up(limits)
     enter_sandbox(limits)
     serve_jobs(sys.stdin.buffer, sys.stdout.buffer, limits)

@@ -1,24 +1,28 @@
-"""What a decoder process and its parent say to each other, as bytes. Neither side decodes anything here."""
+"""Binary protocol between the decoder pool and its sandboxed processes."""
 
 from __future__ import annotations
 
 import struct
 
 JOB = struct.Struct("<8sQ")
-"""What to decode, as one of IMAGES or SOUNDS, and how many bytes follow."""
+"""Job: format (one of IMAGE_FORMATS or AUDIO_FORMATS), and the number of bytes that follow."""
 HEADER = struct.Struct("<BIII")
-"""A verdict, and figures of it: height and width, or rate, channels and seconds. If all is well, blocks follow."""
+"""Response: status and three values (height and width; or rate, channels and seconds). After OK, blocks follow."""
 BLOCK = struct.Struct("<I")
-"""How many bytes follow: 0 after the last; MOST if what began well ends here, with another head."""
+"""Block: number of bytes that follow. 0 ends the data; ABORTED ends it with an error header."""
 ABORTED = 0xFFFFFFFF
-OK, DAMAGED, TOO_MANY_PIXELS, TOO_LONG, UNSUPPORTED_SHAPE = range(5)
-"""Verdicts: it is decoded, or it is damaged, has too many pixels, lasts too long, has odd channels or an odd rate."""
+OK = 0
+DAMAGED = 1
+TOO_MANY_PIXELS = 2
+TOO_LONG = 3
+UNSUPPORTED_SHAPE = 4
+"""Unsupported channel count or sample rate."""
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 AUDIO_FORMATS = ("WAV", "FLAC", "OGG", "MP3")
 MAX_USUAL_RATE = 48_000
-"""The highest rate that is usual, in samples a second."""
+"""Sample rate in Hz up to which audio can have the full duration."""
 
 
 def max_duration_s(seconds: float, rate: int) -> float:
-    """How many seconds a sound may last: one of an unusual rate shorter, so that it is not larger than others."""
+    """Return the maximum duration for a sample rate. Higher rates allow less, so that memory is bounded."""
     return seconds * min(1.0, MAX_USUAL_RATE / max(rate, 1))

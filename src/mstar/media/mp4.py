@@ -1,7 +1,7 @@
-"""Films for clients: frames become one MP4 file (H.264), as they come.
+"""MP4 encoder: video frames to one MP4 file (H.264), frame by frame.
 
-This needs PyAV, whose wheels bring x264, which is under the GPL; that is why it is an extra. There is no second format:
-a client that asks for a video expects a file that every browser plays, and nothing else here makes one.
+Needs PyAV, whose wheels include x264 (GPL); therefore it is an optional extra. MP4 is the only video format, because
+every browser plays it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from mstar.media.images import to_pixels
 
 
 def require_mp4() -> None:
-    """Raise LoadError if films cannot be made here."""
+    """Raise LoadError if PyAV is not installed."""
     if find_spec("av") is None:
-        raise LoadError("making an MP4 needs av, not installed here\n  fix: pip install 'mstar-serve[media]'")
+        raise LoadError("encoding MP4 needs the package av\n  fix: pip install 'mstar-serve[media]'")
 
 
 class Mp4Writer:
-    """A film that is written to a file. Used by one thread at a time."""
+    """Writes one MP4 file. Used by one thread at a time."""
 
     def __init__(self, file: BinaryIO, fps: float) -> None:
-        import av  # only who films needs it
+        import av  # optional dependency, for video only
 
         self._av = av
         self._file = file
@@ -32,24 +32,23 @@ class Mp4Writer:
         self._stream: Any = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         self._stream.pix_fmt = "yuv420p"
         self.frame_count = 0
-        """How many frames it has."""
+        """Number of frames encoded so far."""
 
     def feed(self, frames: Any) -> None:
-        """More frames, all of the same size, which is even both ways. Raises ValueError."""
+        """Encode frames of equal and even size. Raises ValueError."""
         for pixels in to_pixels(frames, 4):
             height, width, _ = pixels.shape
             if self.frame_count == 0:
                 self._stream.width, self._stream.height = width, height
             if height % 2 or width % 2 or (width, height) != (self._stream.width, self._stream.height):
-                what = (
-                    f"a frame has {width} x {height} pixels in a film of {self._stream.width} x {self._stream.height}"
-                )
-                raise ValueError(f"{what}\n  fix: emit frames of one size, even both ways")
+                size = f"{self._stream.width} x {self._stream.height}"
+                what = f"a frame has {width} x {height} pixels, the video {size}"
+                raise ValueError(f"{what}\n  fix: emit frames of one size with even sides")
             self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(pixels, format="rgb24")))
             self.frame_count += 1
 
     def finish(self) -> None:
-        """Write what was held back, and close. The file stays open."""
+        """Flush the encoder and write the index. The file stays open."""
         if self.frame_count:
             self._container.mux(self._stream.encode(None))
         self._container.close()

@@ -1,6 +1,7 @@
-"""Ears: when somebody begins to speak and when they are done, by how loud it is. No network, no library but numpy.
+"""Voice activity detection (VAD) by energy: finds the start and end of speech in a realtime session.
 
-They hear 16-bit samples, the lower byte first. What is said, they do not know; a steady noise they learn to ignore.
+Input is 16-bit little-endian PCM at 24 kHz. A frame is speech if its level exceeds a threshold and a running estimate
+of the background noise. It needs numpy only; `models.silero` is the neural VAD.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from typing import Any
 import numpy as np
 
 SAMPLE_RATE = 24_000
-"""Samples a second of all sound that is spoken in a call."""
+"""Sample rate of realtime audio in Hz."""
 FRAME_MS = 20
 _FRAME_SAMPLES = SAMPLE_RATE * FRAME_MS // 1000
 _MIN_SPEECH_LEVEL = 0.02
-"""How loud a voice is at least, at a threshold of 0.5."""
+"""Minimum RMS level of speech, at a threshold of 0.5."""
 _NOISE_FACTOR = 3.0
-"""How many times louder than the noise around it a voice is."""
+"""Minimum ratio of speech to background noise."""
 _MIN_SPEECH_FRAMES = 3
-"""So many frames in a row make a voice: a click is shorter."""
+"""Minimum consecutive frames of speech. Clicks are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechEdge:
-    """Somebody has begun, or is done."""
+    """Start or end of speech."""
 
     is_start: bool
     at_ms: int
-    """When, since the ears began to hear."""
+    """Milliseconds since the start of the stream."""
 
 
 class EnergyVad:
-    """Hear one client."""
+    """Detects speech in one audio stream."""
 
     def __init__(self, threshold: float, silence_ms: int) -> None:
         self.is_speech = False
@@ -40,18 +41,18 @@ class EnergyVad:
         self._silence_frames = max(silence_ms // FRAME_MS, 1)
         self._noise_level = 0.0
         self._changed_frames = 0
-        """For how many frames it has been otherwise than `is_speech` says."""
+        """Consecutive frames that contradict `is_speech`."""
         self._position_ms = 0
         self._pending = b""
 
     def feed(self, pcm: bytes) -> list[SpeechEdge]:
-        """What these samples tell."""
+        """Process samples, and return the edges of speech that they complete."""
         pcm = self._pending + pcm
         count = len(pcm) // 2 // _FRAME_SAMPLES
         self._pending = pcm[count * _FRAME_SAMPLES * 2 :]
         frames = pcm_to_samples(pcm[: count * _FRAME_SAMPLES * 2]).reshape(count, _FRAME_SAMPLES)
-        heard = [self._process_frame(float(level)) for level in np.sqrt((frames**2).mean(axis=1))]
-        return [one for one in heard if one is not None]
+        edges = [self._process_frame(float(level)) for level in np.sqrt((frames**2).mean(axis=1))]
+        return [edge for edge in edges if edge is not None]
 
     def _process_frame(self, level: float) -> SpeechEdge | None:
         self._position_ms += FRAME_MS
@@ -61,11 +62,11 @@ class EnergyVad:
         self._changed_frames = self._changed_frames + 1 if is_loud != self.is_speech else 0
         if self._changed_frames < (self._silence_frames if self.is_speech else _MIN_SPEECH_FRAMES):
             return None
-        begun, self._changed_frames = self._changed_frames, 0
+        speech_frames, self._changed_frames = self._changed_frames, 0
         self.is_speech = is_loud
-        return SpeechEdge(is_loud, self._position_ms - begun * FRAME_MS if is_loud else self._position_ms)
+        return SpeechEdge(is_loud, self._position_ms - speech_frames * FRAME_MS if is_loud else self._position_ms)
 
 
 def pcm_to_samples(pcm: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """16-bit samples as float32 from -1 to 1."""
+    """Convert 16-bit PCM to float32 samples from -1 to 1."""
     return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)

@@ -1,1 +1,1 @@
-"""Models with real weights, each served by its name: `mstar serve smollm2`. The runtime knows none of them."""
+"""Model zoo: one folder per model family, served by name (`mstar serve smollm2`). The runtime imports none of them."""

@@ -1,4 +1,4 @@
-"""The assistant with real weights: a spoken question gets the right answer, in words and in speech."""
+"""Assistant with its published weights: a spoken question gets the right answer, in text and speech."""
 
 import base64
 import io
@@ -41,7 +41,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def question(model):
-    """The question, spoken after a silence and before one."""
+    """The question, spoken between two silences."""
     hush = np.zeros(SAMPLE_RATE_HZ // 2, np.float32)
     return AudioInput(
         np.concatenate([hush, sound_of(model.run(SpeechRequest(QUESTION))).samples, hush]), SAMPLE_RATE_HZ
@@ -55,18 +55,18 @@ def test_a_spoken_question_is_answered_in_speech(model, question):
     outcome = model.run(chat)
     assert detokenize_emissions(model, outcome.emissions) == "The capital of France is Paris."
     assert outcome.result.finish_reason == "stop"
-    heard = model.run(TranscriptionRequest(sound_of(outcome))).result.text
-    assert word_error_rate("The capital of France is Paris.", heard) <= 0.2
-    assert "Paris" in heard
+    transcript = model.run(TranscriptionRequest(sound_of(outcome))).result.text
+    assert word_error_rate("The capital of France is Paris.", transcript) <= 0.2
+    assert "Paris" in transcript
     silence = ChatRequest(
         (Message("user", (AudioInput(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ),)),), Sampling(max_tokens=1)
     )
-    assert kinds(model.run(silence)) == ["Text"]  # it was asked nothing, and does not speak unless it is to
+    assert kinds(model.run(silence)) == ["Text"]  # no question and no audio output: text only
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_each_sentence_is_said_however_it_is_served(model):
+def test_each_sentence_is_spoken_under_any_schedule(model):
     chat = ChatRequest((Message("user", (SEA,)),), Sampling(max_tokens=20), audio_output=True)
     outcome = model.run(chat)
     assert (kinds(outcome).count("Text"), kinds(outcome).count("Audio")) == (20, 2)
@@ -74,7 +74,7 @@ def test_each_sentence_is_said_however_it_is_served(model):
     parity(model, chat, schedules=2)
 
 
-def test_a_voice_that_it_does_not_have_is_refused_before_anything_is_heard():
+def test_an_unknown_voice_is_rejected_before_transcription():
     with pytest.raises(NotImplementedError, match="in the voice `heart`"):
         Assistant().run(
             ChatRequest(
@@ -93,12 +93,12 @@ def wav(sound):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_it_speaks_to_clients_before_it_has_written_all(question, report):
+def test_speech_starts_before_the_text_is_complete(question, report):
     with start_server(FILE) as (process, url):
         wait_ready(process)
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            asked = {"data": base64.b64encode(wav(question)).decode(), "format": "wav"}
-            for content in ([{"type": "input_audio", "input_audio": asked}], SEA):
+            audio_part = {"data": base64.b64encode(wav(question)).decode(), "format": "wav"}
+            for content in ([{"type": "input_audio", "input_audio": audio_part}], SEA):
                 begun, words, voices = time.monotonic(), [], []
                 for chunk in client.chat.completions.create(
                     model="assistant",
@@ -109,15 +109,15 @@ def test_it_speaks_to_clients_before_it_has_written_all(question, report):
                     temperature=0,
                     stream=True,
                 ):
-                    said = chunk.choices[0].delta.model_dump().get("audio") or {}
-                    words += [(time.monotonic() - begun, said["transcript"])] if said.get("transcript") else []
-                    voices += [time.monotonic() - begun] if said.get("data") else []
+                    delta = chunk.choices[0].delta.model_dump().get("audio") or {}
+                    words += [(time.monotonic() - begun, delta["transcript"])] if delta.get("transcript") else []
+                    voices += [time.monotonic() - begun] if delta.get("data") else []
                 text = "".join(word for _, word in words)
                 report(f"assistant: first word after {words[0][0]:.2f} s, first sound after {voices[0]:.2f} s: {text}")
                 if content != SEA:
                     assert "Paris" in text
             assert voices[0] < words[-1][0]
-            heard = client.audio.transcriptions.create(model="assistant", file=("q.wav", wav(question)))
-            assert word_error_rate(QUESTION, heard.text) <= 0.2
+            transcript = client.audio.transcriptions.create(model="assistant", file=("q.wav", wav(question)))
+            assert word_error_rate(QUESTION, transcript.text) <= 0.2
             spoken = client.audio.speech.create(model="assistant", input="Hello.", voice="heart", response_format="wav")
             assert spoken.read()[:4] == b"RIFF"

@@ -1,4 +1,4 @@
-"""A voice conversation with real weights: it is spoken to, is interrupted, and goes on from what was heard."""
+"""Voice conversation with published weights: interrupted by speech, it resumes from the part that was played."""
 
 import base64
 import time
@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from mstar import ClientInput
-from mstar.media.vad import SAMPLE_RATE as LINE_RATE
+from mstar.media.vad import SAMPLE_RATE as CLIENT_RATE
 from mstar.models.assistant.assistant import Assistant
 from mstar.models.hibari.tts import SAMPLE_RATE_HZ
 from mstar.nn.lm.sampling import Sampling
@@ -28,9 +28,9 @@ pytestmark = [
 SHORT = Sampling(max_tokens=24)
 STORY = Message("user", ("Tell me a story about a fox.",))
 FOLLOW_UP = Message("user", ("How many legs does it have?",))
-HEARD_ANSWER = Message("assistant", ("In the heart of a dense forest, a fox",))
+PLAYED_ANSWER = Message("assistant", ("In the heart of a dense forest, a fox",))
 TALK = 2
-"""The number of the walk that answers: the prompt is made and read before it."""
+"""Index of the walk that answers, after the prompt and prefill walks."""
 
 
 @pytest.fixture(scope="module")
@@ -43,29 +43,29 @@ def chat(*turns, continues=True):
     return ChatRequest(turns, SHORT, audio_output=True, multi_turn=continues)
 
 
-def test_it_goes_on_as_if_only_what_was_heard_had_been_said(model):
-    said = [
+def test_an_interrupted_conversation_resumes_from_what_was_played(model):
+    inputs = [
         ClientInput(chat(), walk=TALK, counts={"Text": 9}),
-        ClientInput(chat(HEARD_ANSWER, FOLLOW_UP), walk=NEVER_INTERRUPTS),
+        ClientInput(chat(PLAYED_ANSWER, FOLLOW_UP), walk=NEVER_INTERRUPTS),
     ]
-    went_on = model.run(chat(STORY), said)
-    told = model.run(chat(STORY, HEARD_ANSWER, FOLLOW_UP, continues=False))
-    assert detokenize_emissions(model, went_on.emissions[9:]) == detokenize_emissions(model, told.emissions)
-    assert [one.finish_reason for one in went_on.answers][:2] == ["interrupted", "interrupted"]
-    assert went_on.result == told.result
-    parity(model, chat(STORY), inputs=said, schedules=2)
+    resumed = model.run(chat(STORY), inputs)
+    expected = model.run(chat(STORY, PLAYED_ANSWER, FOLLOW_UP, continues=False))
+    assert detokenize_emissions(model, resumed.emissions[9:]) == detokenize_emissions(model, expected.emissions)
+    assert [one.finish_reason for one in resumed.answers][:2] == ["interrupted", "interrupted"]
+    assert resumed.result == expected.result
+    parity(model, chat(STORY), inputs=inputs, schedules=2)
 
 
 def pcm(sound):
-    """Speech as a client sends it."""
-    at = np.arange(0, len(sound.samples), SAMPLE_RATE_HZ / LINE_RATE)
+    """Speech as 16-bit PCM at the rate of the client."""
+    at = np.arange(0, len(sound.samples), SAMPLE_RATE_HZ / CLIENT_RATE)
     samples = np.interp(at, np.arange(len(sound.samples)), sound.samples)
     return (samples * 32767).astype("<i2").tobytes()
 
 
 def stream_speech(call, speech, quiet_s=0.8):
-    """Speak, and be quiet then."""
-    spoken = speech + bytes(2 * int(LINE_RATE * quiet_s))
+    """Send speech, then silence."""
+    spoken = speech + bytes(2 * int(CLIENT_RATE * quiet_s))
     for start in range(0, len(spoken), 9600):
         call.input_audio_buffer.append(audio=base64.b64encode(spoken[start : start + 9600]).decode())
 
@@ -82,7 +82,7 @@ def test_a_conversation_over_the_websocket(model, report):
             wait_for_event(call, "response.output_audio.delta")
             first = time.monotonic() - begun
             begun = time.monotonic()
-            stream_speech(call, legs)  # into its answer
+            stream_speech(call, legs)  # barge-in during the answer
             events = wait_for_event(call, "response.done")
             stopped = time.monotonic() - begun
             answer = events[-1].response
@@ -92,11 +92,11 @@ def test_a_conversation_over_the_websocket(model, report):
             second = time.monotonic() - begun
             done = events[-1].response
             call.conversation.item.retrieve(item_id=answer.output[0].id)
-            heard = wait_for_event(call, "conversation.item.retrieved")[-1].item.content[0].transcript
-    said = done.output[0].content[0].transcript
+            played = wait_for_event(call, "conversation.item.retrieved")[-1].item.content[0].transcript
+    answer_text = done.output[0].content[0].transcript
     report(
         f"conversation: first sound {first:.2f} s after the question began; interrupted, it was quiet after "
-        f"{stopped:.2f} s; heard {heard!r} of its answer, and said {said!r} {second:.2f} s after that began"
+        f"{stopped:.2f} s; heard {played!r} of its answer, and said {answer_text!r} {second:.2f} s after that began"
     )
-    assert done.status in ("completed", "incomplete"), "it may have been told to say no more"
-    assert said
+    assert done.status in ("completed", "incomplete"), "max_output_tokens can end it"
+    assert answer_text

@@ -1,8 +1,8 @@
-"""What the published code of BAGEL computes, written down again in plain torch: the same forwards with the same waste.
+"""Reference implementation of BAGEL in plain torch: the same forward passes as the published code.
 
-That code is on no package index, so it cannot be run here; `test_bagel.py` shows that this gives what it gave. Requests
-are served one by one. The branches of guidance are forwards of their own, each of which allocates the keys and values
-of its whole context anew in every layer and scatters both parts into them; contexts are copied when they branch.
+The published code is on no package index, so it cannot run here; `test_bagel.py` checks this copy against golden data.
+Requests run one by one. Each guidance branch is a forward pass of its own, which allocates the keys and values of its
+whole context in every layer; contexts are copied when they branch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEGIN, END, PICTURE, PICTURE_END = 1, 2, 3, 4
 
 @dataclass
 class Context:
-    """What was read so far."""
+    """KV cache of one context."""
 
     length: int = 0
     rope: int = 0
@@ -45,7 +45,7 @@ class Context:
 
 @dataclass
 class GenerationParams:
-    """The arguments of its image generation, at their published defaults but for the number of moments."""
+    """Arguments of the published image generation, with its defaults except the number of timesteps."""
 
     moments: int = 25
     text: float = 4.0
@@ -56,7 +56,7 @@ class GenerationParams:
 
 
 class Published:
-    """A checkpoint in the layout of its hub."""
+    """A checkpoint in the Hugging Face layout."""
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
@@ -75,7 +75,7 @@ class Published:
     def embed(self, *ids: int) -> Tensor:
         return embedding(torch.tensor(ids), self.tensors["language_model.model.embed_tokens.weight"])
 
-    # ---------------------------------------------------------------- the language model
+    # ---------------------------------------------------------------- language model
     def mlp(self, name: str, x: Tensor) -> Tensor:
         gate, up = self.linear(f"{name}.gate_proj", x), self.linear(f"{name}.up_proj", x)
         return self.linear(f"{name}.down_proj", silu(gate) * up)
@@ -83,7 +83,7 @@ class Published:
     def forward(
         self, x: Tensor, at: Tensor, context: Context, *, is_drawn: bool = False, keeps: bool, is_causal: bool
     ) -> Tensor:
-        """Hidden states of new tokens. If they are drawn, all but the first and the last have the other weights."""
+        """Return hidden states of new tokens. Latents use the other weights, except the markers around them."""
         self.forwards += 1
         kinds = [("", slice(None))]
         if is_drawn:
@@ -122,7 +122,7 @@ class Published:
         return out
 
     def heads(self, front: str, x: Tensor, kinds: list[tuple[str, Any]], size: int) -> list[Tensor]:
-        """Queries, keys and values; those that are queries or keys normed in place."""
+        """Return queries, keys and values, with queries and keys normalized."""
         count, made = self.llm["num_attention_heads"], self.llm["num_key_value_heads"]
         out = [x.new_zeros((len(x), number * size)) for number in (count, made, made)]
         parts = [(kind, own, x[own]) for kind, own in kinds]
@@ -135,7 +135,7 @@ class Published:
                 one[own] = self.norm(f"{front}self_attn.{name}_norm{kind}", one[own])
         return out
 
-    # ---------------------------------------------------------------- what is read
+    # ---------------------------------------------------------------- prefill
     def read(self, ids: list[int], context: Context) -> Tensor:
         at = torch.arange(context.rope, context.rope + len(ids))
         context.rope += len(ids)
@@ -148,7 +148,7 @@ class Published:
         self.forward(given, at, context, is_drawn=is_drawn, keeps=True, is_causal=False)
 
     def seen(self, pixels: Tensor) -> Tensor:
-        """What the ViT and the connector give of a picture."""
+        """Encode an image with the ViT and the connector."""
         patch, front = self.vit["patch_size"], "vit_model.vision_model."
         places = self.places(pixels.shape[1] // patch, pixels.shape[2] // patch, "vit")
         x = self.linear(f"{front}embeddings.patch_embedding", patches(pixels, patch))
@@ -175,7 +175,7 @@ class Published:
         return (torch.arange(height)[:, None] * side + torch.arange(width)).flatten()
 
     def latents(self, x: Tensor, time: float, height: int, width: int) -> Tensor:
-        """Tokens of latents at a moment, which is embedded for each of them."""
+        """Embed latents at a time."""
         times = torch.tensor([time] * len(x))
         angles = times[:, None] * torch.exp(-math.log(10_000) * torch.arange(128) / 128)
         moments = torch.cat([angles.cos(), angles.sin()], -1)
@@ -183,9 +183,9 @@ class Published:
         places = self.tensors["latent_pos_embed.pos_embed"][self.places(height, width, "latent")]
         return self.linear("vae2llm", x) + moments + places
 
-    # ---------------------------------------------------------------- what it does
+    # ---------------------------------------------------------------- generation
     def write(self, context: Context, count: int) -> list[int]:
-        """Tokens that follow, greedily; the first is the one that begins a text."""
+        """Decode greedily. The first token is the start of a text."""
         context, tokens = deepcopy(context), [BEGIN]
         while True:
             hidden = self.read(tokens[-1:], context)
@@ -195,9 +195,9 @@ class Published:
             tokens.append(following)
 
     def contexts(self, parts: list[Any], system: list[int] | None = None) -> tuple[Context, Context, Context]:
-        """The prompt, the prompt without its last text, and its texts alone.
+        """Return the prompt, the prompt without its last text, and its texts alone.
 
-        A picture is its pixels for the VAE, their noise, and its pixels for the ViT.
+        An image is given as its VAE pixels, the VAE noise, and its ViT pixels.
         """
         main, no_text, no_image = Context(), Context(), Context()
         if system is not None:
@@ -217,7 +217,7 @@ class Published:
         return main, no_text, no_image
 
     def draw(self, x: Tensor, columns: int, contexts: tuple[Context, ...], how: GenerationParams) -> Tensor:
-        """Latents at the end of the flow."""
+        """Return the latents at the end of the flow."""
         moments = torch.linspace(1, 0, how.moments)
         moments = 3.0 * moments / (1 + 2.0 * moments)
         for time, following in zip(moments[:-1].tolist(), moments[1:].tolist(), strict=True):
@@ -252,7 +252,7 @@ class Published:
         return self.linear("llm2vae", hidden)[drawn]
 
     def picture(self, x: Tensor, columns: int) -> Tensor:
-        """Latents as pixels between 0 and 255."""
+        """Decode latents to pixels from 0 to 255."""
         image = self.vae.decoded(x, columns)
         return ((image * 0.5 + 0.5).clamp(0, 1).permute(1, 2, 0) * 255).to(torch.uint8)
 
@@ -267,14 +267,14 @@ def merged(past: Tensor | None, new: Tensor, places: tuple[Tensor, Tensor]) -> T
 
 
 def bounds(new: Tensor, past: Tensor) -> tuple[Any, ...]:
-    """What it counts in every layer for the kernel of its attention; torch's needs none of that."""
+    """Compute the bounds that the published attention kernel needs in every layer; torch does not need them."""
     both = past + new
     ends = [pad(torch.cumsum(one, dim=0), (1, 0)).to(torch.int32) for one in (new, both)]
     return *ends, max(new).item(), max(both).item(), sum(new) + sum(past)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool) -> Tensor:
-    """[tokens, heads, size] each; what is new stands at the end."""
+    """Attend over [tokens, heads, size] each; new tokens are at the end."""
     mask = None
     if is_causal:
         mask = torch.ones((len(query), len(keys)), dtype=torch.bool).tril(len(keys) - len(query))
@@ -299,7 +299,7 @@ def patches(picture: Tensor, size: int) -> Tensor:
 
 
 class Autoencoder:
-    """FLUX's, with the published names."""
+    """FLUX autoencoder with the published tensor names."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
@@ -335,7 +335,7 @@ class Autoencoder:
         return self.block(f"{name}.block_2", x)
 
     def encoded(self, pixels: Tensor, noise: Tensor) -> tuple[Tensor, int, int]:
-        """A picture as tokens, and how many there are in each direction."""
+        """Encode an image to tokens, and return rows and columns."""
         x = self.conv("encoder.conv_in", pixels[None])
         for level in range(self.levels):
             x = self.blocks(f"encoder.down.{level}", x)
@@ -347,7 +347,7 @@ class Autoencoder:
         return patches(latents, 2), latents.shape[1] // 2, latents.shape[2] // 2
 
     def decoded(self, x: Tensor, columns: int) -> Tensor:
-        """Tokens as a picture of numbers around 0."""
+        """Decode tokens to pixels around 0."""
         cells = x.unflatten(0, (-1, columns)).unflatten(2, (2, 2, -1))
         latents = torch.einsum("hwpqc->chpwq", cells).flatten(3).flatten(1, 2)
         y = self.middle("decoder.mid", self.conv("decoder.conv_in", latents[None] / 0.3611 + 0.1159))

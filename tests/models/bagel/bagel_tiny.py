@@ -1,4 +1,4 @@
-"""A tiny BAGEL with random weights, saved as the published one is, and words that stand for the numbers of tokens."""
+"""Tiny BAGEL with random weights in the published layout, and a tokenizer whose words are token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VIT |= {"patch_size": 8, "image_size": 64, "model_type": "siglip_vision_model"}
 
 
 def save(folder: Path, **llm: Any) -> str:
-    """The golden weights in a folder like the hub's; with a shape of the language model, random ones of that."""
+    """Save the golden weights, or random weights of another size of the language model."""
     mixture = load_file(GOLDEN / "weights.safetensors")
     if llm:
         mixture = enlarged(mixture, **llm)
@@ -36,7 +36,7 @@ def save(folder: Path, **llm: Any) -> str:
 
 
 def enlarged(golden: dict[str, torch.Tensor], hidden_size: int, intermediate_size: int, num_hidden_layers: int) -> Any:
-    """Random tensors with the same names, for a language model of another size with as many heads."""
+    """Return random tensors with the same names for a language model of another size."""
     draw, layer = torch.Generator().manual_seed(0), "language_model.model.layers."
     sizes = {64: hidden_size, 128: intermediate_size, 32: hidden_size // 2, 16: hidden_size // 4}
     made = {}
@@ -58,7 +58,7 @@ def enlarged(golden: dict[str, torch.Tensor], hidden_size: int, intermediate_siz
 
 
 def random_tensor(name: str, shape: list[int], draw: torch.Generator) -> torch.Tensor:
-    """Numbers that keep what goes through them alive."""
+    """Draw weights that keep activations in range."""
     numbers = torch.randn(shape, generator=draw)
     if len(shape) == 1:
         return numbers / 10 + ("norm" in name)
@@ -66,7 +66,7 @@ def random_tensor(name: str, shape: list[int], draw: torch.Generator) -> torch.T
 
 
 class Flux:
-    """Random tensors of an autoencoder with FLUX's names, whose levels have these widths."""
+    """Random tensors of a FLUX autoencoder whose levels have these widths."""
 
     def __init__(self, widths: tuple[int, ...], blocks: int, channels: int) -> None:
         self.draw, self.tensors, first, last = torch.Generator().manual_seed(1), {}, widths[0], widths[-1]
@@ -114,5 +114,5 @@ class Flux:
 
 
 def words(ids: torch.Tensor) -> str:
-    """The text of these tokens, which begin and end a text."""
+    """Return the text of these tokens, without the start and end token."""
     return " ".join(f"w{number}" for number in ids[1:-1].tolist())

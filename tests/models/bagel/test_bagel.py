@@ -1,4 +1,4 @@
-"""BAGEL: its answers and pictures are those of the published code, whatever is asked for and however it is served."""
+"""BAGEL: answers and images equal those of the published code, for every request type and placement."""
 
 import functools
 import itertools
@@ -67,7 +67,7 @@ def golden():
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The ops that run, in order: their names, what they are given, and what each row gets."""
+    """The ops that run, in order: names, inputs, and results per row."""
     seen, run = [], Op.run
 
     def spy(op, component, columns, *more, **others):
@@ -79,7 +79,7 @@ def ran(monkeypatch):
     return seen
 
 
-# ---------------------------------------------------------------- the published code
+# ---------------------------------------------------------------- published code
 CASES = {
     "t2i": (GenerationParams(image=1.0), (64, 64)),
     "t2i_rect_channel": (GenerationParams(image=1.0, interval=(0, 1), renorm="channel", renorm_min=0.3), (48, 32)),
@@ -95,33 +95,36 @@ def picture_of(golden):
     return ImageInput(((golden["image_in"] + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous().numpy())
 
 
-def check_pixels(drawn, wanted):
-    """Equal, but for what another processor rounds to the next of 256 values."""
-    apart = (drawn.int() - wanted.int()).abs()
+def check_pixels(drawn, expected):
+    """Equal, except for rounding to the next of 256 values."""
+    apart = (drawn.int() - expected.int()).abs()
     assert apart.max() <= 1
     assert (apart > 0).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
-def test_what_is_compared_with_is_what_the_published_code_computes(published, golden, name):
-    how, (width, _) = CASES[name]
+def test_the_reference_implementation_equals_the_published_code(published, golden, name):
+    options, (width, _) = CASES[name]
     image, ids = golden["image_in"], golden[f"{name}.text_ids"].tolist()
     source = [(image, golden[f"{name}.vae_noise"][0], image)] if "edit" in name else []
     contexts = published.contexts([*source, ids])
     assert [one.length for one in contexts] == golden[f"{name}.kv_lens"].tolist()
-    drawn = published.draw(golden[f"{name}.init_noise"], width // 8, contexts, how)
+    drawn = published.draw(golden[f"{name}.init_noise"], width // 8, contexts, options)
     torch.testing.assert_close(drawn, golden[f"{name}.final_latent"], **CLOSE)
     check_pixels(published.picture(drawn, width // 8), golden[f"{name}.image_uint8"])
 
 
 @pytest.mark.parametrize("name", FAST_CASES)
-def test_it_draws_what_the_published_code_draws(saved, golden, ran, monkeypatch, name):
-    how, (width, height) = CASES[name]
+def test_images_equal_the_published_code(saved, golden, ran, monkeypatch, name):
+    options, (width, height) = CASES[name]
     monkeypatch.setattr(guidance, "draw_noise", lambda *_: golden[f"{name}.init_noise"])
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden[f"{name}.vae_noise"][0])
     sources = (picture_of(golden),) if "edit" in name else ()
     own = Bagel(
-        saved, guidance_params=GuidanceParams(24, how.text, how.image, how.interval, how.renorm, how.renorm_min)
+        saved,
+        guidance_params=GuidanceParams(
+            24, options.text, options.image, options.interval, options.renorm, options.renorm_min
+        ),
     )
     outcome = own.run(ImageRequest(tiny.words(golden[f"{name}.text_ids"]), width, height, sources=sources))
     check_pixels(outcome.emissions[-1].value, golden[f"{name}.image_uint8"])
@@ -134,41 +137,41 @@ def test_it_draws_what_the_published_code_draws(saved, golden, ran, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["und", "und2"])
-def test_it_answers_what_the_published_code_answers(model, published, golden, name):
-    wanted, text = golden[f"{name}.tokens"].tolist(), golden[f"{name}.text_ids"]
+def test_answers_equal_the_published_code(model, published, golden, name):
+    expected, text = golden[f"{name}.tokens"].tolist(), golden[f"{name}.text_ids"]
     context = Context()
     published.read_picture(published.seen(golden["image_in"]), context, is_drawn=False)
     published.read(text.tolist(), context)
-    assert published.write(context, len(wanted)) == wanted
+    assert published.write(context, len(expected)) == expected
     turns = (Message("user", (picture_of(golden), tiny.words(text))),)
-    outcome = model.run(ChatRequest(turns, Sampling(max_tokens=len(wanted) - 1)))
-    assert [BEGIN, *text_of(outcome)] == wanted
+    outcome = model.run(ChatRequest(turns, Sampling(max_tokens=len(expected) - 1)))
+    assert [BEGIN, *text_of(outcome)] == expected
     assert outcome.result == Finish("length", {"text": len(text) + 1, "image": 66})
 
 
-def test_what_its_encoders_give_is_what_the_published_ones_give(model, golden, monkeypatch):
+def test_encoders_equal_the_published_ones(model, golden, monkeypatch):
     monkeypatch.setattr(vae, "draw_noise", lambda *_: golden["edit.vae_noise"][0])
     latents, columns = model.vae.encode(golden["image_in"], 0, 1)
-    wanted = golden["edit.vae_latent"][0].reshape(4, 8, 2, 8, 2).permute(1, 3, 2, 4, 0).reshape(64, 16)
-    torch.testing.assert_close(latents, wanted, **CLOSE)
+    expected = golden["edit.vae_latent"][0].reshape(4, 8, 2, 8, 2).permute(1, 3, 2, 4, 0).reshape(64, 16)
+    torch.testing.assert_close(latents, expected, **CLOSE)
     assert columns == 8
     torch.testing.assert_close(model.vision_encoder.encode(golden["image_in"]), golden["edit.vit_llm_embed"], **CLOSE)
 
 
-def test_a_vae_whose_levels_differ_as_those_of_the_published_one(golden, tmp_path):
+def test_a_vae_with_levels_of_different_width(golden, tmp_path):
     folder = tiny.save(tmp_path)
     save_file(tiny.Flux(widths=(32, 64), blocks=2, channels=4).tensors, tmp_path / "ae.safetensors")
     own, published = vae.Vae(Checkpoint(folder)), Published(folder)
-    wanted, height, width = published.vae.encoded(golden["image_in"], draw_noise((4, 32, 32), 3, 1))
+    expected, height, width = published.vae.encoded(golden["image_in"], draw_noise((4, 32, 32), 3, 1))
     latents, columns = own.encode(golden["image_in"], 3, 1)
     assert (height, width) == (16, columns)
-    torch.testing.assert_close(latents, wanted, **CLOSE)
-    got, picture = own.decode(latents, columns).int(), published.picture(wanted, columns).int()
+    torch.testing.assert_close(latents, expected, **CLOSE)
+    actual, picture = own.decode(latents, columns).int(), published.picture(expected, columns).int()
     assert picture.float().std() > 10, "nothing is like nothing"
-    torch.testing.assert_close(got, picture, rtol=0, atol=1)
+    torch.testing.assert_close(actual, picture, rtol=0, atol=1)
 
 
-# ---------------------------------------------------------------- all that can be asked for
+# ---------------------------------------------------------------- every request type
 def drawn(seed, shape):
     return np.random.default_rng(seed).integers(0, 255, (*shape, 3), np.uint8)
 
@@ -200,15 +203,15 @@ def ids_of(text):
 
 
 class Expected:
-    """What the published code gives for a request: tokens of its text, and pictures."""
+    """Results of the published code for a request: text tokens and images."""
 
     def __init__(self, published, model):
         self._published, self._reader = published, model.processor
 
     @functools.cache  # noqa: B019 - it lives as long as the tests
     def __call__(self, name, thoughts=0):
-        ask = REQUESTS[name]
-        return self._answered(ask) if isinstance(ask, ChatRequest) else self._drawn(ask, thoughts)
+        request = REQUESTS[name]
+        return self._answered(request) if isinstance(request, ChatRequest) else self._drawn(request, thoughts)
 
     def _answered(self, chat):
         context = Context()
@@ -221,83 +224,83 @@ class Expected:
                 )
         return self._published.write(context, chat.sampling.max_tokens + 1)[1:], []
 
-    def _drawn(self, ask, thoughts):
-        sources, width, height = [], ask.width, ask.height
-        for number, picture in enumerate(ask.sources, 1):
+    def _drawn(self, request, thoughts):
+        sources, width, height = [], request.width, request.height
+        for number, picture in enumerate(request.sources, 1):
             pixels, wide, high = self._reader.vae_pixels(picture)
-            width, height = ask.width or wide, ask.height or high
+            width, height = request.width or wide, request.height or high
             sources.append(
-                (pixels, draw_noise((4, high // 4, wide // 4), ask.seed, number), self._reader.vit_pixels(picture))
+                (pixels, draw_noise((4, high // 4, wide // 4), request.seed, number), self._reader.vit_pixels(picture))
             )
         system = ids_of(THINKING_PROMPT) if thoughts else None
-        main, *others = self._published.contexts([*sources, ids_of(ask.prompt)], system)
+        main, *others = self._published.contexts([*sources, ids_of(request.prompt)], system)
         thought = self._published.write(main, thoughts + 1)[1:] if thoughts else []
         if thoughts:
             self._published.read([BEGIN, *thought, END], main)
-        start = draw_noise((height // 8 * width // 8, 16), ask.seed, 0)
-        how = GenerationParams(ask.steps + 1, text=ask.guidance or 4.0)
-        x = self._published.draw(start, width // 8, (main, *others), how)
+        start = draw_noise((height // 8 * width // 8, 16), request.seed, 0)
+        options = GenerationParams(request.steps + 1, text=request.guidance or 4.0)
+        x = self._published.draw(start, width // 8, (main, *others), options)
         return thought, [self._published.picture(x, width // 8).numpy()]
 
 
 @pytest.fixture(scope="module")
-def wanted(published, model):
+def expected(published, model):
     return Expected(published, model)
 
 
-def assert_right(text, pictures, wanted):
-    """Numbers of pixels are cut off, so that one may be one less where numbers before were a little less."""
-    assert text == wanted[0]
-    for got, one in zip(pictures[-1:], wanted[1], strict=True):
-        assert got.dtype == np.uint8
+def assert_right(text, pictures, expected):
+    """Pixels are truncated, so rounding can change one by 1."""
+    assert text == expected[0]
+    for actual, one in zip(pictures[-1:], expected[1], strict=True):
+        assert actual.dtype == np.uint8
         assert one.std() > 10, "nothing is like nothing"
-        np.testing.assert_allclose(got.astype(int), one.astype(int), rtol=0, atol=1)
+        np.testing.assert_allclose(actual.astype(int), one.astype(int), rtol=0, atol=1)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_whatever_is_asked_for_is_what_the_published_code_gives(model, wanted, name):
+def test_every_request_type_equals_the_published_code(model, expected, name):
     outcome = model.run(REQUESTS[name])
-    assert_right(text_of(outcome), pictures_of(outcome), wanted(name))
+    assert_right(text_of(outcome), pictures_of(outcome), expected(name))
 
 
 @pytest.mark.parametrize("name", ["drawn", pytest.param("changed", marks=pytest.mark.slow)])
-def test_it_thinks_before_it_draws(saved, wanted, name):
+def test_thinking_before_drawing(saved, expected, name):
     thinking = Bagel(saved, thinking_sampling=Sampling(max_tokens=6))
     outcome = thinking.run(REQUESTS[name])
     assert (
         outcome.result.prompt_tokens["text"] == len(ids_of(THINKING_PROMPT)) + len(ids_of(SHORT)) + 1
-    )  # what begins a thought
+    )  # the start token of the plan
     assert len(text_of(outcome)) == 6
-    assert_right(text_of(outcome), pictures_of(outcome), wanted(name, thoughts=6))
-    assert not np.array_equal(wanted(name)[1][0], wanted(name, thoughts=6)[1][0])
+    assert_right(text_of(outcome), pictures_of(outcome), expected(name, thoughts=6))
+    assert not np.array_equal(expected(name)[1][0], expected(name, thoughts=6)[1][0])
 
 
-def test_a_picture_is_shown_on_the_way_as_it_would_be_if_it_went_straight_on(model, published, wanted):
-    ask, how = REQUESTS["shown"], GenerationParams(8)
-    contexts, x = published.contexts([ids_of(ask.prompt)]), draw_noise((32, 16), ask.seed, 0)
-    moments = torch.linspace(1, 0, how.moments)
+def test_previews_extrapolate_the_flow(model, published, expected):
+    request, options = REQUESTS["shown"], GenerationParams(8)
+    contexts, x = published.contexts([ids_of(request.prompt)]), draw_noise((32, 16), request.seed, 0)
+    moments = torch.linspace(1, 0, options.moments)
     moments = (3 * moments / (1 + 2 * moments)).tolist()
     sketches = []
     for step, (time, following) in enumerate(itertools.pairwise(moments)):
-        v = published.guided(x, time, 4, contexts, how, is_on=time > 0.4)
-        if step in (1, 3):  # of seven steps two are shown, the last of the first two and of the next two
+        v = published.guided(x, time, 4, contexts, options, is_on=time > 0.4)
+        if step in (1, 3):  # two previews of seven steps, after the first two and the next two
             sketches.append(published.picture(x - v * time, 4).numpy())
         x = x - v * (time - following)
-    shown = pictures_of(model.run(ask))
+    shown = pictures_of(model.run(request))
     assert len(shown) == 3
-    for got, one in zip(shown, [*sketches, *wanted("shown")[1]], strict=True):
-        np.testing.assert_allclose(got.astype(int), one.astype(int), rtol=0, atol=1)
+    for actual, one in zip(shown, [*sketches, *expected("shown")[1]], strict=True):
+        np.testing.assert_allclose(actual.astype(int), one.astype(int), rtol=0, atol=1)
     assert not np.array_equal(shown[0], shown[1])
 
 
-# ---------------------------------------------------------------- what is not needed is not run
-def counted(ran, model, ask):
+# ---------------------------------------------------------------- unneeded ops do not run
+def counted(ran, model, request):
     ran.clear()
-    model.run(ask)
+    model.run(request)
     return Counter(f"{one.of}.{one.name}" for one in ran)
 
 
-def test_what_a_request_does_not_need_is_not_run(model, ran):
+def test_unneeded_ops_do_not_run(model, ran):
     steps = 8
     guided = sum(
         guidance.DrawParams.from_request(REQUESTS["drawn"], GuidanceParams(), (0, 0), is_text_only=True)
@@ -326,11 +329,11 @@ def test_what_a_request_does_not_need_is_not_run(model, ran):
     assert talking["vision_encoder.encode"] == talking["lm.read_image"] == 1
 
 
-def test_without_guidance_only_the_prompt_is_asked(model, ran):
+def test_without_guidance_only_the_main_branch_runs(model, ran):
     assert counted(ran, model, replace(REQUESTS["changed"], guidance=1.0))["lm.flow"] == REQUESTS["changed"].steps
 
 
-def test_what_a_deployment_or_a_worker_has_no_use_for_is_not_there(saved):
+def test_deployments_and_workers_load_only_what_they_need(saved):
     talking = PlannedModel(BagelChat(saved), plan(BagelChat(saved).graphs()))
     assert {*talking.components_at(*talking.plans.workers)} == {"processor", "vision_encoder", "lm"}
     places = parse_placement({"place": {**dict.fromkeys(PARTS, "a"), "vision_encoder": "b", "vae": "c"}})
@@ -339,7 +342,7 @@ def test_what_a_deployment_or_a_worker_has_no_use_for_is_not_there(saved):
     assert [apart.components_at(worker) for worker in "bc"] == [("vision_encoder",), ("vae",)]
 
 
-def test_branches_and_requests_share_forwards(model, ran):
+def test_branches_and_requests_share_forward_passes(model, ran):
     asks = [REQUESTS["changed"], REQUESTS["drawn"], REQUESTS["wide"]]
     with in_process("bagel", model) as deployment:
         run_clients(deployment, "bagel", asks[:1])
@@ -351,31 +354,31 @@ def test_branches_and_requests_share_forwards(model, ran):
     assert max(len(one.results) for one in ran if one.name == "flow") > 3
 
 
-# ---------------------------------------------------------------- served
+# ---------------------------------------------------------------- serving
 def run_requests(deployment, name, requests, leavers=0):
-    """Text and pictures for each of so many clients at the same time, while others come and go away in the middle."""
+    """Return text and images of concurrent clients, while others connect and disconnect."""
     clients = run_clients(deployment, name, requests, leavers)
     return [
         ([*map(int, emitted_values(one, "Text"))], [*map(np.asarray, emitted_values(one, "Image"))]) for one in clients
     ]
 
 
-def test_a_crowd_is_given_what_each_would_be_given_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("bagel", model) as deployment:
         for name, given in zip(
             REQUESTS, run_requests(deployment, "bagel", [*REQUESTS.values()], leavers=3), strict=True
         ):
-            assert_right(*given, wanted(name))
+            assert_right(*given, expected(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_any_schedule_and_placement_gives_the_same(saved, wanted, seed):
+def test_any_schedule_and_placement_gives_the_same(saved, expected, seed):
     own = Bagel(saved)
     placement = random_placement(own.graphs(), random.Random(seed))
     runtime = LocalRuntime(own, placement, max_batched_tokens=random.Random(seed).choice((None, 3)), seed=seed)
     for name, outcome in zip(REQUESTS, runtime.run_all([*REQUESTS.values()]), strict=True):
-        assert_right(text_of(outcome), pictures_of(outcome), wanted(name))
+        assert_right(text_of(outcome), pictures_of(outcome), expected(name))
 
 
 PARTS = ("processor", "vision_encoder", "vae", "lm", "guidance")
@@ -386,24 +389,24 @@ PLACES = {
     "apart": {**dict.fromkeys(PARTS, '"a"'), "vision_encoder": '"b"', "vae": '"c"'},
     "replicas": {**dict.fromkeys(PARTS, '["b", "c"]'), "guidance": '"a"'},
 }
-"""Guidance batched on one worker; spread over three, to which states are forked; VAE and ViT on their own; replicas."""
+"""One worker; guidance spread over three workers, with forked states; VAE and ViT on their own; replicas."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_the_same_wherever_its_parts_are(saved, wanted):
+def test_processes_give_the_same_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, f"bagel@{saved}"), texts, standby=False) as deployment:
         for place in PLACES:
             for name, given in zip(
                 REQUESTS, run_requests(deployment, place, [*REQUESTS.values()], leavers=4), strict=True
             ):
-                assert_right(*given, wanted(name))
+                assert_right(*given, expected(name))
         assert not deployment.recent_exits
 
 
-# ---------------------------------------------------------------- its memory
-def test_a_cache_that_was_dropped_is_read_again_as_it_was_read(model, monkeypatch):
+# ---------------------------------------------------------------- KV cache
+def test_a_preempted_cache_is_recomputed(model, monkeypatch):
     def prompt():
         kv = model.lm.make_state(KV)
         model.lm.hidden_states(model.processor.tokenize(SHORT), kv)
@@ -421,7 +424,7 @@ def test_a_cache_that_was_dropped_is_read_again_as_it_was_read(model, monkeypatc
         torch.testing.assert_close(model.lm.flow(x, time, 4, again), model.lm.flow(x, time, 4, kv), **CLOSE)
 
 
-def test_drawing_leaves_no_trace(model):
+def test_drawing_does_not_change_the_cache(model):
     kv = model.lm.make_state(KV)
     model.lm.hidden_states(model.processor.tokenize(LONGER), kv)
     pool, before = model.lm.decoder.store.pool, kv.export()
@@ -432,8 +435,8 @@ def test_drawing_leaves_no_trace(model):
     pool.check()
 
 
-# ---------------------------------------------------------------- files, sizes and refusals
-def test_pictures_are_made_as_large_as_the_published_ones():
+# ---------------------------------------------------------------- files, sizes and errors
+def test_images_are_resized_as_published():
     for given, drawn_size, seen_size in (
         ((1024, 1024), (1024, 1024), (980, 980)),
         ((1000, 500), (1024, 512), (980, 490)),
@@ -446,12 +449,12 @@ def test_pictures_are_made_as_large_as_the_published_ones():
 
 
 @pytest.mark.slow
-def test_weights_may_be_bfloat16_as_those_that_are_published(saved, golden, tmp_path):
+def test_bfloat16_weights_are_supported(saved, golden, tmp_path):
     tiny.save(tmp_path)
     mixture = load_file(tmp_path / "ema.safetensors")
     save_file({name: one.bfloat16() for name, one in mixture.items()}, tmp_path / "ema.safetensors")
-    ask = replace(REQUESTS["changed"], steps=3)
-    (rough,), (fine,) = (pictures_of(Bagel(where).run(ask)) for where in (str(tmp_path), saved))
+    request = replace(REQUESTS["changed"], steps=3)
+    (rough,), (fine,) = (pictures_of(Bagel(where).run(request)) for where in (str(tmp_path), saved))
     assert 0 < np.abs(rough.astype(int) - fine).mean() < 20
     turns = (Message("user", (picture_of(golden), SHORT)),)
     assert len(text_of(Bagel(str(tmp_path)).run(ChatRequest(turns, Sampling(max_tokens=3))))) == 3
@@ -468,22 +471,22 @@ print([name for name in ("torch", "transformers", "diffusers", "numpy", "PIL", "
     assert done.stdout == "[]\n"
 
 
-def test_what_it_cannot_do_is_refused(model):
-    for ask, what in (
-        (ImageRequest(SHORT, negative_prompt="rain"), "it takes neither a mask nor what not to draw\n  fix: "),
-        (ImageRequest(SHORT, mask=SQUARE, sources=(SQUARE,)), "it takes neither a mask nor what not to draw\n  fix: "),
-        (ImageRequest(SHORT, 60, 64), "it draws no pictures of 60 x 64 pixels\n  fix: .* multiples of 8, up to 128"),
-        (ImageRequest(SHORT, 64, 136), "it draws no pictures of 64 x 136 pixels\n  fix: "),
+def test_unsupported_requests_are_rejected(model):
+    for request, what in (
+        (ImageRequest(SHORT, negative_prompt="rain"), "supports neither a mask nor a negative prompt\n  fix: "),
+        (ImageRequest(SHORT, mask=SQUARE, sources=(SQUARE,)), "supports neither a mask nor a negative prompt\n  fix: "),
+        (ImageRequest(SHORT, 60, 64), "cannot generate images of 60 x 64 pixels\n  fix: .* multiples of 8, up to 128"),
+        (ImageRequest(SHORT, 64, 136), "cannot generate images of 64 x 136 pixels\n  fix: "),
     ):
         with pytest.raises(NotImplementedError, match=what):
-            model.run(ask)
+            model.run(request)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(saved, tmp_path):
+def test_mismatched_checkpoints_are_rejected(saved, tmp_path):
     tiny.save(tmp_path)
     config = tmp_path / "llm_config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
-    with pytest.raises(LoadError, match=r"a mixture of 3 layers lacks or does not take .*layers.3.*\n  fix: "):
+    with pytest.raises(LoadError, match=r"missing or unexpected tensors for 3 layers: .*layers.3.*\n  fix: "):
         Bagel(str(tmp_path)).lm.prepare()
     mixture = load_file(tmp_path / "ema.safetensors")
     save_file({name: one for name, one in mixture.items() if "vae2llm" not in name}, tmp_path / "ema.safetensors")

@@ -1,11 +1,11 @@
-"""Many who want pictures or films at the same time, while others go away, and what each of them was shown."""
+"""Concurrent clients for images and videos, while others disconnect."""
 
 import numpy as np
 
 from tests.models.concurrent_clients import run_clients
 
 TOLERANCE = 1e-4
-"""How far numbers may be apart: a batch adds them in another order."""
+"""Maximum distance of values: a batch sums in another order."""
 
 
 def assert_close(got, wanted):
@@ -16,6 +16,6 @@ def assert_close(got, wanted):
 
 
 def emitted_images(deployment, name, requests, disconnects=4):
-    """What each is shown that asks at the same time as all others, of whom some leave in the middle."""
+    """Return the outputs of concurrent clients, some of which disconnect."""
     clients = run_clients(deployment, name, requests, disconnects)
-    return [[np.asarray(news.value) for _, news in client.log[1:-1]] for client in clients]
+    return [[np.asarray(event.value) for _, event in client.log[1:-1]] for client in clients]

@@ -1,4 +1,4 @@
-"""Tiny random diffusion models in the published layout of diffusers, and what its pipelines make with them."""
+"""Tiny random diffusion models in the diffusers layout, and the outputs of the diffusers pipelines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _t5(kind: Any, config: Any) -> Any:
 
 
 def _random(*networks: Any) -> None:
-    """Weights for which what a network is given matters: many begin as nearly nothing."""
+    """Scale weights so that every input matters: many are initialized to nearly zero."""
     for network in networks:
         for name, weight in network.named_parameters():
             if weight.ndim > 1 and "scale_shift" not in name:
@@ -58,7 +58,7 @@ def _random(*networks: Any) -> None:
 
 
 def save_sd3(folder: Path, **shape: Any) -> Any:
-    """Write a Stable Diffusion 3, and diffusers' pipeline of the same networks."""
+    """Save a Stable Diffusion 3, and return the diffusers pipeline of the same networks."""
     torch.manual_seed(0)
     shape = SD3 | shape
     width = shape["attention_head_dim"] * shape["num_attention_heads"]
@@ -103,7 +103,7 @@ def save_sd3(folder: Path, **shape: Any) -> Any:
 
 
 def save_wan(folder: Path, *, is_old: bool = False) -> Any:
-    """Write a Wan of the kind of Wan2.2-TI2V-5B or Wan2.1-T2V, and diffusers' pipeline of the same networks."""
+    """Save a Wan like Wan2.2-TI2V-5B or Wan2.1-T2V, and return the diffusers pipeline of the same networks."""
     torch.manual_seed(0)
     draw, channels = np.random.default_rng(0), 16 if is_old else 48
     transformer = d.WanTransformer3DModel(
@@ -134,14 +134,14 @@ def save_wan(folder: Path, *, is_old: bool = False) -> Any:
     )
     pipeline.save_pretrained(folder)
     if is_old:
-        file = folder / "vae" / "config.json"  # it was published before its config had these
-        said = json.loads(file.read_bytes())
-        file.write_text(json.dumps({name: one for name, one in said.items() if not name.startswith("scale_factor")}))
+        file = folder / "vae" / "config.json"  # Wan2.1 was published before its config had these keys
+        config = json.loads(file.read_bytes())
+        file.write_text(json.dumps({name: one for name, one in config.items() if not name.startswith("scale_factor")}))
     return pipeline
 
 
-# ---------------------------------------------------------------- what diffusers makes
-def _asked(ask: ImageRequest | VideoRequest) -> dict[str, Any]:
+# ---------------------------------------------------------------- diffusers outputs
+def _pipeline_arguments(ask: ImageRequest | VideoRequest) -> dict[str, Any]:
     return {
         "prompt": ask.prompt,
         "negative_prompt": ask.negative_prompt,
@@ -154,27 +154,29 @@ def _asked(ask: ImageRequest | VideoRequest) -> dict[str, Any]:
 
 
 class Latents:
-    """Is told the latents after each step, and keeps them."""
+    """Step callback that records the latents."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
 
     def __call__(self, _: Any, __: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """After a step."""
+        """Record the latents after a step."""
         self.seen.append(given["latents"][0].clone())
         return {}
 
 
 def reference_image(pipeline: Any, drawing: ImageRequest, length: int = 16) -> tuple[list[torch.Tensor], np.ndarray]:
-    """The latents after each step of a drawing, and the picture, [height, width, 3] between 0 and 1."""
+    """Return the latents after each step, and the image, [height, width, 3] from 0 to 1."""
     pipeline.set_progress_bar_config(disable=True)
     keep = Latents()
-    made = pipeline(**_asked(drawing), max_sequence_length=length, output_type="np", callback_on_step_end=keep)
+    made = pipeline(
+        **_pipeline_arguments(drawing), max_sequence_length=length, output_type="np", callback_on_step_end=keep
+    )
     return keep.seen, made.images[0]
 
 
 def reference_video(pipeline: Any, filming: VideoRequest) -> tuple[torch.Tensor, np.ndarray]:
-    """The last latents of a film, and its frames, [frames, height, width, 3] between 0 and 1."""
+    """Return the last latents of a video, and its frames, [frames, height, width, 3] from 0 to 1."""
     more: dict[str, Any] = {"num_frames": int(filming.seconds * FPS) // 4 * 4 + 1, "output_type": "np"}
     if filming.source is not None:
         parts = {name: part for name, part in pipeline.components.items() if name != "transformer_2"}
@@ -182,12 +184,12 @@ def reference_video(pipeline: Any, filming: VideoRequest) -> tuple[torch.Tensor,
         more["image"] = Image.fromarray(filming.source.pixels)
     pipeline.set_progress_bar_config(disable=True)
     keep = Latents()
-    with patch.object(pipeline_wan_i2v, "prompt_clean", pipeline_wan.prompt_clean):  # it forgets to ask for a library
-        made = pipeline(**_asked(filming), **more, callback_on_step_end=keep)
+    with patch.object(pipeline_wan_i2v, "prompt_clean", pipeline_wan.prompt_clean):  # it lacks an import guard
+        made = pipeline(**_pipeline_arguments(filming), **more, callback_on_step_end=keep)
     return keep.seen[-1], made.frames[0]
 
 
-# ---------------------------------------------------------------- what was made here, as numbers
+# ---------------------------------------------------------------- models that emit floats
 SD3_FILE = """
 from mstar import Float, Tensor, op, stacked
 from mstar.models.diffusion.sd3 import StableDiffusion3
@@ -232,9 +234,9 @@ class Shown(Wan):
         super().__init__({folder!r}, fps={fps})
         self.vae = Open(self.checkpoint)
 """
-"""Models that show latents and pixels as numbers, where others show bytes. T5 reads less here, to be quick."""
+"""Models that emit latents and pixels as floats instead of bytes. T5 reads fewer tokens here, for speed."""
 
 
 def expected_emissions(latents: torch.Tensor, pixels: np.ndarray) -> np.ndarray:
-    """What such a model shows, of what diffusers made."""
+    """Return what such a model emits for a result of diffusers."""
     return np.concatenate([latents.numpy().ravel(), pixels.ravel()])

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3: its pictures are those of diffusers, whatever steps, sizes and guidance share its forwards."""
+"""Stable Diffusion 3: images equal those of diffusers, for all steps, sizes and guidance that share a batch."""
 
 import io
 import json
@@ -66,8 +66,8 @@ def model(file):
 
 
 @pytest.fixture(scope="module")
-def wanted(pipeline):
-    """What diffusers makes of each: numbers of the last latents and of the picture, and latents after each step."""
+def expected(pipeline):
+    """Results of diffusers: last latents, image, and latents after each step."""
     made = [tiny.reference_image(pipeline, drawing) for drawing in DRAWINGS]
     return [(tiny.expected_emissions(latents[-1], picture), latents) for latents, picture in made]
 
@@ -76,9 +76,9 @@ def values(outcome):
     return [emission.value for emission in outcome.emissions]
 
 
-# ---------------------------------------------------------------- what it draws
-def test_latents_and_pictures_are_those_of_diffusers(model, wanted):
-    for drawing, (numbers, latents) in zip(DRAWINGS, wanted, strict=True):
+# ---------------------------------------------------------------- images
+def test_latents_and_images_equal_diffusers(model, expected):
+    for drawing, (numbers, latents) in zip(DRAWINGS, expected, strict=True):
         shows = values(model.run(drawing))
         assert_close(shows[-1:], [numbers])
         steps = [drawing.steps * (show + 1) // len(shows) for show in range(len(shows))]
@@ -90,35 +90,35 @@ def test_latents_and_pictures_are_those_of_diffusers(model, wanted):
 
 def test_all_parameters_matter(model):
     drawing = DRAWINGS[3]
-    wishes = [{"prompt": "a red cat"}, {"negative_prompt": ""}, {"guidance": 1.5}, {"steps": 19}, {"seed": 1}]
+    changes = [{"prompt": "a red cat"}, {"negative_prompt": ""}, {"guidance": 1.5}, {"steps": 19}, {"seed": 1}]
     first = values(model.run(drawing))[0]
-    for wish in wishes:
-        assert (values(model.run(replace(drawing, **wish)))[0] - first).abs().max() > 0.01, wish
+    for change in changes:
+        assert (values(model.run(replace(drawing, **change)))[0] - first).abs().max() > 0.01, change
 
 
-def test_a_picture_is_bytes(pipeline):
+def test_an_image_is_uint8(pipeline):
     (picture,) = values(StableDiffusion3(pipeline.folder).run(DRAWINGS[1]))
-    _, wanted = tiny.reference_image(pipeline, DRAWINGS[1], length=256)
+    _, expected = tiny.reference_image(pipeline, DRAWINGS[1], length=256)
     assert picture.dtype == torch.uint8
-    assert np.abs(picture.numpy() - 255 * wanted).max() < 0.53
+    assert np.abs(picture.numpy() - 255 * expected).max() < 0.53
     assert picture.shape == (32, 48, 3)
 
 
-def test_a_crowd_is_shown_what_each_would_be_shown_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("sd3", model) as deployment:
         shows = emitted_images(deployment, "sd3", DRAWINGS)
-    for drawing, one, (numbers, _) in zip(DRAWINGS, shows, wanted, strict=True):
+    for drawing, one, (numbers, _) in zip(DRAWINGS, shows, expected, strict=True):
         assert len(one) == drawing.partial_images + 1
         assert_close(one[-1:], [numbers])
 
 
-# ---------------------------------------------------------------- what is run for it
+# ---------------------------------------------------------------- batches and caches
 TEXTS = ("clip", "clip_2", "t5")
 
 
 @pytest.fixture
 def seen(model, monkeypatch):
-    """The batch size of each forward of each network, under its name."""
+    """Batch size of each forward pass, by network."""
     sizes = {name: [] for name in ("clip", "clip_2", "t5", "denoiser", "vae")}
     for name, batches in sizes.items():
         if name in TEXTS:
@@ -135,17 +135,17 @@ def seen(model, monkeypatch):
     return sizes
 
 
-def test_without_guidance_nothing_is_computed_to_be_guided_away_from(model, seen):
+def test_without_guidance_the_negative_branch_is_not_computed(model, seen):
     model.run(DRAWINGS[1])
     assert seen == {"clip": [1], "clip_2": [1], "t5": [1], "denoiser": [1] * 3, "vae": [1]}
 
 
-def test_both_branches_share_a_forward_and_what_is_not_looked_at_is_not_decoded(model, seen):
+def test_branches_share_a_forward_pass_and_only_previews_are_decoded(model, seen):
     model.run(DRAWINGS[5])
     assert seen == {"clip": [2], "clip_2": [2], "t5": [2], "denoiser": [2] * 3, "vae": [1]}
 
 
-def test_what_is_looked_at_is_decoded(model, seen):
+def test_previews_are_decoded(model, seen):
     model.run(replace(DRAWINGS[5], partial_images=2))
     assert seen["vae"] == [1] * 3
     model.run(replace(DRAWINGS[5], partial_images=9))
@@ -153,7 +153,7 @@ def test_what_is_looked_at_is_decoded(model, seen):
     assert seen["t5"] == [2], "and the text is read once"
 
 
-def test_a_text_is_read_once_for_who_wrote_it_and_the_empty_one_for_all(model, monkeypatch):
+def test_texts_are_cached_per_tenant_and_the_empty_text_for_all(model, monkeypatch):
     texts, read = Counter(), T5._run_network
     monkeypatch.setattr(T5, "_run_network", lambda self, given: texts.update(given) or read(self, given))
     monkeypatch.setattr(model.t5, "cache", ContentCache(1 << 20))
@@ -167,20 +167,20 @@ def test_a_text_is_read_once_for_who_wrote_it_and_the_empty_one_for_all(model, m
     assert texts == Counter({"a cat": 2, "": 1, "a dog": 1})
 
 
-def test_requests_of_one_size_share_forwards_at_any_step_guided_or_not(model, seen, wanted):
+def test_requests_of_one_size_share_forward_passes(model, seen, expected):
     alike = [0, 3, 4, 6]
     outcomes = LocalRuntime(model, seed=3).run_all([DRAWINGS[number] for number in alike])
-    assert_close([values(one)[-1] for one in outcomes], [wanted[number][0] for number in alike])
+    assert_close([values(one)[-1] for one in outcomes], [expected[number][0] for number in alike])
     guided = sum(DRAWINGS[number].steps * (1 + (DRAWINGS[number].guidance > 1)) for number in alike)
     assert sum(seen["denoiser"]) == guided
     assert max(seen["denoiser"]) == 7
     assert len(seen["denoiser"]) < 2 * max(drawing.steps for drawing in DRAWINGS)
 
 
-# ---------------------------------------------------------------- anywhere
-def test_it_is_served_as_it_runs_under_any_schedule(model, wanted):
+# ---------------------------------------------------------------- placements
+def test_served_results_equal_eager_results_under_any_schedule(model, expected):
     for number, outcome in enumerate(LocalRuntime(model, seed=5, min_stream_buffers=True).run_all(DRAWINGS[:3])):
-        assert_close(values(outcome)[-1:], [wanted[number][0]])
+        assert_close(values(outcome)[-1:], [expected[number][0]])
 
 
 PLACES = {
@@ -188,21 +188,21 @@ PLACES = {
     "apart": {**dict.fromkeys(TEXTS, '"a"'), "denoiser": '"b"', "vae": '"c"'},
     "replicas": {**dict.fromkeys(TEXTS, '"c"'), "denoiser": '["a", "b"]', "vae": '"c"'},
 }
-"""All on one worker; its parts on workers of their own; two that denoise. All three on the same three workers."""
+"""One worker; one worker per component; two denoisers. All three on the same three workers."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_processes_show_what_diffusers_makes_wherever_the_parts_are(file, wanted):
+def test_processes_equal_diffusers_under_any_placement(file, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
             shows = emitted_images(deployment, place, DRAWINGS, disconnects=6)
-            assert_close([one[-1] for one in shows], [numbers for numbers, _ in wanted])
+            assert_close([one[-1] for one in shows], [numbers for numbers, _ in expected])
         assert not deployment.recent_exits
 
 
-def test_a_part_is_loaded_without_the_others(pipeline, tmp_path):
+def test_a_part_is_loaded_alone(pipeline, tmp_path):
     shutil.copytree(f"{pipeline.folder}/vae", tmp_path / "vae")
     model = StableDiffusion3(str(tmp_path))
     model.vae.prepare()
@@ -210,28 +210,27 @@ def test_a_part_is_loaded_without_the_others(pipeline, tmp_path):
         model.t5.prepare()
 
 
-def test_a_stream_over_http_shows_pictures_as_they_get_sharper(pipeline):
+def test_partial_images_are_streamed_over_http(pipeline):
     model = StableDiffusion3(pipeline.folder)
     body = {"model": "sd3", "prompt": "a red cat", "size": "48x32", "num_inference_steps": 4, "seed": 3}
     with serve_models({"sd3": model}) as house, house.client() as http:
         answer = http.post("/v1/images/generations", json=body | {"stream": True, "partial_images": 1})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    got = [np.asarray(Image.open(io.BytesIO(b64decode(event["b64_json"])))) for event in events]
-    wanted = values(model.run(ImageRequest("a red cat", 48, 32, 4, seed=3, partial_images=1)))
+    actual = [np.asarray(Image.open(io.BytesIO(b64decode(event["b64_json"])))) for event in events]
+    expected = values(model.run(ImageRequest("a red cat", 48, 32, 4, seed=3, partial_images=1)))
     assert [event["type"].rpartition(".")[2] for event in events] == ["partial_image", "completed"]
-    for one, other in zip(got, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert np.abs(one.astype(int) - other.numpy()).max() <= 1
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 @pytest.mark.parametrize(
-    "wish", [{"width": 34}, {"height": 1}, {"width": 196}, {"sources": (ImageInput(np.zeros((32, 32, 3), np.uint8)),)}]
+    "change",
+    [{"width": 34}, {"height": 1}, {"width": 196}, {"sources": (ImageInput(np.zeros((32, 32, 3), np.uint8)),)}],
 )
-def test_what_it_does_not_do_is_refused(model, wish):
-    with pytest.raises(
-        NotImplementedError, match=r"(multiples of 4 pixels wide and high, 192 at most|does not change)[\s\S]*\n  fix: "
-    ):
-        model.run(replace(DRAWINGS[0], **wish))
+def test_unsupported_requests_are_rejected(model, change):
+    with pytest.raises(NotImplementedError, match=r"(multiples of 4 up to 192|does not edit)[\s\S]*\n  fix: "):
+        model.run(replace(DRAWINGS[0], **change))
 
 
 def test_the_size_has_a_default(pipeline):
@@ -239,13 +238,13 @@ def test_the_size_has_a_default(pipeline):
     assert picture.shape == (32, 32, 3)
 
 
-def test_weights_that_do_not_fit_are_refused(pipeline, tmp_path):
+def test_mismatched_weights_are_rejected(pipeline, tmp_path):
     shutil.copytree(pipeline.folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(path)
     tensors["more"] = tensors.pop("decoder.conv_in.bias")
     save_file(tensors, path)
-    with pytest.raises(LoadError, match=r"a AutoencoderKL: `decoder.conv_in.bias`, `more` are missing[\s\S]*\n  fix: "):
+    with pytest.raises(LoadError, match=r"AutoencoderKL: `decoder.conv_in.bias`, `more` are missing[\s\S]*\n  fix: "):
         StableDiffusion3(str(tmp_path)).vae.prepare()
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(LoadError, match=r"config.json is missing\n  fix: "):

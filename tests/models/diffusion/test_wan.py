@@ -1,4 +1,4 @@
-"""Wan: its films are those of diffusers, from a text or a picture, whatever shares its forwards, and over HTTP."""
+"""Wan: videos equal those of diffusers, from text or an image, batched and over HTTP."""
 
 import io
 import json
@@ -67,87 +67,87 @@ def model(file):
 
 
 @pytest.fixture(scope="module")
-def wanted(pipeline):
-    """What diffusers makes of each, for each frame of latents: their numbers and those of the frames behind them."""
+def expected(pipeline):
+    """Results of diffusers per latent frame: latents and decoded frames."""
     shows = []
     for filming in FILMINGS:
         latents, frames = tiny.reference_video(pipeline, filming)
         if filming.source is not None:
-            latents = latents[:, 1:]  # of the first frame it leaves what nobody looks at
+            latents = latents[:, 1:]  # diffusers leaves unused values in the first frame
         parts = [frames[:1], *np.split(frames[1:], range(4, len(frames) - 1, 4))][: 1 + len(frames) // 4]
         shows.append((latents, parts))
     return shows
 
 
-def assert_right(got, wanted):
-    latents, parts = wanted
-    assert len(got) == len(parts)
-    sizes = [np.asarray(one).size - part.size for one, part in zip(got, parts, strict=True)]
-    frames = [np.asarray(one)[size:].reshape(part.shape) for one, part, size in zip(got, parts, sizes, strict=True)]
+def assert_right(actual, expected):
+    latents, parts = expected
+    assert len(actual) == len(parts)
+    sizes = [np.asarray(one).size - part.size for one, part in zip(actual, parts, strict=True)]
+    frames = [np.asarray(one)[size:].reshape(part.shape) for one, part, size in zip(actual, parts, sizes, strict=True)]
     assert_close(frames, parts)
     channels, count, height, width = latents.shape
-    found = [np.asarray(one)[:size].reshape(channels, height, width) for one, size in zip(got, sizes, strict=True)]
-    assert_close(found[-count:], [*latents.transpose(0, 1).numpy()])
+    frames = [np.asarray(one)[:size].reshape(channels, height, width) for one, size in zip(actual, sizes, strict=True)]
+    assert_close(frames[-count:], [*latents.transpose(0, 1).numpy()])
 
 
 def values(outcome):
     return [emission.value for emission in outcome.emissions]
 
 
-# ---------------------------------------------------------------- what it films
-def test_latents_and_films_are_those_of_diffusers(model, wanted):
-    for filming, one in zip(FILMINGS, wanted, strict=True):
+# ---------------------------------------------------------------- videos
+def test_latents_and_videos_equal_diffusers(model, expected):
+    for filming, one in zip(FILMINGS, expected, strict=True):
         assert_right(values(model.run(filming)), one)
 
 
-def test_wan_that_is_older_films_too(tmp_path):
+def test_wan_2_1_is_supported(tmp_path):
     pipeline, filming = tiny.save_wan(tmp_path, is_old=True), FILMINGS[1]
-    _, wanted = tiny.reference_video(pipeline, filming)
+    _, expected = tiny.reference_video(pipeline, filming)
     frames = torch.cat(values(Wan(str(tmp_path), fps=tiny.FPS).run(filming)))
-    assert frames.shape == wanted.shape
-    assert np.abs(frames.numpy() - 255 * wanted).max() < 0.53
-    with pytest.raises(NotImplementedError, match="these weights begin with no picture\n  fix: "):
+    assert frames.shape == expected.shape
+    assert np.abs(frames.numpy() - 255 * expected).max() < 0.53
+    with pytest.raises(NotImplementedError, match=r"support text-to-video only, .* source image\n  fix: "):
         Wan(str(tmp_path)).run(FILMINGS[2])
 
 
 def test_all_parameters_matter(model):
     filming = replace(FILMINGS[5], guidance=4.0)
     other = ImageInput(255 - SOURCE.pixels)
-    wishes = [{"prompt": "a red cat"}, {"negative_prompt": "dog"}, {"guidance": 1.5}, {"steps": 3}, {"seed": 1}]
+    changes = [{"prompt": "a red cat"}, {"negative_prompt": "dog"}, {"guidance": 1.5}, {"steps": 3}, {"seed": 1}]
     first = values(model.run(filming))[-1]
-    for wish in [*wishes, {"source": None}, {"source": other}]:
-        assert (values(model.run(replace(filming, **wish)))[-1] - first).abs().max() > 0.01, wish
+    for change in [*changes, {"source": None}, {"source": other}]:
+        assert (values(model.run(replace(filming, **change)))[-1] - first).abs().max() > 0.01, change
 
 
-def test_a_crowd_is_shown_what_each_would_be_shown_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("wan", model) as deployment:
-        for got, one in zip(emitted_images(deployment, "wan", FILMINGS), wanted, strict=True):
-            assert_right(got, one)
+        for actual, one in zip(emitted_images(deployment, "wan", FILMINGS), expected, strict=True):
+            assert_right(actual, one)
 
 
-def test_requests_of_one_size_share_forwards_at_any_step_guided_or_not(model, wanted):
+def test_requests_of_one_size_share_forward_passes(model, expected):
     alike = [0, 3, 4]
     runtime = LocalRuntime(model, seed=3)
     for number, outcome in zip(alike, runtime.run_all([FILMINGS[number] for number in alike]), strict=True):
-        assert_right(values(outcome), wanted[number])
+        assert_right(values(outcome), expected[number])
     sizes = [size for name, size in runtime.batches if name == "denoiser.step"]
     assert sum(sizes) == 5 + 12 + 3
     assert max(sizes) > 1
 
 
-def test_a_film_goes_on_when_what_is_remembered_has_moved(model, wanted):
+def test_a_video_continues_after_its_state_moved(model, expected):
     moved = 0
     for seed in range(4):
         placement = random_placement(model.graphs(), random.Random(seed))
         runtime = LocalRuntime(model, placement, seed=seed, min_stream_buffers=True)
         for number, outcome in enumerate(runtime.run_all(FILMINGS[:2])):
-            assert_right(values(outcome), wanted[number])
+            assert_right(values(outcome), expected[number])
         moved += len(placement.workers()) > 1
     assert moved
 
 
 @pytest.mark.parametrize("forwards", [(1, 4), (0, 5)])
-def test_without_guidance_nothing_is_computed_to_be_guided_away_from(model, forwards, monkeypatch):
+def test_without_guidance_the_negative_branch_is_not_computed(model, forwards, monkeypatch):
     number, steps = forwards
     network, sizes = model.denoiser.network, []
     run = network.forward
@@ -158,21 +158,21 @@ def test_without_guidance_nothing_is_computed_to_be_guided_away_from(model, forw
 
 # ---------------------------------------------------------------- over HTTP
 def coarse(frames):
-    """How bright each eighth of a film's frames is: finer things and colours H.264 does not keep."""
+    """Brightness of each eighth of a frame: H.264 does not keep finer detail and color."""
     count, height, width, _ = frames.shape
     return frames.mean(-1).reshape(count, height // 8, 8, width // 8, 8).mean((2, 4))
 
 
-def test_a_film_is_a_job_that_says_how_far_it_is_and_leaves_a_file(pipeline, monkeypatch):
+def test_a_video_job_reports_progress_and_returns_a_file(pipeline, monkeypatch):
     model = Wan(pipeline.folder, fps=tiny.FPS)
     monkeypatch.setattr("mstar.models.diffusion.wan.DEFAULT_PARAMS", DefaultParams(64, 32, 3, 5.0, 64))
     decode = model.vae.decode_pixels
     monkeypatch.setattr(
         model.vae, "decode_pixels", lambda *given: time.sleep(0.05) or decode(*given)
-    )  # one can look in between
-    asked = {"model": "wan", "prompt": "a red cat", "seconds": "2", "size": "64x32", "seed": "5"}
+    )  # the job can be polled meanwhile
+    form = {"model": "wan", "prompt": "a red cat", "seconds": "2", "size": "64x32", "seed": "5"}
     with serve_models({"wan": model}) as house, house.client() as http:
-        job = http.post("/v1/videos", files={name: (None, text) for name, text in asked.items()}).json()
+        job = http.post("/v1/videos", files={name: (None, text) for name, text in form.items()}).json()
         seen, deadline = [], time.monotonic() + 10
         while job["status"] in ("queued", "in_progress"):
             assert time.monotonic() < deadline, job
@@ -185,54 +185,54 @@ def test_a_film_is_a_job_that_says_how_far_it_is_and_leaves_a_file(pipeline, mon
     with av.open(io.BytesIO(data)) as film:
         assert film.streams.video[0].average_rate == tiny.FPS
         made = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
-    asked = VideoRequest("a red cat", 2.0, 64, 32, seed=5, steps=3, guidance=5.0)
-    _, wanted = tiny.reference_video(pipeline, asked)
-    assert made.shape == wanted.shape == (17, 32, 64, 3)
-    here, before = (np.abs(coarse(made) - 255 * coarse(np.roll(wanted, by, 0))).mean() for by in (0, 1))
+    form = VideoRequest("a red cat", 2.0, 64, 32, seed=5, steps=3, guidance=5.0)
+    _, expected = tiny.reference_video(pipeline, form)
+    assert made.shape == expected.shape == (17, 32, 64, 3)
+    here, before = (np.abs(coarse(made) - 255 * coarse(np.roll(expected, by, 0))).mean() for by in (0, 1))
     assert 4 * here < before, "each frame is the one that diffusers makes, as far as H.264 keeps it"
 
 
-# ---------------------------------------------------------------- anywhere
+# ---------------------------------------------------------------- placements
 PLACES = {
     "one": dict.fromkeys(("umt5", "denoiser", "vae"), '"a"'),
     "apart": {"umt5": '"a"', "denoiser": '"b"', "vae": '"c"'},
     "replicas": {"umt5": '"c"', "denoiser": '["a", "b"]', "vae": '"c"'},
 }
-"""All on one worker; its parts on workers of their own; two that denoise. All three on the same three workers."""
+"""One worker; one worker per component; two denoisers. All three on the same three workers."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_processes_show_what_diffusers_makes_wherever_the_parts_are(file, wanted):
+def test_processes_equal_diffusers_under_any_placement(file, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
-            for got, one in zip(emitted_images(deployment, place, FILMINGS, disconnects=6), wanted, strict=True):
-                assert_right(got, one)
+            for actual, one in zip(emitted_images(deployment, place, FILMINGS, disconnects=6), expected, strict=True):
+                assert_right(actual, one)
         assert not deployment.recent_exits
 
 
-# ---------------------------------------------------------------- what is refused
-@pytest.mark.parametrize("wish", [{"width": 48}, {"height": 33}, {"height": 1312}, {"seconds": 16.0}])
-def test_what_it_cannot_film_is_refused(model, wish):
+# ---------------------------------------------------------------- errors
+@pytest.mark.parametrize("change", [{"width": 48}, {"height": 33}, {"height": 1312}, {"seconds": 16.0}])
+def test_unsupported_videos_are_rejected(model, change):
     sizes, lengths = (
-        "multiples of 32 pixels wide and high, 1280 at most, and not .*",
-        "15.1 seconds at most, and not 16",
+        "sides must be multiples of 32 up to 1280",
+        "16 s of video requested, maximum 15.1 s",
     )
     with pytest.raises(NotImplementedError, match=rf"({sizes}|{lengths})\n  fix: "):
-        model.run(replace(FILMINGS[0], **wish))
+        model.run(replace(FILMINGS[0], **change))
 
 
-def test_weights_that_are_another_wan_are_refused(pipeline, tmp_path):
+def test_two_transformer_checkpoints_are_rejected(pipeline, tmp_path):
     shutil.copytree(pipeline.folder, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "model_index.json"
     index = json.loads(file.read_bytes())
     file.write_text(json.dumps(index | {"boundary_ratio": 0.875}))
-    with pytest.raises(LoadError, match="one transformer for much noise and another for little\n  fix: "):
+    with pytest.raises(LoadError, match=r"two transformers, for high and for low noise .*\n  fix: "):
         Wan(str(tmp_path)).denoiser.prepare()
 
 
-def test_bytes_are_what_the_decoder_gives(pipeline, model):
+def test_pixels_equal_the_decoder_output(pipeline, model):
     filming = FILMINGS[6]
     (frames,) = values(Wan(pipeline.folder, fps=tiny.FPS).run(filming))
     (numbers,) = values(model.run(filming))

@@ -1,4 +1,4 @@
-"""Faces: pixels are those of the published networks, smaller pictures come first, and a crowd sees what each would."""
+"""Faces: pixels equal those of the published networks, smaller images come first, and batches equal single runs."""
 
 import json
 from itertools import pairwise
@@ -42,7 +42,7 @@ def single():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A small checkpoint of which every tensor does something."""
+    """Small checkpoint in which every tensor has an effect."""
     folder, generator = tmp_path_factory.mktemp("faces"), torch.Generator().manual_seed(3)
     tensors = {}
     for part in ("mapping", "synthesis"):
@@ -51,7 +51,7 @@ def saved(tmp_path_factory):
                 torch.randn(tensor.shape, generator=generator) / max(tensor[0].numel(), 4) ** 0.5
             )
     for name in ("weight", "bias"):
-        tensors[f"synthesis.paint.{name}"] /= 4  # so that no colour is cut off
+        tensors[f"synthesis.paint.{name}"] /= 4  # so that no color is clipped
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors, folder / "model.safetensors")
     return str(folder)
@@ -66,8 +66,8 @@ def pictures(model, drawing):
     return [np.asarray(one.value) for one in model.run(drawing).emissions]
 
 
-def test_bands_are_doubled_as_by_two_filters(model):
-    """One filter after the other, along rows and along columns, as the published graph has it."""
+def test_the_inverse_wavelet_equals_two_filters(model):
+    """Apply one filter after the other along rows and columns, as in the published graph."""
     bands = torch.randn(2, 12, 4, 6, generator=torch.Generator().manual_seed(0))
     low, (rows, columns, both) = bands[:, :3], bands[:, 3:].unflatten(1, (3, 3)).unbind(2)
     soft, sharp = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
@@ -80,60 +80,60 @@ def test_bands_are_doubled_as_by_two_filters(model):
     torch.testing.assert_close(inverse_haar(bands), along(left, soft, 1, 2) + along(right, sharp, 1, 2))
 
 
-def test_smaller_pictures_come_first_and_show_the_same(model):
+def test_smaller_images_come_first_and_show_the_same(model):
     shown = pictures(model, DRAWINGS[1])
     assert [one.shape for one in shown] == [(side, side, 3) for side in (4, 8, 16, SIDE)]
     assert shown[-1].std() > 10
-    assert 0 < shown[-1].min() < shown[-1].max() < 255  # nothing was cut off, so that means are means
+    assert 0 < shown[-1].min() < shown[-1].max() < 255  # nothing is clipped, so means are exact
     for small, large in pairwise(shown):
         mean = avg_pool2d(torch.tensor(large).permute(2, 0, 1).float(), 2).permute(1, 2, 0).numpy()
         assert np.abs(small - mean).max() <= 1
 
 
-def test_a_seed_chooses_and_nothing_else_does(model):
+def test_only_the_seed_selects_the_face(model):
     one, other = pictures(model, DRAWINGS[0]), pictures(model, ImageRequest("you", seed=5, partial_images=2))
     assert len(one) == 1
     np.testing.assert_array_equal(one[-1], other[-1])
     assert (one[-1] != pictures(model, ImageRequest("me", seed=6))[-1]).mean() > 0.5
 
 
-def test_a_style_is_half_as_far_from_the_mean(model):
+def test_styles_are_truncated_to_half(model):
     network = model.mapping.network
     drawn = torch.tensor(np.random.default_rng(5).standard_normal(8, np.float32))
     torch.testing.assert_close(torch.as_tensor(model.mapping.style(5)), (network(drawn) + network.mean) / 2)
 
 
-def test_faces_are_served_as_they_run_wherever_their_parts_are(model):
+def test_served_results_equal_eager_results_under_any_placement(model):
     parity_all(model, DRAWINGS, schedules=4)
 
 
 def run_all(deployment, model, leavers):
-    """Eight at the same time see what is right, while others come and go away in the middle."""
+    """Eight concurrent clients get the right image, while others disconnect."""
     front_end = add_frontend(deployment, "front_faces")
     with disconnecting_clients(front_end, "faces", DRAWINGS, leavers, 0.02):
         run_clients(front_end, "faces", Oracle(model, DRAWINGS), 8)
 
 
-def test_a_crowd_sees_what_each_would_see_alone(model):
+def test_concurrent_requests_equal_single_requests(model):
     with in_process("faces", model) as deployment:
         run_all(deployment, model, leavers=4)
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [
         {"width": 512, "height": 512},
         {"negative_prompt": "hats"},
         {"sources": (ImageInput(np.zeros((4, 4, 3), np.uint8)),)},
     ],
 )
-def test_what_it_does_not_do_is_refused(model, wish):
-    with pytest.raises(NotImplementedError, match=r"faces of 1024 x 1024 pixels[\s\S]*fix: "):
-        model.run(ImageRequest("me", **wish))
+def test_unsupported_requests_are_rejected(model, options):
+    with pytest.raises(NotImplementedError, match=r"images of 1024 x 1024 pixels[\s\S]*fix: "):
+        model.run(ImageRequest("me", **options))
     assert len(pictures(model, ImageRequest("me", width=1024, height=1024))) == 1
 
 
-def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
+def test_mismatched_weights_are_rejected(saved, tmp_path):
     with pytest.raises(LoadError, match=r"no weights at[\s\S]*fix: "):
         load_part(str(tmp_path / "none"), "mapping")
     with pytest.raises(LoadError, match=r"lacks config.json or model.safetensors\n  fix: "):
@@ -158,19 +158,19 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, model):
+def test_processes_give_the_eager_result(places, saved, model):
     with in_processes("faces", f"faces@{saved}", PLACES[places]) as deployment:
         run_all(deployment, model, leavers=8)
 
 
 @fetched
 @pytest.mark.slow
-def test_real_weights_paint_what_the_published_graphs_paint():
+def test_published_weights_equal_the_published_graphs():
     golden, model = load_file(GOLDEN), Faces()
     torch.testing.assert_close(model.mapping.network(golden["drawn"]), golden["mapped"], rtol=0, atol=1e-4)
     bands = torch.as_tensor(model.synthesis.bands(golden["style"]))
     torch.testing.assert_close(inverse_haar(bands[None])[0, :, ::8, ::8], golden["pixels"], rtol=0, atol=1e-4)
     (whole,) = pictures(model, ImageRequest("me", seed=3))
     assert whole.shape == (1024, 1024, 3)
-    wanted = ((golden["pixels"].clamp(-1, 1) + 1) * 127.5).permute(1, 2, 0).numpy()
-    assert np.abs(whole[::8, ::8] - wanted).max() < 0.6  # a seed is the same face everywhere
+    expected = ((golden["pixels"].clamp(-1, 1) + 1) * 127.5).permute(1, 2, 0).numpy()
+    assert np.abs(whole[::8, ::8] - expected).max() < 0.6  # a seed gives the same face everywhere

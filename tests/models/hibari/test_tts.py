@@ -1,4 +1,4 @@
-"""Hibari with its real weights: what it says is understood, sooner than it is heard."""
+"""Hibari with its published weights: its speech is intelligible, and faster than real time."""
 
 import time
 
@@ -26,20 +26,20 @@ def model():
 
 
 @pytest.mark.slow
-def test_it_is_understood(model, report):
+def test_speech_is_intelligible(model, report):
     begun = time.process_time()
     outcome = model.run(SpeechRequest(TEXT))
     took_s, sound = time.process_time() - begun, sound_of(outcome)
     report(f"Hibari: {len(sound) / SAMPLE_RATE_HZ:.1f} s of speech took {took_s:.2f} s")
     assert took_s < len(sound) / SAMPLE_RATE_HZ
-    assert len(outcome.emissions) == 2  # a title ends no sentence
+    assert len(outcome.emissions) == 2  # an abbreviation does not end a sentence
     with one_thread():
-        heard = Whisper().run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text
-    assert word_error_rate(TEXT.replace("Dr.", "Doctor"), heard.replace("Dr.", "Doctor")) <= 0.2
+        transcript = Whisper().run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text
+    assert word_error_rate(TEXT.replace("Dr.", "Doctor"), transcript.replace("Dr.", "Doctor")) <= 0.2
 
 
 @pytest.mark.slow
-def test_a_seed_gives_a_sound_however_it_is_served(model):
+def test_the_seed_determines_the_audio_under_any_schedule(model):
     parity(model, SpeechRequest(TEXT, seed=-5), schedules=4)
     first, second = (sound_of(model.run(SpeechRequest("Good morning.", seed=seed))) for seed in (1, 2))
     assert first.shape == second.shape
@@ -47,18 +47,18 @@ def test_a_seed_gives_a_sound_however_it_is_served(model):
 
 
 @pytest.mark.slow
-def test_speed_and_what_cannot_be_said(model):
+def test_speed_and_unpronounceable_text(model):
     slow, plain, fast = (len(sound_of(model.run(SpeechRequest("Good morning.", speed=speed)))) for speed in (0.5, 1, 2))
     assert slow > 1.6 * plain
     assert plain > 1.6 * fast
     assert model.run(SpeechRequest(" \n ")).emissions == []
 
 
-@pytest.mark.parametrize("wish", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
-def test_what_it_does_not_do_is_refused(wish):
+@pytest.mark.parametrize("options", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
+def test_unsupported_requests_are_rejected(options):
     with pytest.raises(NotImplementedError, match="in the voice `heart`"):
-        Hibari().run(SpeechRequest("Hello.", **wish))
+        Hibari().run(SpeechRequest("Hello.", **options))
 
 
-def test_it_names_its_voice():
+def test_the_voice_is_listed():
     assert Hibari().voices() == ("heart",)

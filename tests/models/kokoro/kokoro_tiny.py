@@ -1,6 +1,6 @@
-"""A small Kokoro with random weights, saved as `scripts/fetch-kokoro` saves the real one, and the library's own model.
+"""Tiny Kokoro with random weights in the layout of `scripts/fetch-kokoro`, and the library's own model.
 
-The library fixes most sizes of its decoder; what it leaves open is small, so that a frame is forty samples.
+The library fixes most sizes of its decoder; the others are small, so that a frame has forty samples.
 """
 
 import importlib.util
@@ -50,7 +50,7 @@ CONFIG = {
 
 
 def save(folder):
-    """Weights of which every layer does something, and two voices that differ."""
+    """Draw weights in which every layer has an effect, and two different voices."""
     torch.manual_seed(3)
     tensors = {}
     for part in PARTS:
@@ -59,7 +59,7 @@ def save(folder):
         if name.endswith("weight_g"):
             tensor.uniform_(0.5, 1.5).mul_(0.1 if "conv_post" in name else 1)
         elif name.startswith("predictor.F0_proj"):
-            tensor.mul_(200)  # high enough that some of it is voiced
+            tensor.mul_(200)  # high enough that some frames are voiced
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors, folder / "model.safetensors")
     save_file({name: torch.randn(510, 256) for name in ("af_heart", "am_adam")}, folder / "voices.safetensors")
@@ -67,7 +67,7 @@ def save(folder):
 
 
 def published(folder):
-    """The same tensors as in the published file: a dict for each part."""
+    """Return the tensors as in the published file: a dict per part."""
     whole = load_file(Path(folder) / "model.safetensors")
     names = {part: [name for name in whole if name.startswith(f"{part}.")] for part in PARTS}
     return {
@@ -76,7 +76,7 @@ def published(folder):
 
 
 def library(folder, monkeypatch):
-    """The library's own model of these tensors, without its reader of texts."""
+    """Return the library's own model of these tensors, without its phonemizer."""
     package = types.ModuleType("kokoro")
     package.__path__ = importlib.util.find_spec("kokoro").submodule_search_locations
     with monkeypatch.context() as patched:
@@ -87,5 +87,5 @@ def library(folder, monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *_, **__: published(folder))
     logger.disable("kokoro.model")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as where it is loaded to be served
+        warnings.simplefilter("ignore")  # as in load_parts
         return KModel("tiny", config, "kokoro-v1_0.pth").eval()

@@ -1,4 +1,4 @@
-"""Kokoro: its sound is that of the library, sentence by sentence, however it is served."""
+"""Kokoro: audio equals that of the library, sentence by sentence, for every placement."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def eager(model):
 
 
 def by_library(whole, folder, model, speech):
-    """What the library says of each phrase, one after the other."""
+    """Return the library's audio of each phrase."""
     voice, sounds = speech.voice or "af_heart", []
     for step, phonemes in enumerate(model.processor.phonemes(speech.text, voice)):
         style = load_file(Path(folder) / "voices.safetensors")[voice][len(phonemes) - 1]
@@ -64,15 +64,15 @@ def by_library(whole, folder, model, speech):
     return sounds
 
 
-def test_sound_is_that_of_the_library(saved, model, eager, monkeypatch):
+def test_audio_equals_the_library(saved, model, eager, monkeypatch):
     whole = tiny.library(saved, monkeypatch)
-    for speech, got, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
-        wanted = by_library(whole, saved, model, speech)
-        assert len(wanted) == count
-        assert_close(got, torch.cat(wanted).numpy())
+    for speech, actual, count in zip(SPEECHES, eager, (2, 1, 2, 1), strict=True):
+        expected = by_library(whole, saved, model, speech)
+        assert len(expected) == count
+        assert_close(actual, torch.cat(expected).numpy())
 
 
-def test_a_sentence_is_heard_before_the_next_and_sounds_as_it_does_alone(model, eager):
+def test_sentences_are_emitted_one_by_one_and_equal_single_ones(model, eager):
     sounds = [np.asarray(one.value) for one in model.run(SPEECHES[0]).emissions]
     assert len(sounds) == 2
     np.testing.assert_array_equal(sounds[0], concat_audio(model.run(SpeechRequest("Oh.", seed=5)).emissions))
@@ -82,7 +82,7 @@ def test_a_sentence_is_heard_before_the_next_and_sounds_as_it_does_alone(model, 
     assert np.abs(other - eager[0]).max() > 1e-2
 
 
-def test_voice_and_speed_are_heard(model):
+def test_voice_and_speed_change_the_audio(model):
     plain, other, fast = (
         concat_audio(model.run(SpeechRequest("Go on!", voice, speed)).emissions)
         for voice, speed in (("", 1), ("am_adam", 1), ("", 2))
@@ -92,12 +92,12 @@ def test_voice_and_speed_are_heard(model):
 
 
 @pytest.mark.slow
-def test_british_voices_read_as_the_british_do(model):
+def test_british_voices_use_british_phonemes(model):
     assert model.processor.phonemes("hot", "af_heart") == ["hˈɑt"]
     assert model.processor.phonemes("hot", "bm_george") == ["hˈɒt"]
 
 
-def test_a_phrase_that_is_too_long_is_cut_between_words(model):
+def test_a_long_phrase_is_split_between_words(model):
     text = "one two three four five six seven " * 40
     phrases = model.processor.phonemes(text, "af_heart")
     assert len(phrases) > 1
@@ -107,34 +107,34 @@ def test_a_phrase_that_is_too_long_is_cut_between_words(model):
     assert model.run(SpeechRequest(" \n ")).emissions == []
 
 
-def test_a_request_is_served_as_it_runs_wherever_its_parts_are(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES, seed=4), eager, strict=True):
-        assert_close(got, wanted)
+def test_served_results_equal_eager_results_under_any_placement(model, eager):
+    for actual, expected in zip(run_random_schedule(model, SPEECHES, seed=4), eager, strict=True):
+        assert_close(actual, expected)
 
 
-def test_a_crowd_hears_what_each_would_hear_alone(model, eager):
+def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("kokoro", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES[1::2] * 8, disconnects=3)):
-            assert_close(got, eager[1::2][number % 2])
+        for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES[1::2] * 8, disconnects=3)):
+            assert_close(actual, eager[1::2][number % 2])
 
 
-@pytest.mark.parametrize("wish", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
-def test_what_it_does_not_do_is_refused(model, wish):
+@pytest.mark.parametrize("options", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
+def test_unsupported_requests_are_rejected(model, options):
     with pytest.raises(NotImplementedError, match=r"English in the voices `af_heart`, `am_adam`[\s\S]*fix: "):
-        model.run(SpeechRequest("Hello.", **wish))
+        model.run(SpeechRequest("Hello.", **options))
 
 
-def test_it_says_what_it_read_and_which_voices_it_has(model):
+def test_usage_and_voices_are_reported(model):
     assert model.run(SpeechRequest("Hm?")).result == Finish(prompt_tokens={"text": 3})
     assert model.voices() == ("af_heart", "am_adam")
 
 
-def test_a_component_holds_no_more_than_it_needs(model):
+def test_a_component_loads_only_its_parts(model):
     assert [name for name, _ in model.vocoder.network.named_children()] == ["decoder"]
     assert "decoder" not in dict(model.prosody.network.named_children())
 
 
-def test_the_published_files_are_read_too(saved, tmp_path, monkeypatch):
+def test_the_published_layout_is_supported(saved, tmp_path, monkeypatch):
     shutil.copy(Path(saved, "config.json"), tmp_path)
     (tmp_path / "voices").mkdir()
     (tmp_path / "voices" / "af_heart.pt").touch()
@@ -148,7 +148,7 @@ def test_the_published_files_are_read_too(saved, tmp_path, monkeypatch):
         assert torch.equal(tensor, theirs.part_tensors("decoder")[name])
 
 
-def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
+def test_mismatched_weights_are_rejected(saved, tmp_path):
     with pytest.raises(LoadError, match="no weights at"):
         Kokoro(str(tmp_path / "none")).voices()
     with pytest.raises(LoadError, match=r"no config.json\n  fix: "):
@@ -158,7 +158,7 @@ def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
         {"bert_encoder.weight": torch.zeros(512, 32), "bert_encoder.odd": torch.zeros(1)},
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(LoadError, match=r"Kokoro's bert_encoder: `bias`, `odd`[\s\S]*fix: "):
+    with pytest.raises(LoadError, match=r"tensors of Kokoro's bert_encoder: `bias`, `odd`[\s\S]*fix: "):
         load_parts(Checkpoint(str(tmp_path)), "bert_encoder")
 
 
@@ -173,9 +173,9 @@ print([name for name in ("torch", "transformers", "numpy", "hibari", "kokoro") i
     assert done.stdout == "[]\n"
 
 
-def test_a_library_that_is_missing_is_named(monkeypatch):
+def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(LoadError, match=r"there is no kokoro\n  fix: pip install attrs"):
+    with pytest.raises(LoadError, match=r"No module named 'kokoro'\n  fix: pip install attrs"):
         build_part("bert_encoder", tiny.CONFIG)
 
 
@@ -189,10 +189,10 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager):
+def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])
 
 
 SAID = {
@@ -207,22 +207,24 @@ SAID = {
 @fetched
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_five_voices_are_understood(report):
-    model, scribe = Kokoro(), Whisper()
+def test_five_voices_are_intelligible(report):
+    model, whisper = Kokoro(), Whisper()
     assert len(model.voices()) == 54
     text = " ".join(SAID.values())
-    told = ""
+    transcript = ""
     for voice, sentence in SAID.items():
         sound = concat_audio(model.run(SpeechRequest(sentence, voice)).emissions)
-        told += scribe.run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text + " "
-    report(f"Kokoro: {word_error_rate(text, told):.1%} of the words of five sentences in five voices were misheard")
-    assert word_error_rate(text, told) <= 0.1
+        transcript += whisper.run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text + " "
+    report(
+        f"Kokoro: {word_error_rate(text, transcript):.1%} of the words of five sentences in five voices were misheard"
+    )
+    assert word_error_rate(text, transcript) <= 0.1
 
 
 @fetched
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_real_weights_sound_as_in_the_library(monkeypatch):
+def test_published_weights_equal_the_library(monkeypatch):
     model, speech = Kokoro(), SpeechRequest("Good morning.", "bm_george", 1.25, seed=3)
-    (wanted,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
-    assert_close(concat_audio(model.run(speech).emissions), wanted.numpy())
+    (expected,) = by_library(tiny.library(REAL, monkeypatch), REAL, model, speech)
+    assert_close(concat_audio(model.run(speech).emissions), expected.numpy())

@@ -1,4 +1,4 @@
-"""A tiny Orpheus with random weights, in the layout of the published one, and what its authors' decoder makes of it."""
+"""Tiny Orpheus with random weights in the published layout, and the output of the published decoder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # it scripts a function as it is imported
+    warnings.simplefilter("ignore", DeprecationWarning)  # the package scripts a function on import
     from snac import SNAC
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 START, EOT = "<|begin_of_text|>", "<|eot_id|>"
 CODES = 4096
 SPECIAL = len(BYTES) + 2
-"""The number of `<custom_token_0>`."""
+"""Id of `<custom_token_0>`."""
 FIRST, OVER = SPECIAL + 10, SPECIAL + 2
 VOCABULARY = FIRST + 7 * CODES
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -35,7 +35,7 @@ def save(
     snac: dict[str, Any] = SNAC_SMALL,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[str, str]:
-    """Write both checkpoints, and where they are."""
+    """Save both checkpoints, and return their folders."""
     torch.manual_seed(0)
     network = LlamaForCausalLM(
         LlamaConfig(**llama, vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=4096)
@@ -53,7 +53,7 @@ def save(
 
 
 def read_snac(folder: str) -> SNAC:
-    """The library's own network of a folder."""
+    """Load the library's own network."""
     codec = SNAC(**json.loads(Path(folder, "config.json").read_bytes())).eval()
     codec.load_state_dict(load_file(Path(folder, "model.safetensors")))
     return codec
@@ -70,18 +70,18 @@ def _tokenizer() -> Tokenizer:
 
 
 def prompt(voice: str, text: str) -> list[int]:
-    """How its authors put a text to it."""
-    said = [
+    """Apply the published prompt template."""
+    text_ids = [
         BYTES.index(letter)
         for letter in pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(
             f"{voice}: {text}"
         )[0][0]
     ]
-    return [SPECIAL + 3, len(BYTES), *said, len(BYTES) + 1, SPECIAL + 4, SPECIAL + 5, SPECIAL + 1]
+    return [SPECIAL + 3, len(BYTES), *text_ids, len(BYTES) + 1, SPECIAL + 4, SPECIAL + 5, SPECIAL + 1]
 
 
 def allowed(prompted: int):
-    """What may follow: the rule of ours that theirs has not, in the form in which transformers takes it."""
+    """Restriction of codes to their position in a frame, as a logits processor of transformers."""
 
     def after(_: int, tokens: torch.Tensor) -> list[int]:
         written = len(tokens) - prompted
@@ -92,7 +92,7 @@ def allowed(prompted: int):
 
 
 def reference_codes(network: LlamaForCausalLM, tokens: list[int], most: int, **how: Any) -> list[int]:
-    """The codes that transformers writes."""
+    """Return the codes that transformers generates."""
     given = torch.tensor([tokens])
     written = network.generate(
         given,
@@ -107,12 +107,12 @@ def reference_codes(network: LlamaForCausalLM, tokens: list[int], most: int, **h
 
 
 def levels(codes: list[int]) -> list[torch.Tensor]:
-    """Codes as SNAC takes them."""
+    """Arrange codes by level, as SNAC reads them."""
     frames = torch.tensor(codes[: len(codes) // 7 * 7]).view(1, -1, 7)
     return [frames[:, :, level].flatten(1) for level in ([0], [1, 4], [2, 3, 5, 6])]
 
 
 def decode_windows(codec: SNAC, codes: list[int]) -> torch.Tensor:
-    """As published: every seven codes the last 28, of which the second frame is kept."""
+    """Published decoder: every seven codes it decodes the last 28 and keeps the second frame."""
     ends = range(28, len(codes) + 1, 7)
     return torch.cat([codec.decode(levels(codes[end - 28 : end]))[0, 0, 2048:4096] for end in ends])

@@ -1,4 +1,4 @@
-"""Orpheus: its codes are those of transformers, its sound is that of SNAC, however it is served."""
+"""Orpheus: codes equal those of transformers, audio equals that of SNAC, for every placement."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def network(saved):
 
 @pytest.fixture(scope="module")
 def codec(saved):
-    """The library's own, with noise that can be known: that of its `seeds`."""
+    """The library's own decoder with the noise of these seeds."""
     return known(tiny.read_snac(saved[1]))
 
 
@@ -78,16 +78,16 @@ def known(made):
     return made
 
 
-def test_a_codec_is_read_as_it_is_published():
-    folder = Path(__file__).parents[1] / "golden" / "snac"  # saved by the library's own names, as its hub has it
+def test_the_published_codec_is_loaded():
+    folder = Path(__file__).parents[1] / "golden" / "snac"  # saved with the library's own tensor names
     codes, codec = [3, 1, 4, 1, 5, 9, 2] * 4, known(tiny.SNAC.from_pretrained(str(folder)))
     codec.seeds = torch.tensor([1])
     window = torch.tensor([*codes, END_OF_CODES])[:, None]
-    got = Snac(Weights(str(folder))).decode_next(window, len(window), CodecStreamState(), 1)
-    assert_close(got.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
+    actual = Snac(Weights(str(folder))).decode_next(window, len(window), CodecStreamState(), 1)
+    assert_close(actual.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
 
-def test_sound_is_what_snac_makes_of_the_codes_that_transformers_writes(model, network, codec, monkeypatch):
+def test_audio_equals_snac_of_the_codes_of_transformers(model, network, codec, monkeypatch):
     codes = tiny.reference_codes(
         network, tiny.prompt("tara", "Good morning."), 52, do_sample=False, repetition_penalty=1.3
     )
@@ -96,35 +96,35 @@ def test_sound_is_what_snac_makes_of_the_codes_that_transformers_writes(model, n
     assert_close(concat_audio(model.run(SPEECHES[0]).emissions), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
     monkeypatch.setattr(model, "use_published_decoder", True)
-    wanted = []
+    expected = []
     for end in range(28, 53, 7):
         codec.seeds = torch.tensor([hash((5, *codes[end - 28 : end]))])
-        wanted.append(tiny.decode_windows(codec, codes[end - 28 : end]))
-    assert_close(concat_audio(model.run(SPEECHES[0]).emissions), torch.cat(wanted).numpy())
+        expected.append(tiny.decode_windows(codec, codes[end - 28 : end]))
+    assert_close(concat_audio(model.run(SPEECHES[0]).emissions), torch.cat(expected).numpy())
 
 
-def test_codes_are_drawn_as_transformers_draws_them(saved, model, network):
+def test_codes_are_sampled_as_in_transformers(saved, model, network):
     how = {"temperature": 0.6, "top_p": 0.8, "top_k": 0, "repetition_penalty": 1.3, "do_sample": True}
     torch.manual_seed(11)
-    wanted = tiny.reference_codes(network, tiny.prompt("zac", "Hm?"), 30, **how)
+    expected = tiny.reference_codes(network, tiny.prompt("zac", "Hm?"), 30, **how)
     drawn = Sampling(30, DEFAULT_SAMPLING.temperature, top_p=DEFAULT_SAMPLING.top_p, repetition_penalty=1.3, seed=11)
     tokens, kv, codes = model.lm.prompt("Hm?", "zac"), model.lm.make_state(object), []
     for _ in range(31):
         tokens = model.lm.next_token(tokens, kv, drawn)
         codes.append(int(model.lm.token_to_code(tokens)))
-    assert codes == [*wanted, END_OF_CODES], "after as many codes as are wished for it ends"
+    assert codes == [*expected, END_OF_CODES], "after as many codes as are wished for it ends"
     assert bool(model.lm.is_over(tokens))
-    assert len(set(wanted)) > 20
+    assert len(set(expected)) > 20
 
 
-def test_what_a_text_looks_like_does_not_matter(model):
+def test_text_that_looks_like_a_special_token_stays_text(model):
     tokens = model.lm.prompt("<custom_token_2><|eot_id|>", "tara").tolist()
     assert [token for token in tokens[2:-4] if token >= len(tiny.BYTES)] == []
     assert tokens == tiny.prompt("tara", "<custom_token_2><|eot_id|>")
 
 
 def streamed(snac, streams, seeds, chosen):
-    """The sound of streams of codes, window by window, in batches of whoever has the next one."""
+    """Decode streams of codes window by window, in batches of the streams that are ready."""
     names = {"codes": 0, "fresh": 1, "past": 2, "seed": 3}
     pasts, sounds, windows = [CodecStreamState() for _ in streams], [[] for _ in streams], []
     for row, stream in enumerate(streams):
@@ -146,27 +146,27 @@ def streamed(snac, streams, seeds, chosen):
     return [torch.cat(parts) for parts in sounds]
 
 
-def test_streams_give_what_the_whole_gives_whatever_shares_their_batches(saved, codec):
+def test_streamed_audio_equals_the_whole_in_any_batch(saved, codec):
     snac, chosen = Snac(Weights(saved[1])), random.Random(3)
     lengths = [90, 83, 28, 34, 27, 35, 7, 3, 0, 62, 90]
     streams = [[chosen.randrange(4096) for _ in range(length)] for length in lengths]
     streams[-1] = streams[0]
     seeds = [chosen.randrange(2**62) for _ in streams]
-    for codes, seed, got in zip(streams, seeds, streamed(snac, streams, seeds, chosen), strict=True):
-        assert len(got) == len(codes) // 7 * FRAME
-        if len(got):
+    for codes, seed, actual in zip(streams, seeds, streamed(snac, streams, seeds, chosen), strict=True):
+        assert len(actual) == len(codes) // 7 * FRAME
+        if len(actual):
             codec.seeds = torch.tensor([seed])
-            assert_close(got.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
+            assert_close(actual.numpy(), codec.decode(tiny.levels(codes))[0, 0].numpy())
 
 
-def test_a_seed_gives_a_sound_and_another_gives_another(model, eager):
+def test_the_seed_determines_the_audio(model, eager):
     again = concat_audio(model.run(SPEECHES[0]).emissions)
     other = concat_audio(model.run(SpeechRequest("Good morning.", seed=6)).emissions)
     np.testing.assert_array_equal(again, eager[0])
     assert np.abs(other - again).max() > 1e-2
 
 
-def test_noise_is_normal_and_of_one_piece():
+def test_noise_is_normal_and_independent_of_chunks():
     zero = torch.zeros(2, dtype=torch.int64)
     drawn = noise.draw_normals(torch.tensor([1, -5]), 0, zero, 200_000)
     for row in drawn:
@@ -177,34 +177,36 @@ def test_noise_is_normal_and_of_one_piece():
     torch.testing.assert_close(noise.draw_normals(torch.tensor([1]), 0, zero[:1] + 500, 300)[0], drawn[0, 500:800])
 
 
-def test_a_request_is_served_as_it_runs_wherever_its_parts_are(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES[:3], seed=4), eager, strict=False):
-        assert_close(got, wanted)
+def test_served_results_equal_eager_results_under_any_placement(model, eager):
+    for actual, expected in zip(run_random_schedule(model, SPEECHES[:3], seed=4), eager, strict=False):
+        assert_close(actual, expected)
 
 
-def test_a_crowd_hears_what_each_would_hear_alone(model, eager):
+def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("orpheus", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=3)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=3)):
+            assert_close(actual, eager[number % 4])
 
 
-@pytest.mark.parametrize("wish", [{"voice": "emma"}, {"speed": 1.5}, {"instructions": "Whisper."}, {"language": "fr"}])
-def test_what_it_does_not_do_is_refused(model, wish):
+@pytest.mark.parametrize(
+    "options", [{"voice": "emma"}, {"speed": 1.5}, {"instructions": "Whisper."}, {"language": "fr"}]
+)
+def test_unsupported_requests_are_rejected(model, options):
     with pytest.raises(NotImplementedError, match=r"English in the voices `tara`[\s\S]*fix: "):
-        model.run(SpeechRequest("Hello.", **wish))
+        model.run(SpeechRequest("Hello.", **options))
 
 
-def test_it_says_what_it_read_and_which_voices_it_has(model):
+def test_usage_and_voices_are_reported(model):
     assert model.run(SpeechRequest("Hm?")).result == Finish(prompt_tokens={"text": 3})
     assert model.voices()[:2] == ("tara", "leah")
 
 
-def test_weights_that_are_none_are_refused(tmp_path, saved):
+def test_incomplete_weights_are_rejected(tmp_path, saved):
     (tmp_path / "config.json").write_text(json.dumps(tiny.SNAC_SMALL))
     with pytest.raises(LoadError, match=r"neither model.safetensors nor pytorch_model.bin\n  fix: "):
         Snac(Weights(str(tmp_path))).prepare()
     tiny.Tokenizer(tiny.models.BPE(vocab={}, merges=[])).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(LoadError, match="has no <custom_token_0>\n  fix: "):
+    with pytest.raises(LoadError, match="has no token <custom_token_0>\n  fix: "):
         LanguageModel(Weights(str(tmp_path))).prompt("Hm?", "tara")
 
 
@@ -227,9 +229,9 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
+def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "orpheus_here.py"
     file.write_text(FILE.format(lm=saved[0], snac=saved[1]))
     with in_processes("orpheus", file, PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "orpheus", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])

@@ -1,9 +1,8 @@
-"""pi0.5 as it is published: what the PyTorch code of openpi and lerobot computes for a request, with all its waste.
+"""Reference implementation of pi0.5: what the PyTorch code of openpi and lerobot computes for a request.
 
-Prompts are padded, absent cameras are encoded and then masked; in each step masks, positions and what norms are told
-are made anew and the cache is copied; attention is the library's plain one. Layers are transformers' own, but for norms
-that are told something. It is written here because the packages cannot be installed beside this tree's libraries;
-`test_pi05.py` holds it against what they computed.
+Prompts are padded, absent cameras are encoded and masked, masks, positions and modulations are computed in every step,
+and the cache is copied. Layers are those of transformers, except adaptive norms. The packages conflict with the
+libraries of this repository; `test_pi05.py` checks this copy against their outputs.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from transformers import DynamicCache, GemmaConfig, GemmaModel, SiglipVisionConf
 from mstar.models.pi05.checkpoint import Checkpoint
 
 NUMBERS = 32
-"""How many an action has inside of the network."""
+"""Size of an action inside the network."""
 _MASKED = -2.3819763e38
 
 
 class AdaptiveNorm(nn.Module):
-    """A norm that is told how far a chunk is."""
+    """RMS norm modulated by the time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class AdaptiveNorm(nn.Module):
 
 
 def conditioned_gemma(config: Any, width: int, wide: int) -> Any:
-    """An action expert for a reader with this config: a Gemma with such norms, and the ways in and out."""
+    """Action expert for a language model with this config: a Gemma with adaptive norms and its projections."""
     expert: Any = GemmaModel(type(config)(**config.to_dict() | {"hidden_size": width, "intermediate_size": wide}))
     expert.config._attn_implementation = "eager"
     for layer in expert.layers:
@@ -49,11 +48,11 @@ def conditioned_gemma(config: Any, width: int, wide: int) -> Any:
 
 
 class Published:
-    """The networks that a folder holds, put together as published."""
+    """The networks of a folder, assembled as published."""
 
     def __init__(self, folder: str) -> None:
         checkpoint = Checkpoint(folder)
-        self.eye, self.reader, tensors = (
+        self.vision_encoder, self.reader, tensors = (
             checkpoint.load_vision_encoder().eval(),
             checkpoint.load_language_model().eval(),
             checkpoint.expert_tensors(),
@@ -67,8 +66,10 @@ class Published:
     def actions(
         self, images: Tensor, cameras: Tensor, tokens: Tensor, is_token: Tensor, noise: Tensor, steps: int
     ) -> Tensor:
-        """[rows, actions, numbers] of [rows, camera, 3, H, W] images, of which some are there, and padded tokens."""
-        seen = [self.eye.projector(self.eye(image).last_hidden_state) for image in images.unbind(1)]
+        """Return [rows, actions, values] for [rows, camera, 3, H, W] images with masks, and padded tokens."""
+        seen = [
+            self.vision_encoder.projector(self.vision_encoder(image).last_hidden_state) for image in images.unbind(1)
+        ]
         given = torch.cat([*seen, self.reader.embed_tokens(tokens)], 1)
         is_there = torch.cat([cameras.repeat_interleave(seen[0].shape[1], 1), is_token], 1)
         mask = _mask(is_there[:, None] & is_there[:, :, None])
@@ -82,8 +83,8 @@ class Published:
 
     def _velocity(self, x: Tensor, time: Tensor, is_there: Tensor, read: Any) -> Tensor:
         expert, count = self.expert, x.shape[1]
-        told = _waves(time, expert.time_mlp_in.in_features)
-        told = silu(expert.time_mlp_out(silu(expert.time_mlp_in(told))))
+        conditioning = _waves(time, expert.time_mlp_in.in_features)
+        conditioning = silu(expert.time_mlp_out(silu(expert.time_mlp_in(conditioning))))
         own = torch.ones(len(x), count, dtype=torch.bool)
         among = (own[:, None] & own[:, :, None]) & (own.cumsum(1)[:, None] > 0)
         mask = _mask(torch.cat([is_there[:, None].expand(-1, count, -1), among], 2))
@@ -96,11 +97,11 @@ class Published:
             "past_key_values": kept,
         }
         for layer in expert.layers:
-            normed, gate = layer.input_layernorm(hidden, told)
+            normed, gate = layer.input_layernorm(hidden, conditioning)
             hidden = hidden + gate * layer.self_attn(normed, **how)[0]
-            normed, gate = layer.post_attention_layernorm(hidden, told)
+            normed, gate = layer.post_attention_layernorm(hidden, conditioning)
             hidden = hidden + gate * layer.mlp(normed)
-        return expert.action_out_proj(expert.norm(hidden, told)[0])
+        return expert.action_out_proj(expert.norm(hidden, conditioning)[0])
 
 
 def _mask(may_see: Tensor) -> Tensor:
@@ -114,16 +115,20 @@ def _waves(time: Tensor, width: int) -> Tensor:
 
 
 def random_model(siglip: dict[str, Any], gemma: dict[str, Any], width: int, wide: int) -> dict[str, Tensor]:
-    """Random weights by their published names, of these networks and of an action expert so wide."""
+    """Return random weights with published names for these networks and an action expert of this width."""
     sees, acts = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
     reader: Any = GemmaModel(GemmaConfig(num_attention_heads=8, num_key_value_heads=1, **gemma))
-    eye: Any = SiglipVisionModel(SiglipVisionConfig.from_dict({**siglip, "vision_use_head": False}))
+    vision_encoder: Any = SiglipVisionModel(SiglipVisionConfig.from_dict({**siglip, "vision_use_head": False}))
     projector = nn.Linear(siglip["hidden_size"], gemma["hidden_size"])
-    found = {f"{sees}vision_tower.vision_model.{name}": one for name, one in eye.state_dict().items()}
-    found |= {f"{sees}multi_modal_projector.linear.{name}": one for name, one in projector.state_dict().items()}
-    found |= {f"{sees}language_model.{name}": one for name, one in reader.state_dict().items()}
+    tensors_by_name = {
+        f"{sees}vision_tower.vision_model.{name}": one for name, one in vision_encoder.state_dict().items()
+    }
+    tensors_by_name |= {
+        f"{sees}multi_modal_projector.linear.{name}": one for name, one in projector.state_dict().items()
+    }
+    tensors_by_name |= {f"{sees}language_model.{name}": one for name, one in reader.state_dict().items()}
     for name, one in conditioned_gemma(reader.config, width, wide).state_dict().items():
-        found[f"{acts}{name}" if name.startswith(("layers.", "norm.")) else name] = one
+        tensors_by_name[f"{acts}{name}" if name.startswith(("layers.", "norm.")) else name] = one
     chosen = torch.Generator().manual_seed(0)
-    scales = {name: 0.1 if one.ndim == 1 else one[0].numel() ** -0.5 for name, one in found.items()}
-    return {name: torch.randn(one.shape, generator=chosen) * scales[name] for name, one in found.items()}
+    scales = {name: 0.1 if one.ndim == 1 else one[0].numel() ** -0.5 for name, one in tensors_by_name.items()}
+    return {name: torch.randn(one.shape, generator=chosen) * scales[name] for name, one in tensors_by_name.items()}

@@ -1,6 +1,6 @@
-"""A pi0.5 that is given what its networks are given, and not what a robot says: what lerobot's networks were given.
+"""A pi0.5 whose requests are network inputs instead of observations, to replay the inputs of lerobot.
 
-It stands by itself, so that processes can load it from a file.
+It is a file of its own, so that worker processes can load it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mstar.models.pi05.pi05 import ACTION_RATE_HZ, Pi05
 
 
 class Replayed(Pi05):
-    """Its requests are the arguments of `replay`: views of cameras that are there, and tokens that are not padded."""
+    """Requests are the arguments of `replay`: images of present cameras, and tokens without padding."""
 
     @walk
     def replay(

@@ -1,6 +1,6 @@
-"""The tiny pi0.5 of the golden data, in the layout of the published ones.
+"""Tiny pi0.5 of the golden data in the published layout.
 
-`golden/pi05` holds its random weights and what lerobot computed with them in float32, which is equal to openpi's own.
+`golden/pi05` holds its random weights and the float32 outputs of lerobot, which equal those of openpi.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ OPENPI = {
     "action_expert_variant": "gemma_300m",
 }
 TINY = {**OPENPI, "vision_config": SIGLIP, "text_config": GEMMA}
-"""What openpi writes to config.json, and what it must say besides of a model smaller than the published."""
+"""config.json of openpi, with the sizes of a smaller model."""
 
 
 @functools.cache
 def weights() -> dict[str, Tensor]:
-    """Its tensors, by the names that they have in published files."""
+    """Load the tensors by their published names."""
     return load_file(GOLDEN / "weights.safetensors")
 
 
 @functools.cache
 def words() -> bytes:
-    """A sentencepiece file with few words."""
+    """Train a sentencepiece tokenizer with few words."""
     from sentencepiece import SentencePieceTrainer
 
-    made, said = io.BytesIO(), ["Task: pick up the cup, State: 12 255 0 99 128;\nAction: ", "fold a shirt 3 4 5 6 7"]
+    made, sentences = (
+        io.BytesIO(),
+        ["Task: pick up the cup, State: 12 255 0 99 128;\nAction: ", "fold a shirt 3 4 5 6 7"],
+    )
     how: dict[str, Any] = {"vocab_size": 320, "byte_fallback": True, "hard_vocab_limit": False, "minloglevel": 2}
     how |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False}
-    SentencePieceTrainer.train(sentence_iterator=iter(said * 4), model_writer=made, num_threads=1, **how)
+    SentencePieceTrainer.train(sentence_iterator=iter(sentences * 4), model_writer=made, num_threads=1, **how)
     return made.getvalue()
 
 
 def save(folder: Path, tensors: dict[str, Tensor] | None = None, **config: Any) -> str:
-    """A folder as openpi writes it."""
+    """Save a folder in the openpi layout."""
     save_file(weights() if tensors is None else tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(TINY | config))
     (folder / "paligemma_tokenizer.model").write_bytes(words())
@@ -57,21 +60,21 @@ def save(folder: Path, tensors: dict[str, Tensor] | None = None, **config: Any) 
 
 
 def observation(seed: int, cameras: int = 3, numbers: int = 5) -> dict[str, Any]:
-    """What a robot sees, and its pose."""
+    """An observation of a robot."""
     drawn = np.random.default_rng(seed)
     seen: dict[str, Any] = {name: drawn.integers(0, 255, (24, 40, 3), np.uint8) for name in CAMERAS[:cameras]}
     return {**seen, "state": drawn.uniform(-1, 1, numbers).astype(np.float32)}
 
 
-# ---------------------------------------------------------------- what lerobot computed
+# ---------------------------------------------------------------- lerobot outputs
 def golden() -> dict[str, tuple[dict[str, Any], np.ndarray]]:
-    """What `Replayed` is asked, with other cameras, prompts and steps each time, and the actions."""
-    told, found = load_file(GOLDEN / "cases.safetensors"), dict[str, tuple[dict[str, Any], np.ndarray]]()
+    """Return the requests of `Replayed` with different cameras, prompts and steps, and their actions."""
+    golden, expected = load_file(GOLDEN / "cases.safetensors"), dict[str, tuple[dict[str, Any], np.ndarray]]()
     for name, steps in (("b1", 10), ("b3", 10), ("b1_steps5", 5)):
         keys = ("images", "image_masks", "tokens", "token_mask", "noise", "actions")
-        for row, given in enumerate(zip(*(told[f"{name}.{key}"] for key in keys), strict=True)):
+        for row, given in enumerate(zip(*(golden[f"{name}.{key}"] for key in keys), strict=True)):
             images, is_there, tokens, is_token, noise, actions = given
             nothing = noise * 0
             case = {"views": images[is_there], "tokens": tokens[is_token], "noise": noise, "steps": steps}
-            found[f"{name} {row}"] = case | {"left": nothing, "trust": nothing[:, 0]}, actions.numpy()
-    return found
+            expected[f"{name} {row}"] = case | {"left": nothing, "trust": nothing[:, 0]}, actions.numpy()
+    return expected

@@ -1,4 +1,4 @@
-"""pi0.5: its actions are lerobot's and openpi's, whatever its robot sees, and however it is served."""
+"""pi0.5: actions equal those of lerobot and openpi, for all observations and placements."""
 
 import json
 import random
@@ -57,16 +57,16 @@ def replayed(saved):
 
 @pytest.fixture(scope="module")
 def cases(replayed):
-    """Golden requests: of three cameras, of two, of one; of 11 to 48 tokens; of five steps; after another chunk."""
-    found, (first, _) = tiny.golden(), tiny.golden()["b1 0"]
-    told = load_file(tiny.GOLDEN / "chunking.safetensors")
-    for name in sorted({key.partition(".")[0] for key in told}):
-        delay, horizon, steps = told[f"{name}.told"].tolist()
-        asked = ActionRequest({}, leftover=told[f"{name}.left"].numpy(), delay=delay, horizon=horizon)
-        _, left, trust = replayed.processor.init_chunk(asked)
-        found[name] = first | {"left": left, "trust": trust, "steps": steps}, told[f"{name}.actions"].numpy()
-    assert len(found) == 8
-    return found
+    """Golden requests: one to three cameras, 11 to 48 tokens, five steps, and a previous chunk."""
+    expected, (first, _) = tiny.golden(), tiny.golden()["b1 0"]
+    golden = load_file(tiny.GOLDEN / "chunking.safetensors")
+    for name in sorted({key.partition(".")[0] for key in golden}):
+        delay, horizon, steps = golden[f"{name}.told"].tolist()
+        request = ActionRequest({}, leftover=golden[f"{name}.left"].numpy(), delay=delay, horizon=horizon)
+        _, left, trust = replayed.processor.init_chunk(request)
+        expected[name] = first | {"left": left, "trust": trust, "steps": steps}, golden[f"{name}.actions"].numpy()
+    assert len(expected) == 8
+    return expected
 
 
 def actions_of(outcome):
@@ -74,41 +74,41 @@ def actions_of(outcome):
     return np.asarray(only.value)
 
 
-def assert_alike(got, wanted):
-    assert got.dtype == wanted.dtype
+def assert_alike(actual, wanted):
+    assert actual.dtype == wanted.dtype
     assert wanted.std() > 100 * CLOSE
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=CLOSE)
 
 
-# ---------------------------------------------------------------- the same actions
-def test_its_actions_are_lerobots(replayed, cases):
+# ---------------------------------------------------------------- equal actions
+def test_actions_equal_lerobot(replayed, cases):
     for case, actions in cases.values():
         assert_alike(actions_of(replayed.run(case)), actions)
     firsts = [actions[0] for _, actions in cases.values()]
     assert min(np.abs(one - other).max() for one in firsts for other in firsts if one is not other) > 100 * CLOSE
 
 
-def test_what_the_bench_calls_published_computes_what_was_published(saved):
-    told, published = load_file(tiny.GOLDEN / "cases.safetensors"), Published(saved)
+def test_the_reference_implementation_equals_the_published_code(saved):
+    golden, published = load_file(tiny.GOLDEN / "cases.safetensors"), Published(saved)
     for name, steps in (("b1", 10), ("b3", 10), ("b1_steps5", 5)):
-        given = [told[f"{name}.{key}"] for key in ("images", "image_masks", "tokens", "token_mask", "noise")]
-        torch.testing.assert_close(published.actions(*given, steps), told[f"{name}.actions"], rtol=0, atol=1e-5)
+        given = [golden[f"{name}.{key}"] for key in ("images", "image_masks", "tokens", "token_mask", "noise")]
+        torch.testing.assert_close(published.actions(*given, steps), golden[f"{name}.actions"], rtol=0, atol=1e-5)
 
 
 def run_actions(deployment, name, requests, leavers):
-    """What each of several robots is told that ask at the same time, while others ask and go away."""
+    """Return the actions of concurrent robots, while others disconnect."""
     clients = run_clients(deployment, name, requests, leavers, 0.1)
     return [np.asarray(client.log[1][1].value) for client in clients]
 
 
-def test_a_crowd_acts_as_each_would_alone(replayed, cases):
+def test_concurrent_requests_equal_single_requests(replayed, cases):
     with InProcessLauncher({"pi05": PlannedModel(replayed, plan(replayed.graphs()))}) as deployment:
-        got = run_actions(deployment, "pi05", [case for case, _ in cases.values()] * 2, leavers=4)
-    for actions, (_, wanted) in zip(got, [*cases.values()] * 2, strict=True):
+        actual = run_actions(deployment, "pi05", [case for case, _ in cases.values()] * 2, leavers=4)
+    for actions, (_, wanted) in zip(actual, [*cases.values()] * 2, strict=True):
         assert_alike(actions, wanted)
 
 
-# ---------------------------------------------------------------- what is not needed is not done
+# ---------------------------------------------------------------- unneeded work is not done
 def test_cameras_that_are_absent_are_not_encoded(model, monkeypatch):
     ran, run, batches = Counter(), Op.run, []
     monkeypatch.setattr(
@@ -141,7 +141,7 @@ def _recording(batches, forward):
     return noted
 
 
-def test_a_worker_loads_what_runs_on_it(saved, monkeypatch):
+def test_a_worker_loads_only_its_components(saved, monkeypatch):
     model = Pi05(saved)
     placement = parse_placement({"place": {"processor": "a", "vision_encoder": "a", "policy": "b"}})
     deployed = PlannedModel(model, plan(model.graphs(), placement))
@@ -162,8 +162,8 @@ def test_a_worker_loads_what_runs_on_it(saved, monkeypatch):
     assert {*names} == {*tiny.weights()} - {"paligemma_with_expert.gemma_expert.lm_head.weight"}
 
 
-# ---------------------------------------------------------------- what is read, and what is said
-def test_a_task_and_a_pose_are_read_as_published(model):
+# ---------------------------------------------------------------- preprocessing and postprocessing
+def test_task_and_state_are_tokenized_as_published(model):
     pose = np.array([-1.5, -1, -0.9999, 0, 0.5, 0.9999, 1, 2], np.float32)
     seen = {**tiny.observation(1, 1), "state": pose}
     _, tokens = model.processor.process(ActionRequest(seen, TASK))
@@ -172,13 +172,13 @@ def test_a_task_and_a_pose_are_read_as_published(model):
     assert int(tokens[0]) == words.bos_id()
 
 
-def test_pictures_keep_their_proportions(model):
+def test_images_keep_their_aspect_ratio(model):
     picture = np.full((24, 40, 3), 255, np.uint8)
     seen = {**tiny.observation(1, 1), "base_0_rgb": picture}
     (view,), _ = model.processor.process(ActionRequest(seen, TASK))
     assert view.shape == (3, 32, 32)
     is_white = (view == 1).all(0)
-    assert is_white[6:25].all()  # 19 rows of 32 that are 40 by 24
+    assert is_white[6:25].all()  # 19 rows of 32, from 40 by 24
     assert (view[:, :6] == -1).all()
     assert (view[:, 25:] == -1).all()
     exact = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
@@ -200,7 +200,7 @@ def scaled(tmp_path):
     return Pi05(str(tmp_path))
 
 
-def test_numbers_are_scaled_where_a_checkpoint_says_how(model, scaled):
+def test_values_are_normalized_by_quantiles(model, scaled):
     seen = tiny.observation(1)
     low, high = (np.array(STATS["actions"][name]) for name in ("q01", "q99"))
     pose = ((seen["state"] + 1) / 2 * (np.array(STATS["state"]["q99"]) + 1e-6)).astype(np.float32)
@@ -214,7 +214,7 @@ def test_numbers_are_scaled_where_a_checkpoint_says_how(model, scaled):
     assert scaled.robot_spec()["actions"] == {"dtype": "float32", "shape": [10, 3]}
 
 
-def test_a_chunk_goes_on_from_the_one_before(model):
+def test_a_chunk_continues_the_previous_one(model):
     seen, again = tiny.observation(1), tiny.observation(2)
     before = actions_of(model.run(ActionRequest(seen, TASK)))
     alone = actions_of(model.run(ActionRequest(again, TASK, seed=1)))
@@ -226,69 +226,69 @@ def test_a_chunk_goes_on_from_the_one_before(model):
 
 
 # ---------------------------------------------------------------- files
-def test_a_folder_of_lerobot_gives_the_same(model, tmp_path):
+def test_the_lerobot_layout_gives_the_same(model, tmp_path):
     names = [f"observation.images.{name}" for name in tiny.CAMERAS]
     features = {name: {"type": "VISUAL", "shape": [3, 32, 32]} for name in names}
     features["observation.state"] = {"type": "STATE", "shape": [5]}
     config = {"type": "pi05", "chunk_size": 10, "max_action_dim": 32, "num_inference_steps": 10}
-    told = tiny.weights() | {"paligemma_with_expert.paligemma.lm_head.weight": tiny.weights()[EMBEDDINGS].clone()}
-    tensors = {f"model.{name}": one for name, one in told.items() if name != EMBEDDINGS}
+    golden = tiny.weights() | {"paligemma_with_expert.paligemma.lm_head.weight": tiny.weights()[EMBEDDINGS].clone()}
+    tensors = {f"model.{name}": one for name, one in golden.items() if name != EMBEDDINGS}
     tiny.save(tmp_path, tensors, **config, input_features=features)
     seen = tiny.observation(4, 2)
     renamed = {f"observation.{'state' if name == 'state' else f'images.{name}'}": one for name, one in seen.items()}
-    got = actions_of(Pi05(str(tmp_path)).run(ActionRequest(renamed, TASK)))
-    np.testing.assert_array_equal(got, actions_of(model.run(ActionRequest(seen, TASK))))
+    actual = actions_of(Pi05(str(tmp_path)).run(ActionRequest(renamed, TASK)))
+    np.testing.assert_array_equal(actual, actions_of(model.run(ActionRequest(seen, TASK))))
 
 
 EMBEDDINGS = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 
 
-def test_weights_may_be_bfloat16(model, tmp_path):
+def test_bfloat16_weights_are_supported(model, tmp_path):
     half = Pi05(tiny.save(tmp_path, {name: one.to(torch.bfloat16) for name, one in tiny.weights().items()}))
-    got, wanted = (actions_of(one.run(ActionRequest(tiny.observation(1), TASK))) for one in (half, model))
-    assert got.dtype == np.float32
-    assert 0 < np.abs(got - wanted).max() < 0.2
+    actual, wanted = (actions_of(one.run(ActionRequest(tiny.observation(1), TASK))) for one in (half, model))
+    assert actual.dtype == np.float32
+    assert 0 < np.abs(actual - wanted).max() < 0.2
 
 
-def test_what_it_cannot_do_is_refused(model, scaled, tmp_path):
+def test_unsupported_requests_are_rejected(model, scaled, tmp_path):
     seen = tiny.observation(1)
     refused = {
-        "an observation has `base_0_rgb`, `pose`, not `state` and one or more of": {"pose": 1, "base_0_rgb": 1},
-        "an observation has `state`, not": {"state": seen["state"]},
-        r"`base_0_rgb` is float64\[24, 40, 3\], not uint8": {**seen, "base_0_rgb": seen["base_0_rgb"] / 255},
-        r"`state` is list\[\], not float": {**seen, "state": [0.0] * 5},
-        r"`state` is float32\[1, 5\], not float\[.numbers.\]": {**seen, "state": seen["state"][None]},
+        "the observation has `base_0_rgb`, `pose`, expected `state` and one or more of": {"pose": 1, "base_0_rgb": 1},
+        "the observation has `state`, expected": {"state": seen["state"]},
+        r"`base_0_rgb` is float64\[24, 40, 3\], expected uint8": {**seen, "base_0_rgb": seen["base_0_rgb"] / 255},
+        r"`state` is list\[\], expected float": {**seen, "state": [0.0] * 5},
+        r"`state` is float32\[1, 5\], expected float\[.numbers.\]": {**seen, "state": seen["state"][None]},
     }
     for words, observation in refused.items():
         with pytest.raises(NotImplementedError, match=f"{words}.*\n  fix: "):
             model.run(ActionRequest(observation, TASK))
-    with pytest.raises(NotImplementedError, match=r"`state` is float32\[6\], not float\[5\]\n  fix: "):
+    with pytest.raises(NotImplementedError, match=r"`state` is float32\[6\], expected float\[5\]\n  fix: "):
         scaled.run(ActionRequest(tiny.observation(1, numbers=6), TASK))
-    with pytest.raises(NotImplementedError, match=r"`leftover` is float32\[4, 32\], not .*3\]\n  fix: "):
+    with pytest.raises(NotImplementedError, match=r"`leftover` is float32\[4, 32\], expected .*3\]\n  fix: "):
         scaled.run(ActionRequest(seen, TASK, leftover=np.zeros((4, 32), np.float32)))
-    with pytest.raises(NotImplementedError, match="tokens, and it reads 200\n  fix: "):
+    with pytest.raises(NotImplementedError, match="tokens, maximum 200\n  fix: "):
         model.run(ActionRequest(seen, "up " * 200))
 
 
-def test_files_that_are_not_its_own_are_refused(scaled, tmp_path_factory):
+def test_invalid_checkpoints_are_rejected(scaled, tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
-    with pytest.raises(LoadError, match="does not say how long a chunk is\n  fix: "):
+    with pytest.raises(LoadError, match="does not define the chunk size\n  fix: "):
         Pi05(str(folder)).robot_spec()
     tiny.save(folder, {name: one for name, one in tiny.weights().items() if not name.startswith("time_mlp_in")})
-    with pytest.raises(LoadError, match=r"lack the tensor time_mlp_in.weight\n  fix: "):
+    with pytest.raises(LoadError, match=r"have no tensor time_mlp_in.weight\n  fix: "):
         Pi05(str(folder)).policy.prepare()
     (scales := folder / "policy_preprocessor_step_3_normalizer_processor.safetensors").touch()
-    with pytest.raises(LoadError, match="has scales as lerobot saves them\n  fix: "):
+    with pytest.raises(LoadError, match="normalization statistics in the lerobot format\n  fix: "):
         Pi05(str(folder)).robot_spec()
     scales.unlink()
     for robot in "ab":
         (folder / robot).mkdir()
         (folder / robot / "norm_stats.json").write_text("{}")
-    with pytest.raises(LoadError, match=r"has 2 norm_stats.json\n  fix: "):
+    with pytest.raises(LoadError, match=r"has 2 norm_stats.json files, 1 expected\n  fix: "):
         Pi05(str(folder)).robot_spec()
 
 
-# ---------------------------------------------------------------- anywhere
+# ---------------------------------------------------------------- placements
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_schedule_and_placement_gives_the_same(replayed, cases, seed):
@@ -310,12 +310,12 @@ PLACES = {
     "split": {"processor": '"a"', "vision_encoder": '"c"', '"policy.prefill"': '"a"', '"policy.denoise"': '"b"'},
     "replicas": {"processor": '"a"', "vision_encoder": '"a"', "policy": '["b", "c"]'},
 }
-"""All on one worker; eye and policy apart; a prefix that moves; two policies. All on the same three workers."""
+"""One worker; vision encoder and policy apart; a prefix that moves; two policies. All on the same three workers."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_what_lerobot_gives_wherever_its_parts_are(saved, cases, tmp_path):
+def test_processes_equal_lerobot_under_any_placement(saved, cases, tmp_path):
     file = tmp_path / "pi05_here.py"
     file.write_text(Path(pi05_replayed.__file__).read_text() + HERE.format(saved=saved))
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
@@ -323,7 +323,7 @@ def test_processes_give_what_lerobot_gives_wherever_its_parts_are(saved, cases, 
         dict.fromkeys(PLACES, f"{file}:Here"), texts, standby=False, options=RuntimeConfig(threads=1)
     ) as deployment:
         for place in PLACES:
-            got = run_actions(deployment, place, [case for case, _ in cases.values()] * 2, leavers=6)
-            for actions, (_, wanted) in zip(got, [*cases.values()] * 2, strict=True):
+            actual = run_actions(deployment, place, [case for case, _ in cases.values()] * 2, leavers=6)
+            for actions, (_, wanted) in zip(actual, [*cases.values()] * 2, strict=True):
                 assert_alike(actions, wanted)
         assert not deployment.recent_exits

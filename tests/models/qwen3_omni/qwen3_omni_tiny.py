@@ -1,4 +1,4 @@
-"""A tiny Qwen3-Omni with random weights, saved as the published one is, and what transformers makes of it."""
+"""Tiny Qwen3-Omni with random weights in the published layout, and the outputs of transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES += ["<|image_pad|>", "<|video_pad|>", "<|audio_start|>", "<|audio_end|>", 
 IDS = {name: number for number, name in enumerate([*BYTES, *WORDS, *NAMES])}
 VOCABULARY = 320
 CODES = 64
-"""Codes of a book. In the talker's vocabulary 1024 more follow, of which only the end is ever chosen."""
+"""Codes per codebook. The talker vocabulary has 1024 more, of which only the end code is sampled."""
 END, SPEAKERS = CODES + 10, {"ethan": CODES + 16, "chelsie": CODES + 17}
 MEDIA = {"audio_token_id": IDS["<|audio_pad|>"], "image_token_id": IDS["<|image_pad|>"]}
 MEDIA |= {"video_token_id": IDS["<|video_pad|>"], "audio_start_token_id": IDS["<|audio_start|>"]}
@@ -26,7 +26,7 @@ MEDIA |= {"vision_start_token_id": IDS["<|vision_start|>"], "position_id_per_sec
 
 
 def config(width: int = 32, groups: int = 4, layers: int = 2, deep: int = 2, **wav: Any) -> Qwen3OmniMoeConfig:
-    """Its shape. `n_window` stays as published: the number of positions of a sound is a formula that knows it."""
+    """Config. `n_window` stays as published, because the number of audio positions depends on it."""
     size = max(16, width // 4)
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [size // 4, size // 8, size // 8]}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": size, "max_position_embeddings": 4096}
@@ -79,7 +79,7 @@ def config(width: int = 32, groups: int = 4, layers: int = 2, deep: int = 2, **w
 
 
 def save(folder: Path, **shape: Any) -> str:
-    """Write the checkpoint, and where it is."""
+    """Save the checkpoint, and return its folder."""
     torch.manual_seed(0)
     network = Qwen3OmniMoeForConditionalGeneration(config(**shape)).eval()
     for name, weight in network.named_parameters():
@@ -87,7 +87,7 @@ def save(folder: Path, **shape: Any) -> str:
             fan = weight[0].numel() if weight.ndim == 4 or "code2wav.decoder" in name else weight.shape[-1]
             torch.nn.init.normal_(weight, std=(0.25 if "code2wav.decoder" in name else 1.5) * fan**-0.5)
         elif name.endswith(("gamma", "scale")):
-            torch.nn.init.normal_(weight, std=0.5)  # so small at first that nothing behind them would be heard
+            torch.nn.init.normal_(weight, std=0.5)  # the default is too small for later layers to have an effect
     network.save_pretrained(folder)
     _tokenizer().save(str(folder / "tokenizer.json"))
     mel = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 32, "sampling_rate": 16_000}
@@ -114,10 +114,10 @@ class Reference:
 
     def __init__(self, folder: str) -> None:
         self.network = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder).eval()
-        self.network.talker.config.audio_config = self.network.config.thinker_config.audio_config  # which it forgets
+        self.network.talker.config.audio_config = self.network.config.thinker_config.audio_config  # missing upstream
 
     def given(self, model: Any, chat: Any) -> dict[str, Any]:
-        """What the reader makes of a conversation, as transformers takes it."""
+        """Convert a conversation to transformers inputs."""
         tokens, _, sounds, sights, _, _ = model.processor.process(chat)
         given = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None]}
         if sounds:
@@ -143,7 +143,7 @@ class Reference:
 
     @torch.inference_mode()
     def speak(self, model: Any, chat: Any, frames: int, *, speaker: str = "Ethan") -> tuple[list[int], torch.Tensor]:
-        """The text and the sound of an answer, greedily. It says one token less than it writes if it is cut short."""
+        """Return text and audio of a greedy answer. A truncated answer speaks one token less than it writes."""
         given = self.given(model, chat)
         written, sound = self.network.generate(
             **given,
@@ -156,7 +156,7 @@ class Reference:
 
     @torch.inference_mode()
     def write(self, model: Any, chat: Any) -> list[int]:
-        """The text of an answer, greedily."""
+        """Return the text of a greedy answer."""
         given = self.given(model, chat)
         how = self._how(chat.sampling.max_tokens)
         return self._text(self.network.generate(**given, **how, return_audio=False), given, chat)

@@ -1,4 +1,4 @@
-"""Qwen3-Omni: its text and speech are those of transformers, whatever it hears and sees, and however it is served."""
+"""Qwen3-Omni: text and speech equal those of transformers, for all media and placements."""
 
 import functools
 import shutil
@@ -58,7 +58,7 @@ def model(saved):
 
 
 def unrecorded(saved):
-    """A model whose networks the library runs: to record them takes longer than these tests."""
+    """A model with uncaptured networks: graph capture would take longer than these tests."""
 
     def refuse(_, *, is_int8):
         raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
@@ -96,15 +96,15 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def wanted(saved):
-    """The text and the sound that transformers gives for each."""
+def expected(saved):
+    """Text and audio of transformers for each request."""
     reference, reader = tiny.Reference(saved), Qwen3Omni(saved)
 
     @functools.cache
     def answer(name):
         chat = CHATS[name]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a penalty counts codes that were written, as it should
+            warnings.simplefilter("ignore", UserWarning)  # about the repetition penalty over generated codes
             return reference.speak(reader, chat, FRAMES, speaker=chat.voice or "Ethan")
 
     return answer
@@ -114,31 +114,31 @@ def text_of(emissions):
     return [int(one.value) for one in emissions if type(one).__name__ == "Text"]
 
 
-def assert_right(outcome, wanted):
-    text, sound = wanted
+def assert_right(outcome, expected):
+    text, sound = expected
     assert text_of(outcome.emissions) == text
     assert_close(concat_audio(outcome.emissions), sound.numpy())
 
 
-def test_it_writes_and_says_what_transformers_does(model, wanted):
+def test_text_and_speech_equal_transformers(model, expected):
     for name in ("text", "everything"):
-        assert_right(model.run(CHATS[name]), wanted(name))
-    assert wanted("text")[0] != wanted("everything")[0]
+        assert_right(model.run(CHATS[name]), expected(name))
+    assert expected("text")[0] != expected("everything")[0]
 
 
-def test_a_crowd_hears_what_each_would_hear_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     names = ["text", "everything"] * 8
     with in_process("omni", model) as deployment:
         sounds = emitted_audio(deployment, "omni", [CHATS[name] for name in names], disconnects=4)
-    for name, got in zip(names, sounds, strict=True):
-        assert_close(got, wanted(name)[1].numpy())
+    for name, actual in zip(names, sounds, strict=True):
+        assert_close(actual, expected(name)[1].numpy())
 
 
 @pytest.mark.slow
-def test_networks_that_were_recorded_give_the_same(recorded, wanted):
+def test_captured_networks_give_the_same(recorded, expected):
     for name, one in CHATS.items():
-        assert_right(recorded.run(one), wanted(name))
-    assert len({tuple(wanted(name)[0]) for name in CHATS}) == len(CHATS), "the question does not matter"
+        assert_right(recorded.run(one), expected(name))
+    assert len({tuple(expected(name)[0]) for name in CHATS}) == len(CHATS), "the question does not matter"
 
 
 # ---------------------------------------------------------------- without speech
@@ -169,12 +169,12 @@ def test_a_deployment_without_speech_has_no_talker(saved):
         "vision_encoder",
         "thinker",
     }
-    with pytest.raises(NotImplementedError, match="it does not speak\n  fix: "):
+    with pytest.raises(NotImplementedError, match="this model does not speak\n  fix: "):
         Qwen3Thinker(saved).run(CHATS["text"])
 
 
 @pytest.mark.slow
-def test_weights_may_be_bfloat16_as_those_that_are_published(saved, tmp_path):
+def test_bfloat16_weights_are_supported(saved, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     tiny.Reference(saved).network.to(torch.bfloat16).save_pretrained(tmp_path)
     sound = concat_audio(unrecorded(str(tmp_path)).run(CHATS["everything"]).emissions)
@@ -183,7 +183,7 @@ def test_weights_may_be_bfloat16_as_those_that_are_published(saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_is_loaded_by_itself(saved):
+def test_a_part_is_loaded_alone(saved):
     names = {part: {*Checkpoint(saved).network(part).state_dict()} for part in PARTS}
     whole = {*tiny.Reference(saved).network.state_dict()}
     assert set().union(*names.values()) == {name for name in whole if ".code_predictor." not in name}
@@ -201,17 +201,17 @@ print([name for name in ("torch", "transformers", "numpy", "tokenizers") if name
     assert done.stdout == "[]\n"
 
 
-# ---------------------------------------------------------------- the talker's memory
-def test_a_talker_whose_cache_was_dropped_says_the_same(model):
+# ---------------------------------------------------------------- talker cache
+def test_a_preempted_talker_gives_the_same_codes(model):
     draw, decoder = torch.Generator().manual_seed(3), model.talker.decoder
     given = torch.randn((9, decoder.embed(torch.tensor([0])).shape[1]), generator=draw)
-    heard, texts = (torch.randn((12, size), generator=draw) for size in (given.shape[1] - 3, 32))
+    frame_embeddings, texts = (torch.randn((12, size), generator=draw) for size in (given.shape[1] - 3, 32))
 
-    def said(is_dropped):
+    def decode_speech(is_dropped):
         kv = model.talker.make_state(KV)
         code, thought = model.talker.prefill(given, kv, CODES)
         codes = [int(code)]
-        for frame, text in zip(heard, texts, strict=True):
+        for frame, text in zip(frame_embeddings, texts, strict=True):
             if is_dropped:
                 kv.evict()
                 decoder.restore([kv])
@@ -219,16 +219,16 @@ def test_a_talker_whose_cache_was_dropped_says_the_same(model):
             codes.append(int(code))
         return codes, thought
 
-    codes, thought = said(is_dropped=False)
+    codes, thought = decode_speech(is_dropped=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder.store, "swap_bytes", 0)
-        again, thought_again = said(is_dropped=True)
+        again, thought_again = decode_speech(is_dropped=True)
     assert codes == again
     assert len(set(codes)) > 3
     torch.testing.assert_close(thought_again, thought, rtol=0, atol=1e-4)
 
 
-def test_a_seed_gives_a_speech_and_another_gives_another(model, monkeypatch):
+def test_the_seed_determines_the_speech(model, monkeypatch):
     monkeypatch.setattr(model, "code_sampling", replace(CODES, temperature=0.9, top_k=50))
     seeds = [replace(CHATS["text"], sampling=replace(SHORT, seed=seed)) for seed in (1, 1, 2)]
     first, again, other = (concat_audio(model.run(one).emissions) for one in seeds)
@@ -236,44 +236,44 @@ def test_a_seed_gives_a_speech_and_another_gives_another(model, monkeypatch):
     assert first.shape != other.shape or np.abs(first - other).max() > 1e-2
 
 
-# ---------------------------------------------------------------- what is put to it, and what is refused
-def test_what_a_text_looks_like_does_not_matter(model):
+# ---------------------------------------------------------------- prompts and errors
+def test_text_that_looks_like_a_special_token_stays_text(model):
     tokens = model.processor.process(chat("<|im_end|>", "<|audio_pad|>"))[0].tolist()
     assert sum(token >= tiny.IDS["<|im_start|>"] for token in tokens) == 2 + 2 + 1
     assert model.detokenize(tokens).count("<|audio_pad|>") == 1
 
 
-def test_an_answer_ends_where_it_is_to_stop(model, wanted):
-    text = wanted("text")[0]
+def test_an_answer_ends_at_a_stop_string(model, expected):
+    text = expected("text")[0]
     stopping = replace(SHORT, stop_token_ids=(text[3],))
     outcome = model.run(replace(CHATS["text"], sampling=stopping, audio_output=False))
     assert text_of(outcome.emissions) == text[: text.index(text[3])]
     assert outcome.result.finish_reason == "stop"
 
 
-def test_an_answer_without_words_is_silent(model, wanted):
-    stopping = replace(SHORT, stop_token_ids=(wanted("text")[0][0],))
+def test_an_empty_answer_is_silent(model, expected):
+    stopping = replace(SHORT, stop_token_ids=(expected("text")[0][0],))
     assert model.run(replace(CHATS["text"], sampling=stopping)).emissions == []
 
 
-def test_what_it_cannot_do_is_refused(model, tmp_path):
+def test_unsupported_requests_are_rejected(model, tmp_path):
     assert set(model.voices()) == {"ethan", "chelsie"}
-    with pytest.raises(NotImplementedError, match="it has the voices `chelsie`, `ethan`\n  fix: "):
+    with pytest.raises(NotImplementedError, match=r"unknown voice .*\n  fix: use one of `chelsie`, `ethan`"):
         model.run(replace(CHATS["text"], voice="emma"))
-    with pytest.raises(NotImplementedError, match="the assistant shows it something\n  fix: "):
+    with pytest.raises(NotImplementedError, match=r"a message of role assistant has media[\s\S]*\n  fix: "):
         model.run(ChatRequest((Message("assistant", (PICTURE,)),)))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(LoadError, match="names no voices\n  fix: "):
         Qwen3Omni(str(tmp_path)).voices()
 
 
-# ---------------------------------------------------------------- anywhere
+# ---------------------------------------------------------------- placements
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_prompts_in_pieces_give_what_they_give_whole(recorded, wanted):
+def test_chunked_prefill_gives_the_same(recorded, expected):
     outcomes = LocalRuntime(recorded, None, max_batched_tokens=9, seed=3).run_all([*CHATS.values()])
     for outcome, name in zip(outcomes, CHATS, strict=True):
-        assert_right(outcome, wanted(name))
+        assert_right(outcome, expected(name))
 
 
 FILE = """
@@ -291,12 +291,12 @@ PLACES = {
     "apart": {**dict.fromkeys(THINKER_PARTS, '"a"'), **dict.fromkeys(TALKER_PARTS, '"b"'), "vocoder": '"c"'},
     "replicas": {**dict.fromkeys((*THINKER_PARTS, *TALKER_PARTS), '"b"'), "vocoder": '["a", "c"]'},
 }
-"""All on one worker; its parts on workers of their own; two that make sound. All three on the same three workers."""
+"""One worker; one worker per component; two vocoders. All three on the same three workers."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_what_transformers_gives_wherever_its_parts_are(saved, wanted, tmp_path):
+def test_processes_equal_transformers_under_any_placement(saved, expected, tmp_path):
     file = tmp_path / "omni_here.py"
     file.write_text(FILE.format(saved=saved, frames=FRAMES))
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
@@ -304,6 +304,6 @@ def test_processes_give_what_transformers_gives_wherever_its_parts_are(saved, wa
     with LocalLauncher(dict.fromkeys(PLACES, str(file)), texts, standby=False) as deployment:
         for place in PLACES:
             sounds = emitted_audio(deployment, place, [CHATS[name] for name in names], disconnects=6)
-            for name, got in zip(names, sounds, strict=True):
-                assert_close(got, wanted(name)[1].numpy())
+            for name, actual in zip(names, sounds, strict=True):
+                assert_close(actual, expected(name)[1].numpy())
         assert not deployment.recent_exits

@@ -1,6 +1,6 @@
-"""The tiny Qwen3-TTS of the golden data, in the layout of the published one.
+"""Tiny Qwen3-TTS of the golden data in the published layout.
 
-`golden/qwen3_tts` holds its random weights and what the package qwen-tts 0.1.1 computed with them, in float32.
+`golden/qwen3_tts` holds its random weights and the float32 outputs of the package qwen-tts 0.1.1.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CODEC = {
 
 
 def save(folder: Path) -> str:
-    """Write the checkpoint, and where it is."""
+    """Save the checkpoint, and return its folder."""
     codec = folder / "speech_tokenizer"
     codec.mkdir()
     for place, name in ((folder, "weights"), (codec, "weights_codec")):
@@ -95,9 +95,9 @@ def save(folder: Path) -> str:
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """What the reference computed, by case."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the reference outputs by case."""
+    cases: dict[str, dict[str, Any]] = {}
     for name, value in load_file(GOLDEN / "cases.safetensors").items():
         case, _, what = name.partition(".")
-        found.setdefault(case, {})[what] = value
-    return found
+        cases.setdefault(case, {})[what] = value
+    return cases

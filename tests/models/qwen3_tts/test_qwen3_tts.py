@@ -1,4 +1,4 @@
-"""Qwen3-TTS: its codes and its sound are those of the reference, however it is served."""
+"""Qwen3-TTS: codes and audio equal those of the reference, for every placement."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ GREEDY = Sampling(max_tokens=23, repetition_penalty=1.05)
 DRAWN = replace(DEFAULT_SAMPLING, max_tokens=14)
 HOP = 32
 GOLDEN_CASES = {
-    # language, voice, and whether the text is read with the frames
+    # language, voice, and whether the text is streamed
     "spk_en": ("English", "Vivian", True),
     "auto_nospk": ("", "", True),
     "spk_zh_nonstream": ("zh-CN", "vivian", False),
@@ -57,7 +57,7 @@ def eager(model):
 
 
 @pytest.mark.parametrize("name", GOLDEN_CASES)
-def test_codes_and_sound_are_those_of_the_reference(model, name, monkeypatch):
+def test_codes_and_audio_equal_the_reference(model, name, monkeypatch):
     case, (language, voice, streams_text) = tiny.cases()[name], GOLDEN_CASES[name]
     monkeypatch.setattr(model.talker, "_streams_text", streams_text)
     monkeypatch.setattr(model, "sampling", GREEDY)
@@ -65,27 +65,27 @@ def test_codes_and_sound_are_those_of_the_reference(model, name, monkeypatch):
         " ".join(f"w{token}" for token in case["input_ids"][0, 3:-5].tolist()), voice, language=language
     )
 
-    given, text, count, pad, said = model.talker.prompt(speech)
+    given, text, count, pad, code_counts = model.talker.prompt(speech)
     torch.testing.assert_close(given, case["prefill_embeds"][0], rtol=0, atol=1e-5)
     assert count == (case["trailing_text_hidden"].shape[1] if streams_text else 0)
     kv, frames, step = model.talker.make_state(object), [], 0
-    code, thought, said = model.talker.first_code(given, said, kv, GREEDY)
+    code, thought, code_counts = model.talker.first_code(given, code_counts, kv, GREEDY)
     while not bool(model.talker.is_over(code)) and step < GREEDY.max_tokens:
         torch.testing.assert_close(thought, case["talker_hidden"][step], rtol=0, atol=1e-4)
         frame, read = model.predictor.predict_frame(code, thought, text[step] if step < count else pad, GREEDY, step)
         frames.append(frame)
-        code, thought, said = model.talker.first_code(read, said, kv, GREEDY)
+        code, thought, code_counts = model.talker.first_code(read, code_counts, kv, GREEDY)
         step += 1
     assert torch.equal(torch.stack(frames), case["codes"])
     assert_close(concat_audio(model.run(speech).emissions), case["wav"][0, 0].numpy())
 
 
-def test_a_seed_gives_a_speech_and_another_gives_another(model, eager):
+def test_the_seed_determines_the_speech(model, eager):
     np.testing.assert_array_equal(concat_audio(model.run(SPEECHES[0]).emissions), eager[0])
     assert not np.array_equal(concat_audio(model.run(replace(SPEECHES[0], seed=4)).emissions), eager[0])
 
 
-def test_codes_are_drawn_with_the_seed_of_their_frame(model):
+def test_codes_are_sampled_with_the_seed_of_their_frame(model):
     thought, pad, code = torch.randn(64, generator=torch.Generator().manual_seed(0)), torch.zeros(64), torch.tensor([7])
     frames = [model.predictor.predict_frame(code, thought, pad, replace(DRAWN, seed=seed), step)[0].tolist()
               for seed, step in ((1, 0), (1, 0), (1, 1), (2, 0))]  # fmt: skip
@@ -93,38 +93,38 @@ def test_codes_are_drawn_with_the_seed_of_their_frame(model):
     assert len({tuple(frame) for frame in frames}) == 3
 
 
-def test_a_request_is_served_as_it_runs_wherever_its_parts_are(model, eager):
-    for got, wanted in zip(run_random_schedule(model, SPEECHES, seed=2), eager, strict=True):
-        assert_close(got, wanted)
+def test_served_results_equal_eager_results_under_any_placement(model, eager):
+    for actual, expected in zip(run_random_schedule(model, SPEECHES, seed=2), eager, strict=True):
+        assert_close(actual, expected)
 
 
-def test_a_crowd_hears_what_each_would_hear_alone(model, eager):
+def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("tts", model) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=3)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=3)):
+            assert_close(actual, eager[number % 4])
 
 
-def test_sound_begins_with_the_first_frame(model):
+def test_audio_starts_with_the_first_frame(model):
     sizes = [len(one.value) // HOP for one in model.run(SPEECHES[0]).emissions]
     assert sizes[:3] == [1, 2, 2]
     assert sum(sizes) == DRAWN.max_tokens
 
 
 @pytest.mark.parametrize(
-    ("wish", "what"),
+    ("options", "what"),
     [
-        ({"voice": "emma"}, "the voices `vivian` and the languages"),
+        ({"voice": "emma"}, "the voices `vivian` and of the languages"),
         ({"language": "klingon"}, "the languages `english`, `chinese`"),
-        ({"speed": 1.5}, "its own speed"),
-        ({"instructions": "Whisper."}, "without instructions"),
+        ({"speed": 1.5}, "neither speed nor instructions"),
+        ({"instructions": "Whisper."}, "neither speed nor instructions"),
     ],
 )
-def test_what_it_does_not_do_is_refused(model, wish, what):
+def test_unsupported_requests_are_rejected(model, options, what):
     with pytest.raises(NotImplementedError, match=rf"{what}[\s\S]*fix: "):
-        model.run(SpeechRequest("w20", **wish))
+        model.run(SpeechRequest("w20", **options))
 
 
-def test_a_voice_may_be_of_a_dialect(model, monkeypatch):
+def test_a_voice_can_have_a_dialect(model, monkeypatch):
     monkeypatch.setitem(tiny.TALKER["codec_language_id"], "sichuan", 97)
     monkeypatch.setattr(model.talker._checkpoint, "config", tiny.CONFIG | {"talker_config": {
         **tiny.TALKER, "spk_id": {"eric": 91}, "spk_is_dialect": {"eric": "sichuan"}}})  # fmt: skip
@@ -133,20 +133,20 @@ def test_a_voice_may_be_of_a_dialect(model, monkeypatch):
     assert model.talker._control_codes(SpeechRequest("")) == [82, 83, 84]
 
 
-def test_it_says_what_it_read_and_which_voices_it_has(model):
+def test_usage_and_voices_are_reported(model):
     assert model.run(SpeechRequest("w20")).result == Finish(prompt_tokens={"text": 3})
     assert model.voices() == ("vivian",)
 
 
-def test_other_models_are_refused(tmp_path):
+def test_other_model_types_are_rejected(tmp_path):
     with pytest.raises(LoadError, match=r"config.json is missing\n  fix: "):
         _ = Checkpoint(Weights(str(tmp_path))).config
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | {"tts_model_type": "base"}))
-    with pytest.raises(LoadError, match="tts_model_type base\n  fix: give a model that has custom_voice"):
+    with pytest.raises(LoadError, match="tts_model_type base, expected custom_voice\n  fix: "):
         _ = Checkpoint(Weights(str(tmp_path))).talker_config
 
 
-def test_words_are_read_as_they_are_published(tmp_path):
+def test_the_published_tokenizer_is_loaded(tmp_path):
     letters = {letter: number for number, letter in enumerate("helo\u0120w")}
     (tmp_path / "vocab.json").write_text(json.dumps(letters | {"he": 6, "<|im_start|>": 7}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\n")
@@ -173,9 +173,9 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
+def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "qwen3_tts_here.py"
     file.write_text(FILE.format(weights=saved, most=DRAWN.max_tokens))
     with in_processes("tts", file, PLACES[places]) as deployment:
-        for number, got in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=8)):
-            assert_close(got, eager[number % 4])
+        for number, actual in enumerate(emitted_audio(deployment, "tts", SPEECHES * 4, disconnects=8)):
+            assert_close(actual, eager[number % 4])

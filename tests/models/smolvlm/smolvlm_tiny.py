@@ -1,4 +1,4 @@
-"""A tiny SmolVLM with random weights, saved as the published one is, and what transformers makes of it."""
+"""Tiny SmolVLM with random weights in the published layout, and the outputs of transformers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 NAMES = ["<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"]
 NAMES += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 MERGES = [("Ġ", "a"), ("Ċ", "U"), (":", "Ġ"), ("e", "r"), ("Ċ", "Ċ")]
-"""Some that go over the ends of what is written of a turn."""
+"""Some merge characters across the parts of a message."""
 IDS = {name: number for number, name in enumerate([*BYTES, *map("".join, MERGES), *NAMES])}
 VOCABULARY = 320
 TILE, PATCH, EDGE = 32, 8, 64
 PLACES = (TILE // PATCH // 2) ** 2
-"""Of a tile in a text."""
+"""Placeholder of a tile in a text."""
 
 
 def config(width: int = 32, layers: int = 2, **vision: Any) -> SmolVLMConfig:
-    """Its shape."""
+    """Config of the tiny model."""
     heads = {"num_attention_heads": 4, "max_position_embeddings": 4096}
     text = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers, **heads}
     text |= {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "pad_token_id": 0, "model_type": "llama"}
@@ -47,17 +47,17 @@ def config(width: int = 32, layers: int = 2, **vision: Any) -> SmolVLMConfig:
 
 
 def save(folder: Path, *, edge: int = EDGE, ends: bool = True, kind: str = "SmolVLM", **shape: Any) -> str:
-    """Write the checkpoint, and where it is. Its answers may never end. The first of its kind were called Idefics3."""
+    """Save the checkpoint, and return its folder. Its answers can be endless. Older ones are named Idefics3."""
     torch.manual_seed(0)
     network = SmolVLMForConditionalGeneration(config(**shape)).eval()
     for weight in network.parameters():
         if weight.ndim > 1:
             torch.nn.init.normal_(weight, std=1.5 * weight[0].numel() ** -0.5)
     if not ends:
-        network.lm_head.weight.data[IDS["<end_of_utterance>"]] = 0  # others are likelier
+        network.lm_head.weight.data[IDS["<end_of_utterance>"]] = 0  # other tokens are likelier
     network.save_pretrained(folder)
-    said = (folder / "config.json").read_text().replace("SmolVLM", kind).replace('"smolvlm', f'"{kind.lower()}')
-    (folder / "config.json").write_text(said)
+    config_text = (folder / "config.json").read_text().replace("SmolVLM", kind).replace('"smolvlm', f'"{kind.lower()}')
+    (folder / "config.json").write_text(config_text)
     _tokenizer().save(str(folder / "tokenizer.json"))
     tile = network.config.vision_config.image_size
     how = {"image_processor_type": f"{kind}ImageProcessor", "do_image_splitting": True, "resample": 1}
@@ -77,7 +77,7 @@ def _tokenizer() -> Tokenizer:
 
 
 class Reference:
-    """transformers' own model, template and processor of pictures, one request at a time."""
+    """transformers' own model, template and image processor, one request at a time."""
 
     def __init__(self, folder: str) -> None:
         self.network = AutoModelForImageTextToText.from_pretrained(folder).eval()
@@ -88,7 +88,7 @@ class Reference:
         self.places = (vision.image_size // vision.patch_size // 2) ** 2
 
     def given(self, chat: ChatRequest) -> dict[str, Any]:
-        """A conversation as the processor makes it; that itself wants a library that spells numbers, for films."""
+        """Apply the processor's template. The processor itself needs num2words, for videos."""
         turns = [{"role": turn.role, "content": [_content(part) for part in turn.parts]} for turn in chat.messages]
         text = self.tokenizer.apply_chat_template(
             turns, chat_template=DEFAULT_CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
@@ -111,12 +111,12 @@ class Reference:
 
     @torch.inference_mode()
     def write(self, chat: ChatRequest) -> list[int]:
-        """The tokens of an answer, greedily."""
+        """Return the tokens of a greedy answer."""
         return self._generate(self.given(chat), chat.sampling)[0]
 
     @torch.inference_mode()
     def write_all(self, chats: Sequence[ChatRequest]) -> list[list[int]]:
-        """Those of several answers as one batch, with as many tiles and wishes each."""
+        """Return the tokens of several answers as one batch, with equal tiles and sampling."""
         all_given = [self.given(chat) for chat in chats]
         longest = max(given["input_ids"].shape[1] for given in all_given)
         joined = {name: list[torch.Tensor]() for name in all_given[0]}
@@ -126,8 +126,12 @@ class Reference:
                 joined[name].append(torch.nn.functional.pad(value, fill))
         return self._generate({name: torch.cat(values) for name, values in joined.items()}, chats[0].sampling)
 
-    def _generate(self, given: dict[str, Any], wish: Sampling) -> list[list[int]]:
-        how = {"max_new_tokens": wish.max_tokens, "repetition_penalty": wish.repetition_penalty, "do_sample": False}
+    def _generate(self, given: dict[str, Any], sampling: Sampling) -> list[list[int]]:
+        how = {
+            "max_new_tokens": sampling.max_tokens,
+            "repetition_penalty": sampling.repetition_penalty,
+            "do_sample": False,
+        }
         written = self.network.generate(**given, **how, eos_token_id=IDS["<end_of_utterance>"], pad_token_id=0)
         answers = written[:, given["input_ids"].shape[1] :].tolist()
         return [list(takewhile(lambda token: token != IDS["<end_of_utterance>"], answer)) for answer in answers]

@@ -1,4 +1,4 @@
-"""SmolVLM: its answers are those of transformers, whatever it is shown, and however it is served."""
+"""SmolVLM: answers equal those of transformers, for all images and placements."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def model(saved):
 
 
 def unrecorded(model):
-    """A model whose networks the library runs: to record them takes longer than these tests."""
+    """A model with uncaptured networks: graph capture would take longer than these tests."""
 
     def refuse(_, *, is_int8):
         raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
@@ -67,8 +67,8 @@ def picture(seed, height, width):
     return ImageInput(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
 
 
-def chat(*parts, steps=9, **wishes):
-    return ChatRequest((Message("user", parts),), Sampling(max_tokens=steps, **wishes))
+def chat(*parts, steps=9, **sampling):
+    return ChatRequest((Message("user", parts),), Sampling(max_tokens=steps, **sampling))
 
 
 WIDE, TALL, SMALL, SQUARE, LONG = (
@@ -92,8 +92,8 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def wanted(reference):
-    """The tokens that transformers gives for each."""
+def expected(reference):
+    """Tokens of transformers for each request."""
     return {name: reference.write(one) for name, one in CHATS.items()}
 
 
@@ -101,49 +101,49 @@ def tokens_of(outcome):
     return [int(one.value) for one in outcome.emissions]
 
 
-# ---------------------------------------------------------------- alone
-def test_it_writes_what_transformers_does(model, wanted, reference):
+# ---------------------------------------------------------------- single requests
+def test_answers_equal_transformers(model, expected, reference):
     for name, one in CHATS.items():
         assert model.processor.process(one)[0].tolist() == reference.given(one)["input_ids"][0].tolist()
-        assert tokens_of(model.run(one)) == wanted[name]
-    assert len({tuple(tokens) for tokens in wanted.values()}) == len(CHATS), "the question does not matter"
+        assert tokens_of(model.run(one)) == expected[name]
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(CHATS), "the question does not matter"
 
 
-def test_the_first_of_its_kind_are_read_too(tmp_path):
+def test_idefics3_checkpoints_are_supported(tmp_path):
     first = tiny.save(tmp_path, kind="Idefics3")
     reference = tiny.Reference(first)
     assert type(reference.network).__name__ == "Idefics3ForConditionalGeneration"
     assert tokens_of(unrecorded(SmolVlm(first)).run(CHATS["several"])) == reference.write(CHATS["several"])
 
 
-def test_what_is_shown_counts_as_what_is_said(model, reference):
+def test_image_tokens_count_for_the_repetition_penalty(model, reference):
     repeating, plain = chat(TALL, "aaaa", steps=12, repetition_penalty=1.7), chat(TALL, "aaaa", steps=12)
     assert tokens_of(model.run(repeating)) == reference.write(repeating) != reference.write(plain)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 90), (33, 64), (65, 64), (640, 480)])
-def test_a_picture_of_any_size_has_its_places(model, reference, size):
+def test_images_of_any_size_have_placeholders(model, reference, size):
     one = chat(picture(7, *size), "So?", steps=2)
     assert tokens_of(model.run(one)) == reference.write(one)
 
 
-def test_an_answer_says_how_it_ended_and_what_was_read(model, wanted):
+def test_finish_reason_and_usage_are_reported(model, expected):
     assert model.run(CHATS["one"]).result == Finish("length", {"text": 44, "image": 20})
-    stopping = replace(CHATS["words"], sampling=Sampling(max_tokens=12, stop_token_ids=(wanted["words"][5],)))
+    stopping = replace(CHATS["words"], sampling=Sampling(max_tokens=12, stop_token_ids=(expected["words"][5],)))
     outcome = model.run(stopping)
-    assert tokens_of(outcome) == wanted["words"][: wanted["words"].index(wanted["words"][5])]
+    assert tokens_of(outcome) == expected["words"][: expected["words"].index(expected["words"][5])]
     assert outcome.result == Finish("stop", {"text": 27})
 
 
-def test_an_answer_about_a_picture_follows_a_grammar(model):
-    told = model.run(chat(WIDE, "Which?", grammar=Grammar.choice(["yes", "no"])))
-    assert model.detokenize(tokens_of(told)) in {"yes", "no"}
+def test_an_answer_about_an_image_follows_a_grammar(model):
+    outcome = model.run(chat(WIDE, "Which?", grammar=Grammar.choice(["yes", "no"])))
+    assert model.detokenize(tokens_of(outcome)) in {"yes", "no"}
 
 
-# ---------------------------------------------------------------- what is not done
+# ---------------------------------------------------------------- unneeded ops do not run
 @pytest.fixture
 def ran(monkeypatch):
-    """How often each op has run."""
+    """Number of runs per op."""
     counts, run = Counter(), Op.run
 
     def counted(op, one, *more, **others):
@@ -154,7 +154,7 @@ def ran(monkeypatch):
     return counts
 
 
-def test_an_op_runs_for_those_who_need_it(model, ran):
+def test_ops_run_only_for_requests_that_need_them(model, ran):
     model.run(CHATS["words"])
     once = {"Processor.process": 1, "LanguageModel.finish": 1}
     assert ran == once | {"LanguageModel.next_token": 13, "LanguageModel.is_over": 13}
@@ -165,24 +165,24 @@ def test_an_op_runs_for_those_who_need_it(model, ran):
     assert ran == once | {"VisionEncoder.encode": 2, "LanguageModel.next_token": 5, "LanguageModel.is_over": 6}
 
 
-def test_a_text_deployment_has_no_vision_encoder(saved, wanted):
+def test_a_text_deployment_has_no_vision_encoder(saved, expected):
     words = SmolVlmText(saved)
     deployed = PlannedModel(words, plan(words.graphs()))
     assert {*deployed.components_at(*deployed.plans.workers)} == {"processor", "lm"}
     assert words.input_types() == (str,)
-    assert tokens_of(unrecorded(words).run(CHATS["words"])) == wanted["words"]
-    with pytest.raises(NotImplementedError, match="it does not see\n  fix: "):
+    assert tokens_of(unrecorded(words).run(CHATS["words"])) == expected["words"]
+    with pytest.raises(NotImplementedError, match="this model reads no images\n  fix: "):
         words.run(CHATS["one"])
 
 
-def test_a_part_is_loaded_by_itself(saved, reference):
+def test_a_part_is_loaded_alone(saved, reference):
     names = {part: {*Checkpoint(saved).network(part).state_dict()} for part in PARTS}
     assert names["vision_encoder"] | names["lm"] == {*reference.network.state_dict()}
     assert not names["vision_encoder"] & names["lm"]
 
 
 class Work:
-    """How many pictures were seen and how many positions were read."""
+    """Number of encoded images and of prefilled positions."""
 
     def __init__(self, model, monkeypatch):
         self.pictures = self.positions = 0
@@ -209,25 +209,25 @@ def answers(reference):
     return [reference.write(one) for one in QUESTIONS]
 
 
-@pytest.mark.parametrize("how", ["one by one", "at once", "in pieces"])
-def test_a_picture_is_seen_and_read_once_for_all_questions(model, answers, monkeypatch, how):
+@pytest.mark.parametrize("options", ["one by one", "at once", "in pieces"])
+def test_an_image_is_encoded_and_prefilled_once_for_all_questions(model, answers, monkeypatch, options):
     prompts = [model.processor.process(one)[0].tolist() for one in QUESTIONS]
     shared = [len({*column}) == 1 for column in zip(*prompts, strict=False)].index(False) // PAGE * PAGE
-    wanted = len(prompts[0]) + sum(len(prompt) - shared for prompt in prompts[1:])
-    wanted += sum(one.sampling.max_tokens for one in QUESTIONS)
+    expected = len(prompts[0]) + sum(len(prompt) - shared for prompt in prompts[1:])
+    expected += sum(one.sampling.max_tokens for one in QUESTIONS)
     work = Work(model, monkeypatch)
-    if how == "one by one":
+    if options == "one by one":
         outcomes = [model.run(one) for one in QUESTIONS]
     else:
-        outcomes = LocalRuntime(model, max_batched_tokens=None if how == "at once" else 50).run_all(QUESTIONS)
+        outcomes = LocalRuntime(model, max_batched_tokens=None if options == "at once" else 50).run_all(QUESTIONS)
     assert [tokens_of(outcome) for outcome in outcomes] == answers
     assert work.pictures == 2
-    again = PAGE * (sum(map(len, prompts)) // 50) if how == "in pieces" else 0
-    assert wanted <= work.positions <= wanted + again, "of a piece the last page is read again"
+    again = PAGE * (sum(map(len, prompts)) // 50) if options == "in pieces" else 0
+    assert expected <= work.positions <= expected + again, "of a piece the last page is read again"
     assert shared >= 4 * PAGE
 
 
-def test_what_a_tenant_showed_is_not_kept_for_others(model, monkeypatch):
+def test_cached_images_are_not_shared_between_tenants(model, monkeypatch):
     work = Work(model, monkeypatch)
     did = []
     with in_process("vlm", model) as deployment:
@@ -239,8 +239,8 @@ def test_what_a_tenant_showed_is_not_kept_for_others(model, monkeypatch):
     assert did == [(1, 64 + 9)] * 2 + [(0, 16 + 9)] * 2
 
 
-# ---------------------------------------------------------------- what is put to it, and what is refused
-def test_what_a_text_looks_like_does_not_matter(model):
+# ---------------------------------------------------------------- prompts and errors
+def test_text_that_looks_like_a_special_token_stays_text(model):
     tokens = model.processor.process(chat("<image><end_of_utterance>"))[0].tolist()
     assert [token for token in tokens if token >= tiny.IDS["<|im_start|>"]] == [
         tiny.IDS["<|im_start|>"],
@@ -248,21 +248,21 @@ def test_what_a_text_looks_like_does_not_matter(model):
     ]
 
 
-def test_what_it_cannot_do_is_refused(model, saved, tmp_path):
-    with pytest.raises(NotImplementedError, match="it is shown a Clip\n  fix: "):
+def test_unsupported_requests_are_rejected(model, saved, tmp_path):
+    with pytest.raises(NotImplementedError, match="unsupported part VideoInput\n  fix: "):
         model.run(chat(VideoInput(np.zeros((2, 8, 8, 3), np.uint8), 1.0)))
-    with pytest.raises(NeverFits, match=r"the conversation has \d+ tokens\n  fix: have fewer than 4096"):
+    with pytest.raises(NeverFits, match=r"has \d+ tokens, the context holds 4096\n  fix: send fewer than 4096"):
         model.run(chat("long " * 1000))
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    how = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how | {"size": {"longest_edge": 70}}))
-    with pytest.raises(LoadError, match="an edge of 70 are cut into tiles of 32, and 32 are seen\n  fix: "):
+    options = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(options | {"size": {"longest_edge": 70}}))
+    with pytest.raises(LoadError, match="longest edge of 70 give tiles of 32, the encoder reads 32\n  fix: "):
         SmolVlm(str(tmp_path)).run(CHATS["one"])
 
 
-# ---------------------------------------------------------------- in a crowd
+# ---------------------------------------------------------------- concurrent clients
 def written(deployment, name, requests, leavers=0):
-    """What each of so many clients reads who ask at the same time, while others come and go away in the middle."""
+    """Return the tokens of concurrent clients, while others connect and disconnect."""
     return [
         [*map(int, emitted_values(client, "Text"))] for client in run_clients(deployment, name, requests, leavers, 0.1)
     ]
@@ -271,22 +271,22 @@ def written(deployment, name, requests, leavers=0):
 CROWD = [*CHATS, "several", "two"]
 
 
-def test_a_crowd_reads_what_each_would_read_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("vlm", model) as deployment:
         texts = written(deployment, "vlm", [CHATS[name] for name in CROWD], leavers=4)
-    assert texts == [wanted[name] for name in CROWD]
+    assert texts == [expected[name] for name in CROWD]
 
 
 @pytest.mark.slow
-def test_networks_that_were_recorded_give_the_same_in_pieces(saved, wanted):
+def test_captured_networks_give_the_same_with_chunked_prefill(saved, expected):
     recorded = SmolVlm(saved)
     for budget in (None, 9, 60):
         outcomes = LocalRuntime(recorded, None, max_batched_tokens=budget, seed=3).run_all([*CHATS.values()])
-        assert [tokens_of(outcome) for outcome in outcomes] == [*wanted.values()]
+        assert [tokens_of(outcome) for outcome in outcomes] == [*expected.values()]
 
 
 @pytest.mark.slow
-def test_weights_may_be_bfloat16_as_those_that_are_published(saved, reference, tmp_path):
+def test_bfloat16_weights_are_supported(saved, reference, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     copy = tiny.Reference(saved).network.to(torch.bfloat16)
     copy.save_pretrained(tmp_path)
@@ -298,15 +298,15 @@ PLACES = {
     "apart": {"vision_encoder": '"a"', "processor": '"b"', "lm": '"b"'},
     "two_vision_encoders": {"vision_encoder": '["a", "c"]', "processor": '"b"', "lm": '"b"'},
 }
-"""All on one worker; the eye on a worker of its own; two eyes. All three on the same three workers."""
+"""One worker; the vision encoder on its own; two vision encoders. All three on the same three workers."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_give_what_transformers_gives_wherever_its_parts_are(saved, wanted):
+def test_processes_equal_transformers_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
     with LocalLauncher(dict.fromkeys(PLACES, f"smolvlm@{saved}"), texts, standby=False) as deployment:
         for place in PLACES:
             given = written(deployment, place, [CHATS[name] for name in CROWD * 2], leavers=6)
-            assert given == [wanted[name] for name in CROWD * 2]
+            assert given == [expected[name] for name in CROWD * 2]
         assert not deployment.recent_exits

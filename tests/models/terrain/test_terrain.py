@@ -1,4 +1,4 @@
-"""Terrain with its real weights: land is the publisher's, comes out of noise step by step, and in a crowd as alone."""
+"""Terrain with its published weights: heights equal those of the published sampler, alone and concurrently."""
 
 from collections import Counter
 
@@ -33,15 +33,15 @@ def pictures(outcome):
 
 
 def land(model, seed, difficulty, steps=1):
-    """What the network says in the last step."""
-    noise, found, difficulty = model.denoiser.begin(seed, difficulty)
+    """Return the heights of the last step."""
+    noise, heights, difficulty = model.denoiser.begin(seed, difficulty)
     for left in range(steps, 0, -1):
-        found, noise, _ = model.denoiser.denoise(found, noise, difficulty, left, steps)
-    return found
+        heights, noise, _ = model.denoiser.denoise(heights, noise, difficulty, left, steps)
+    return heights
 
 
-# ---------------------------------------------------------------- pictures of land
-def test_what_rises_to_the_right_is_bright_and_high_land_is_white():
+# ---------------------------------------------------------------- relief
+def test_relief_is_lit_from_the_left_and_peaks_are_white():
     slope = np.linspace(-0.6, 0.2, 128, dtype=np.float32)
     plain = np.full((128, 128), -0.2, np.float32)
     right, left, flat = (Shader().relief(one, plain, 0, 1) for one in (plain + slope + 0.2, plain - slope - 0.2, plain))
@@ -55,7 +55,7 @@ def test_what_rises_to_the_right_is_bright_and_high_land_is_white():
     assert np.ptp(flat, axis=(0, 1)).max() == 0
 
 
-def test_noise_is_seen_while_steps_are_left():
+def test_noise_is_visible_while_steps_are_left():
     plain, noise = np.zeros((2, 128, 128), np.float32)
     noise += np.random.default_rng(0).standard_normal(noise.shape, np.float32)
     smooth = np.linspace(-0.5, 0.3, 128, dtype=np.float32) + plain
@@ -64,17 +64,17 @@ def test_noise_is_seen_while_steps_are_left():
     assert rough[2] == 0
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- requests
 @pytest.mark.parametrize(
     ("prompt", "difficulty"), [("a hill", 0), ("", 0), ("difficulty 70", 70), ("rocks, Difficulty: 1!", 1)]
 )
-def test_a_prompt_may_name_the_difficulty(prompt, difficulty):
+def test_a_prompt_can_set_the_difficulty(prompt, difficulty):
     assert terrain.parse_difficulty(prompt) == difficulty
 
 
 @pytest.mark.parametrize("number", ["0", "101", "0.7"])
-def test_a_difficulty_that_there_is_not_is_refused(number):
-    with pytest.raises(Unsupported, match=rf"from 1 to 100, and not {number}\n  fix: "):
+def test_an_invalid_difficulty_is_rejected(number):
+    with pytest.raises(Unsupported, match=rf"difficulty {number} is not an integer from 1 to 100\n  fix: "):
         Terrain().run(ImageRequest(f"difficulty {number}"))
 
 
@@ -82,23 +82,23 @@ PICTURE = ImageInput(np.zeros((4, 4, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
-    "wish", [{"width": 512}, {"guidance": 2.0}, {"negative_prompt": "snow"}, {"sources": (PICTURE,)}]
+    "options", [{"width": 512}, {"guidance": 2.0}, {"negative_prompt": "snow"}, {"sources": (PICTURE,)}]
 )
-def test_what_it_does_not_do_is_refused(wish):
-    with pytest.raises(Unsupported, match=r"lands of 128 x 128 pixels[\s\S]*fix: "):
-        Terrain().run(ImageRequest("a hill", **wish))
+def test_unsupported_requests_are_rejected(options):
+    with pytest.raises(Unsupported, match=r"images of 128 x 128 pixels[\s\S]*fix: "):
+        Terrain().run(ImageRequest("a hill", **options))
 
 
-# ---------------------------------------------------------------- real weights
+# ---------------------------------------------------------------- published weights
 def ran(runtime):
-    """How often each op ran."""
+    """Number of runs per op."""
     calls = Counter()
     for name, count in runtime.batches:
         calls[name] += count
     return calls
 
 
-def test_without_partial_images_only_the_last_is_made(model):
+def test_without_partial_images_only_the_last_is_rendered(model):
     runtime = LocalRuntime(model, seed=1)
     outcomes = runtime.run_all([ImageRequest("difficulty 80", seed=7), ImageRequest("", seed=10, steps=2)])
     assert ran(runtime) == {"denoiser.begin": 2, "denoiser.denoise": 1 + 2, "shader.relief": 2}
@@ -107,7 +107,7 @@ def test_without_partial_images_only_the_last_is_made(model):
         assert picture.std() > 20
 
 
-def test_who_is_served_sees_what_is_computed_eagerly(model):
+def test_served_results_equal_eager_results(model):
     oracle = Oracle(model, DRAWINGS[::2])
     with in_process("terrain", model) as deployment:
         clients = run_clients(add_frontend(deployment, "front_terrain"), "terrain", oracle, 2)
@@ -116,7 +116,7 @@ def test_who_is_served_sees_what_is_computed_eagerly(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "partials", "denoised", "shown"), [(0, 3, 4, 4), (2, 9, 2, 2), (4, 1, 4, 2)])
-def test_partial_pictures_are_made_for_who_wants_them(model, steps, partials, denoised, shown):
+def test_partial_images_are_rendered_on_request(model, steps, partials, denoised, shown):
     runtime = LocalRuntime(model, seed=2)
     (outcome,) = runtime.run_all([ImageRequest("", seed=3, steps=steps, partial_images=partials)])
     assert ran(runtime) == {"denoiser.begin": 1, "denoiser.denoise": denoised, "shader.relief": shown}
@@ -134,36 +134,36 @@ def test_one_step_gives_the_heights_of_the_published_sampler(model):
 
     published = TerrainGenerator(device="cpu")
     for seed, difficulty in ((0, 1), (3, 70), (4, 100), (5, 0)):
-        wanted = published.generate(difficulty=difficulty or "random", seed=seed, zero_floor=False)
+        expected = published.generate(difficulty=difficulty or "random", seed=seed, zero_floor=False)
         bent = np.arcsinh(published.height_range / published.asinh_scale)
         metres = published.asinh_scale * np.sinh(np.clip((land(model, seed, difficulty) + 1) / 2, 0, 1) * bent)
-        assert np.ptp(wanted) > 0.3
-        np.testing.assert_allclose(metres, wanted[0], rtol=0, atol=1e-4)
+        assert np.ptp(expected) > 0.3
+        np.testing.assert_allclose(metres, expected[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_more_steps_find_nearly_the_same_land(model):
+def test_more_steps_give_nearly_the_same_terrain(model):
     for seed in (7, 10):
         one, four, other = land(model, seed, 80), land(model, seed, 80, steps=4), land(model, seed + 1, 80)
-        alike, unlike = (np.corrcoef(one.flat, found.flat)[0, 1] for found in (four, other))
+        alike, unlike = (np.corrcoef(one.flat, heights.flat)[0, 1] for heights in (four, other))
         assert 0.95 < alike < 0.9999
         assert unlike < 0.8
 
 
 @pytest.mark.slow
-def test_harder_land_is_higher(model):
+def test_higher_difficulty_gives_higher_terrain(model):
     heights = [np.mean([np.ptp(land(model, seed, difficulty)) for seed in range(3)]) for difficulty in (1, 50, 100)]
     assert heights[0] < heights[1] < heights[2]
 
 
-# ---------------------------------------------------------------- anywhere
+# ---------------------------------------------------------------- placements
 @pytest.mark.slow
-def test_it_is_served_as_it_runs_under_any_schedule(model):
+def test_served_results_equal_eager_results_under_any_schedule(model):
     parity_all(model, DRAWINGS, schedules=2)
 
 
 @pytest.mark.slow
-def test_a_short_one_does_not_wait_for_a_long_one(model):
+def test_a_short_request_does_not_wait_for_a_long_one(model):
     with in_process("terrain", model) as deployment:
         front_end = add_frontend(deployment, "front_terrain")
         long, short = (Client(front_end, "terrain", ImageRequest("", seed=steps, steps=steps)) for steps in (4, 1))
@@ -185,8 +185,8 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, oracle):
-    """Eight at the same time, of different seeds and steps, while others come and go away in the middle."""
+def test_processes_give_the_eager_result(places, oracle):
+    """Eight concurrent requests with different seeds and steps, while others disconnect."""
     with in_processes("terrain", terrain.__file__, PLACES[places]) as deployment:
         front_end = add_frontend(deployment, "front_terrain")
         with disconnecting_clients(front_end, "terrain", DRAWINGS, 3, 0.5):

@@ -1,4 +1,4 @@
-"""V-JEPA 2: what it sees and fills in is what transformers computes, and who only looks wakes no predictor."""
+"""V-JEPA 2: embeddings and predictions equal those of transformers; embedding alone runs no predictor."""
 
 from collections import Counter
 
@@ -48,8 +48,8 @@ def model(saved):
 
 
 @pytest.fixture(scope="module")
-def wanted(saved):
-    """What transformers gives for each request."""
+def expected(saved):
+    """Results of transformers for each request."""
     return [reference(saved[1], request) for request in REQUESTS]
 
 
@@ -62,17 +62,17 @@ def reference(network, request):
     return [given.last_hidden_state[0], given.predictor_output.last_hidden_state[0]]
 
 
-def assert_alike(got, wanted):
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
+def assert_alike(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=CLOSE)
 
 
-def test_clips_are_seen_and_filled_in_as_transformers_does(model, wanted):
-    for request, values in zip(REQUESTS, wanted, strict=True):
+def test_embeddings_and_predictions_equal_transformers(model, expected):
+    for request, values in zip(REQUESTS, expected, strict=True):
         assert_alike([one.value for one in model.run(request).emissions], values)
-    assert float((wanted[1][1][0] - wanted[1][1][1]).abs().max()) > 0.1, "all patches are filled in alike"
-    assert float((wanted[1][1] - wanted[4][1]).abs().max()) > 0.1, "what is shown does not matter"
+    assert float((expected[1][1][0] - expected[1][1][1]).abs().max()) > 0.1, "all patches are filled in alike"
+    assert float((expected[1][1] - expected[4][1]).abs().max()) > 0.1, "what is shown does not matter"
 
 
 def test_encoding_alone_runs_no_predictor(saved, monkeypatch):
@@ -93,45 +93,45 @@ def test_an_encoder_deployment_has_no_predictor(saved):
     assert {*deployed.components_at(*deployed.plans.workers)} == {"encoder"}
     embeds = VJepa2(saved[0]).graphs()["embed"]
     assert {one.component for one in ir.flat(embeds.body) if isinstance(one, ir.Call)} == {"encoder"}
-    with pytest.raises(NotImplementedError, match="predicts nothing\n  fix: "):
+    with pytest.raises(NotImplementedError, match="has no predictor\n  fix: "):
         VJepa2Encoder(saved[0]).run(REQUESTS[1])
-    with pytest.raises(NotImplementedError, match="2 patches are hidden and none is shown\n  fix: "):
+    with pytest.raises(NotImplementedError, match="2 target patches and no context patches\n  fix: "):
         VJepa2(saved[0]).run(tiny.watching(1, 4, (), (3, 4)))
 
 
-def test_pictures_are_resized_as_pillow_does():
+def test_images_are_resized_as_in_pillow():
     pixels = tiny.picture(3, 90, 120)
     mean, std = (np.array(one, np.float32) for one in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     resized = Image.fromarray(pixels).resize((72, 54), Image.Resampling.BILINEAR).crop((12, 3, 60, 51))
-    wanted = (np.asarray(resized, np.float32) / 255 - mean) / std
-    got = preprocess_images(pixels[None], 54, 48)[0].movedim(0, -1).numpy()
-    np.testing.assert_allclose(got, wanted, atol=1.5 / 255 / 0.224)  # it rounds once more than we do
-    assert np.abs(got - wanted).mean() < 0.3 / 255 / 0.224
+    expected = (np.asarray(resized, np.float32) / 255 - mean) / std
+    actual = preprocess_images(pixels[None], 54, 48)[0].movedim(0, -1).numpy()
+    np.testing.assert_allclose(actual, expected, atol=1.5 / 255 / 0.224)  # Pillow rounds once more
+    assert np.abs(actual - expected).mean() < 0.3 / 255 / 0.224
 
 
 def answers(deployment):
-    """What each request is answered when all come at once; one of them comes a second time and goes away."""
+    """Return the results of concurrent requests; a repeated one disconnects."""
     front_end = add_frontend(deployment, "front_vjepa2")
     leaving = Client(front_end, "vjepa2", REQUESTS[3])
     clients = [Client(front_end, "vjepa2", request, timeout_s=60) for request in REQUESTS]
     leaving.close()
     for client in clients:
         assert isinstance(client.wait(60).end, RequestFinished), client.end
-        yield [news.value for _, news in client.log[1:-1]]
+        yield [event.value for _, event in client.log[1:-1]]
 
 
-def test_a_crowd_is_shown_what_each_would_be_shown_alone(model, wanted):
+def test_concurrent_requests_equal_single_requests(model, expected):
     with in_process("vjepa2", model) as deployment:
-        for got, values in zip(answers(deployment), wanted, strict=True):
-            assert_alike(got, values)
+        for actual, values in zip(answers(deployment), expected, strict=True):
+            assert_alike(actual, values)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", [('"a"', '"a"'), ('"sees"', '"fills"'), ('["one", "two"]', '["one", "two"]')])
-def test_processes_give_what_transformers_gives(places, saved, wanted):
+def test_processes_equal_transformers(places, saved, expected):
     with in_processes(
         "vjepa2", f"vjepa2@{saved[0]}", dict(zip(("encoder", "predictor"), places, strict=True))
     ) as deployment:
-        for got, values in zip(answers(deployment), wanted, strict=True):
-            assert_alike(got, values)
+        for actual, values in zip(answers(deployment), expected, strict=True):
+            assert_alike(actual, values)

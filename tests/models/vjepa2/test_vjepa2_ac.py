@@ -1,4 +1,4 @@
-"""V-JEPA 2-AC: what it imagines and plans is what the published code computes, however it is served."""
+"""V-JEPA 2-AC: rollouts and plans equal those of the published code, for every placement."""
 
 import random
 from collections import Counter
@@ -81,22 +81,22 @@ def eager(model):
 
 
 def emitted_values(emissions):
-    """The emissions of each kind, in order."""
+    """Return the emissions by kind, in order."""
     kinds = {}
     for one in emissions:
         kinds.setdefault(type(one).__name__, []).append(np.asarray(one.value))
     return kinds
 
 
-def assert_alike(got, wanted):
-    assert {kind: len(values) for kind, values in got.items()} == {kind: len(v) for kind, v in wanted.items()}
-    for kind, values in wanted.items():
-        for one, other in zip(got[kind], values, strict=True):
+def assert_alike(actual, expected):
+    assert {kind: len(values) for kind, values in actual.items()} == {kind: len(v) for kind, v in expected.items()}
+    for kind, values in expected.items():
+        for one, other in zip(actual[kind], values, strict=True):
             close(one, other)
 
 
-def close(got, wanted):
-    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=0, atol=CLOSE)
+def close(actual, expected):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=CLOSE)
 
 
 def new_world(predictor, seen, pose, ahead=4):
@@ -105,8 +105,8 @@ def new_world(predictor, seen, pose, ahead=4):
     return world
 
 
-# ---------------------------------------------------------------- against golden data
-def test_the_published_code_said_again_is_the_published_code(golden, published):
+# ---------------------------------------------------------------- golden data
+def test_the_reference_implementation_equals_the_published_code(golden, published):
     g = golden
     close(published.frames(g["enc.clip"][0]).flatten(0, 1)[None], g["enc.tokens_ln"])
     seen, poses = published.rollout(g["enc.z0"][0], g["rollout.actions"], g["rollout.start_pose"][:, 0])
@@ -119,7 +119,7 @@ def test_the_published_code_said_again_is_the_published_code(golden, published):
 
 
 @pytest.mark.parametrize("heads", [4, 3])
-def test_both_networks_give_what_the_published_ones_do(heads, golden, tmp_path):
+def test_both_networks_equal_the_published_ones(heads, golden, tmp_path):
     checkpoint = Checkpoint(
         tiny.save_ac(tmp_path, num_attention_heads=heads, pred_num_attention_heads=heads), "float32"
     )
@@ -130,17 +130,17 @@ def test_both_networks_give_what_the_published_ones_do(heads, golden, tmp_path):
         close(encoder(frames[:, :, :1].repeat(1, 1, 2, 1, 1)), golden["enc.tokens_raw"][:, :16])
     else:
         close(encoder(frames[:, :, :1].repeat(1, 1, 2, 1, 1)), golden["heads3.enc_tokens_raw"])
-    tokens, told = golden["pred_full.tokens"].view(2, 4, 16, 96), ("pred_full.actions", "pred_full.states")
+    tokens, conditions = golden["pred_full.tokens"].view(2, 4, 16, 96), ("pred_full.actions", "pred_full.states")
     memory, following = KVBuffer.from_cells(network.empty_cache().repeat_interleave(2, 2)), []
     for step in range(4):
         memory = memory.extended(18, 18)
-        given = (golden[name][:, step] for name in told)
+        given = (golden[name][:, step] for name in conditions)
         following.append(network(tokens[:, step], *given, [RowBlock(None, memory, 18 * step, 0, 2)]))
-    wanted = golden["pred_full.output" if heads == 4 else "heads3.pred_full_output"]
-    close(torch.cat(following, 1), wanted)
+    expected = golden["pred_full.output" if heads == 4 else "heads3.pred_full_output"]
+    close(torch.cat(following, 1), expected)
 
 
-def test_rollouts_are_the_published_ones(golden, predictor):
+def test_rollouts_equal_the_published_ones(golden, predictor):
     worlds = [new_world(predictor, golden["enc.z0"][0], pose[0]) for pose in golden["rollout.start_pose"]]
     for step in range(8):
         actions = [golden["rollout.actions"][row : row + 1, step] for row in range(4)]
@@ -149,8 +149,8 @@ def test_rollouts_are_the_published_ones(golden, predictor):
         close(torch.cat([one.poses for one in worlds]), golden["rollout.poses"][:, step + 1])
 
 
-def test_a_plan_is_the_published_one(golden, model, monkeypatch):
-    """The walk itself, shown what golden data began with: its frame, its goal and its noise."""
+def test_a_plan_equals_the_published_one(golden, model, monkeypatch):
+    """Run the walk with the frame, goal and noise of the golden data."""
     start, goal = golden["enc.z0"][0], golden["cem.goal"][0]
     monkeypatch.setattr(model.cem, "noise", lambda step, _: golden["cem.noise"][step])
     monkeypatch.setattr(
@@ -163,7 +163,7 @@ def test_a_plan_is_the_published_one(golden, model, monkeypatch):
     close(action, golden["cem.action"][0])
 
 
-def test_plans_and_rounds_are_the_published_ones(golden, predictor, monkeypatch):
+def test_plans_and_rounds_equal_the_published_ones(golden, predictor, monkeypatch):
     cem, search = CrossEntropy(), CemParams(2, 32, 4, 8)
     monkeypatch.setattr(cem, "noise", lambda step, _: golden["cem.noise"][step])
     here = new_world(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
@@ -184,9 +184,9 @@ def test_plans_and_rounds_are_the_published_ones(golden, predictor, monkeypatch)
     close(mean, golden["cem.mean"][4])
 
 
-# ---------------------------------------------------------------- the walks, against the published code
+# ---------------------------------------------------------------- walks against the published code
 def expected_for(request, published):
-    """What the published code gives for a request, and how near the best plan that is left out comes to those kept."""
+    """Return the result of the published code, and the cost gap between the elites and the next best plan."""
     look = lambda name: published.frames(preprocess_images(request.observation[name][None], 64, 64).transpose(0, 1))[-1]  # noqa: E731
     pose = torch.tensor(request.observation["pose"])
     if isinstance(request, RolloutRequest):
@@ -203,29 +203,29 @@ def expected_for(request, published):
     return {"Action": [action]}, min(float(costs[elites] - costs[elites - 1]) for costs in ordered)
 
 
-def test_requests_are_answered_as_the_published_code_answers(eager, published):
-    for request, got in zip(REQUESTS, eager, strict=True):
-        wanted, gap = expected_for(request, published)
+def test_requests_equal_the_published_code(eager, published):
+    for request, actual in zip(REQUESTS, eager, strict=True):
+        expected, gap = expected_for(request, published)
         assert gap > 1e-5, "a tie: whoever rounds differently keeps another plan"
-        assert_alike(got, wanted)
+        assert_alike(actual, expected)
     assert np.abs(eager[1]["Action"][0]).max() > 100 * CLOSE, "a plan that does nothing is like any other"
 
 
-def test_requests_are_served_as_they_run_wherever_their_parts_are(model, eager):
+def test_served_results_equal_eager_results_under_any_placement(model, eager):
     placement = random_placement(model.graphs(), random.Random(5))
     outcomes = LocalRuntime(model, placement, seed=5).run_all(REQUESTS)
-    for outcome, wanted in zip(outcomes, eager, strict=True):
-        assert_alike(emitted_values(outcome.emissions), wanted)
+    for outcome, expected in zip(outcomes, eager, strict=True):
+        assert_alike(emitted_values(outcome.emissions), expected)
 
 
-def test_a_crowd_is_shown_what_each_would_be_shown_alone(model, eager):
+def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("vjepa2_ac", model) as deployment:
-        for got, wanted in zip(run_clients(deployment, leavers=3), eager, strict=True):
-            assert_alike(got, wanted)
+        for actual, expected in zip(run_clients(deployment, leavers=3), eager, strict=True):
+            assert_alike(actual, expected)
 
 
 def run_clients(deployment, leavers):
-    """What each request is answered when all come at once, and others come and go away in the middle."""
+    """Return the results of concurrent requests, while others connect and disconnect."""
     front_end, chosen = add_frontend(deployment, "front_vjepa2_ac"), random.Random(1)
     leaving = [Client(front_end, "vjepa2_ac", tiny.acting(one, 3, 48, 50)) for one in range(leavers)]
     clients = [Client(front_end, "vjepa2_ac", request, timeout_s=60) for request in REQUESTS]
@@ -237,8 +237,8 @@ def run_clients(deployment, leavers):
         client.wait(60)
         assert isinstance(client.end, RequestFinished), client.end
         kinds = {}
-        for _, news in client.log[1:-1]:
-            kinds.setdefault(news.kind, []).append(np.asarray(news.value))
+        for _, event in client.log[1:-1]:
+            kinds.setdefault(event.kind, []).append(np.asarray(event.value))
         answers.append(kinds)
     for one in leaving:
         assert one.end is None, "it had ended before it went away"
@@ -246,35 +246,37 @@ def run_clients(deployment, leavers):
     return answers
 
 
-# ---------------------------------------------------------------- clients that go on
-def test_who_says_one_action_after_the_other_sees_what_all_at_once_show(model, eager):
+# ---------------------------------------------------------------- sessions
+def test_actions_sent_one_by_one_give_the_same_rollout(model, eager):
     first, *others = REQUESTS[4].actions
-    outcome = model.run(replace(REQUESTS[4], actions=(first,)), said=[ClientInput(one) for one in others])
+    outcome = model.run(replace(REQUESTS[4], actions=(first,)), inputs=[ClientInput(one) for one in others])
     assert_alike(emitted_values(outcome.emissions), eager[4])
 
 
-def test_a_plan_goes_on_from_what_happened(model, eager):
-    """Ticks of a control loop: what was carried out and is seen now is said, and a plan from there comes back."""
+def test_a_session_plans_from_each_new_observation(model, eager):
+    """Ticks of a control loop: each sends the executed action and the new observation, and returns a plan."""
     ticks = [{"image": tiny.picture(seed), "pose": tiny.pose(seed), "action": tiny.pose(seed) / 20} for seed in (3, 4)]
-    told = emitted_values(model.run(REQUESTS[1], said=[ClientInput(one) for one in ticks]).emissions)["Action"]
-    assert len(told) == 3
-    close(told[0], eager[1]["Action"][0])
+    eager_actions = emitted_values(model.run(REQUESTS[1], inputs=[ClientInput(one) for one in ticks]).emissions)[
+        "Action"
+    ]
+    assert len(eager_actions) == 3
+    close(eager_actions[0], eager[1]["Action"][0])
     with in_process("vjepa2_ac", model) as deployment:
         stream = add_frontend(deployment, "front_ticks").open_stream("vjepa2_ac", REQUESTS[1])
-        heard = [news.value for news in stream.turn(30)]
+        actions = [event.value for event in stream.turn(30)]
         for tick in ticks:
             stream.send_input(tick)
-            heard += [news.value for news in stream.turn(30)]
+            actions += [event.value for event in stream.turn(30)]
         stream.close()
-    assert_alike({"Action": heard}, {"Action": told})
+    assert_alike({"Action": actions}, {"Action": eager_actions})
     anew = replace(REQUESTS[1], observation=dict(REQUESTS[1].observation) | {"image": ticks[-1]["image"]})
     fresh = emitted_values(model.run(anew).emissions)["Action"][0]
-    assert np.abs(np.asarray(heard[-1]) - fresh).max() > 100 * CLOSE, "what was seen before does not matter"
+    assert np.abs(np.asarray(actions[-1]) - fresh).max() > 100 * CLOSE, "what was seen before does not matter"
 
 
-# ---------------------------------------------------------------- what is computed
+# ---------------------------------------------------------------- ops that run
 def ops_of(model, request, monkeypatch):
-    """How often each op runs for a request."""
+    """Number of runs per op for a request."""
     ran, run = Counter(), Op.run
     with monkeypatch.context() as patch:
         patch.setattr(Op, "run", lambda op, *given: ran.update([op.name]) or run(op, *given))
@@ -282,7 +284,7 @@ def ops_of(model, request, monkeypatch):
     return dict(ran)
 
 
-def test_a_request_runs_what_it_needs_and_no_more(model, monkeypatch):
+def test_a_request_runs_only_the_ops_it_needs(model, monkeypatch):
     clip = np.stack([tiny.picture(seed) for seed in range(8)])
     rollout = tiny.rollout_request(1, 3)
     of_clip = RolloutRequest(dict(rollout.observation) | {"image": clip}, rollout.actions)
@@ -300,14 +302,14 @@ def test_a_request_runs_what_it_needs_and_no_more(model, monkeypatch):
     assert ops_of(model, tiny.acting(2, 2, 16, 3), monkeypatch) == plan
 
 
-def test_of_a_clip_only_the_last_frame_is_looked_at(model, eager):
+def test_only_the_last_frame_of_a_clip_is_encoded(model, eager):
     clip = np.stack([tiny.picture(9), *[tiny.picture(1)] * 2])
     request = RolloutRequest(dict(REQUESTS[0].observation) | {"image": clip}, REQUESTS[0].actions)
     assert_alike(emitted_values(model.run(request).emissions), eager[0])
 
 
-# ---------------------------------------------------------------- worlds
-def test_forks_share_what_they_have_in_common_and_go_their_own_ways(golden, predictor):
+# ---------------------------------------------------------------- world states
+def test_forks_share_their_prefix_and_diverge(golden, predictor):
     draw = torch.Generator().manual_seed(0)
     past, plans = torch.randn(3, 1, 7, generator=draw) * 0.1, torch.randn(2, 40, 7, generator=draw) * 0.1
     world = new_world(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
@@ -326,7 +328,7 @@ def test_forks_share_what_they_have_in_common_and_go_their_own_ways(golden, pred
     close(world.latents, published_after(golden, predictor, [*past, past[0]]))
 
 
-def test_layers_one_by_one_give_what_one_call_gives(golden, predictor, model, monkeypatch):
+def test_layers_equal_the_fused_call(golden, predictor, model, monkeypatch):
     assert predictor.network._fused is not None, "there are kernels here"
     draw = torch.Generator().manual_seed(1)
     past, plans, results = torch.randn(2, 1, 7, generator=draw), torch.randn(3, 40, 7, generator=draw) * 0.1, []
@@ -335,7 +337,7 @@ def test_layers_one_by_one_give_what_one_call_gives(golden, predictor, model, mo
         for action in past * 0.1:
             predictor.advance(action, world)
         parted = new_world(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
-        for actions in plans:  # some have much in common, others nothing
+        for actions in plans:  # some share a long prefix, others none
             columns = {"actions": [actions, actions[:3]], "world": [world, parted]}
             predictor.ops()["advance"].run(predictor, columns, 2)
         picture = preprocess_images(tiny.picture(3)[None], 64, 64)
@@ -347,7 +349,7 @@ def test_layers_one_by_one_give_what_one_call_gives(golden, predictor, model, mo
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_layers_are_one_call_where_that_is_faster(has_bf16, monkeypatch):
+def test_layers_are_fused_where_that_is_faster(has_bf16, monkeypatch):
     monkeypatch.setattr(native, "supports_bf16_matmul", lambda: has_bf16)
     for hidden, dtype in ((384, torch.float32), (384, torch.bfloat16), (640, torch.float32), (640, torch.bfloat16)):
         shape = Shape(width=96, depth=1, heads=4, hidden=hidden, eps=1e-6)
@@ -356,15 +358,15 @@ def test_layers_are_one_call_where_that_is_faster(has_bf16, monkeypatch):
 
 
 def published_after(golden, predictor, actions):
-    """Where a world that never was forked is after these actions."""
+    """Return the state of a world without forks after these actions."""
     world = new_world(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
     for action in actions:
         predictor.advance(action, world)
     return world.latents
 
 
-def test_a_world_that_is_shown_what_happened_forgets_what_it_imagined(golden, predictor, published):
-    """A tick of a session: the action that was carried out, the frame that followed, and plans from there."""
+def test_an_observation_replaces_the_prediction(golden, predictor, published):
+    """A tick of a session: the executed action, the next frame, and plans from there."""
     frames, poses = golden["enc.tokens_ln"].view(4, 16, 96), golden["rollout.poses"][0]
     actions = golden["rollout.actions"][0]
     world = new_world(predictor, frames[0], poses[0])
@@ -374,11 +376,11 @@ def test_a_world_that_is_shown_what_happened_forgets_what_it_imagined(golden, pr
     plans, fork = golden["cem.actions"][0, :, 0], world.fork()
     predictor.advance(plans, fork)
     given = torch.cat([actions[:2].expand(32, -1, -1), plans[:, None]], 1)
-    wanted, _ = published.step(frames[:3].expand(32, -1, -1, -1), given, poses[:3].expand(32, -1, -1))
-    close(fork.latents, wanted[:, -1])
+    expected, _ = published.step(frames[:3].expand(32, -1, -1, -1), given, poses[:3].expand(32, -1, -1))
+    close(fork.latents, expected[:, -1])
 
 
-def test_a_world_moves_and_goes_back(golden, predictor):
+def test_a_world_is_exported_and_rolled_back(golden, predictor):
     actions = golden["rollout.actions"]
     world = new_world(predictor, golden["enc.z0"][0], golden["cem.start_pose"][0, 0])
     predictor.advance(actions[:1, 0], world)
@@ -393,24 +395,24 @@ def test_a_world_moves_and_goes_back(golden, predictor):
     close(many.latents, elsewhere.latents)
 
 
-def test_what_makes_no_sense_in_a_world_is_refused(golden, predictor):
+def test_invalid_world_operations_are_rejected(golden, predictor):
     seen, pose = golden["enc.z0"][0], golden["cem.start_pose"][0, 0]
-    with pytest.raises(BadShape, match="nothing was seen in this world\n  fix: observe"):
+    with pytest.raises(BadShape, match="has no observation\n  fix: observe"):
         predictor.advance(torch.zeros(1, 7), World())
     world = new_world(predictor, seen, pose)
     predictor.advance(torch.zeros(4, 7), world)
-    with pytest.raises(BadShape, match="4 plans are followed in this world, and there are actions for 3\n  fix: "):
+    with pytest.raises(BadShape, match="has 4 plans, and there are actions for 3\n  fix: "):
         predictor.advance(torch.zeros(3, 7), world)
-    with pytest.raises(BadShape, match="4 plans are followed in this world, and one frame is seen\n  fix: "):
+    with pytest.raises(BadShape, match="has 4 plans, and the observation is one frame\n  fix: "):
         predictor.observe(seen, pose, 1, world)
     world = new_world(predictor, seen, pose, 64)
     for _ in range(64):
         predictor.advance(torch.zeros(1, 7), world)
-    with pytest.raises(BadShape, match="64 frames were seen in this world\n  fix: "):
+    with pytest.raises(BadShape, match="has 64 frames, the maximum\n  fix: "):
         predictor.advance(torch.zeros(1, 7), world)
 
 
-def test_hands_turn_as_scipy_turns_them():
+def test_poses_rotate_as_in_scipy():
     from scipy.spatial.transform import Rotation
 
     draw = np.random.default_rng(2)
@@ -422,8 +424,8 @@ def test_hands_turn_as_scipy_turns_them():
     )
 
 
-# ---------------------------------------------------------------- what it is made of
-def test_weights_are_read_as_they_are_published():
+# ---------------------------------------------------------------- checkpoints and errors
+def test_published_weights_are_loaded():
     folder = tiny.GOLDEN / "published"
     held = torch.load(folder / "vjepa2-ac-vitg.pt", weights_only=True)
     named = {"encoder": "module.backbone.", "predictor": "module."}
@@ -442,43 +444,43 @@ def test_weights_are_read_as_they_are_published():
 
 
 @pytest.mark.parametrize("part", ["encoder", "predictor"])
-def test_a_worker_reads_the_tensors_of_its_own_part(part, saved, tmp_path):
+def test_a_worker_reads_only_its_tensors(part, saved, tmp_path):
     folder, tensors = Path(tiny.save_ac(tmp_path)), load_file(Path(saved) / "model.safetensors")
     own = {name: one for name, one in tensors.items() if name.startswith(part)}
     save_file(own, folder / "model.safetensors")
     assert Checkpoint(str(folder), "float32").network(part) is not None
-    with pytest.raises(LoadError, match="do not make the "):
+    with pytest.raises(LoadError, match="do not match the "):
         Checkpoint(str(folder), "float32").network({"encoder": "predictor", "predictor": "encoder"}[part])
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_mismatched_weights_are_rejected(tmp_path):
     folder = tiny.save_ac(tmp_path, pred_num_hidden_layers=5)
-    with pytest.raises(LoadError, match=r"predictor of a V-JEPA 2-AC: [\s\S]*predictor_blocks\.4[\s\S]*\n  fix: "):
+    with pytest.raises(LoadError, match=r"predictor of V-JEPA 2-AC: [\s\S]*predictor_blocks\.4[\s\S]*\n  fix: "):
         Checkpoint(folder, "float32").network("predictor")
 
 
-def test_bf16_comes_close(saved, golden):
+def test_bfloat16_is_close(saved, golden):
     predictor = Predictor(Checkpoint(saved, "bfloat16"))
     world = new_world(predictor, golden["enc.z0"][0], golden["rollout.start_pose"][0, 0])
     for step in range(8):
         predictor.advance(golden["rollout.actions"][:1, step], world)
     apart = (world.latents - golden["rollout.latents"][:1, -1]).abs()
-    assert CLOSE < float(apart.mean()) < 0.05, "numbers of two digits, and no others"
+    assert CLOSE < float(apart.mean()) < 0.05, "bfloat16 precision, not a wrong result"
     assert world.latents.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
-    ("observation", "said"),
+    ("observation", "message"),
     [
-        ({"image": tiny.picture(0), "goal": tiny.picture(1)}, r"lacks \['pose'\]"),
-        ({"image": tiny.picture(0), "pose": tiny.pose(0), "goal": 0, "gaol": 1}, r"has \['gaol'\]"),
-        ({"image": tiny.picture(0), "pose": tiny.pose(0)}, r"lacks \['goal'\]"),
-        (dict(REQUESTS[1].observation) | {"candidates": 10**6}, "candidates is from 2 to 4096"),
-        (dict(REQUESTS[1].observation) | {"elites": 17}, "elites are among the candidates"),
+        ({"image": tiny.picture(0), "goal": tiny.picture(1)}, r"missing fields \['pose'\]"),
+        ({"image": tiny.picture(0), "pose": tiny.pose(0), "goal": 0, "gaol": 1}, r"unknown fields \['gaol'\]"),
+        ({"image": tiny.picture(0), "pose": tiny.pose(0)}, r"missing fields \['goal'\]"),
+        (dict(REQUESTS[1].observation) | {"candidates": 10**6}, "candidates must be 2 to 4096"),
+        (dict(REQUESTS[1].observation) | {"elites": 17}, "elites at most candidates"),
     ],
 )
-def test_what_it_does_not_do_is_refused(model, observation, said):
-    with pytest.raises(NotImplementedError, match=rf"{said}[\s\S]*\n  fix: "):
+def test_unsupported_requests_are_rejected(model, observation, message):
+    with pytest.raises(NotImplementedError, match=rf"{message}[\s\S]*\n  fix: "):
         model.run(ActionRequest(observation))
 
 
@@ -492,7 +494,7 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager):
+def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("vjepa2_ac", f"vjepa2-ac@{saved}", PLACES[places]) as deployment:
-        for got, wanted in zip(run_clients(deployment, leavers=6), eager, strict=True):
-            assert_alike(got, wanted)
+        for actual, expected in zip(run_clients(deployment, leavers=6), eager, strict=True):
+            assert_alike(actual, expected)

@@ -1,8 +1,8 @@
-"""What the published V-JEPA 2-AC computes, said again plainly, with all that it computes and does not need.
+"""Reference implementation of V-JEPA 2-AC in plain torch, with all unneeded work of the published code.
 
-It cannot be installed as a package. The forwards are the same and so is the waste: the whole history is read at every
-step, under a mask; action and pose tokens go through a layer's first product by themselves; every frame goes through
-the head; poses are moved one by one with scipy; every frame of a clip is encoded. A test holds it against golden data.
+The published code cannot be installed as a package. The forward passes are the same: the whole history is read in every
+step under a mask, action and pose tokens have their own product, every frame passes through the head, poses move one by
+one with scipy, and every frame of a clip is encoded. A test checks it against golden data.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 
 
 def rotate(x, positions):
-    """Channels in neighbouring pairs, by angles that are laid out for two halves."""
+    """Rotate channels in neighboring pairs, with angles laid out for two halves."""
     omega = torch.arange(x.shape[-1] // 2, dtype=x.dtype) / (x.shape[-1] / 2.0)
     freq = positions[:, None] * (1.0 / 10000**omega)
     sin, cos = freq.sin().repeat(1, 2), freq.cos().repeat(1, 2)
@@ -20,7 +20,7 @@ def rotate(x, positions):
 
 
 class Published:
-    """Both networks, of tensors by their published names."""
+    """Both networks, with published tensor names."""
 
     def __init__(self, tensors, heads=4, grid=4, encoder_eps=1e-5):
         self.tensors, self.heads, self.grid, self.encoder_eps = tensors, heads, grid, encoder_eps
@@ -47,16 +47,16 @@ class Published:
         return 1 + max(int(name[len(prefix) :].split(".")[0]) for name in names)
 
     def turned(self, x, frames):
-        """[rows, heads, frames * patches, size] by place and time."""
+        """Rotate [rows, heads, frames * patches, size] by position and time."""
         count, part = self.grid**2, 2 * (x.shape[-1] // 3 // 2)
         ids = torch.arange(frames * count)
         places = (ids // count, ids % count // self.grid, ids % self.grid)
         parts = [rotate(one, at) for one, at in zip(x.split(part, -1), places, strict=False)]
         return torch.cat([*parts, x[..., 3 * part :]], -1)
 
-    # ---------------------------------------------------------------- the encoder
+    # ---------------------------------------------------------------- encoder
     def encode(self, clips):
-        """[rows, 3, frames, height, width] to [rows, patches, width]."""
+        """Map [rows, 3, frames, height, width] to [rows, patches, width]."""
         weight, bias = (self.tensors[f"encoder.patch_embed.proj.{name}"] for name in ("weight", "bias"))
         x = torch.nn.functional.conv3d(clips, weight, bias, weight.shape[2:])
         frames, x = x.shape[2], x.flatten(2).transpose(1, 2)
@@ -71,17 +71,19 @@ class Published:
         return self.norm("encoder.norm", x, self.encoder_eps)
 
     def frames(self, clip):
-        """[3, frames, height, width], each frame alone and twice: [frames, patches, width]."""
+        """Encode each frame of [3, frames, height, width] alone, duplicated: [frames, patches, width]."""
         seen = self.encode(clip.transpose(0, 1)[:, :, None].repeat(1, 1, 2, 1, 1))
         return layer_norm(seen, seen.shape[-1:])
 
-    # ---------------------------------------------------------------- the predictor
+    # ---------------------------------------------------------------- predictor
     def predict(self, seen, actions, states):
-        """[rows, frames * patches, D] and [rows, frames, 7] twice to what follows every frame."""
+        """Predict all next frames from [rows, frames * patches, D], and actions and poses [rows, frames, 7]."""
         frames, count = actions.shape[1], self.grid**2
-        told = [self.linear(f"predictor.{kind}_encoder", one) for kind, one in (("action", actions), ("state", states))]
+        heads = [
+            self.linear(f"predictor.{kind}_encoder", one) for kind, one in (("action", actions), ("state", states))
+        ]
         x = self.linear("predictor.predictor_embed", seen).unflatten(1, (frames, count))
-        x = torch.cat([torch.stack(told, 2), x], 2).flatten(1, 2)
+        x = torch.cat([torch.stack(heads, 2), x], 2).flatten(1, 2)
         mask = self.mask[: x.shape[1], : x.shape[1]]
         for layer in range(self.depth("predictor.predictor_blocks.")):
             x = self.block(
@@ -92,37 +94,37 @@ class Published:
 
     def attend(self, name, x, frames, mask):
         x = x.unflatten(1, (frames, -1))
-        told = []
+        heads = []
         for number in range(2):
             query, key, value = self.qkv(name, x[:, :, number])
             part = 2 * (query.shape[-1] // 3 // 2)
             when = torch.arange(frames)
             query, key = (torch.cat([rotate(one[..., :part], when), one[..., part:]], -1) for one in (query, key))
-            told.append((query, key, value))
+            heads.append((query, key, value))
         query, key, value = self.qkv(name, x[:, :, 2:].flatten(1, 2))
         seen = (self.turned(query, frames), self.turned(key, frames), value)
         merged = []
         for number, patches in enumerate(seen):
-            apart = [one[number][:, :, :, None] for one in told]
+            apart = [one[number][:, :, :, None] for one in heads]
             merged.append(torch.cat([*apart, patches.unflatten(2, (frames, -1))], 3).flatten(2, 3))
         return scaled_dot_product_attention(*merged, attn_mask=mask).transpose(1, 2).flatten(2)
 
     # ---------------------------------------------------------------- rollouts and plans
     def step(self, seen, actions, poses):
-        """[rows, frames, patches, D] and [rows, frames, 7] twice, each with one more."""
+        """Append one step to [rows, frames, patches, D] and to actions and poses [rows, frames, 7]."""
         last = self.predict(seen.flatten(1, 2), actions, poses)[:, -seen.shape[2] :]
         last = layer_norm(last, last.shape[-1:])
         return torch.cat([seen, last[:, None]], 1), torch.cat([poses, new_pose(poses[:, -1], actions[:, -1])], 1)
 
     def rollout(self, seen, actions, pose):
-        """[patches, D], [rows, steps, 7] and [rows, 7] to what is seen and where the hand is, the start with it."""
+        """Roll out [rows, steps, 7] from [patches, D] and [rows, 7]. Returns embeddings and poses, with the start."""
         seen, poses = seen.expand(len(actions), 1, -1, -1), pose[:, None]
         for step in range(actions.shape[1]):
             seen, poses = self.step(seen, actions[:, : step + 1], poses)
         return seen, poses
 
     def cem(self, seen, pose, goal, noise, elites):
-        """Noise is [rounds, steps, samples, 4]. Gives the plan, and of each round plans, costs and mean."""
+        """Plan with noise [rounds, steps, samples, 4]. Returns the plan, and plans, costs and mean of each round."""
         steps, samples = noise.shape[1:3]
         mean, std = torch.zeros(steps, 4), torch.tensor([0.05, 0.05, 0.05, 1.0]).repeat(steps, 1)
         rounds = []

@@ -1,4 +1,4 @@
-"""Tiny V-JEPA 2 and V-JEPA 2-AC checkpoints in the layouts in which they are published, and requests for them."""
+"""Tiny V-JEPA 2 and V-JEPA 2-AC checkpoints in the published layouts, and requests for them."""
 
 import json
 import shutil
@@ -24,11 +24,11 @@ SIZES = {
     "pred_num_hidden_layers": 4,
     "pred_num_attention_heads": 4,
 }
-"""Of the golden weights."""
+"""Sizes of the golden weights."""
 
 
 def save_ac(folder, **other):
-    """The golden weights as safetensors, with a config.json of their sizes, or of others."""
+    """Save the golden weights as safetensors, with a config of their sizes or of others."""
     folder.mkdir(exist_ok=True)
     shutil.copyfile(GOLDEN / "weights.safetensors", folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(SIZES | other))
@@ -36,7 +36,7 @@ def save_ac(folder, **other):
 
 
 def save_large(folder, depth=4):
-    """Random weights with an encoder as deep as the golden predictor, for speed."""
+    """Save random weights with an encoder as deep as the golden predictor, for speed."""
     tensors = load_file(GOLDEN / "weights.safetensors")
     for layer in range(2, depth):
         copied = {name: one for name, one in tensors.items() if name.startswith("encoder.blocks.0.")}
@@ -47,7 +47,7 @@ def save_large(folder, depth=4):
 
 
 def save_clips(folder):
-    """A random V-JEPA 2, as transformers saves it; in the beginning its mask tokens would be zeros."""
+    """Save a random V-JEPA 2 with transformers. Mask tokens are drawn too, because they are initialized to zero."""
     sizes = {"pred_num_hidden_layers": 2, "crop_size": 48, "pred_num_mask_tokens": 3}
     torch.manual_seed(4)
     network = VJEPA2Model(VJEPA2Config(**SIZES | sizes)).eval()
@@ -67,7 +67,7 @@ def pose(seed):
 
 
 def rollout_request(seed, steps, plans=0):
-    """Actions of one plan, or of several side by side."""
+    """Actions of one plan, or of parallel plans."""
     shape = (plans, 7) if plans else (7,)
     actions = np.random.default_rng(seed).normal(0, 0.1, (steps, *shape)).astype(np.float32)
     return RolloutRequest({"image": picture(seed), "pose": pose(seed)}, tuple(actions))

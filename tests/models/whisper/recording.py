@@ -1,6 +1,6 @@
-"""A recording of any length that Hibari speaks, always the same, of sentences that differ.
+"""Recordings of any length, spoken by Hibari from generated sentences, and their transcript by transformers.
 
-And what transformers writes of it with the weights of Whisper tiny.en, from beginning to end.
+The transcript uses the weights of Whisper tiny.en and covers the whole recording.
 """
 
 import functools
@@ -28,7 +28,7 @@ PARTS = [[one.strip() for one in part.split(",")] for part in (SUBJECTS, VERBS, 
 
 @functools.cache
 def recording(seconds, seed=8):
-    """So many seconds of speech, or a sentence more; with another seed, of other sentences."""
+    """Return at least this many seconds of speech. The seed selects the sentences."""
     chosen, voice, sounds = random.Random(seed), Hibari(), []
     while sum(map(len, sounds)) < seconds * SAMPLE_RATE_HZ:
         text = " ".join(map(chosen.choice, PARTS)) + "."
@@ -38,7 +38,7 @@ def recording(seconds, seed=8):
 
 
 def transcribe_single_pass(network, sound):
-    """What transformers writes of a recording of any length."""
+    """Transcribe a recording of any length with transformers."""
     extract = WhisperFeatureExtractor()
     samples = resample(sound.samples, sound.rate, extract.sampling_rate)
     how = {"sampling_rate": extract.sampling_rate, "truncation": False, "padding": "longest"}

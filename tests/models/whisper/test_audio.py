@@ -1,4 +1,4 @@
-"""Sound is cut in pieces where it is quiet, and brought to another rate."""
+"""Audio is split where it is quiet, and resampled."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mstar.nn.audio.resampling import resample
 from mstar.requests import AudioInput
 
 
-def test_pieces_are_cut_where_it_is_quiet():
+def test_audio_is_split_where_it_is_quiet():
     rate, samples = 8000, np.ones(70 * 8000, np.float32)
     for quiet in (24, 47):
         samples[quiet * rate : quiet * rate + rate // 5] = 0
@@ -19,7 +19,7 @@ def test_pieces_are_cut_where_it_is_quiet():
     assert [start for start, _ in split_at_quiet(AudioInput(samples[: 30 * rate], rate))] == [0]
 
 
-def test_a_sound_keeps_its_length_at_another_rate():
+def test_resampling_keeps_the_duration():
     sound = AudioInput(np.sin(np.arange(8000, dtype=np.float32)), 8000)
     assert resample(sound.samples, sound.rate, 8000) is sound.samples
     twice = resample(sound.samples, sound.rate, 16_000)

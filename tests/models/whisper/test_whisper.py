@@ -1,4 +1,4 @@
-"""Whisper with its real weights: what was said, when, and how long recordings are cut."""
+"""Whisper with its published weights: text, timestamps, and long recordings."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ STORY = (
     "baker was selling bread from a table in the street. It would take weeks to repair everything, but they had done "
     "it before, and they would do it again."
 )
-SAID = "Good morning. My name is Peter, and I live in London."
+TEXT = "Good morning. My name is Peter, and I live in London."
 
 
 @pytest.fixture(scope="module")
@@ -34,59 +34,63 @@ def model():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_is_said_and_when(model, peter):
+def test_text_and_timestamps(model, peter):
     outcome = model.run(TranscriptionRequest(peter))
-    told = outcome.result
-    assert word_error_rate(SAID, told.text) == 0
-    assert detokenize_emissions(model, outcome.emissions).strip() == told.text
-    assert (told.language, told.seconds) == ("en", len(peter.samples) / peter.rate)
-    assert told.segments[0].start == 0
-    assert 3.5 < told.segments[-1].end <= told.seconds + 0.01
+    transcript = outcome.result
+    assert word_error_rate(TEXT, transcript.text) == 0
+    assert detokenize_emissions(model, outcome.emissions).strip() == transcript.text
+    assert (transcript.language, transcript.seconds) == ("en", len(peter.samples) / peter.rate)
+    assert transcript.segments[0].start == 0
+    assert 3.5 < transcript.segments[-1].end <= transcript.seconds + 0.01
     low = AudioInput(peter.samples[::2], peter.rate // 2)
-    assert word_error_rate(SAID, model.run(TranscriptionRequest(low)).result.text) <= 0.2
+    assert word_error_rate(TEXT, model.run(TranscriptionRequest(low)).result.text) <= 0.2
     parity(model, TranscriptionRequest(peter), schedules=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_long_recording_is_heard_in_pieces(model):
+def test_a_long_recording_is_transcribed_in_chunks(model):
     spoken = np.concatenate([emission.value for emission in Hibari().run(SpeechRequest(STORY)).emissions])
     outcome = model.run(TranscriptionRequest(AudioInput(spoken, SAMPLE_RATE_HZ)))
-    told = outcome.result
-    assert told.seconds > 30
-    assert word_error_rate(STORY, told.text) <= 0.1
-    assert detokenize_emissions(model, outcome.emissions).strip() == told.text
-    assert all(a.start <= a.end <= b.start <= b.end for a, b in pairwise(told.segments))
-    assert told.segments[-1].end > told.seconds - 2
+    transcript = outcome.result
+    assert transcript.seconds > 30
+    assert word_error_rate(STORY, transcript.text) <= 0.1
+    assert detokenize_emissions(model, outcome.emissions).strip() == transcript.text
+    assert all(a.start <= a.end <= b.start <= b.end for a, b in pairwise(transcript.segments))
+    assert transcript.segments[-1].end > transcript.seconds - 2
 
 
 @pytest.mark.slow
-def test_moments_make_segments(model):
+def test_timestamps_make_segments(model):
     hi, there = 5303, 612
     tokens = [TIMESTAMP_BEGIN, hi, TIMESTAMP_BEGIN + 50, TIMESTAMP_BEGIN + 60, there, TIMESTAMP_BEGIN + 40, there]
-    told = model.asr.segments(list(torch.tensor(tokens)[:, None]), AudioInput(np.zeros(32_000), 16_000), 10.0)
-    assert [(one.start, one.end) for one in told] == [(10.0, 11.0), (11.2, 11.2), (11.2, 12.0)]
-    assert [one.text for one in told] == [model.detokenize([hi]), model.detokenize([there]), model.detokenize([there])]
+    transcript = model.asr.segments(list(torch.tensor(tokens)[:, None]), AudioInput(np.zeros(32_000), 16_000), 10.0)
+    assert [(one.start, one.end) for one in transcript] == [(10.0, 11.0), (11.2, 11.2), (11.2, 12.0)]
+    assert [one.text for one in transcript] == [
+        model.detokenize([hi]),
+        model.detokenize([there]),
+        model.detokenize([there]),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_clients_read_it_word_by_word():
+def test_transcripts_are_streamed():
     with start_server(ROOT / "src" / "mstar" / "models" / "whisper" / "whisper.py") as (process, url):
         wait_ready(process)
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            ask = {"model": "whisper", "file": ROOT / "tests" / "nn" / "peter.wav"}
-            *deltas, done = client.audio.transcriptions.create(**ask, stream=True)
+            request = {"model": "whisper", "file": ROOT / "tests" / "nn" / "peter.wav"}
+            *deltas, done = client.audio.transcriptions.create(**request, stream=True)
             assert len(deltas) > 10
             assert "".join(event.delta for event in deltas).strip() == done.text
-            assert word_error_rate(SAID, done.text) == 0
-            told = client.audio.transcriptions.create(**ask, response_format="srt")
-            assert told.startswith("1\n00:00:00,000 --> 00:00:0")
+            assert word_error_rate(TEXT, done.text) == 0
+            transcript = client.audio.transcriptions.create(**request, response_format="srt")
+            assert transcript.startswith("1\n00:00:00,000 --> 00:00:0")
             with pytest.raises(BadRequestError):
-                client.audio.transcriptions.create(**ask, language="fr")
+                client.audio.transcriptions.create(**request, language="fr")
 
 
-@pytest.mark.parametrize("wish", [{"prompt": "Peter"}, {"is_translation": True}, {"language": "fr"}])
-def test_what_it_does_not_do_is_refused(wish):
+@pytest.mark.parametrize("options", [{"prompt": "Peter"}, {"is_translation": True}, {"language": "fr"}])
+def test_unsupported_requests_are_rejected(options):
     with pytest.raises(NotImplementedError, match="English speech"):
-        Whisper().run(TranscriptionRequest(AudioInput(np.zeros(8, np.float32), 16_000), **wish))
+        Whisper().run(TranscriptionRequest(AudioInput(np.zeros(8, np.float32), 16_000), **options))

@@ -1,7 +1,7 @@
-"""Whisper from a folder in the layout of its hub: its tokens are those of transformers, however it is served.
+"""Whisper from a folder in the Hugging Face layout: tokens equal those of transformers, for every placement.
 
-The reference is plain `generate` with the library's own rules for time stamps. Whisper's `generate` is not used for it:
-it goes back and forth in the sound by what it has written.
+The reference is plain `generate` with the library's timestamp rules. Whisper's own `generate` is not used, because it
+seeks in the audio by what it has written.
 """
 
 import subprocess
@@ -41,7 +41,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def single():
-    """One thread, and few words: random weights hardly ever end."""
+    """One thread and few tokens: random weights hardly ever end."""
     with one_thread(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(tokenizer, "MAX_TRANSCRIPT_TOKENS", MOST)
         yield
@@ -68,22 +68,22 @@ def eager(model):
 
 
 class Ends(t.LogitsProcessor):
-    """At the end of a sound a text is over, and not more than a second before it if words have begun."""
+    """Logits processor: a transcript ends at the end of the audio, and at most a second before it."""
 
     def __init__(self, moments, begin):
         self.moments, self.begin = moments, begin
 
     def __call__(self, input_ids, scores):
-        told = [token - tiny.ZERO for token in input_ids[0, self.begin :].tolist()]
-        if len(told) > 1 and told[-2] < 0 <= told[-1] and told[-1] >= self.moments - 20:
+        timestamps = [token - tiny.ZERO for token in input_ids[0, self.begin :].tolist()]
+        if len(timestamps) > 1 and timestamps[-2] < 0 <= timestamps[-1] and timestamps[-1] >= self.moments - 20:
             scores[:, torch.arange(scores.shape[1]) != tiny.END] = -torch.inf
-        if len(told) > 1 and min(told[-2:]) >= 0 and told[-1] < self.moments - 50:
+        if len(timestamps) > 1 and min(timestamps[-2:]) >= 0 and timestamps[-1] < self.moments - 50:
             scores[:, tiny.END] = -torch.inf
         return scores
 
 
 def shortened(network, positions):
-    """The library's network for windows of so many positions."""
+    """The library's network for a window of this number of positions."""
     config = t.WhisperConfig(**(tiny.SIZE | {"max_source_positions": positions}))
     made, tensors = t.WhisperForConditionalGeneration(config).eval(), network.state_dict()
     tensors["model.encoder.embed_positions.weight"] = tensors["model.encoder.embed_positions.weight"][:positions]
@@ -93,7 +93,7 @@ def shortened(network, positions):
 
 
 def generated(network, sound, start, moments=None):
-    """What the library writes of a sound after some tokens. One of so many moments is heard with two silent seconds."""
+    """Return the library's tokens after a prompt. With `moments`, two seconds of silence follow the audio."""
     how = {} if moments is None else {"max_length": (moments + 100) * tiny.RATE // 50}
     spectrum = t.WhisperFeatureExtractor(chunk_length=tiny.SECONDS)(
         sound.samples, sampling_rate=tiny.RATE, return_tensors="pt", **how
@@ -125,49 +125,49 @@ def tokens_of(outcome):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_tokens_and_languages_are_those_of_transformers(number, model, network):
+def test_tokens_and_languages_equal_transformers(number, model, network):
     sound = tiny.sound(number)
     outcome = model.run(TranscriptionRequest(sound))
     language = {"en": tiny.EN, "de": tiny.DE, "fr": tiny.FR}[outcome.result.language]
-    wanted, spectrum = generated(network, sound, [tiny.BEGIN, language, tiny.TRANSCRIBE])
+    expected, spectrum = generated(network, sound, [tiny.BEGIN, language, tiny.TRANSCRIBE])
     assert network.detect_language(spectrum, num_segment_frames=spectrum.shape[2]).tolist() == [language]
-    assert tokens_of(outcome) == wanted
-    assert len({token for token in wanted if token < tiny.END}) > 1
-    assert len([token for token in wanted if token >= tiny.ZERO]) > 2
+    assert tokens_of(outcome) == expected
+    assert len({token for token in expected if token < tiny.END}) > 1
+    assert len([token for token in expected if token >= tiny.ZERO]) > 2
 
 
-def test_language_and_task_can_be_asked_for(model, network):
+def test_language_and_task_can_be_requested(model, network):
     sound = tiny.sound(1)
-    told = {}
+    texts = {}
     for code, language, task in (("fr", tiny.FR, tiny.TRANSLATE), ("fr-CA", tiny.FR, tiny.TRANSCRIBE)):
         request = TranscriptionRequest(sound, language=code, is_translation=task == tiny.TRANSLATE)
         outcome = model.run(request)
         assert outcome.result.language == "fr"
         assert tokens_of(outcome) == generated(network, sound, [tiny.BEGIN, language, task])[0]
-        told[code] = outcome.result.text
-    assert told["fr"] != told["fr-CA"]
+        texts[code] = outcome.result.text
+    assert texts["fr"] != texts["fr-CA"]
 
 
-def test_one_that_hears_english_only_has_no_languages(tmp_path, network):
+def test_english_only_checkpoints_have_no_languages(tmp_path, network):
     model = Whisper(tiny.save(tmp_path, is_english=True), chunk_s=2)
     outcome = model.run(TranscriptionRequest(tiny.sound(1)))
     assert outcome.result.language == "en"
     assert tokens_of(outcome) == generated(network, tiny.sound(1), [tiny.BEGIN])[0]
-    with pytest.raises(NotImplementedError, match=r"English speech down[\s\S]*fix: "):
+    with pytest.raises(NotImplementedError, match=r"English speech, without[\s\S]*fix: "):
         model.run(TranscriptionRequest(tiny.sound(1), is_translation=True))
 
 
-def test_a_transcript_is_its_words(model, eager):
+def test_a_transcript_is_the_text_of_its_tokens(model, eager):
     for outcome, request in zip(eager, REQUESTS, strict=True):
-        told = outcome.result
-        assert told.text == detokenize_emissions(model, outcome.emissions).strip()
-        assert told.seconds == len(request.audio.samples) / tiny.RATE
-        moments = [moment for one in told.segments for moment in (one.start, one.end)]
+        transcript = outcome.result
+        assert transcript.text == detokenize_emissions(model, outcome.emissions).strip()
+        assert transcript.seconds == len(request.audio.samples) / tiny.RATE
+        moments = [moment for one in transcript.segments for moment in (one.start, one.end)]
         assert moments == sorted(moments)
-        assert moments[-1] <= told.seconds + 0.01
+        assert moments[-1] <= transcript.seconds + 0.01
 
 
-def test_a_long_sound_is_its_chunks_stitched(tmp_path):
+def test_long_audio_is_split_and_merged(tmp_path):
     saved = tiny.save(tmp_path, is_wordy=True)
     model, network = Whisper(saved, chunk_s=2, overlap_s=0.5), t.WhisperForConditionalGeneration.from_pretrained(saved)
     sounds, spans = model.merger.split(LONG.audio)
@@ -185,26 +185,26 @@ def test_a_long_sound_is_its_chunks_stitched(tmp_path):
     assert list(outcome.result.segments) == segments
 
 
-def test_a_sound_is_cut_where_nobody_speaks_and_that_is_not_heard():
+def test_audio_is_split_at_pauses_which_are_skipped():
     at, stitcher = np.arange(20 * 16_000) / 16_000, ChunkMerger(Letters(), 8, 2)
     loud = np.sin(900 * at).astype(np.float32)
     pauses = [(3.0, 3.6), (5.0, 5.4), (6.0, 7.0), (12.0, 12.1), (18.0, 20.0)]
     for start, end in pauses:
         loud[(at >= start) & (at < end)] = 0
     chunks, spans = stitcher.split(AudioInput(loud, 16_000))
-    # At 6 s is the last pause from 4 s to 8 s. Until 15 s there is none of 0.3 s, so two seconds are heard twice.
+    # The last pause between 4 s and 8 s is at 6 s. Until 15 s there is none of 0.3 s, so two seconds overlap.
     assert [(one.start, one.end) for one in spans] == [(0, 6.2), (6.8, 14.8), (12.8, 18.2)]
     assert [len(one.samples) / 16_000 for one in chunks] == pytest.approx([6.2, 8, 5.4])
     silent = stitcher.split(AudioInput(np.zeros(9 * 16_000, np.float32), 16_000))[1]
     assert [(one.start, one.end) for one in silent] == [(0, 0.2)]
 
 
-def test_a_text_ends_with_its_sound():
+def test_a_transcript_ends_with_its_audio():
     zero, end = Letters.special_tokens.timestamp_begin, Letters.special_tokens.end
-    said = [[zero, 65, zero + 90], [zero, 65, zero + 30], [zero, 65, zero + 30, zero + 30], [zero, 65]]
+    generated = [[zero, 65, zero + 90], [zero, 65, zero + 30], [zero, 65, zero + 30, zero + 30], [zero, 65]]
 
     def allowed(ends):
-        return apply_timestamp_rules(torch.zeros(4, zero + 200), said, ends, Letters.special_tokens).isfinite()
+        return apply_timestamp_rules(torch.zeros(4, zero + 200), generated, ends, Letters.special_tokens).isfinite()
 
     known, unknown = allowed([100] * 4), allowed([None] * 4)
     assert known[0].nonzero().flatten().tolist() == [end], "nothing follows the last words"
@@ -225,7 +225,7 @@ class Letters(WhisperTokenizer):
 
 
 def stitched(*texts, overlap=10):
-    """Chunks of twenty seconds; `|` is the middle of each, in time."""
+    """Merge chunks of twenty seconds; `|` is the middle of each, in time."""
     stitcher = ChunkMerger(Letters(), 20, overlap)
     spans = [Segment(number * (20 - overlap), number * (20 - overlap) + 20, "") for number in range(len(texts))]
     tokens = [
@@ -238,17 +238,17 @@ def stitched(*texts, overlap=10):
     return "".join(map(chr, joined)), segments
 
 
-def test_what_both_have_heard_joins_two_chunks():
+def test_overlapping_chunks_are_merged_at_common_tokens():
     text, segments = stitched("the quick brown |fox jumps ovXX", "YYmps over the |lazy dog")
     assert text == "the quick brown fox jumps over the lazy dog"
     assert [(one.start, one.end) for one in segments] == [(0, 10), (10, 20), (20, 30)]
     assert stitched("abc|def", "XYZ|ghi")[0] == "abcdefghi", "nothing is alike: the first is believed as far as it goes"
-    assert stitched("abc|", "|ghi")[0] == "abcghi", "nobody speaks where both have heard"
-    assert stitched("aaaa|", "|aaaa")[0] == "aaaaaaaa", "what was said at other times is another thing"
+    assert stitched("abc|", "|ghi")[0] == "abcghi", "no speech in the overlap"
+    assert stitched("aaaa|", "|aaaa")[0] == "aaaaaaaa", "equal tokens at other times are not merged"
     assert stitched("one |two three", "two three |four five", "four five |six")[0] == "one two three four five six"
 
 
-def test_moments_are_inside_of_what_was_heard():
+def test_timestamps_are_clamped_to_the_span():
     span = Segment(10, 12, "")
     assert split_by_timestamps([1000, 7, 1050, 1060, 8, 1040, 9], span, 1000) == [
         (10, 11, [7]),
@@ -257,46 +257,46 @@ def test_moments_are_inside_of_what_was_heard():
     ]
 
 
-def test_it_is_served_as_it_runs_wherever_its_parts_are(model):
+def test_served_results_equal_eager_results_under_any_placement(model):
     parity_all(model, REQUESTS[:3], schedules=2)
 
 
-def test_with_a_window_old_tokens_are_forgotten_and_their_pages_given_back(saved, model, network):
+def test_a_sliding_window_frees_old_pages(saved, model, network):
     sound, narrow = tiny.sound(2), Whisper(saved, chunk_s=2, overlap_s=0.5, window=8)
-    got = tokens_of(narrow.run(TranscriptionRequest(sound, language="en")))
-    assert got != tokens_of(model.run(TranscriptionRequest(sound, language="en")))
-    assert len(got) > 8
-    start = torch.tensor([[tiny.BEGIN, tiny.EN, tiny.TRANSCRIBE, *got]])
+    actual = tokens_of(narrow.run(TranscriptionRequest(sound, language="en")))
+    assert actual != tokens_of(model.run(TranscriptionRequest(sound, language="en")))
+    assert len(actual) > 8
+    start = torch.tensor([[tiny.BEGIN, tiny.EN, tiny.TRANSCRIBE, *actual]])
     near = torch.ones(start.shape[1], start.shape[1], dtype=torch.bool).tril().triu(-7)
     spectrum = generated(network, sound, [tiny.BEGIN])[1]
     with torch.inference_mode():
-        heard = network.model.encoder(spectrum).last_hidden_state
+        states = network.model.encoder(spectrum).last_hidden_state
         bars = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
-        hidden = network.model.decoder(start, attention_mask=bars[None, None], encoder_hidden_states=heard)
+        hidden = network.model.decoder(start, attention_mask=bars[None, None], encoder_hidden_states=states)
         logits = network.proj_out(hidden.last_hidden_state)[0]
-        said = [got[:end] for end in range(len(got))]
-        wanted = (
-            apply_timestamp_rules(logits[2:-1], said, [None] * len(got), narrow.asr.tokenizer.special_tokens)
+        prefixes = [actual[:end] for end in range(len(actual))]
+        expected = (
+            apply_timestamp_rules(logits[2:-1], prefixes, [None] * len(actual), narrow.asr.tokenizer.special_tokens)
             .argmax(-1)
             .tolist()
         )
-    assert got == wanted
+    assert actual == expected
     assert narrow.run(LONG).result.text
     pool = narrow.asr.decoder.store.pool
     assert pool.free_pages == pool.count
 
 
-@pytest.mark.parametrize("wish", [{"prompt": "Peter"}, {"language": "xx"}])
-def test_what_it_does_not_do_is_refused(model, wish):
-    with pytest.raises(NotImplementedError, match=r"`de`, `en`, `fr` down, without a prompt\n  fix: "):
-        model.run(TranscriptionRequest(tiny.sound(1), **wish))
+@pytest.mark.parametrize("options", [{"prompt": "Peter"}, {"language": "xx"}])
+def test_unsupported_requests_are_rejected(model, options):
+    with pytest.raises(NotImplementedError, match=r"`de`, `en`, `fr`, without a prompt\n  fix: "):
+        model.run(TranscriptionRequest(tiny.sound(1), **options))
 
 
-def test_folders_that_are_no_whisper_are_refused(tmp_path):
+def test_incomplete_folders_are_rejected(tmp_path):
     with pytest.raises(LoadError, match=r"generation_config.json is missing\n  fix: "):
         _ = WhisperTokenizer(Weights(str(tmp_path))).special_tokens
     (tmp_path / "generation_config.json").write_text("{}")
-    with pytest.raises(LoadError, match=r"does not say its 'no_timestamps_token_id'\n  fix: "):
+    with pytest.raises(LoadError, match=r"has no 'no_timestamps_token_id'\n  fix: "):
         _ = WhisperTokenizer(Weights(str(tmp_path))).special_tokens
 
 
@@ -312,12 +312,12 @@ print([name for name in ("torch", "transformers", "numpy", "tokenizers") if name
 
 
 def transcripts(deployment, requests, leavers):
-    """What each of so many clients reads that ask at the same time, while others come and go away in the middle."""
+    """Return the transcripts of concurrent clients, while others connect and disconnect."""
     clients = run_clients(deployment, "whisper", requests, leavers, 0.7)
     return [([*map(int, emitted_values(client, "Text"))], client.end) for client in clients]
 
 
-def test_a_crowd_reads_what_each_would_read_alone(model, eager):
+def test_concurrent_requests_equal_single_requests(model, eager):
     with in_process("whisper", model) as deployment:
         for number, (tokens, _) in enumerate(transcripts(deployment, REQUESTS[:3] * 5 + REQUESTS[:1], leavers=3)):
             assert tokens == tokens_of(eager[number % 3])
@@ -344,7 +344,7 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", PLACES)
-def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path):
+def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "whisper_here.py"
     file.write_text(FILE.format(weights=saved))
     with in_processes("whisper", file, PLACES[places]) as deployment:
@@ -355,14 +355,12 @@ def test_processes_give_what_is_computed_eagerly(places, saved, eager, tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [8, pytest.param(9, marks=pytest.mark.nightly)])
-def test_chunks_side_by_side_say_what_one_pass_says(seed, report, monkeypatch):
+def test_parallel_chunks_equal_a_single_pass(seed, report, monkeypatch):
     monkeypatch.setattr(tokenizer, "MAX_TRANSCRIPT_TOKENS", 224)
     sound = recording(90, seed)
-    told = Whisper().run(TranscriptionRequest(sound)).result
-    wanted = transcribe_single_pass(load_network(), sound)
-    share = word_error_rate(wanted, told.text)
-    report(
-        f"Whisper: {told.seconds:.0f} s in chunks differ from one pass in {share:.1%} of {len(wanted.split())} words"
-    )
+    transcript = Whisper().run(TranscriptionRequest(sound)).result
+    expected = transcribe_single_pass(load_network(), sound)
+    share = word_error_rate(expected, transcript.text)
+    report(f"Whisper: {transcript.seconds:.0f} s in chunks differ from one pass in {share:.1%} of the words")
     assert share <= 0.01
-    assert told.segments[-1].end > told.seconds - 3
+    assert transcript.segments[-1].end > transcript.seconds - 3

@@ -1,6 +1,6 @@
-"""A small Whisper with random weights in three languages, saved in the layout of its hub by the library itself.
+"""Small Whisper with random weights in three languages, saved in the Hugging Face layout.
 
-It hears five seconds at once. Words are single letters, and every layer does something.
+Its window is five seconds. Tokens are single letters, and every layer has an effect.
 """
 
 import functools
@@ -35,7 +35,7 @@ SIZE = {
     "eos_token_id": END,
     "pad_token_id": END,
 }
-SAID = {
+GENERATION_CONFIG = {
     "no_timestamps_token_id": PLAIN,
     "is_multilingual": True,
     "lang_to_id": {"<|en|>": EN, "<|de|>": DE, "<|fr|>": FR},
@@ -48,19 +48,23 @@ SAID = {
 
 
 def save(folder, *, is_english=False, is_wordy=False):
-    """All files of a checkpoint. Of one that hears English only, the languages are not told. A wordy one says more."""
+    """Save a checkpoint. An English-only one has no language tokens. A wordy one writes longer texts."""
     torch.manual_seed(3)
     network = t.WhisperForConditionalGeneration(t.WhisperConfig(**SIZE)).eval()
     for weight in network.parameters():
-        if weight.ndim > 1:  # with the library's small weights a token would hardly depend on what is heard and read
+        if weight.ndim > 1:  # the default weights are too small for tokens to depend on the audio
             weight.data.normal_(std=1.5 * weight[0].numel() ** -0.5)
-    network.model.decoder.embed_tokens.weight.data[END] *= 1.6  # so that it ends now and then
+    network.model.decoder.embed_tokens.weight.data[END] *= 1.6  # so that it ends sometimes
     if is_wordy:
         network.model.decoder.embed_tokens.weight.data[:END] *= 1.5
         network.model.decoder.embed_tokens.weight.data[ZERO:] *= 0.5
-    said = {k: v for k, v in SAID.items() if not (is_english and k in {"lang_to_id", "task_to_id", "is_multilingual"})}
+    settings = {
+        k: v
+        for k, v in GENERATION_CONFIG.items()
+        if not (is_english and k in {"lang_to_id", "task_to_id", "is_multilingual"})
+    }
     tokens = {name: number for name, number in SIZE.items() if name.endswith("_token_id")}
-    network.generation_config = t.GenerationConfig(**tokens, **said)
+    network.generation_config = t.GenerationConfig(**tokens, **settings)
     network.save_pretrained(folder)
     t.WhisperFeatureExtractor(chunk_length=SECONDS).save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(LETTERS)}, merges=[]))
@@ -71,7 +75,7 @@ def save(folder, *, is_english=False, is_wordy=False):
 
 @functools.cache
 def sound(seed, seconds=2):
-    """Hums that change in pitch and loudness, so that what is heard differs from moment to moment."""
+    """Hums that change in pitch and loudness over time."""
     rng = np.random.default_rng(seed)
     at = np.arange(int(seconds * RATE)) / RATE
     hum = sum(np.sin(2 * np.pi * rng.uniform(100, 4000) * at + 3 * np.sin(rng.uniform(1, 9) * at)) for _ in range(4))

@@ -1,8 +1,9 @@
-"""An assistant that is spoken to and speaks: Silero, Whisper, SmolLM2 and Hibari as one model.
+"""Assistant: a voice assistant built from Silero VAD, Whisper, SmolLM2 and Hibari as one composite model.
 
-What is said is cut out of its silence, written down, and answered in speech; the answer ends where its hearer begins to
-speak, and the conversation goes on from what was heard. It sees no pictures. Who speaks is not heard here while it
-answers: whoever takes the sound tells.
+A chat turn with audio is trimmed by the VAD (voice activity detection), transcribed by Whisper (ASR), answered by
+SmolLM2, and spoken by Hibari (TTS) sentence by sentence. The client can interrupt a spoken answer (barge-in); the
+conversation then resumes from the part of the answer that the client played. It reads no images. It does not detect
+interruptions: the client or the Realtime endpoint sends them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from mstar.requests import (
 )
 
 _POSITIONS_PER_CHUNK = 1500
-"""So many positions are read of a piece, however short that is."""
+"""Encoder positions per chunk. Whisper pads every chunk to 30 s, so short chunks cost the same."""
 
 
 class Assistant(SpokenChat, SmolLm2, Hibari):
-    """Hears, answers and speaks; each by itself, too."""
+    """Serves chat, transcription and speech with one set of components."""
 
     def __init__(self) -> None:
         SmolLm2.__init__(self)
@@ -46,22 +47,22 @@ class Assistant(SpokenChat, SmolLm2, Hibari):
 
     @walk
     def detect_speech(self, sound: AudioInput) -> Segment:
-        """When somebody speaks."""
+        """Return the time span that contains speech."""
         return self.vad.detect_speech(sound)
 
     @walk
     def transcribe(self, sound: AudioInput, start: float, options: DecodingOptions) -> list[Segment]:
-        """Write down a piece, for nobody but itself."""
+        """Transcribe one chunk and return its segments without emitting tokens."""
         _, tokens = discard_emissions(transcribe_window(self.asr, self.asr.mel_spectrogram(sound), options))
         return self.asr.segments(tokens, sound, start)
 
     def warmup_requests(self) -> Sequence[Any]:
-        """Silence to be written down, and a turn to be answered in speech."""
+        """One second of silence to transcribe, and one spoken turn."""
         turn = Message("user", (make_silence(), "Hello."))
         return [TranscriptionRequest(make_silence()), ChatRequest((turn,), Sampling(max_tokens=2), audio_output=True)]
 
     async def route(self, request: ChatRequest | SpeechRequest | TranscriptionRequest) -> Any:
-        """Answer, speak, or write down."""
+        """Dispatch on the request type: chat, speech or transcription."""
         match request:
             case SpeechRequest():
                 return await Hibari.route(self, request)
@@ -69,23 +70,23 @@ class Assistant(SpokenChat, SmolLm2, Hibari):
                 return await self._transcribe(request)
             case ChatRequest():
                 check_request(SpeechRequest("", request.voice))
-                heard = list[AudioInput]()
+                trimmed = list[AudioInput]()
 
-                async def hear(turn: Message) -> Message:
-                    """A turn with what was said in it written down."""
-                    return replace(turn, parts=tuple([await self._to_text(part, heard) for part in turn.parts]))
+                async def to_text_message(message: Message) -> Message:
+                    """Replace the audio parts of a message by their transcripts."""
+                    return replace(message, parts=tuple([await self._to_text(part, trimmed) for part in message.parts]))
 
                 if request.audio_output:
-                    ending = await self.converse(request, hear)
+                    finish = await self.converse(request, to_text_message)
                 else:
-                    ending = await self.select_answer(
-                        replace(request, messages=tuple([await hear(t) for t in request.messages]))
+                    finish = await self.select_answer(
+                        replace(request, messages=tuple([await to_text_message(t) for t in request.messages]))
                     )
-                audio = sum(map(count_audio_tokens, heard))
-                return replace(ending, prompt_tokens={**ending.prompt_tokens, "audio": audio}) if audio else ending
+                audio = sum(map(count_audio_tokens, trimmed))
+                return replace(finish, prompt_tokens={**finish.prompt_tokens, "audio": audio}) if audio else finish
 
     async def _to_text(self, part: ContentPart, trimmed: list[AudioInput]) -> ContentPart:
-        """A part as text; if it is a sound, what was heard of it is added to `heard`."""
+        """Return a part as text. Audio is transcribed, and its trimmed samples are appended to `trimmed`."""
         if not isinstance(part, AudioInput):
             return part
         trimmed.append(await self._trim_silence(part))
@@ -94,24 +95,24 @@ class Assistant(SpokenChat, SmolLm2, Hibari):
         )
 
     async def _transcribe(self, request: TranscriptionRequest) -> Transcript:
-        """All that is said in a sound of any length, piece after piece."""
-        wish, segments = self.asr.tokenizer.decoding_options(request), list[Segment]()
+        """Transcribe audio of any length, chunk by chunk."""
+        options, segments = self.asr.tokenizer.decoding_options(request), list[Segment]()
         for start, piece in split_at_quiet(request.audio):
-            segments += await self.transcribe(piece, start, wish)
+            segments += await self.transcribe(piece, start, options)
         text = "".join(segment.text for segment in segments).strip()
         return Transcript(text, tuple(segments), "en", len(request.audio.samples) / request.audio.rate)
 
     async def _trim_silence(self, sound: AudioInput) -> AudioInput:
-        """A sound without the silence before and after what is said."""
-        found = await self.detect_speech(sound)
-        start, end = (int(moment * sound.rate) for moment in (found.start, found.end))
+        """Cut the silence before the first and after the last word."""
+        speech = await self.detect_speech(sound)
+        start, end = (int(seconds * sound.rate) for seconds in (speech.start, speech.end))
         return AudioInput(sound.samples[start:end], sound.rate)
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text and audio."""
         return (str, AudioInput)
 
 
 def count_audio_tokens(sound: AudioInput) -> int:
-    """How many positions are read of a sound: its tokens, so to speak."""
+    """Count the encoder positions of a recording. They are reported as its audio tokens."""
     return _POSITIONS_PER_CHUNK * sum(1 for _ in split_at_quiet(sound)) if len(sound.samples) else 0

@@ -1,7 +1,7 @@
-"""Answers that are spoken: SmolLM2 and Hibari, turn by turn, for as long as its hearer goes on.
+"""Spoken chat: the SmolLM2 and Hibari half of the assistant, with interruption and multi-turn KV reuse.
 
-Each sentence of an answer is said while the next is being written, and an answer ends where its hearer begins to speak.
-It hears nothing itself.
+The `talk` walk overlaps two loops: the language model writes the next sentence while the TTS synthesizes the last one.
+The KV cache keeps the conversation between turns. Audio input is transcribed by the caller.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from mstar.requests import ChatRequest, Finish, Message, SpeechRequest
 
 
 class SpokenChat(Model):
-    """What a model needs to answer in speech, that has these two."""
+    """Mixin for models that have a language model `lm` and a synthesizer `tts`."""
 
     lm: LanguageModel
     tts: HibariTts
 
     @walk
     def prompt(self, chat: ChatRequest) -> tuple[Int64[Tensor, "T"], int]:
-        """A conversation as tokens, and how many may follow."""
+        """Tokenize a conversation, and return the maximum number of tokens of the answer."""
         return self.lm.prompt(chat)
 
     @walk
     def read(self, tokens: Int64[Tensor, "T"], kv: KV) -> None:
-        """Take in what was said."""
+        """Prefill tokens without sampling."""
         self.lm.hidden_states(tokens, kv)
 
     @walk
     def talk(
         self, last_token: Int64[Tensor, "1"], max_tokens: int, chat: ChatRequest, speech: SpeechRequest, kv: KV
     ) -> Generator[Text | Audio, None, Finish]:
-        """Answer, and say each sentence while the next is being written."""
+        """Emit the answer as text, and each sentence as audio while the next one is decoded."""
         sentences = Stream("sentences")
         first = self.lm.next_token(last_token, kv, chat.sampling)
         s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, max_tokens), token=first, left=max_tokens)
@@ -58,27 +58,29 @@ class SpokenChat(Model):
         return self.lm.finish(last_token, s.token, kv, chat.sampling)
 
     async def converse(self, chat: ChatRequest, transcribe_message: Callable[[Message], Awaitable[Message]]) -> Finish:
-        """Answer; and if more will be said, go on from what was heard of the answer. `hear` makes text of a turn.
+        """Answer every turn until the client closes the conversation. `transcribe_message` turns audio parts into text.
 
-        The cache holds what was said before an answer, which is given on a copy: as much of it as the hearer has let
-        pass is read with the next turn. So it does not matter whether, or where, an answer was cut.
+        The KV cache holds the conversation before the answer; the answer is decoded on a fork. The next turn prefills
+        only the part of the answer that the client received, so an interruption at any token needs no special case.
         """
-        kv, known, turns = self.lm.kv(), list[int](), list[Message]()
+        kv, cached, messages = self.lm.kv(), list[int](), list[Message]()
         while True:
-            turns += [await transcribe_message(turn) for turn in chat.messages]
-            chat = replace(chat, messages=tuple(turns))
-            tokens, most = await self.prompt(chat)
-            now = tokens.tolist()
-            if now[: len(known)] != known:
-                kv, known = self.lm.kv(), []
-            if len(known) < len(now) - 1:
-                await self.read(tokens[len(known) : -1], kv)
-            known, manner = now[:-1], SpeechRequest("", chat.voice, seed=chat.sampling.seed)
-            ending = await self.talk(tokens[-1:], most, chat, manner, kv.fork()).interruptible()
-            told = Finish("interrupted") if ending is INTERRUPTED else replace(ending, prompt_tokens={"text": len(now)})
-            following = await self.next_input(told) if chat.multi_turn else None
-            while following is not None and not following.turns:  # it was asked to be quiet, and is
-                following = await self.next_input(told)
+            messages += [await transcribe_message(message) for message in chat.messages]
+            chat = replace(chat, messages=tuple(messages))
+            tokens, max_tokens = await self.prompt(chat)
+            prompt = tokens.tolist()
+            if prompt[: len(cached)] != cached:
+                kv, cached = self.lm.kv(), []
+            if len(cached) < len(prompt) - 1:
+                await self.read(tokens[len(cached) : -1], kv)
+            cached, speech = prompt[:-1], SpeechRequest("", chat.voice, seed=chat.sampling.seed)
+            result = await self.talk(tokens[-1:], max_tokens, chat, speech, kv.fork()).interruptible()
+            finish = (
+                Finish("interrupted") if result is INTERRUPTED else replace(result, prompt_tokens={"text": len(prompt)})
+            )
+            following = await self.next_input(finish) if chat.multi_turn else None
+            while following is not None and not following.messages:  # only an interruption, without a new turn
+                following = await self.next_input(finish)
             if following is None:
-                return told
+                return finish
             chat = following

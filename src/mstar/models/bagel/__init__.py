@@ -1,1 +1,1 @@
-"""BAGEL: one model that reads text and pictures, writes text, and draws."""
+"""BAGEL: one model that reads text and images, writes text, and generates images."""

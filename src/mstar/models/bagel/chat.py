@@ -1,7 +1,7 @@
-"""BAGEL where nobody draws: it reads texts and pictures, and writes what follows.
+"""BAGEL chat: reads text and images, and writes text. Image generation is added in `bagel`.
 
-A conversation is read part after part, each text between the tokens that say where it begins and ends. Of who said what
-it is told nothing: the published model knows no roles. The VAE is not loaded.
+A conversation is prefilled part by part, each text between its start and end token. Roles are ignored, because the
+published model has none. The VAE is not loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mstar.requests import ChatRequest, Finish, ImageInput
 
 
 class BagelChat(Model):
-    """Answers a conversation. `weights` is a folder in the layout of its hub, or `hub:` and a name."""
+    """Answers chat requests. `weights` is a folder in the Hugging Face layout, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -30,21 +30,21 @@ class BagelChat(Model):
 
     @walk
     def read(self, text: str, main: KV) -> None:
-        """Read a text."""
+        """Prefill a text."""
         self.lm.hidden_states(self.processor.tokenize(text), main)
 
     @walk
     def read_image(self, image: ImageInput, main: KV) -> None:
-        """Look at a picture."""
+        """Encode and prefill an image."""
         self.lm.read_image(self.vision_encoder.encode(self.processor.vit_pixels(image)), main)
 
     @walk
     def answer(self, sampling: Sampling, main: KV) -> Generator[Text, None, Finish]:
-        """Write what follows."""
+        """Decode the answer."""
         return self.lm.finish((yield from self.write(sampling, main)), main, sampling)
 
     def write(self, sampling: Sampling, main: KV) -> Generator[Text, None, Tensor]:
-        """A text, and the token at which it ended."""
+        """Sub-walk that decodes a text. Returns the token at which it ended."""
         first = self.lm.next_token(self.processor.start_token(), main, sampling)
         s = loop(steps=choose(self.lm.is_over(first, main, sampling), 0, sampling.max_tokens), token=first)
         for _ in s:
@@ -54,16 +54,16 @@ class BagelChat(Model):
         return s.token
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer."""
+        """Read all parts of the conversation, then answer."""
         main = self.lm.kv()
-        for part in (part for turn in request.messages for part in turn.parts):
+        for part in (part for message in request.messages for part in message.parts):
             await (self.read_image(part, main) if isinstance(part, ImageInput) else self.read(str(part), main))
         return await self.answer(request.sampling, main)
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text and images."""
         return (str, ImageInput)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its answers as text."""
+        """Decode token ids to text."""
         return self.lm.detokenize(tokens)

@@ -1,8 +1,10 @@
-"""What is around the flow of BAGEL: its moments, its guidance by text and by pictures, and its steps. No weights.
+"""Classifier-free guidance of BAGEL image generation: timesteps, guidance by text and by image, and Euler steps.
 
-Guidance goes away from what a picture would be without the text, and from what it would be without the pictures; then
-it is made no longer than the flow under the whole prompt was (renorm). Where a request's prompt has no picture, the
-latter is the flow itself, and is not computed twice.
+1. Guide away from the velocity without text, then from the velocity without images.
+2. Renormalize: the guided velocity is not longer than the unguided one.
+3. Advance the latents by one step.
+
+For a prompt without images the velocity without images equals the main one and is not computed. No weights.
 """
 
 from __future__ import annotations
@@ -19,24 +21,26 @@ from mstar.requests import ImageRequest
 if TYPE_CHECKING:
     import torch
 
-_SHIFT, _EPSILON = 3.0, 1e-8
+_SHIFT = 3.0
+"""Timestep shift of the schedule."""
+_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class GuidanceParams:
-    """How pictures are drawn where a request does not say."""
+    """Default generation parameters."""
 
     steps: int = 49
     text_scale: float = 4.0
-    """How far to go away from no text; 1 is not at all."""
+    """Guidance scale of the text. 1 disables it."""
     image_scale: float = 1.5
-    """How far to go away from no picture; 1 is not at all."""
+    """Guidance scale of source images. 1 disables it."""
     interval: tuple[float, float] = (0.4, 1.0)
-    """The moments that have guidance, from above the first up to the second. What is drawn goes from 1 to 0."""
+    """Times with guidance: above the first, up to the second. Denoising runs from 1 to 0."""
     renorm: Literal["global", "channel", "text_channel"] = "global"
-    """Over what lengths are compared: all numbers, those of each token, or of each token before guidance by picture."""
+    """Scope of the norm: all values, each token, or each token before image guidance."""
     renorm_min: float = 0.0
-    """Guidance is made shorter at most by this factor."""
+    """Minimum factor of the renormalization."""
 
 
 DEFAULT_GUIDANCE = GuidanceParams()
@@ -44,75 +48,76 @@ DEFAULT_GUIDANCE = GuidanceParams()
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """A step on the way."""
+    """One step of the schedule."""
 
     step: int
     time: float
     is_text_guided: bool
-    """Whether it has guidance, for which it needs the flow without text."""
+    """Whether the step needs the velocity without text."""
     is_image_guided: bool
-    """Whether it needs the flow without pictures too."""
+    """Whether the step also needs the velocity without images."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """What is to be drawn."""
+    """Resolved parameters of one image."""
 
     guidance: GuidanceParams
     width: int
     height: int
-    """In pixels; 0 is as many as there may be."""
+    """In pixels. 0 selects the maximum."""
     seed: int
     spans: tuple[int, ...]
-    """How many steps come before each picture that is shown."""
+    """Denoising steps before each emitted image."""
     is_text_only: bool
-    """Whether the prompt without its pictures is the prompt."""
+    """Whether the prompt has no images, so that image guidance is skipped."""
 
     @classmethod
     def from_request(
         cls, request: ImageRequest, guidance: GuidanceParams, size: tuple[int, int], *, is_text_only: bool
     ) -> DrawParams:
-        """What a request wants, where it does not say in a manner and of a size."""
-        own = replace(
+        """Merge a request with the default parameters and the size of its last source image."""
+        merged = replace(
             guidance, steps=request.steps or guidance.steps, text_scale=request.guidance or guidance.text_scale
         )
         return cls(
-            own,
+            merged,
             request.width or size[0],
             request.height or size[1],
             request.seed,
-            tuple(request.steps_per_image(own.steps)),
+            tuple(request.steps_per_image(merged.steps)),
             is_text_only,
         )
 
     def time_at(self, step: int) -> float:
-        """The moment of a step; the one behind the last step is 0."""
+        """Return the time of a step. The time after the last step is 0."""
         u = 1 - step / self.guidance.steps
         return _SHIFT * u / (1 + (_SHIFT - 1) * u)
 
     def flow_step(self, step: int) -> FlowStep:
-        """What a step needs."""
+        """Return the time and the guidance of a step."""
         (low, high), time = self.guidance.interval, self.time_at(step)
         by_text = self.guidance.text_scale > 1 and low < time <= high
         return FlowStep(step, time, by_text, by_text and self.guidance.image_scale > 1 and not self.is_text_only)
 
 
 class Guidance(Component):
-    """The arithmetic."""
+    """Guidance arithmetic. Has no weights."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @op
     def begin(self, params: DrawParams) -> tuple[Float32[Tensor, "N C"], FlowStep, int, list[int], int]:
-        """Noise, when it begins, how many tokens are in a row; how many steps lead to each picture, and their count."""
+        """Return the noise, the first step, the tokens per row, the steps per emitted image, and the image count."""
         sizes = self._checkpoint.sizes
-        longest = sizes.cell * sizes.cells
-        sides = height, width = params.height or longest, params.width or longest
-        if any(side < sizes.cell or side > longest or side % sizes.cell for side in sides):
-            what = f"it draws no pictures of {width} x {height} pixels"
-            fix = f"ask for sides that are multiples of {sizes.cell}, up to {longest}"
-            raise Unsupported(f"{what}\n  fix: {fix}")
+        max_side = sizes.cell * sizes.cells
+        sides = height, width = params.height or max_side, params.width or max_side
+        if any(side < sizes.cell or side > max_side or side % sizes.cell for side in sides):
+            raise Unsupported(
+                f"BAGEL cannot generate images of {width} x {height} pixels\n"
+                f"  fix: use sides that are multiples of {sizes.cell}, up to {max_side}"
+            )
         rows, columns = (side // sizes.cell for side in sides)
         x = draw_noise((rows * columns, sizes.block**2 * sizes.channels), params.seed, 0)
         return x, params.flow_step(0), columns, list(params.spans), len(params.spans)
@@ -128,30 +133,28 @@ class Guidance(Component):
         flow_step: FlowStep,
         layout: Layout = ONE_ROW,
     ) -> tuple[Float32[Tensor, "N C"], Float32[Tensor, "N C"], FlowStep]:
-        """What is drawn after a step, what it would be at the end if it went straight on, and the next step.
+        """Advance the latents by one step. Returns the new latents, a preview of the final latents, and the next step.
 
-        What a step does not need may be anything.
+        Velocities that a step does not need can hold any values.
         """
         import torch
 
-        moved, clean, then = list[Tensor](), list[Tensor](), list[FlowStep]()
-        parts = (one.split(layout.lengths) for one in (x, v, no_text, no_image))
-        for own, flow, vt, vi, wish, moment in zip(*parts, rows(params), rows(flow_step), strict=True):
-            towards = (
-                _apply_guidance(flow, vt, flow if wish.is_text_only else vi, wish.guidance)
-                if moment.is_text_guided
-                else flow
-            )
-            then.append(wish.flow_step(moment.step + 1))
-            moved.append(own - towards * (moment.time - then[-1].time))
-            clean.append(own - towards * moment.time)
-        return torch.cat(moved), torch.cat(clean), cast("Any", then)
+        moved, clean, next_steps = list[Tensor](), list[Tensor](), list[FlowStep]()
+        parts = (tensor.split(layout.lengths) for tensor in (x, v, no_text, no_image))
+        for latents, flow, vt, vi, row, step in zip(*parts, rows(params), rows(flow_step), strict=True):
+            velocity = flow
+            if step.is_text_guided:
+                velocity = _apply_guidance(flow, vt, flow if row.is_text_only else vi, row.guidance)
+            next_steps.append(row.flow_step(step.step + 1))
+            moved.append(latents - velocity * (step.time - next_steps[-1].time))
+            clean.append(latents - velocity * step.time)
+        return torch.cat(moved), torch.cat(clean), cast("Any", next_steps)
 
 
 def _apply_guidance(
     v: torch.Tensor, no_text: torch.Tensor, no_image: torch.Tensor, params: GuidanceParams
 ) -> torch.Tensor:
-    """The flow of a step with guidance."""
+    """Return the guided velocity of one request."""
     guided = no_text + params.text_scale * (v - no_text)
     if params.renorm == "text_channel":
         guided = _renormalize(guided, v, params)
@@ -162,5 +165,5 @@ def _apply_guidance(
 
 def _renormalize(guided: torch.Tensor, v: torch.Tensor, params: GuidanceParams) -> torch.Tensor:
     axis = None if params.renorm == "global" else -1
-    long, longer = (one.norm(dim=axis, keepdim=axis is not None) for one in (v, guided))
-    return guided * (long / (longer + _EPSILON)).clamp(params.renorm_min, 1)
+    norm, guided_norm = (velocity.norm(dim=axis, keepdim=axis is not None) for velocity in (v, guided))
+    return guided * (norm / (guided_norm + _EPSILON)).clamp(params.renorm_min, 1)

@@ -1,7 +1,7 @@
-"""The language model of BAGEL as a component: reads texts and pictures, writes, and says where latents should go.
+"""BAGEL language model component: prefill of text and images, decoding, and velocity prediction.
 
-Prompts and answers are `read` and `next` of every language model. `flow` extends nothing, so its calls under several
-contexts run side by side: of one request or of many, in one forward where they share a worker.
+Text uses the ops of every TextLM. `flow` writes no KV, so the calls of one guidance step, and those of other requests,
+run in one batch where they share a worker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
 
 _TENSOR_PREFIXES = ("language_model.", "vae2llm.", "llm2vae.", "time_embedder.", "latent_pos_embed.")
-_PAGES, _PAGE_SIZE, _SWAP_BYTES = 4096, 16, 1 << 30
-"""A picture of a thousand pixels on each side takes nine thousand positions, as it is seen and as it is drawn."""
+_PAGES = 4096
+_PAGE_SIZE = 16
+_SWAP_BYTES = 1 << 30
+"""A source image of 1024 x 1024 pixels takes about 9000 positions: ViT tokens and latents."""
 
 
 class MixtureLM(TextLM):
-    """The language model and its words."""
+    """Mixture of transformers with its tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, tokenizer=lambda: checkpoint.tokenizer, eos_token="<|im_end|>")
@@ -46,51 +48,55 @@ class MixtureLM(TextLM):
 
     @property
     def mixture_decoder(self) -> MixtureDecoder:
-        """The network, loaded, and the memory of all requests."""
+        """The decoder, loaded on first use."""
         return cast("MixtureDecoder", self.decoder)
 
     @property
     def _image_markers(self) -> Sequence[int]:
-        """The tokens that stand around a picture."""
+        """Marker tokens around an image."""
         return self._checkpoint.special_tokens[2:]
 
     @op(batch=ragged("P"))
     def read_image(self, embeddings: Float[Tensor, "P D"], kv: KV, layout: Layout = ONE_ROW) -> None:
-        """Read what the eye saw of a picture."""
+        """Prefill the ViT embeddings of an image."""
         self.mixture_decoder.read_image(
             embeddings, _paged_caches(kv), layout.lengths, self._image_markers, is_latent=False
         )
 
     @op(batch=ragged("N"))
     def read_latents(self, latents: Float32[Tensor, "N C"], columns: int, kv: KV, layout: Layout = ONE_ROW) -> None:
-        """Read a picture as it would have been drawn."""
-        given = self.mixture_decoder.embed_latents(latents, [0.0] * len(layout.lengths), rows(columns), layout.lengths)
-        self.mixture_decoder.read_image(given, _paged_caches(kv), layout.lengths, self._image_markers, is_latent=True)
+        """Prefill the VAE latents of an image."""
+        embeddings = self.mixture_decoder.embed_latents(
+            latents, [0.0] * len(layout.lengths), rows(columns), layout.lengths
+        )
+        self.mixture_decoder.read_image(
+            embeddings, _paged_caches(kv), layout.lengths, self._image_markers, is_latent=True
+        )
 
     @op(batch=ragged("N"))
     def flow(
         self, x: Float32[Tensor, "N C"], time: float, columns: int, kv: View[KV], layout: Layout = ONE_ROW
     ) -> Float32[Tensor, "N C"]:
-        """Where what is drawn should go at a moment between 1 and 0, given what was read. The cache stays as it is."""
+        """Predict the velocity of latents at a time between 1 and 0. The cache is only read."""
         return self.mixture_decoder.flow(
             x, rows(time), rows(columns), _paged_caches(kv), layout.lengths, self._image_markers
         )
 
     @op
     def finish(self, last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Finish:
-        """How an answer ended that would have gone on with this token."""
+        """Return the finish reason: `stop` if this token ends the answer, else `length`."""
         return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", _count_prompt_tokens(kv))
 
     @op
     def finish_image(self, kv: View[KV]) -> Finish:
-        """How a picture ended, of which this is the prompt."""
+        """Return the finish status of an image with the usage of its prompt."""
         return Finish(prompt_tokens=_count_prompt_tokens(kv))
 
 
 def _count_prompt_tokens(kv: KV) -> dict[str, int]:
-    """How many tokens a cache has read that it did not write."""
+    """Count the tokens of a cache that were read, not generated."""
     cache = cast("PagedKV", kv)
-    image = sum(len(one[1]) for one in cache.embeddings)
+    image = sum(len(embeddings) for _, embeddings, _ in cache.embeddings)
     text = cache.table.length - image - len(cache.sampler.generated())
     return {"text": text, "image": image} if image else {"text": text}
 

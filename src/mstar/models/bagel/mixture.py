@@ -1,8 +1,8 @@
-"""The mixture of transformers: a Qwen2 that has two sets of weights, one for text and sights, one for what is drawn.
+"""Mixture of transformers (MoT): a Qwen2 with two sets of weights, one for text and ViT tokens, one for latents.
 
-No library has it. Tokens of a forward stand in parts, those of each set together; they meet in attention, which is
-given: this module knows neither pages nor requests. Names of tensors are the published ones, but for matrices that
-read the same input, which are joined.
+Tokens of a forward pass are grouped by their set; both groups meet in attention, which the caller passes in: this
+module knows neither pages nor requests. Tensor names are the published ones, except that matrices with the same input
+are fused. No library implements this network.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mstar.models.bagel.checkpoint import Sizes, load_tensors
 from mstar.nn import native
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""Queries, keys and values, [tokens, heads, size] each, and the number of a layer, to [tokens, heads, size]."""
+"""Maps queries, keys and values, [tokens, heads, size] each, and a layer index to [tokens, heads, size]."""
 EXPERT_SUFFIXES = ("", "_moe_gen")
-"""How the names of each set end."""
+"""Suffix of the tensor names of each set."""
 _FUSED_MATRICES = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 _FREQUENCIES = 256
 
 
 class RmsNorm(nn.Module):
-    """Divides by the root mean square."""
+    """RMS normalization."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class RmsNorm(nn.Module):
 
 
 class TransposedLinear(nn.Module):
-    """A product with a matrix that lies as [given, made]: so torch is done sooner with the tokens of a few pictures."""
+    """Linear layer with its weight as [in, out]: faster in torch for the token counts of a few images."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class TransposedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, given] to [tokens, made]."""
+        """Map [tokens, in] to [tokens, out]."""
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
 
 class Expert(nn.Module):
-    """One set of weights of a layer. Tokens are [tokens, width]."""
+    """One set of weights of a layer, for tokens of [tokens, width]."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -75,39 +75,39 @@ class Expert(nn.Module):
         return self.q_norm(query), self.k_norm(key), value
 
     def finish_layer(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention."""
+        """Apply the output projection and the MLP."""
         x = x + self.o_proj(attended)
-        both = self.gate_up(self.post_attention_layernorm(x))
+        gate_and_up = self.gate_up(self.post_attention_layernorm(x))
         if native.is_native(x.dtype, x.device):
-            inner = native.silu_mul(both)
+            inner = native.silu_mul(gate_and_up)
         else:
-            gate, up = both.chunk(2, -1)
+            gate, up = gate_and_up.chunk(2, -1)
             inner = silu(gate) * up
         return x + self.down_proj(inner)
 
 
 class TimestepEmbedder(nn.Module):
-    """Moments between 0 and 1 as embeddings."""
+    """Embeds times between 0 and 1."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.mlp: Any = nn.Sequential(nn.Linear(_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, times: Tensor) -> Tensor:
-        """[moments] to [moments, width]."""
+        """Map [times] to [times, width]."""
         half = _FREQUENCIES // 2
         angles = times[:, None] * torch.exp(torch.arange(half) * (-math.log(10_000) / half))
         return self.mlp(torch.cat([angles.cos(), angles.sin()], 1).to(self.mlp[0].weight.dtype))
 
 
 class Mixture(nn.Module):
-    """All layers of both sets, and what goes in and out: words, latents, moments and places."""
+    """All layers of both sets, with the token, latent, time and position embeddings."""
 
     def __init__(self, config: Any, latents: int, places: int) -> None:
         super().__init__()
         self.config, width, layers = config, config.hidden_size, range(config.num_hidden_layers)
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.get_input_embeddings = lambda: self.embed_tokens  # which is how a Decoder asks for it
+        self.get_input_embeddings = lambda: self.embed_tokens  # the interface that Decoder calls
         self.layers: Any = nn.ModuleList(nn.ModuleList(Expert(config) for _ in EXPERT_SUFFIXES) for _ in layers)
         self.norms: Any = nn.ModuleList(RmsNorm(width, config.rms_norm_eps) for _ in EXPERT_SUFFIXES)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
@@ -115,32 +115,32 @@ class Mixture(nn.Module):
         self.time_embedder, self.places = TimestepEmbedder(width), nn.Parameter(torch.empty(places, width))
 
     def forward(self, parts: Sequence[Tensor], positions: Tensor, attend: Attend) -> list[Tensor]:
-        """Hidden states of the tokens of each set, [tokens, width]. Positions are those of all, part after part."""
-        turn, sizes = self._rotary(positions), [len(part) for part in parts]
-        for number, layer in enumerate(self.layers):
+        """Return the hidden states of each group, [tokens, width]. `positions` covers the groups in order."""
+        rotate, sizes = self._rotary(positions), [len(part) for part in parts]
+        for layer_index, layer in enumerate(self.layers):
             experts = list(zip(layer, parts, strict=False))
             heads = zip(*(expert.project_qkv(part) for expert, part in experts), strict=True)
-            query, key, value = (torch.cat(own) for own in heads)
-            attended = attend(turn(query), turn(key), value, number).flatten(1).split(sizes)
-            parts = [expert.behind(part, own) for (expert, part), own in zip(experts, attended, strict=True)]
+            query, key, value = (torch.cat(head_parts) for head_parts in heads)
+            attended = attend(rotate(query), rotate(key), value, layer_index).flatten(1).split(sizes)
+            parts = [expert.finish_layer(part, own) for (expert, part), own in zip(experts, attended, strict=True)]
         return [norm(part) for norm, part in zip(self.norms, parts, strict=False)]
 
     def _rotary(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        """What turns [tokens, heads, size] to their positions."""
-        half, kind = self.layers[0][0].size // 2, self.lm_head.weight.dtype
+        """Return the rotary position embedding as a function of [tokens, heads, size]."""
+        half, dtype = self.layers[0][0].size // 2, self.lm_head.weight.dtype
         angles = positions[:, None] * self.config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-        cosines, sines = (one.repeat(1, 2).to(kind) for one in (angles.cos(), angles.sin()))
+        cosines, sines = (table.repeat(1, 2).to(dtype) for table in (angles.cos(), angles.sin()))
 
-        def turn(x: Tensor) -> Tensor:
+        def rotate(x: Tensor) -> Tensor:
             if native.is_native(x.dtype, x.device):
                 return native.rotate(x.transpose(0, 1)[None], cosines, sines)[0].transpose(0, 1)
             return x * cosines[:, None] + torch.cat([-x[..., half:], x[..., :half]], -1) * sines[:, None]
 
-        return turn
+        return rotate
 
 
 def published_names(name: str) -> list[str]:
-    """The published tensors that make one of a Mixture's, one below the other."""
+    """Return the published tensors that are concatenated into one tensor of a Mixture."""
     if name == "places":
         return ["latent_pos_embed.pos_embed"]
     if name.startswith(("vae2llm.", "llm2vae.", "time_embedder.")):
@@ -149,23 +149,23 @@ def published_names(name: str) -> list[str]:
         return [f"language_model.model.norm{EXPERT_SUFFIXES[int(name.split('.')[1])]}.weight"]
     if not name.startswith("layers."):
         return [f"language_model.{'' if name.startswith('lm_head') else 'model.'}{name}"]
-    _, layer, number, part, what = name.split(".")
-    front, kind = f"language_model.model.layers.{layer}", EXPERT_SUFFIXES[int(number)]
+    _, layer, expert, part, parameter = name.split(".")
+    prefix, suffix = f"language_model.model.layers.{layer}", EXPERT_SUFFIXES[int(expert)]
     if part in ("gate_up", "down_proj"):
-        return [f"{front}.mlp{kind}.{one}.{what}" for one in _FUSED_MATRICES.get(part, (part,))]
-    inside = "" if part.endswith("layernorm") else "self_attn."
-    return [f"{front}.{inside}{one}{kind}.{what}" for one in _FUSED_MATRICES.get(part, (part,))]
+        return [f"{prefix}.mlp{suffix}.{matrix}.{parameter}" for matrix in _FUSED_MATRICES.get(part, (part,))]
+    module = "" if part.endswith("layernorm") else "self_attn."
+    return [f"{prefix}.{module}{matrix}{suffix}.{parameter}" for matrix in _FUSED_MATRICES.get(part, (part,))]
 
 
 def load_mixture(config: Any, sizes: Sizes, tensors: Mapping[str, Tensor]) -> Mixture:
-    """A Mixture of published tensors. Raises LoadError unless it is made of exactly these."""
+    """Build a Mixture from published tensors. Raises LoadError unless the names match exactly."""
     with torch.device("meta"):
-        made = Mixture(config, sizes.block**2 * sizes.channels, sizes.cells**2)
-    names = {name: published_names(name) for name in made.state_dict()}
-    if wrong := {*tensors} ^ {one for ones in names.values() for one in ones}:
-        what = f"a mixture of {config.num_hidden_layers} layers lacks or does not take {format_names(wrong)}"
+        mixture = Mixture(config, sizes.block**2 * sizes.channels, sizes.cells**2)
+    names = {name: published_names(name) for name in mixture.state_dict()}
+    if mismatch := {*tensors} ^ {source for sources in names.values() for source in sources}:
+        what = f"missing or unexpected tensors for {config.num_hidden_layers} layers: {format_names(mismatch)}"
         raise LoadError(f"{what}\n  fix: use the llm_config.json that the weights were saved with")
-    found = {name: [tensors[one] for one in ones] for name, ones in names.items()}
-    own = {name: torch.cat(ones) if len(ones) > 1 else ones[0] for name, ones in found.items()}
-    own |= {name: own[name].T.contiguous() for name in own if name.startswith("layers.") and own[name].ndim > 1}
-    return cast("Mixture", load_tensors(made, own))
+    fused = {name: [tensors[source] for source in sources] for name, sources in names.items()}
+    state = {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in fused.items()}
+    state |= {name: state[name].T.contiguous() for name in state if name.startswith("layers.") and state[name].ndim > 1}
+    return cast("Mixture", load_tensors(mixture, state))

@@ -1,4 +1,4 @@
-"""Noise that a seed stands for: the same wherever it is drawn."""
+"""Seeded Gaussian noise that does not depend on the worker that draws it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Neighbouring seeds are of requests that were made together: what else a request draws is far from all of them."""
+"""Distance between the seeds of two draws of a request, so that requests with neighboring seeds share none."""
 
 
 def draw_noise(shape: Sequence[int], seed: int, draw_index: int) -> Tensor:
-    """Numbers of a normal distribution: those with this number that a request draws."""
+    """Draw standard normal values for the draw with this index of a request."""
     import torch
 
-    drawn = torch.Generator().manual_seed((seed + draw_index * _SEED_STRIDE) % (1 << 63))
-    return torch.randn(tuple(shape), generator=drawn)
+    generator = torch.Generator().manual_seed((seed + draw_index * _SEED_STRIDE) % (1 << 63))
+    return torch.randn(tuple(shape), generator=generator)

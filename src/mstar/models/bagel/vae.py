@@ -1,7 +1,6 @@
-"""The VAE of BAGEL, which is FLUX's: pictures to the tokens that are drawn, and back.
+"""FLUX VAE of BAGEL: images to latent tokens and back, with the AutoencoderKL of diffusers.
 
-The network is diffusers' AutoencoderKL; names of tensors are those that FLUX publishes. Requests are not joined: on
-CPUs convolutions gain nothing from that.
+Tensor names are those of FLUX. Requests are not batched, because convolutions gain nothing from it on CPUs.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from mstar import Component, Float32, Tensor, UInt8, op
 from mstar.models.bagel.checkpoint import VAE_FILE, Checkpoint, load_tensors
 from mstar.models.bagel.noise import draw_noise
 
-_SCALE, _SHIFT, _GROUPS = 0.3611, 0.1159, 32
+_SCALE = 0.3611
+_SHIFT = 0.1159
+_GROUPS = 32
 
 
 class Vae(Component):
-    """Encodes and decodes pictures."""
+    """Encodes and decodes images."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -28,54 +29,55 @@ class Vae(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """diffusers' network."""
+        """The diffusers network, loaded on first use."""
         import torch
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-        found = self._checkpoint.tensors(VAE_FILE)
+        tensors = self._checkpoint.tensors(VAE_FILE)
         widths = []
-        while (name := f"encoder.down.{len(widths)}.block.0.conv2.weight") in found:
-            widths.append(found[name].shape[0])
+        while (name := f"encoder.down.{len(widths)}.block.0.conv2.weight") in tensors:
+            widths.append(tensors[name].shape[0])
         config = {
             "down_block_types": ["DownEncoderBlock2D"] * len(widths),
             "up_block_types": ["UpDecoderBlock2D"] * len(widths),
             "block_out_channels": widths,
-            "layers_per_block": sum(one.startswith("encoder.down.0.block.") for one in found) // 8,
+            "layers_per_block": sum(key.startswith("encoder.down.0.block.") for key in tensors) // 8,
             "latent_channels": self._checkpoint.sizes.channels,
             "norm_num_groups": _GROUPS,
             "use_quant_conv": False,
             "use_post_quant_conv": False,
         }
         with torch.device("meta"):
-            made = AutoencoderKL(**config)
-        return load_tensors(made, convert_ldm_vae_checkpoint(found, config))
+            network = AutoencoderKL(**config)
+        return load_tensors(network, convert_ldm_vae_checkpoint(tensors, config))
 
     @op
     def encode(
         self, pixels: Float32[Tensor, "3 H W"], seed: int, image_index: int
     ) -> tuple[Float32[Tensor, "N C"], int]:
-        """A picture as tokens, and how many are in a row.
+        """Encode an image to latent tokens, and return the number of tokens per row.
 
-        Many latents stand for a picture. Which are taken, a seed says, and the number of the picture in its request.
+        The latents are sampled with the seed of the request and the index of the image.
         """
         import torch
 
         block = self._checkpoint.sizes.block
         with torch.inference_mode():
-            mean, spread = self.network.encoder(pixels[None].to(self.network.dtype))[0].float().chunk(2)
-        latents = _SCALE * (mean + (spread / 2).exp() * draw_noise(mean.shape, seed, image_index) - _SHIFT)
-        cells = latents.unflatten(2, (-1, block)).unflatten(1, (-1, block))  # channel, row, in it, column, in it
+            mean, log_variance = self.network.encoder(pixels[None].to(self.network.dtype))[0].float().chunk(2)
+        latents = _SCALE * (mean + (log_variance / 2).exp() * draw_noise(mean.shape, seed, image_index) - _SHIFT)
+        # axes: channel, row, row in its block, column, column in its block
+        cells = latents.unflatten(2, (-1, block)).unflatten(1, (-1, block))
         return cells.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1), cells.shape[3]
 
     @op
     def decode(self, x: Float32[Tensor, "N C"], columns: int) -> UInt8[Tensor, "H W 3"]:
-        """The picture that tokens stand for."""
+        """Decode latent tokens to pixels."""
         import torch
 
         sizes = self._checkpoint.sizes
         cells = x.unflatten(0, (-1, columns)).unflatten(2, (sizes.block, sizes.block, -1))
         latents = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2) / _SCALE + _SHIFT
         with torch.inference_mode():
-            drawn = self.network.decoder(latents[None].to(self.network.dtype))[0].float()
-        return ((drawn / 2 + 0.5).clamp(0, 1).permute(1, 2, 0) * 255).to(torch.uint8)
+            pixels = self.network.decoder(latents[None].to(self.network.dtype))[0].float()
+        return ((pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0) * 255).to(torch.uint8)

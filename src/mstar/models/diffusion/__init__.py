@@ -1,1 +1,1 @@
-"""Pictures and films by diffusion: Stable Diffusion 3 and Wan, in the folder layout of diffusers."""
+"""Diffusion models for images and videos: Stable Diffusion 3 and Wan, in the folder layout of diffusers."""

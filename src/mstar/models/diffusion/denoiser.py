@@ -1,7 +1,7 @@
-"""The networks that denoise, with their schedulers: one op is one step of as many requests as there are.
+"""Denoising transformers with their schedulers: one op is one denoising step, batched across requests.
 
-Requests share a forward if their latents have one shape, whatever their steps, schedules and guidance are. What a
-request is guided towards and what away from are two rows of it, and who is not guided has one.
+Requests with latents of the same shape share a forward pass, whatever their steps, schedules and guidance scales are.
+Classifier-free guidance takes two rows of the batch per request; a request without guidance takes one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mstar.nn.diffusion.flow_head import DenoisingState, FlowHead
 
 
 class Denoiser(FlowHead):
-    """The transformer and the scheduler of a model."""
+    """Transformer and scheduler of a diffusion model."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, checkpoint.scheduler)
@@ -27,7 +27,7 @@ class Denoiser(FlowHead):
         return self._checkpoint.network("transformer")
 
     def _noise(self, params: DiffusionParams) -> Tensor:
-        """What diffusers begins with, given this seed."""
+        """Draw the same initial noise as diffusers for this seed."""
         import torch
 
         channels = self._checkpoint.config("transformer")["in_channels"]
@@ -41,25 +41,25 @@ class Denoiser(FlowHead):
         layout: Layout,
         predict: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Latents one step further, by what is predicted of each branch at its time."""
+        """Advance the latents by one step. `predict` runs the network on all guidance branches at their timesteps."""
         import torch
 
-        steps, branches = [wish.steps for wish in params], torch.tensor(layout.lengths)
+        steps, branches = [row.steps for row in params], torch.tensor(layout.lengths)
         with torch.inference_mode():
-            times = self.timesteps(steps, [way.steps_done for way in schedule_states])
-            predicted = predict(*(one.repeat_interleave(branches, 0) for one in (x, times)))
-            towards = predicted[[*layout.offsets[:-1]]]
-            away = predicted[[end - 1 for end in layout.offsets[1:]]]  # the same, where there is one branch
-            scale = torch.tensor([wish.guidance for wish in params]).reshape(-1, *[1] * (x.ndim - 1))
-            return self.advance_multistep(x, away + scale * (towards - away), steps, schedule_states)
+            times = self.timesteps(steps, [state.steps_done for state in schedule_states])
+            predicted = predict(x.repeat_interleave(branches, 0), times.repeat_interleave(branches, 0))
+            positive = predicted[[*layout.offsets[:-1]]]
+            negative = predicted[[end - 1 for end in layout.offsets[1:]]]  # equals `positive` without guidance
+            scale = torch.tensor([row.guidance for row in params]).reshape(-1, *[1] * (x.ndim - 1))
+            return self.advance_multistep(x, negative + scale * (positive - negative), steps, schedule_states)
 
 
 class ImageDenoiser(Denoiser):
-    """That of Stable Diffusion 3, which is told what three encoders say of each token, and two of the whole text."""
+    """Denoiser of Stable Diffusion 3, conditioned on token embeddings of three encoders and two pooled vectors."""
 
     @op
     def noise(self, params: DiffusionParams) -> Float[Tensor, "C H W"]:
-        """What a picture begins as."""
+        """Draw the initial latents of an image."""
         return self._noise(params)
 
     @op
@@ -71,7 +71,7 @@ class ImageDenoiser(Denoiser):
         pooled_2: Float[Tensor, "B2 P2"],
         t5: Float[Tensor, "B3 L3 D3"],
     ) -> tuple[Float[Tensor, "B S F"], Float[Tensor, "B R"]]:
-        """What the encoders say: of tokens the two CLIPs side by side, then T5; of the whole text the two CLIPs."""
+        """Concatenate the embeddings: both CLIPs by channel, then T5 by token; the pooled vectors of both CLIPs."""
         import torch
         from torch.nn.functional import pad
 
@@ -89,26 +89,26 @@ class ImageDenoiser(Denoiser):
         schedule_state: DenoisingState,
         layout: Layout = ONE_ROW,
     ) -> Float[Tensor, "C H W"]:
-        """A picture one step less noisy."""
+        """Denoise an image by one step."""
 
-        def predict(seen: Tensor, times: Tensor) -> Tensor:
-            return self.network(seen, text, pooled, times).sample
+        def predict(branches: Tensor, times: Tensor) -> Tensor:
+            return self.network(branches, text, pooled, times).sample
 
         return self._step(x, rows(params), rows(schedule_state), layout, predict)
 
 
 class VideoDenoiser(Denoiser):
-    """That of Wan. What is known of a film, its first frame or nothing, is never noisy."""
+    """Denoiser of Wan. A known first frame stays free of noise."""
 
     def _load_network(self) -> Any:
         if self._checkpoint.config("", "model_index.json").get("boundary_ratio") is not None:
-            what = "these weights have one transformer for much noise and another for little"
-            raise LoadError(f"{what}\n  fix: use weights that have one, such as Wan2.2-TI2V-5B or Wan2.1-T2V")
+            what = "these weights have two transformers, for high and for low noise (boundary_ratio is set)"
+            raise LoadError(f"{what}\n  fix: use weights with one transformer, such as Wan2.2-TI2V-5B or Wan2.1-T2V")
         return super()._load_network()
 
     @op
     def noise(self, params: DiffusionParams, known: Float[Tensor, "C K H W"]) -> Float[Tensor, "C F H W"]:
-        """What a film begins as."""
+        """Draw the initial latents of a video, after the known frames."""
         import torch
 
         return torch.cat([known, self._noise(params)[:, known.shape[1] :]], 1)
@@ -123,18 +123,18 @@ class VideoDenoiser(Denoiser):
         schedule_state: DenoisingState,
         layout: Layout = ONE_ROW,
     ) -> Float[Tensor, "C F H W"]:
-        """A film one step less noisy."""
+        """Denoise a video by one step."""
         import torch
 
         frames = known.shape[2]
 
-        def predict(seen: Tensor, times: Tensor) -> Tensor:
-            if frames:  # each place has a time of its own, which is over where all is known
-                wide = [size // patch for size, patch in zip(x.shape[2:], self.network.config.patch_size, strict=True)]
-                times = times.float()[:, None, None, None].repeat(1, *wide)
+        def predict(branches: Tensor, times: Tensor) -> Tensor:
+            if frames:  # one timestep per patch: 0 where the frame is known
+                grid = [size // patch for size, patch in zip(x.shape[2:], self.network.config.patch_size, strict=True)]
+                times = times.float()[:, None, None, None].repeat(1, *grid)
                 times[:, :frames] = 0
                 times = times.flatten(1)
-            return self.network(seen, times, text).sample
+            return self.network(branches, times, text).sample
 
         moved = self._step(x, rows(params), rows(schedule_state), layout, predict)
         return torch.cat([known, moved[:, :, frames:]], 2) if frames else moved

@@ -1,4 +1,4 @@
-"""What a request wants made, with nothing left open. What is then done is not known here."""
+"""Generation parameters of diffusion models: request values merged with the defaults of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mstar.requests import ImageRequest, VideoRequest
 
 @dataclass(frozen=True, slots=True)
 class DefaultParams:
-    """What a request gets that says nothing of it, and how wide or high a picture may be."""
+    """Default parameters of a model, and its maximum side."""
 
     width: int
     height: int
@@ -21,12 +21,12 @@ class DefaultParams:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionParams:
-    """What is to be made."""
+    """Resolved parameters of one generation."""
 
     prompts: list[str]
-    """What it is guided towards and, if it is guided, what away from."""
+    """The prompt, followed by the negative prompt if guidance is on."""
     latent_size: list[int]
-    """Of its latents: height and width, and of a film frames before them."""
+    """Size of the latents: frames (video only), height and width."""
     steps: int
     guidance: float
     seed: int
@@ -35,12 +35,16 @@ class DiffusionParams:
 def resolve_params(
     request: ImageRequest | VideoRequest, defaults: DefaultParams, scale: int, patch: int, *frames: int
 ) -> DiffusionParams:
-    """What a request wants of a model whose latents are so much smaller than pixels, and seen in patches."""
+    """Resolve a request for a model with `scale` pixels per latent and `patch` latents per patch.
+
+    Raises Unsupported for a size that the model cannot generate.
+    """
     width, height, unit = request.width or defaults.width, request.height or defaults.height, scale * patch
     if width % unit or height % unit or max(width, height) > defaults.max_side_px:
-        allowed = f"multiples of {unit} pixels wide and high, {defaults.max_side_px} at most"
-        what = f"its pictures are {allowed}, and not {width} x {height}"
-        raise Unsupported(f"{what}\n  fix: ask for such a size")
+        raise Unsupported(
+            f"unsupported size {width} x {height}: sides must be multiples of {unit} up to {defaults.max_side_px}\n"
+            "  fix: request such a size"
+        )
     guidance = request.guidance or defaults.guidance
     prompts = [request.prompt, request.negative_prompt] if guidance > 1 else [request.prompt]
     size = [*frames, height // scale, width // scale]

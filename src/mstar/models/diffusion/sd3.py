@@ -1,7 +1,8 @@
-"""Stable Diffusion 3: a text becomes a picture, out of noise, step by step.
+"""Stable Diffusion 3: text-to-image diffusion with previews.
 
-Three encoders read the prompt, a transformer takes noise away in as many steps as are wished for, and a decoder makes
-pixels of what is left; in between too, for who wants to see it. It does not change pictures that exist.
+Components: three text encoders (`clip`, `clip_2`, `t5`), the MMDiT `denoiser` with its scheduler, and `vae`. The walk
+encodes the prompts, runs one denoising loop, and decodes the latents after the last step and after each requested
+preview. It does not edit images.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from mstar.nn.encoder import TenantState
 from mstar.requests import ImageRequest
 
 DEFAULT_WEIGHTS = "hub:stabilityai/stable-diffusion-3-medium-diffusers"
-DEFAULT_STEPS, DEFAULT_GUIDANCE = 28, 7.0
-"""As diffusers has it."""
+DEFAULT_STEPS = 28
+DEFAULT_GUIDANCE = 7.0
+"""Guidance scale, as in diffusers."""
 
 
 class StableDiffusion3(Model):
-    """Draws. `weights` is a folder in the layout of diffusers, or `hub:` and a name."""
+    """Generates images. `weights` is a folder in the diffusers layout, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -35,31 +37,36 @@ class StableDiffusion3(Model):
 
     @walk
     def draw(self, params: DiffusionParams, spans: list[int], image_count: int) -> Iterator[Image]:
-        """Draw, and show it after each of these spans of steps."""
-        clip, clip_2 = (one.encode_pooled(params.prompts, one.state(TenantState)) for one in (self.clip, self.clip_2))
-        text, whole = self.denoiser.combine_embeddings(
+        """Generate one image and emit it after each span of denoising steps."""
+        clip, clip_2 = (
+            encoder.encode_pooled(params.prompts, encoder.state(TenantState)) for encoder in (self.clip, self.clip_2)
+        )
+        text, pooled = self.denoiser.combine_embeddings(
             *clip, *clip_2, self.t5.encode(params.prompts, self.t5.state(TenantState))
         )
-        way, shown = self.denoiser.state(DenoisingState), Stream("shown")
+        schedule_state, previews = self.denoiser.state(DenoisingState), Stream("previews")
 
         s = loop(steps=image_count, x=self.denoiser.noise(params))
-        for show in s:
-            t = loop(steps=spans[show], x=s.x)
+        for preview_index in s:
+            t = loop(steps=spans[preview_index], x=s.x)
             for _ in t:
-                t.x = self.denoiser.step(t.x, text, whole, params, way)
+                t.x = self.denoiser.step(t.x, text, pooled, params, schedule_state)
             s.x = t.x
-            shown.put(s.x)
-        for latents in windows(shown, size=1):  # while the loop above goes on
+            previews.put(s.x)
+        for latents in windows(previews, size=1):  # decoded while the loop above runs
             yield Image(self.vae.decode_image(latents[0]))
 
     async def route(self, request: ImageRequest) -> None:
-        """Draw, in the size that the weights were trained for if none is wished for."""
+        """Resolve the parameters and draw. The default size is the training size."""
         if request.sources or request.mask:
-            raise Unsupported("it does not change pictures\n  fix: ask for a new one")
+            raise Unsupported(
+                "Stable Diffusion 3 does not edit images\n  fix: leave out the source images and the mask"
+            )
         vae, transformer = self.checkpoint.config("vae"), self.checkpoint.config("transformer")
         scale = 2 ** (len(vae["block_out_channels"]) - 1)
         side, patch = scale * transformer["sample_size"], transformer["patch_size"]
-        most = scale * patch * transformer["pos_embed_max_size"]  # it has no more positions
-        wish = resolve_params(request, DefaultParams(side, side, DEFAULT_STEPS, DEFAULT_GUIDANCE, most), scale, patch)
-        spans = request.steps_per_image(wish.steps)
-        await self.draw(wish, spans, len(spans))
+        max_side = scale * patch * transformer["pos_embed_max_size"]  # size of the position table
+        defaults = DefaultParams(side, side, DEFAULT_STEPS, DEFAULT_GUIDANCE, max_side)
+        params = resolve_params(request, defaults, scale, patch)
+        spans = request.steps_per_image(params.steps)
+        await self.draw(params, spans, len(spans))

@@ -1,8 +1,8 @@
-"""Texts as diffusion models are told them: the hidden states of text encoders, with a row for each prompt.
+"""Text encoders of diffusion models (CLIP, T5, UMT5), with a per-tenant embedding cache.
 
-Texts that are new to a batch share a forward, and what was read is kept for who wrote it: many pictures are made of one
-prompt, and most requests of an application are guided away from one text. The empty text is everybody's. Prompts are
-cut where an encoder ends, as diffusers does.
+New texts of a batch share a forward pass. Embeddings are cached per tenant, because many images share a prompt and most
+requests of an application share a negative prompt. The empty text is shared by all tenants. Prompts are truncated to
+the maximum length of the encoder, as in diffusers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mstar.nn.encoder import ContentCache, TenantState
 
 
 class TextEncoder(Component):
-    """A text encoder and its tokenizer, which lie in `text_encoder` and `tokenizer` with this ending."""
+    """Text encoder and tokenizer, from the parts `text_encoder` and `tokenizer` with this suffix."""
 
     OUTPUTS_PER_TEXT = 1
-    """So many tensors it has for a text."""
+    """Number of output tensors per text."""
     MAX_TOKENS: int
-    """So many tokens of a text it reads."""
+    """Maximum tokens of a text."""
 
     def __init__(self, checkpoint: Checkpoint, suffix: str = "") -> None:
         self._checkpoint = checkpoint
@@ -32,40 +32,42 @@ class TextEncoder(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """transformers' encoder."""
+        """The transformers encoder, loaded on first use."""
         return self._checkpoint.encoder(f"text_encoder{self._suffix}")
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer."""
+        """The transformers tokenizer, loaded on first use."""
         return self._checkpoint.tokenizer(f"tokenizer{self._suffix}")
 
     def prepare(self) -> None:
-        """Load both, and read the empty text."""
+        """Load both, and encode the empty text."""
         self._encode([[""]], [TenantState()])
 
     @op(batch=stacked)
     def encode(self, prompts: list[str], owner: View[TenantState]) -> Float[Tensor, "B L D"]:
-        """Hidden states of prompts."""
+        """Return the hidden states of the prompts."""
         return cast("Any", self._encode(rows(prompts), rows(owner))[0])
 
     def _encode(self, prompts: Sequence[list[str]], owners: Sequence[TenantState]) -> list[list[Tensor]]:
-        """Each tensor that it has for a text, of each request's prompts, stacked."""
+        """Return each output tensor, stacked over the prompts of each request. Cached texts are not encoded again."""
         import torch
 
         pairs = zip(prompts, owners, strict=True)
-        asked = [[(text, owner.tenant if text else "") for text in texts] for texts, owner in pairs]
-        keys = {one: [repr((one, number)).encode() for number in range(self.OUTPUTS_PER_TEXT)] for one in chain(*asked)}
-        told: dict[Any, Any] = {one: [*map(self.cache.get, found)] for one, found in keys.items()}
-        if new := [one for one in told if None in told[one]]:
+        texts_by_row = [[(text, owner.tenant if text else "") for text in texts] for texts, owner in pairs]
+        outputs = range(self.OUTPUTS_PER_TEXT)
+        keys = {text: [repr((text, output)).encode() for output in outputs] for text in chain(*texts_by_row)}
+        encoded: dict[Any, Any] = {text: [*map(self.cache.get, text_keys)] for text, text_keys in keys.items()}
+        if missing := [text for text in encoded if None in encoded[text]]:
             with torch.inference_mode():
-                read = self._run_network([text for text, _ in new])
-            for row, one in enumerate(new):
-                told[one] = [each[row].clone() for each in read]
-                for key, tensor in zip(keys[one], told[one], strict=True):
+                tensors = self._run_network([text for text, _ in missing])
+            for row, text in enumerate(missing):
+                encoded[text] = [tensor[row].clone() for tensor in tensors]
+                for key, tensor in zip(keys[text], encoded[text], strict=True):
                     self.cache.put(key, tensor)
-        each = range(self.OUTPUTS_PER_TEXT)
-        return [[torch.stack([told[one][number] for one in texts]) for texts in asked] for number in each]
+        return [
+            [torch.stack([encoded[text][output] for text in texts]) for texts in texts_by_row] for output in outputs
+        ]
 
     def _run_network(self, texts: list[str]) -> tuple[Tensor, ...]:
         raise NotImplementedError
@@ -75,24 +77,25 @@ class TextEncoder(Component):
 
 
 class ClipTextEncoder(TextEncoder):
-    """CLIP: what the layer before its last says of each token, and one vector of the whole text."""
+    """CLIP: hidden states of the second-to-last layer, and the pooled embedding."""
 
-    OUTPUTS_PER_TEXT, MAX_TOKENS = 2, 77
+    OUTPUTS_PER_TEXT = 2
+    MAX_TOKENS = 77
 
     @op(batch=stacked)
     def encode_pooled(
         self, prompts: list[str], owner: View[TenantState]
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B P"]]:
-        """Both, of prompts."""
+        """Return the hidden states and the pooled embeddings of the prompts."""
         return cast("Any", self._encode(rows(prompts), rows(owner)))
 
     def _run_network(self, texts: list[str]) -> tuple[Tensor, ...]:
-        read = self.network(self._tokenize(texts).input_ids, output_hidden_states=True)
-        return read.hidden_states[-2], read.text_embeds
+        output = self.network(self._tokenize(texts).input_ids, output_hidden_states=True)
+        return output.hidden_states[-2], output.text_embeds
 
 
 class T5(TextEncoder):
-    """T5, which sees what a prompt is filled up with too, as Stable Diffusion was taught."""
+    """T5 without a padding mask, as Stable Diffusion 3 was trained."""
 
     MAX_TOKENS = 256
 
@@ -101,7 +104,7 @@ class T5(TextEncoder):
 
 
 class Umt5(TextEncoder):
-    """UMT5, which sees a prompt as it is; what follows it is nothing, as Wan was taught."""
+    """UMT5 with a padding mask, and zeros after the prompt, as Wan was trained."""
 
     MAX_TOKENS = 512
 
@@ -109,6 +112,6 @@ class Umt5(TextEncoder):
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
         from torch.nn.functional import pad
 
-        given = self._tokenize([prompt_clean(text) for text in texts], padding=True)  # to the longest of them
-        read = self.network(given.input_ids, given.attention_mask).last_hidden_state * given.attention_mask[..., None]
-        return (pad(read, (0, 0, 0, self.MAX_TOKENS - read.shape[1])),)
+        batch = self._tokenize([prompt_clean(text) for text in texts], padding=True)  # to the longest text of the batch
+        hidden = self.network(batch.input_ids, batch.attention_mask).last_hidden_state * batch.attention_mask[..., None]
+        return (pad(hidden, (0, 0, 0, self.MAX_TOKENS - hidden.shape[1])),)

@@ -1,8 +1,7 @@
-"""What is behind latents: pixels, by the decoders of diffusers.
+"""VAE decoders of diffusion models: latents to pixels, with the networks of diffusers.
 
-A picture is decoded at once. A film is decoded frame after frame of its latents, and its decoder remembers what it saw
-of those before, as diffusers has it do inside one call; here a client has the first frames while others are decoded.
-Latents are not tiled.
+An image is decoded at once. A video is decoded frame by frame of its latents, with the causal convolution cache that
+diffusers keeps inside one call, so that the client receives the first frames early. Latents are not tiled.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from mstar.requests import ImageInput
 
 
 class Vae(Component):
-    """The autoencoder of a model."""
+    """Autoencoder of a diffusion model."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """diffusers' model."""
+        """The diffusers network, loaded on first use."""
         return self._checkpoint.network("vae")
 
     def prepare(self) -> None:
@@ -32,15 +31,15 @@ class Vae(Component):
 
 
 class ImageVae(Vae):
-    """That of Stable Diffusion 3."""
+    """VAE of Stable Diffusion 3."""
 
     @op(batch=stacked)
     def decode_image(self, latents: Float[Tensor, "C H W"]) -> UInt8[Tensor, "Y X 3"]:
-        """Pixels, also of latents that are still noisy."""
+        """Decode latents to pixels. Noisy latents give previews."""
         return _to_uint8(self.decode_pixels(latents))
 
     def decode_pixels(self, latents: Tensor) -> Tensor:
-        """Inside an op: what is behind the latents of several pictures, [rows, height, width, 3] from -1 to 1."""
+        """Decode a batch inside an op, [rows, height, width, 3] from -1 to 1."""
         import torch
 
         config = self.network.config
@@ -50,29 +49,29 @@ class ImageVae(Vae):
 
 
 class DecoderCache(State):
-    """What the decoder of a film remembers of the frames before."""
+    """Causal convolution cache of the video decoder."""
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
-        """Of each of its convolutions. It is replaced, never changed."""
+        """Cached frames of each convolution. Replaced on each call, never mutated."""
 
     def snapshot(self) -> dict[str, Any]:
-        """It as it is: what is remembered need not be copied."""
+        """Return the cache without a copy, because it is never mutated."""
         return dict(vars(self))
 
 
 def latent_scales(checkpoint: Checkpoint) -> tuple[int, int]:
-    """How many pixels are one place of a film's latents, and how many frames one of its frames. Wan2.1 says neither."""
+    """Return the pixels per latent and the frames per latent frame. Wan2.1 configs lack both."""
     config = checkpoint.config("vae")
     return config.get("scale_factor_spatial", 8), config.get("scale_factor_temporal", 4)
 
 
 class VideoVae(Vae):
-    """That of Wan."""
+    """VAE of Wan."""
 
     @op
     def encode_first_frame(self, size: list[int], source: ImageInput | None) -> Float[Tensor, "C K H W"]:
-        """The latents of a film's first frame, or of none."""
+        """Encode the first frame of a video, or return no frames without a source."""
         import torch
         from diffusers.image_processor import VaeImageProcessor
         from PIL import Image
@@ -83,44 +82,44 @@ class VideoVae(Vae):
         pixels = VaeImageProcessor(vae_scale_factor=scale).preprocess(
             Image.fromarray(source.pixels), height * scale, width * scale
         )
-        mean, spread = self._latent_statistics()
+        mean, std = self._latent_statistics()
         with torch.inference_mode():
-            found = self.network.encode(pixels[:, :, None]).latent_dist.mode()[0]
-        return (found - mean) / spread
+            latents = self.network.encode(pixels[:, :, None]).latent_dist.mode()[0]
+        return (latents - mean) / std
 
     @op
     def decode_frame(
         self, latents: Float[Tensor, "C F H W"], step: int, cache: DecoderCache
     ) -> UInt8[Tensor, "N Y X 3"]:
-        """Pixels of the frames that one frame of latents stands for: one at first, then several."""
+        """Decode one latent frame: one video frame at first, then several."""
         return _to_uint8(self.decode_pixels(latents, step, cache))
 
     def decode_pixels(self, latents: Tensor, step: int, cache: DecoderCache) -> Tensor:
-        """Inside an op: what is behind a frame of latents, [frames, height, width, 3] from -1 to 1."""
+        """Decode one latent frame inside an op, [frames, height, width, 3] from -1 to 1."""
         import torch
         from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 
-        mean, spread = self._latent_statistics()
+        mean, std = self._latent_statistics()
         network, layers = self.network, [*cache.layers] or [None] * self._cached_layers
         with torch.inference_mode():
-            given = network.post_quant_conv((latents[:, step : step + 1] * spread + mean)[None])
-            made = network.decoder(given, feat_cache=layers, feat_idx=[0], first_chunk=step == 0)
-            made = unpatchify(made, network.config.patch_size or 1)[0]
+            inputs = network.post_quant_conv((latents[:, step : step + 1] * std + mean)[None])
+            decoded = network.decoder(inputs, feat_cache=layers, feat_idx=[0], first_chunk=step == 0)
+            decoded = unpatchify(decoded, network.config.patch_size or 1)[0]
         cache.layers = layers
-        return made.permute(1, 2, 3, 0)
+        return decoded.permute(1, 2, 3, 0)
 
     @functools.cached_property
     def _cached_layers(self) -> int:
-        """How many convolutions remember something."""
+        """Number of convolutions with a cache."""
         from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 
-        return sum(isinstance(one, WanCausalConv3d) for one in self.network.decoder.modules())
+        return sum(isinstance(module, WanCausalConv3d) for module in self.network.decoder.modules())
 
     def _latent_statistics(self) -> list[Tensor]:
         import torch
 
         config = self.network.config
-        return [torch.tensor(one)[:, None, None, None] for one in (config.latents_mean, config.latents_std)]
+        return [torch.tensor(values)[:, None, None, None] for values in (config.latents_mean, config.latents_std)]
 
 
 def _to_uint8(decoded: Tensor) -> Tensor:

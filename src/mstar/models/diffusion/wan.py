@@ -1,7 +1,7 @@
-"""Wan: a text, and perhaps a picture to begin with, becomes a film, out of noise, step by step.
+"""Wan: text-to-video and image-to-video diffusion.
 
-One encoder reads the prompt, a transformer takes noise away from all frames at once, and a decoder makes pixels of one
-frame of latents after the other. Weights whose transformers take turns (Wan2.2-A14B) are refused.
+Components: the text encoder `umt5`, the `denoiser` with its scheduler, and `vae`. The walk denoises all frames at once,
+then decodes and emits them one latent frame at a time. Checkpoints with two transformers (Wan2.2-A14B) are rejected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from mstar.requests import ImageInput, VideoRequest
 DEFAULT_WEIGHTS = "hub:Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 DEFAULT_PARAMS = DefaultParams(width=1280, height=704, steps=50, guidance=5.0, max_side_px=1280)
 MAX_FRAMES = 121
-"""So many frames it was taught at most; many more would not fit in memory either."""
+"""Maximum frames: the training length. Much longer videos would not fit in memory either."""
 
 
 class Wan(Model):
-    """Films. `weights` is a folder in the layout of diffusers, or `hub:` and a name; `fps` is what they were taught."""
+    """Generates videos.
+
+    `weights` is a folder in the diffusers layout or `hub:NAME`; `fps` is the training frame rate.
+    """
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS, *, fps: float = 24.0) -> None:
         self.checkpoint, self.fps = Checkpoint(weights), fps
@@ -35,26 +38,26 @@ class Wan(Model):
 
     @walk
     def generate_video(self, params: DiffusionParams, source: ImageInput | None) -> Iterator[Video]:
-        """Film, and show frames as they are decoded."""
+        """Denoise a video, and emit its frames as they are decoded."""
         text = self.umt5.encode(params.prompts, self.umt5.state(TenantState))
         known = self.vae.encode_first_frame(params.latent_size, source)
-        way, seen = self.denoiser.state(DenoisingState), self.vae.state(DecoderCache)
+        schedule_state, decoder_cache = self.denoiser.state(DenoisingState), self.vae.state(DecoderCache)
 
         s = loop(steps=params.steps, x=self.denoiser.noise(params, known))
         for _ in s:
-            s.x = self.denoiser.step(s.x, known, text, params, way)
+            s.x = self.denoiser.step(s.x, known, text, params, schedule_state)
         for step in loop(steps=params.latent_size[0]):
-            yield Video(self.vae.decode_frame(s.x, step, seen), fps=self.fps)
+            yield Video(self.vae.decode_frame(s.x, step, decoder_cache), fps=self.fps)
 
     async def route(self, request: VideoRequest) -> None:
-        """Film."""
+        """Check the request and generate the video."""
         if request.source is not None and not self.checkpoint.config("", "model_index.json").get("expand_timesteps"):
-            what = "these weights begin with no picture"
-            raise Unsupported(f"{what}\n  fix: leave it out, or serve Wan2.2-TI2V-5B")
-        scale, rate = latent_scales(self.checkpoint)
+            what = "these weights support text-to-video only, and the request has a source image"
+            raise Unsupported(f"{what}\n  fix: leave out the image, or serve Wan2.2-TI2V-5B")
+        scale, frames_per_latent = latent_scales(self.checkpoint)
         if (count := int(request.seconds * self.fps)) > MAX_FRAMES:
-            what = f"it films {MAX_FRAMES / self.fps:.1f} seconds at most, and not {request.seconds:g}"
-            raise Unsupported(f"{what}\n  fix: ask for less")
-        frames = count // rate + 1  # the first one stands for itself
+            limit = MAX_FRAMES / self.fps
+            raise Unsupported(f"{request.seconds:g} s of video requested, maximum {limit:.1f} s\n  fix: request less")
+        frames = count // frames_per_latent + 1  # the first latent frame is one video frame
         patch = self.checkpoint.config("transformer")["patch_size"][-1]
         await self.generate_video(resolve_params(request, DEFAULT_PARAMS, scale, patch, frames), request.source)

@@ -1,1 +1,1 @@
-"""Faces: a photograph of somebody who does not exist, 1024 pixels wide, for each seed."""
+"""Faces: a generated portrait photograph for each seed, 1024 x 1024 pixels."""

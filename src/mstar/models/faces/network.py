@@ -1,8 +1,8 @@
-"""The two networks of MobileStyleGAN, with the tensors of a checkpoint.
+"""MobileStyleGAN networks: mapping and synthesis, with the tensors of a checkpoint.
 
-No library has them, and the publisher's package runs them with OpenVINO only. A style scales the input of every
-convolution; what training adds to that (noise that is drawn anew, weights that are normed for each style) is a
-constant in the published networks, and therefore here. Needs torch, and is imported where an op runs.
+No library implements them; the publisher's package runs them with OpenVINO only. A style scales the input of every
+convolution. Noise and demodulation, random or computed in training, are constants in the published networks and here.
+Imports torch, so it is imported inside ops only.
 """
 
 from __future__ import annotations
@@ -26,47 +26,51 @@ _FIRST_SIDE_PX = 4
 
 
 def load_part(weights: str, part: str) -> nn.Module:
-    """One of the two networks, `mapping` or `synthesis`. Raises LoadError unless all tensors fit."""
+    """Load `mapping` or `synthesis`. Raises LoadError unless all tensors match."""
     folder = Weights(str(Path(weights).expanduser())).path()
     config, file = folder / "config.json", folder / "model.safetensors"
     if not (config.is_file() and file.is_file()):
         raise LoadError(f"{folder} lacks config.json or model.safetensors\n  fix: run scripts/fetch-faces again")
     network = build_network(part, json.loads(config.read_bytes()))
-    own = {name.removeprefix(f"{part}."): one for name, one in load_file(file).items() if name.startswith(f"{part}.")}
-    wanted = network.state_dict()
-    faults = sorted(wanted.keys() ^ own.keys()) or [name for name in own if own[name].shape != wanted[name].shape]
-    if faults:
-        what = f"these tensors do not make the {part} network: {format_names(faults[:20])} are missing, left over or misshapen"
-        raise LoadError(f"{what}\n  fix: use the config.json that the weights were saved with")
-    network.load_state_dict(own)
+    tensors = {
+        name.removeprefix(f"{part}."): tensor for name, tensor in load_file(file).items() if name.startswith(f"{part}.")
+    }
+    expected = network.state_dict()
+    mismatched = sorted(expected.keys() ^ tensors.keys())
+    mismatched = mismatched or [name for name in tensors if tensors[name].shape != expected[name].shape]
+    if mismatched:
+        what = f"the tensors do not match the {part} network: {format_names(mismatched[:20])}"
+        fix = "use the config.json that the weights were saved with"
+        raise LoadError(f"{what} are missing, unexpected or of another shape\n  fix: {fix}")
+    network.load_state_dict(tensors)
     return network.eval().requires_grad_(requires_grad=False)
 
 
 def build_network(part: str, config: dict[str, Any]) -> nn.Module:
-    """A network with random weights, of the sizes that a config.json says."""
+    """Build a network with random weights from a config."""
     if part == "mapping":
         return Mapping(config["style"], config["depth"])
     return Synthesis(config["style"], config["channels"])
 
 
 class Mapping(nn.Module):
-    """Random numbers to styles."""
+    """Mapping network: Gaussian noise to a style."""
 
     def __init__(self, style: int, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(style, style) for _ in range(depth))
         self.mean = nn.Parameter(torch.zeros(style))
 
-    def forward(self, drawn: Tensor) -> Tensor:
-        """[..., style] to [..., style]."""
-        x = drawn * torch.rsqrt(drawn.square().mean(-1, keepdim=True) + 1e-8)
+    def forward(self, noise: Tensor) -> Tensor:
+        """Map [..., style] to [..., style]."""
+        x = noise * torch.rsqrt(noise.square().mean(-1, keepdim=True) + 1e-8)
         for layer in self.layers:
             x = leaky_relu(layer(x), _LEAKY_SLOPE) * 2**0.5
         return x
 
 
 class Synthesis(nn.Module):
-    """Styles to the bands of pictures. It begins with 4 x 4 pixels, and each block doubles their sides."""
+    """Synthesis network: style to wavelet bands. Starts at 4 x 4 pixels; each block doubles the sides."""
 
     def __init__(self, style: int, channels: Sequence[int]) -> None:
         super().__init__()
@@ -79,7 +83,7 @@ class Synthesis(nn.Module):
         self.paint = nn.Conv2d(last, 12, 1)
 
     def forward(self, style: Tensor) -> Tensor:
-        """[rows, style] to [rows, 12, height, width]."""
+        """Map [rows, style] to [rows, 12, height, width]."""
         x = self.first(self.start.expand(len(style), -1, -1, -1), style)
         for block in self.blocks:
             x = block(x, style)
@@ -87,7 +91,7 @@ class Synthesis(nn.Module):
 
 
 class Block(nn.Module):
-    """Pixels doubled by a wavelet, and two convolutions."""
+    """Inverse wavelet upsampling and two modulated convolutions."""
 
     def __init__(self, style: int, into: int, out: int, side: int) -> None:
         super().__init__()
@@ -96,13 +100,13 @@ class Block(nn.Module):
         self.fine = ModulatedConv(style, out, side, _separable(out, out))
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        """Twice as high and as wide."""
+        """Double height and width."""
         x = inverse_haar(_scaled(x, self.bands(style)))
         return self.fine(self.rough(x, style), style)
 
 
 class ModulatedConv(nn.Module):
-    """A convolution whose input a style scales, and noise that is the same in all pictures."""
+    """Convolution with style-modulated input and constant noise."""
 
     def __init__(self, style: int, into: int, side: int, convolution: nn.Module) -> None:
         super().__init__()
@@ -111,14 +115,15 @@ class ModulatedConv(nn.Module):
         self.noise = nn.Parameter(torch.zeros(side, side))
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        """As high and as wide."""
+        """Keep height and width."""
         return leaky_relu(self.convolution(_scaled(x, self.modulation(style))) + self.noise, _LEAKY_SLOPE)
 
 
 def inverse_haar(bands: Tensor) -> Tensor:
-    """The inverse of Haar's wavelet: [rows, 4 C, H, W] to [rows, C, 2 H, 2 W].
+    """Inverse Haar wavelet transform: [rows, 4 C, H, W] to [rows, C, 2 H, 2 W].
 
-    The first C are the low band; then each channel has three: rows that differ, columns that differ, and both.
+    The first C channels are the low band. Then follow three bands per channel: vertical, horizontal and diagonal
+    detail.
     """
     count = bands.shape[1] // 4
     low, (rows, columns, both) = bands[:, :count], bands[:, count:].unflatten(1, (count, 3)).unbind(2)

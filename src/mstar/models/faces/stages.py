@@ -1,7 +1,6 @@
-"""The stages of a face as components: a stylist, a painter, and a doubler that needs no weights.
+"""Stages of MobileStyleGAN as components: style mapping, band synthesis, and wavelet upsampling.
 
-Weights are a folder as `scripts/fetch-faces` writes it: config.json and model.safetensors. Pictures are not cut or
-encoded here. Needs torch, which is loaded where an op first runs.
+Weights are config.json and model.safetensors, as `scripts/fetch-faces` writes them. torch is imported by the first op.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from typing import Any
 from mstar import Component, Float32, LoadError, Tensor, UInt8, op
 
 DEFAULT_WEIGHTS = "~/.cache/mstar/mobilestylegan-ffhq"
-"""Where `scripts/fetch-faces` puts it."""
+"""Default folder of `scripts/fetch-faces`."""
 TRUNCATION = 0.5
-"""How far a style may be from the mean of all styles: less is more alike, and finer. The publisher's choice."""
+"""Truncation trick: scale of the distance from the mean style. Lower values give less variety and better quality."""
 
 
 class StyleMapper(Component):
-    """Seeds to styles. The same seed gives the same style."""
+    """Maps a seed to a style. Deterministic."""
 
     def __init__(self, weights: str) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The mapping network."""
+        """The mapping network, loaded on first use."""
         return _load_part(self._weights, "mapping")
 
     def prepare(self) -> None:
@@ -34,25 +33,25 @@ class StyleMapper(Component):
 
     @op
     def style(self, seed: int) -> Float32[Tensor, "S"]:
-        """The style of a seed, not far from the mean."""
+        """Return the truncated style of a seed."""
         import numpy as np
         import torch
 
         mean = self.network.mean
-        drawn = np.random.default_rng(seed % 2**64).standard_normal(len(mean), np.float32)
+        noise = np.random.default_rng(seed % 2**64).standard_normal(len(mean), np.float32)
         with torch.inference_mode():
-            return mean + TRUNCATION * (self.network(torch.from_numpy(drawn)) - mean)
+            return mean + TRUNCATION * (self.network(torch.from_numpy(noise)) - mean)
 
 
 class BandSynthesizer(Component):
-    """Styles to pictures of half the size, as the four bands of a wavelet: one is the picture, three are its edges."""
+    """Generates the four wavelet bands of a half-size image: one low band and three detail bands."""
 
     def __init__(self, weights: str) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The synthesis network."""
+        """The synthesis network, loaded on first use."""
         return _load_part(self._weights, "synthesis")
 
     def prepare(self) -> None:
@@ -61,7 +60,7 @@ class BandSynthesizer(Component):
 
     @op
     def bands(self, style: Float32[Tensor, "S"]) -> Float32[Tensor, "12 H W"]:
-        """The bands of three colours. On a CPU, faces that share a forward gain nothing, and all wait for the last."""
+        """Return the bands of three colors. Not batched, because on a CPU batching gains nothing and adds latency."""
         import torch
 
         with torch.inference_mode():
@@ -69,26 +68,26 @@ class BandSynthesizer(Component):
 
 
 class WaveletUpsampler(Component):
-    """Bands to pixels."""
+    """Converts bands to pixels. Has no weights."""
 
     @op
     def to_image(self, bands: Float32[Tensor, "12 H W"], step: int, sizes: int) -> UInt8[Tensor, "X Y 3"]:
-        """The picture of a step: of the last one whole, of each one before half as wide as of the next."""
+        """Return the image of a step: full size at the last step, half as wide for each step before."""
         import torch
         from torch.nn.functional import avg_pool2d
 
         from mstar.models.faces.network import inverse_haar
 
         bands, halvings = torch.as_tensor(bands)[None], sizes - 1 - step
-        low = bands[:, :3] / 2  # the mean of four pixels
-        shown = avg_pool2d(low, 2 ** (halvings - 1)) if halvings else inverse_haar(bands)
-        return ((shown[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous()
+        low = bands[:, :3] / 2  # mean of four pixels
+        image = avg_pool2d(low, 2 ** (halvings - 1)) if halvings else inverse_haar(bands)
+        return ((image[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous()
 
 
 def _load_part(weights: str, part: str) -> Any:
     try:
         from mstar.models.faces.network import load_part
     except ImportError as error:
-        what = f"faces need torch and safetensors: {error}"
-        raise LoadError(f"{what}\n  fix: install the torch that suits this machine, and safetensors") from error
+        what = f"Faces needs torch and safetensors: {error}"
+        raise LoadError(f"{what}\n  fix: install torch for this machine, and safetensors") from error
     return load_part(weights, part)

@@ -1,1 +1,1 @@
-"""Hopper: the policy of a robot with one leg, trained by others, as small as a policy can be."""
+"""Hopper: a small published policy of a one-legged robot."""

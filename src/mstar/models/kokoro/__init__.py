@@ -1,1 +1,1 @@
-"""Kokoro: eighty-two million parameters that say a text in one of fifty-four voices, sentence by sentence."""
+"""Kokoro: text to speech with 82 million parameters and 54 voices."""

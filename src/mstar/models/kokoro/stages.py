@@ -1,8 +1,7 @@
-"""The three stages of Kokoro as components: a reader, a prosody that says how phrases are said, and a vocoder.
+"""Stages of Kokoro as components: processor (grapheme to phoneme), prosody, and vocoder.
 
-English is read by the package hibari-tts, whose phonemes are Kokoro's own. Other languages are not read; a voice of
-another language says English with its accent. Libraries are loaded where an op first runs.
-
+The package hibari-tts converts English text to phonemes, with the same phoneme set as Kokoro. Other languages are not
+supported; a voice of another language speaks English with an accent. Libraries are imported by the first op.
     pip install onnxruntime attrs && pip install --no-deps hibari-tts==0.2.1 kokoro==0.9.4
 """
 
@@ -20,54 +19,54 @@ from mstar.nn.weights.sources import PackageFile
 from mstar.requests import SpeechRequest
 
 MAX_PHONEMES = 510
-"""So many phonemes it says at once."""
+"""Maximum phonemes per phrase."""
 _TIMBRE_SIZE = 128
-"""So many numbers of a style are the vocoder's; the others are the prosody's."""
+"""Leading values of a style that belong to the vocoder. The rest belongs to prosody."""
 _g2p_file = functools.partial(PackageFile, "hibari-tts", "0.2.1", licence="Apache-2.0")
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """What is said at once, and how."""
+    """One phrase with its style."""
 
     tokens: Any
-    """The numbers of its phonemes, int64."""
+    """Phoneme ids, int64."""
     style: Any
-    """256 numbers of a voice."""
+    """Style of the voice, 256 values."""
     speed: float
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A phrase in frames of 25 ms: what a vocoder makes sound of."""
+    """Acoustic features of a phrase, in frames of 25 ms."""
 
     features: Any
     """Float32, [512, frames]."""
     pitch: Any
-    """Float32, two for each frame."""
+    """Float32, two per frame."""
     energy: Any
-    """Float32, two for each frame."""
+    """Float32, two per frame."""
     timbre: Any
-    """128 numbers of a voice."""
+    """Vocoder half of the style, 128 values."""
     seed: int
 
 
 class Processor(Component):
-    """Text to phonemes, with a voice's style for each phrase."""
+    """Converts text to phonemes, and selects the style of each phrase."""
 
     weights = (
         _g2p_file("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee09f2c2ae4df6e055fc6532590fe76"),
         _g2p_file("hibari/assets/oov_gb.onnx", "0997e3219543247de5646078d770f8ca77011d8fd0abb29fe48d12c60f53e9e1"),
     )
-    """The networks that read words which are in no lexicon, American and British."""
+    """Grapheme-to-phoneme networks for words that no lexicon has, American and British."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._voice_style = functools.cache(checkpoint.voice_style)
 
     def prepare(self) -> None:
-        """Load the lexicons, and what voices are read with."""
+        """Load the lexicons and one voice."""
         _ = self._american, self._british
         self._voice_style(self._checkpoint.voices[0])
 
@@ -80,33 +79,33 @@ class Processor(Component):
         return _load_phonemizer(is_british=True)
 
     def phonemes(self, text: str, voice: str) -> list[str]:
-        """A text in phrases, of which none is too long: sentences, or parts of them."""
-        speller = self._british if voice.startswith("b") else self._american
-        return [part for phrase in speller.phonemize(text) for part in _split_phrase(phrase)]
+        """Convert a text to phrases of at most 510 phonemes."""
+        phonemizer = self._british if voice.startswith("b") else self._american
+        return [part for phrase in phonemizer.phonemize(text) for part in _split_phrase(phrase)]
 
     @op
     def phrases(self, speech: SpeechRequest) -> tuple[list[Phrase], int]:
-        """The phrases of a text as its voice says them, and how many there are."""
+        """Return the phrases of a request, and their number."""
         import numpy as np
 
-        numbers, said = self._checkpoint.config["vocab"], list[Phrase]()
+        vocabulary, phrases = self._checkpoint.config["vocab"], list[Phrase]()
         for step, phonemes in enumerate(self.phonemes(speech.text, speech.voice)):
-            tokens = [numbers[one] for one in phonemes if one in numbers]
+            tokens = [vocabulary[phoneme] for phoneme in phonemes if phoneme in vocabulary]
             style = self._voice_style(speech.voice)[len(phonemes) - 1].numpy()
             seed = (speech.seed + step) % 2**63
-            said.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed))
-        return said, len(said)
+            phrases.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed))
+        return phrases, len(phrases)
 
 
 class Prosody(Component):
-    """How long each phoneme of a phrase lasts, how high and how loud it is."""
+    """Predicts duration, pitch and energy of the phonemes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """All parts but the decoder."""
+        """All parts except the decoder, loaded on first use."""
         return _load_parts(self._checkpoint, "bert", "bert_encoder", "predictor", "text_encoder")
 
     def prepare(self) -> None:
@@ -115,26 +114,25 @@ class Prosody(Component):
 
     @op
     def frames(self, phrase: Phrase) -> Frames:
-        """A phrase as it will be said."""
+        """Predict the frames of a phrase."""
         import torch
 
         from mstar.models.kokoro.network import predict_frames
 
-        style = torch.as_tensor(phrase.style)
-        tokens, manner = torch.as_tensor(phrase.tokens), style[_TIMBRE_SIZE:]
-        sounds, pitch, strength = predict_frames(self.network, tokens, manner, phrase.speed)
-        return Frames(sounds.numpy(), pitch.numpy(), strength.numpy(), phrase.style[:_TIMBRE_SIZE], phrase.seed)
+        tokens, style = torch.as_tensor(phrase.tokens), torch.as_tensor(phrase.style)[_TIMBRE_SIZE:]
+        features, pitch, energy = predict_frames(self.network, tokens, style, phrase.speed)
+        return Frames(features.numpy(), pitch.numpy(), energy.numpy(), phrase.style[:_TIMBRE_SIZE], phrase.seed)
 
 
 class Vocoder(Component):
-    """Sound of frames. The same seed gives the same sound."""
+    """Synthesizes audio from frames. Deterministic for a seed."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """The decoder."""
+        """The decoder, loaded on first use."""
         return _load_parts(self._checkpoint, "decoder")
 
     def prepare(self) -> None:
@@ -143,45 +141,45 @@ class Vocoder(Component):
 
     @op
     def decode(self, frames: Frames) -> Float32[Tensor, "S"]:
-        """The sound of a phrase. Its layers look at all of it, so that no part of it is known earlier."""
+        """Synthesize a whole phrase: its layers are not causal, so no part of it is ready earlier."""
         import torch
 
         from mstar.models.kokoro.network import decode_audio
 
-        given = (frames.features, frames.pitch, frames.energy, frames.timbre)
-        sounds, pitch, strength, timbre = map(torch.as_tensor, given)
-        return decode_audio(self.network, sounds, pitch, strength, timbre, frames.seed)
+        inputs = (frames.features, frames.pitch, frames.energy, frames.timbre)
+        features, pitch, energy, timbre = map(torch.as_tensor, inputs)
+        return decode_audio(self.network, features, pitch, energy, timbre, frames.seed)
 
 
 def _load_parts(checkpoint: Checkpoint, *names: str) -> Any:
     try:
         from mstar.models.kokoro.network import load_parts
     except ImportError as error:
-        fix = "install the torch that suits this machine, then pip install 'mstar-serve[transformers]'"
-        raise LoadError(f"this voice needs torch and transformers: {error}\n  fix: {fix}") from error
+        fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
+        raise LoadError(f"Kokoro needs torch and transformers: {error}\n  fix: {fix}") from error
     return load_parts(checkpoint, *names)
 
 
 def _load_phonemizer(*, is_british: bool) -> Any:
-    """The package's own, without the network that it speaks with."""
+    """Load the phonemizer of the package without its speech network."""
     for file in Processor.weights:
         file.path()
     try:
-        import onnxruntime as _onnxruntime  # noqa: F401 - it reads words that are in no lexicon
+        import onnxruntime as _onnxruntime  # noqa: F401 - runs the grapheme-to-phoneme networks
         from hibari.g2p import G2P
         from hibari.tts import Hibari
     except ImportError as error:
-        raise LoadError(f"reading English needs a library: {error}\n  fix: pip install onnxruntime") from error
+        raise LoadError(f"phonemization needs a library: {error}\n  fix: pip install onnxruntime") from error
 
-    class Speller(Hibari):
+    class Phonemizer(Hibari):
         def __init__(self) -> None:
             self._g2p = G2P(british=is_british)
 
-    return Speller()
+    return Phonemizer()
 
 
 def _split_phrase(phonemes: str) -> Iterator[str]:
-    """A phrase in parts that can be said at once, cut between words where there are some."""
+    """Split a phrase that is too long, between words if possible."""
     while len(phonemes) > MAX_PHONEMES:
         end = phonemes.rfind(" ", 1, MAX_PHONEMES) + 1 or MAX_PHONEMES
         yield phonemes[:end]

@@ -1,1 +1,1 @@
-"""Orpheus: a Llama that writes the codes of SNAC, an audio codec, which turns them into speech."""
+"""Orpheus: text to speech with a Llama that writes the codes of the audio codec SNAC."""

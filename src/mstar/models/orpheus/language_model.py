@@ -1,6 +1,7 @@
-"""The language model of Orpheus: a Llama that was taught to go on with a text in the codes of SNAC.
+"""Orpheus language model: a Llama that continues a text with SNAC audio codes.
 
-It knows how texts are put to it and which of its tokens are codes. What codes sound like it does not know.
+It applies the prompt template and restricts sampling to the codes that are valid at each position of a frame. Decoding
+codes to audio is in `snac`.
 """
 
 from __future__ import annotations
@@ -21,38 +22,43 @@ if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
 
 CODEBOOK_SIZE = 4096
-"""So many codes there are for each place of a frame."""
-_SPEECH_START, _SPEECH_END, _HUMAN_START, _HUMAN_END, _AI_START, _FIRST_CODE = 1, 2, 3, 4, 5, 10
-"""The tokens `<custom_token_N>` that begin and end speech and turns, and the first that is a code."""
+"""Codes per position of a frame."""
+_SPEECH_START = 1
+_SPEECH_END = 2
+_HUMAN_START = 3
+_HUMAN_END = 4
+_AI_START = 5
+_FIRST_CODE = 10
+"""Index N of the tokens `<custom_token_N>` that delimit speech and turns, and of the first audio code."""
 
 
 class LanguageModel(CausalLM):
-    """The network and its tokenizer.
+    """Llama with its tokenizer.
 
-    A token that is no code for its place in a frame is never chosen. The published decoder drops such tokens, and with
-    them code 0; a network that was taught well hardly ever wants one.
+    Only codes that are valid for their position in a frame are sampled. The published decoder drops invalid tokens, and
+    code 0 with them; a trained network hardly ever predicts one.
     """
 
     def __init__(self, weights: Weights) -> None:
-        super().__init__(weights.network, eos_token_id=0)  # which token that is, the tokenizer says
+        super().__init__(weights.network, eos_token_id=0)  # the tokenizer defines the end token
         self._weights = weights
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        made = self._weights.tokenizer()
-        made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
-        return made
+        tokenizer = self._weights.tokenizer()
+        tokenizer.encode_special_tokens = True  # user text that looks like a special token stays text
+        return tokenizer
 
     @functools.cached_property
     def _first_special_token(self) -> int:
-        """The first of the tokens that are no text."""
+        """Id of the first special token."""
         return self._token_id("<custom_token_0>")
 
     def _token_id(self, token: str) -> int:
-        if (number := self._tokenizer.token_to_id(token)) is None:
-            fix = "give the folder of a model that was trained as Orpheus was"
-            raise LoadError(f"the tokenizer of {self._weights.source} has no {token}\n  fix: {fix}")
-        return number
+        if (token_id := self._tokenizer.token_to_id(token)) is None:
+            fix = "use a model that was trained with the Orpheus tokenizer"
+            raise LoadError(f"the tokenizer of {self._weights.source} has no token {token}\n  fix: {fix}")
+        return token_id
 
     def prepare(self) -> None:
         """Load the network and the tokenizer."""
@@ -61,29 +67,31 @@ class LanguageModel(CausalLM):
 
     @op
     def prompt(self, text: str, voice: str) -> Int64[Tensor, "T"]:
-        """A text in a voice as tokens, up to where its speech begins."""
+        """Apply the prompt template to a text and a voice."""
         import torch
 
-        said = self._tokenizer.encode(f"{voice}: {text}").ids
-        closing = [self._first_special_token + one for one in (_HUMAN_END, _AI_START, _SPEECH_START)]
-        return torch.tensor([self._first_special_token + _HUMAN_START, *said, self._token_id("<|eot_id|>"), *closing])
+        text_ids = self._tokenizer.encode(f"{voice}: {text}").ids
+        closing = [self._first_special_token + token for token in (_HUMAN_END, _AI_START, _SPEECH_START)]
+        return torch.tensor(
+            [self._first_special_token + _HUMAN_START, *text_ids, self._token_id("<|eot_id|>"), *closing]
+        )
 
     @op(batch=ragged("T"), chunked=True)
     def next_token(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read tokens into the cache; the code that follows them, or the end. After `max_tokens` codes it ends."""
+        """Read tokens into the cache and sample the next code, or the end after `max_tokens` codes."""
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
-        written = [len(one.sampler.generated()) + 1 if one.sampler.has_started else 0 for one in caches]
-        wishes = [self._restrict_sampling(wish, number) for wish, number in zip(rows(sampling), written, strict=True)]
-        return self.decoder.next_token(tokens, caches, wishes, layout)[0]
+        counts = [len(cache.sampler.generated()) + 1 if cache.sampler.has_started else 0 for cache in caches]
+        samplings = [self._restrict_sampling(row, count) for row, count in zip(rows(sampling), counts, strict=True)]
+        return self.decoder.next_token(tokens, caches, samplings, layout)[0]
 
     def _restrict_sampling(self, sampling: Sampling, code_count: int) -> Sampling:
-        """A wish for what may follow so many codes: one for the next place, and after the first also the end."""
+        """Allow only codes for the next position of the frame and, after the first code, the end token."""
         first = self._first_special_token + _FIRST_CODE + code_count % CODES_PER_FRAME * CODEBOOK_SIZE
         codes = ((first, first + CODEBOOK_SIZE),) if code_count < sampling.max_tokens else ()
-        over = self._first_special_token + _SPEECH_END
-        return replace(sampling, allowed_ranges=(*codes, (over, over + 1)) if code_count else codes)
+        end = self._first_special_token + _SPEECH_END
+        return replace(sampling, allowed_ranges=(*codes, (end, end + 1)) if code_count else codes)
 
     @op(batch=stacked)
     def is_over(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:
@@ -92,7 +100,7 @@ class LanguageModel(CausalLM):
 
     @op(batch=stacked)
     def token_to_code(self, token: Int64[Tensor, "1"]) -> Int64[Tensor, "1"]:
-        """The code that a token stands for, whatever its place."""
+        """Convert a token to its code, independent of the position."""
         return ((token - self._first_special_token - _FIRST_CODE) % CODEBOOK_SIZE).where(
             token != self._first_special_token + _SPEECH_END, END_OF_CODES
         )

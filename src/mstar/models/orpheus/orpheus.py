@@ -1,8 +1,9 @@
-"""Orpheus: says English text in one of eight voices, with laughs and sighs where the text has `<laugh>` or `<sigh>`.
+"""Orpheus-3B: English text to speech (TTS) in eight voices, with emotion tags such as `<laugh>` and `<sigh>`.
 
-A Llama goes on with the text in codes, seven for each frame of sound, and SNAC turns them into sound as they are
-written: it begins after 28 codes and goes on every seven. In what it differs from the published decoder is told by
-`mstar.models.orpheus.snac`. Voices are not cloned.
+Components: `lm` (a Llama that writes audio codes, seven per frame) and `snac` (the neural audio codec that decodes
+them). The walk overlaps both: SNAC decodes a sliding window while the Llama writes; audio starts after 28 codes and
+continues every seven. `mstar.models.orpheus.snac` describes the differences from the published decoder. Voices are not
+cloned.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from mstar.requests import Finish, SpeechRequest
 VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 SAMPLE_RATE_HZ = 24_000
 DEFAULT_SAMPLING = Sampling(max_tokens=1200, temperature=0.6, top_p=0.8, repetition_penalty=1.3)
-"""How its authors choose codes."""
+"""Sampling parameters of the published model."""
 
 
 class Orpheus(Model):
-    """A Llama writes SNAC codes; SNAC turns each window of them into sound.
+    """Serves speech requests.
 
-    Weights are folders in the layout of their hubs, or `hub:` and a name. With `published`, sound is made of windows as
-    the authors' own decoder makes it; otherwise it is what SNAC makes of all codes at once.
+    Weights are folders in the Hugging Face layout, or `hub:NAME`. With `use_published_decoder`, audio windows are
+    decoded as in the published code; otherwise the stream equals SNAC's output for all codes at once.
     """
 
     def __init__(
@@ -47,35 +48,33 @@ class Orpheus(Model):
 
     @walk
     def speak(self, text: str, voice: str, sampling: Sampling) -> Iterator[Audio]:
-        """Say a text."""
+        """Synthesize a text."""
         kv, codes = self.lm.kv(), Stream("codes")
         s = loop(steps=sampling.max_tokens, token=self.lm.next_token(self.lm.prompt(text, voice), kv, sampling))
         for _ in s:
             codes.put(self.lm.token_to_code(s.token))
             s.token = self.lm.next_token(s.token, kv, sampling)
             s.stop_when(self.lm.is_over(s.token))
-        codes.put(self.lm.token_to_code(s.token))  # the end
+        codes.put(self.lm.token_to_code(s.token))  # the end marker
 
-        past, w = (
-            self.snac.state(CodecStreamState),
-            windows(codes, size=4 * CODES_PER_FRAME, stride=CODES_PER_FRAME, flush=True),
-        )
+        codec_state = self.snac.state(CodecStreamState)
+        w = windows(codes, size=4 * CODES_PER_FRAME, stride=CODES_PER_FRAME, flush=True)
         for window in w:  # runs while the loop above still runs
             if self.use_published_decoder:
-                sound = self.snac.decode_middle_frame(window, sampling.seed)
+                samples = self.snac.decode_middle_frame(window, sampling.seed)
             else:
-                sound = self.snac.decode_next(window, w.fresh, past, sampling.seed)
-            yield Audio(sound, rate=SAMPLE_RATE_HZ)
+                samples = self.snac.decode_next(window, w.fresh, codec_state, sampling.seed)
+            yield Audio(samples, rate=SAMPLE_RATE_HZ)
 
     async def route(self, request: SpeechRequest) -> Finish:
-        """Speak. What it reads are characters."""
+        """Speak. Usage counts characters as text tokens."""
         voice = request.voice or VOICES[0]
         if voice not in VOICES or request.speed != 1 or request.instructions or request.language not in ("", "en"):
-            what = f"it says English in the voices {format_names(VOICES)}, at its own speed and without instructions"
-            raise Unsupported(f"{what}\n  fix: ask for nothing else")
+            what = f"Orpheus speaks English in the voices {format_names(VOICES)}, at speed 1 and without instructions"
+            raise Unsupported(f"{what}\n  fix: use one of these voices, and leave out speed, language and instructions")
         await self.speak(request.text, voice, replace(self.sampling, seed=request.seed))
         return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
-        """The voices it has."""
+        """Names of the voices."""
         return VOICES

@@ -1,1 +1,1 @@
-"""pi0.5, a robot policy: what it sees, its task and its pose become its next actions."""
+"""pi0.5: a vision-language-action policy for robots."""

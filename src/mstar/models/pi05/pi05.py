@@ -1,8 +1,9 @@
-"""pi0.5: a robot policy that sees, reads its task, and moves.
+"""pi0.5: a vision-language-action (VLA) policy, PaliGemma with an action expert.
 
-PaliGemma with an action expert. What the cameras see, the task and the robot's pose make a prefix that is read once;
-ten flow steps over it turn noise into the next fifty actions. While a robot still carries out a chunk, the next can be
-made to go on from it (real-time chunking). It is not asked for words: who plans a task in steps does so before.
+Components: `processor` (normalization, tokenizer), `vision_encoder` (SigLIP) and `policy` (Gemma prefix and action
+expert). The walk encodes the cameras, prefills the prefix (images, task, robot state) once, and runs ten flow-matching
+steps over it to produce a chunk of 50 actions. Real-time chunking: a new chunk can continue the one that the robot is
+executing. It generates no text, so high-level planning happens in the client.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from mstar.models.pi05.processor import Processor
 from mstar.requests import ActionRequest
 
 ACTION_RATE_HZ = 50
-"""How many actions a second most of its robots carry out."""
+"""Control rate of most of its robots, in actions per second."""
 
 
 class Pi05(Model):
-    """A reader, an eye and a policy. `weights` is a folder as openpi or lerobot write it, or `hub:` and a name."""
+    """Serves action requests. `weights` is a folder in the openpi or lerobot layout, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -33,18 +34,18 @@ class Pi05(Model):
 
     @walk
     def act(self, request: ActionRequest, steps: int) -> Iterator[Action]:
-        """What to do next."""
+        """Emit the next action chunk."""
         views, tokens = self.processor.process(request)
         actions = self.flow(views, tokens, *self.processor.init_chunk(request), steps)
         yield Action(self.processor.unnormalize(actions), rate=ACTION_RATE_HZ)
 
     def flow(self, views: Any, tokens: Any, noise: Any, previous_chunk: Any, guidance_weights: Any, steps: Any) -> Any:
-        """Noise becomes actions: the part of the walk that is network."""
-        seen = each(views)
-        for view in seen:
-            seen.collect(patches=self.vision_encoder.image(view))
+        """Sub-walk of the networks: noise to normalized actions."""
+        cameras = each(views)
+        for view in cameras:
+            cameras.collect(patches=self.vision_encoder.image(view))
         prefix = self.policy.state(PrefixCache)
-        self.policy.prefill(seen.patches, tokens, prefix)
+        self.policy.prefill(cameras.patches, tokens, prefix)
 
         s = loop(steps=steps, actions=noise)
         for step in s:
@@ -52,15 +53,18 @@ class Pi05(Model):
         return s.actions
 
     async def route(self, request: ActionRequest) -> None:
-        """Act."""
+        """Check the observation and act."""
         self.processor.validate_observation(request)
         await self.act(request, self.checkpoint.config.get("num_inference_steps", 10))
 
     def robot_spec(self) -> Mapping[str, Any]:
-        """What its robot is like. Cameras may be absent, and pictures may have any size."""
-        pose, cameras = self.checkpoint.observation_names
+        """Names of the robot state and cameras, and shape and rate of the actions.
+
+        Cameras are optional, of any size.
+        """
+        state, cameras = self.checkpoint.observation_names
         actions = {
             "dtype": "float32",
             "shape": [self.checkpoint.chunk_shape[0], self.checkpoint.vector_sizes["actions"]],
         }
-        return {"cameras": [*cameras], "state": pose, "actions": actions, "rate": ACTION_RATE_HZ}
+        return {"cameras": [*cameras], "state": state, "actions": actions, "rate": ACTION_RATE_HZ}

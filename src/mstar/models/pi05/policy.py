@@ -1,7 +1,7 @@
-"""The eye and the policy of pi0.5: what is seen becomes embeddings, and over a prefix of them noise becomes actions.
+"""pi0.5 networks as components: the SigLIP vision encoder, and the policy of Gemma prefix and action expert.
 
-The eye is transformers' SigLIP and what reads is transformers' Gemma; only the action expert is written here. Cameras
-that are not there are neither encoded nor masked, and a prompt is as long as it is.
+SigLIP and Gemma are those of transformers; the action expert is `expert`. Absent cameras are neither encoded nor
+masked, and prompts are not padded.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ ActionChunk = Float32[Tensor, "A D"]
 
 
 class VisionEncoder(Encoder):
-    """Sees pictures, by its op `image`. Nothing is kept: cameras do not see the same thing twice."""
+    """Encodes camera images with the op `image`. Not cached, because camera images do not repeat."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.load_vision_encoder, cache_bytes=0)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
-        seen = self.network(batch.to(self.network.dtype)).last_hidden_state
-        return self.network.projector(seen.to(self.network.projector.weight.dtype))
+        hidden = self.network(batch.to(self.network.dtype)).last_hidden_state
+        return self.network.projector(hidden.to(self.network.projector.weight.dtype))
 
 
 class PrefixCache(State):
-    """Keys and values of what was seen and read, [layers, 2, positions, size]. Steps look at them and add nothing."""
+    """KV of the prefix, [layers, 2, positions, size]. Denoising steps only read it."""
 
     def __init__(self) -> None:
         self.layers: Any = None
 
 
 class Policy(Component):
-    """Reads a prefix once, and moves a chunk from noise to actions over it."""
+    """Prefills the prefix once, and denoises an action chunk over it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def language_model(self) -> Any:
-        """The network that reads."""
+        """The Gemma of the prefix, loaded on first use."""
         return self._checkpoint.load_language_model().eval().requires_grad_(requires_grad=False)
 
     @functools.cached_property
     def expert(self) -> ActionExpert:
-        """The network that acts."""
+        """The action expert, loaded on first use."""
         from mstar.models.pi05.expert import ActionExpert
 
         config = self._checkpoint.config
@@ -59,25 +59,25 @@ class Policy(Component):
         )
 
     def prepare(self) -> None:
-        """Load both."""
+        """Load both networks."""
         _ = self.language_model, self.expert
 
     @op
     def prefill(self, patches: list[Float[Tensor, "P W"]], tokens: Int64[Tensor, "T"], prefix: PrefixCache) -> None:
-        """Read what the cameras see, and then the task."""
+        """Prefill the image patches, then the prompt."""
         import torch
         from transformers import DynamicCache
 
-        network, kept = self.language_model, cast("Any", DynamicCache())
+        network, cache = self.language_model, cast("Any", DynamicCache())
         with torch.inference_mode():
             hidden = torch.cat([*patches, network.embed_tokens(tokens)])[None].to(network.dtype)
-            turn = network.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
-            how = {"position_embeddings": turn, "attention_mask": None, "past_key_values": kept}
+            rotary = network.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
+            options = {"position_embeddings": rotary, "attention_mask": None, "past_key_values": cache}
             *layers, last = network.layers
             for layer in layers:
-                hidden = layer(hidden, **how)
-            last.self_attn(last.input_layernorm(hidden), **how)  # of the last layer nothing but its keys is looked at
-            prefix.layers = torch.stack([torch.stack([one.keys[0, 0], one.values[0, 0]]) for one in kept.layers])
+                hidden = layer(hidden, **options)
+            last.self_attn(last.input_layernorm(hidden), **options)  # only the KV of the last layer is needed
+            prefix.layers = torch.stack([torch.stack([kv.keys[0, 0], kv.values[0, 0]]) for kv in cache.layers])
 
     @op(batch=stacked)
     def denoise(
@@ -89,8 +89,7 @@ class Policy(Component):
         steps: int,
         step: int,
     ) -> ActionChunk:
-        """A chunk one step further, pulled towards what is left of the chunk before as far as that is trusted."""
-        wishes = [*zip(rows(steps), rows(step), strict=True)]
-        return self.expert.denoise_step(
-            actions, wishes, [one.layers for one in rows(prefix)], previous_chunk, guidance_weights
-        )
+        """Denoise a chunk by one step, guided towards the previous chunk by the weight of each action."""
+        progress = [*zip(rows(steps), rows(step), strict=True)]
+        prefixes = [cache.layers for cache in rows(prefix)]
+        return self.expert.denoise_step(actions, progress, prefixes, previous_chunk, guidance_weights)

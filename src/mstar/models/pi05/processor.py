@@ -1,7 +1,7 @@
-"""The reader of pi0.5: an observation of a robot as what its networks were trained with, and their numbers as actions.
+"""pi0.5 processor: robot observations to model inputs, and model outputs to robot actions.
 
-As openpi does it: pictures are made to fit with their sides in proportion, the pose is told in words, and numbers are
-scaled by the quantiles that a checkpoint has. Whether actions are poses or differences is the robot's business.
+As in openpi, images are resized with padding, the state is discretized into prompt tokens, and values are normalized by
+the quantiles of the checkpoint. Whether actions are absolute or relative is up to the robot.
 """
 
 from __future__ import annotations
@@ -16,82 +16,87 @@ from mstar.requests import ActionRequest
 if TYPE_CHECKING:
     import numpy as np
 
-_MAX_PROMPT_TOKENS, _STATE_BINS, _DEFAULT_HORIZON = 200, 256, 10
-"""How many tokens a task and a pose may have, how many words there are for a number of the pose, and for how many
-actions a chunk is pulled to the one before where a request does not say."""
+_MAX_PROMPT_TOKENS = 200
+"""Maximum tokens of task and state."""
+_STATE_BINS = 256
+"""Bins per state value in the prompt."""
+_DEFAULT_HORIZON = 10
+"""Actions that are guided towards the previous chunk, unless the request sets `horizon`."""
 _MIN_RANGE = 1e-6
-"""What numbers that are always equal are divided by."""
+"""Added to a quantile range, so that constant values do not divide by zero."""
 
 
 class Processor(Component):
-    """What a checkpoint says of cameras, pose, words and scales."""
+    """Preprocessing and postprocessing as the checkpoint defines them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     def prepare(self) -> None:
-        """Load the words."""
+        """Load the tokenizer."""
         _ = self._checkpoint.tokenizer
 
     def validate_observation(self, request: ActionRequest) -> None:
-        """Refuse what is not of this robot: an arm that moves by a guess is worse than one at rest."""
-        seen, (pose, cameras) = request.observation, self._checkpoint.observation_names
-        if not (pose in seen and len(seen) > 1 and seen.keys() <= {pose, *cameras}):
-            what = f"an observation has {format_names(sorted(seen))}, not `{pose}` and one or more of {format_names(cameras)}"
+        """Reject an observation that does not match this robot: a wrong action is worse than none."""
+        observation, (state, cameras) = request.observation, self._checkpoint.observation_names
+        if not (state in observation and len(observation) > 1 and observation.keys() <= {state, *cameras}):
+            names = format_names(sorted(observation))
+            what = f"the observation has {names}, expected `{state}` and one or more of {format_names(cameras)}"
             raise Unsupported(f"{what}\n  fix: send these names")
         sizes = self._checkpoint.vector_sizes
-        told = {pose: [sizes.get("state", "numbers")], "leftover": ["actions", sizes["actions"]]}
-        for name, value in {**seen, "leftover": request.leftover}.items():
-            wanted, kind = told.get(name, ["height", "width", 3]), "uint8" if name in cameras else "float"
-            found, shape = str(getattr(value, "dtype", type(value).__name__)), [*getattr(value, "shape", ())]
-            is_whole = len(shape) == len(wanted) and wanted[-1] in ("numbers", shape[-1])
-            if value is not None and not (is_whole and found.startswith(kind)):
-                what = f"`{name}` is {found}{shape}, not {kind}{wanted}"
-                raise Unsupported(f"{what}\n  fix: send what this robot has")
+        shapes = {state: [sizes.get("state", "numbers")], "leftover": ["actions", sizes["actions"]]}
+        for name, value in {**observation, "leftover": request.leftover}.items():
+            expected, kind = shapes.get(name, ["height", "width", 3]), "uint8" if name in cameras else "float"
+            dtype, shape = str(getattr(value, "dtype", type(value).__name__)), [*getattr(value, "shape", ())]
+            is_shape_valid = len(shape) == len(expected) and expected[-1] in ("numbers", shape[-1])
+            if value is not None and not (is_shape_valid and dtype.startswith(kind)):
+                what = f"`{name}` is {dtype}{shape}, expected {kind}{expected}"
+                raise Unsupported(f"{what}\n  fix: send the dtype and shape of this robot")
 
     @op
     def process(self, request: ActionRequest) -> tuple[list[Float32[Tensor, "3 H W"]], Int64[Tensor, "T"]]:
-        """What the cameras see that are there; the task and the pose in words."""
+        """Resize the images of the present cameras, and tokenize the task and the discretized state."""
         import numpy as np
         import torch
 
-        seen, (name, cameras) = request.observation, self._checkpoint.observation_names
-        pictures = [_resize_with_pad(seen[camera], self._checkpoint.image_size) for camera in cameras if camera in seen]
-        pose = np.digitize(self._normalize("state", seen[name]), np.linspace(-1, 1, _STATE_BINS + 1)[:-1]) - 1
+        observation, (state, cameras) = request.observation, self._checkpoint.observation_names
+        side = self._checkpoint.image_size
+        images = [_resize_with_pad(observation[camera], side) for camera in cameras if camera in observation]
+        bins = np.digitize(self._normalize("state", observation[state]), np.linspace(-1, 1, _STATE_BINS + 1)[:-1]) - 1
         task = request.prompt.strip().replace("_", " ").replace("\n", " ")
-        told = f"Task: {task}, State: {' '.join(map(str, pose))};\nAction: "
-        tokens = self._checkpoint.tokenizer.encode(told, add_bos=True)
+        prompt = f"Task: {task}, State: {' '.join(map(str, bins))};\nAction: "
+        tokens = self._checkpoint.tokenizer.encode(prompt, add_bos=True)
         if len(tokens) > _MAX_PROMPT_TOKENS:
-            what = f"task and pose have {len(tokens)} tokens, and it reads {_MAX_PROMPT_TOKENS}"
-            raise Unsupported(f"{what}\n  fix: say the task in fewer words")
-        return [torch.from_numpy(one).permute(2, 0, 1) / 255 * 2 - 1 for one in pictures], torch.tensor(tokens)
+            what = f"task and state have {len(tokens)} tokens, maximum {_MAX_PROMPT_TOKENS}"
+            raise Unsupported(f"{what}\n  fix: shorten the task")
+        return [torch.from_numpy(image).permute(2, 0, 1) / 255 * 2 - 1 for image in images], torch.tensor(tokens)
 
     @op
     def init_chunk(
         self, request: ActionRequest
     ) -> tuple[Float32[Tensor, "A D"], Float32[Tensor, "A D"], Float32[Tensor, "A"]]:
-        """Noise, what is left of the chunk before, and how much each action of that is trusted.
+        """Return the noise, the rest of the previous chunk, and the guidance weight of each of its actions.
 
-        The robot goes on while a chunk is made: its first `delay` actions will have been carried out, and are trusted
-        fully; those from there to the horizon less and less.
+        The robot moves while a chunk is computed: its first `delay` actions will have been executed, so their weight is
+        1. From there to the horizon the weight decreases to 0.
         """
         import torch
 
         count, size = self._checkpoint.chunk_shape
         noise = torch.randn(count, size, generator=torch.Generator().manual_seed(request.seed % 2**63))
-        left, trust = torch.zeros(count, size), torch.zeros(count)
+        leftover, weights = torch.zeros(count, size), torch.zeros(count)
         if request.leftover is not None:
-            given = torch.from_numpy(self._normalize("actions", request.leftover)[:count])
-            left[: len(given), : given.shape[1]] = given
-            end = min(request.horizon or _DEFAULT_HORIZON, len(given))
+            normalized = torch.from_numpy(self._normalize("actions", request.leftover)[:count])
+            leftover[: len(normalized), : normalized.shape[1]] = normalized
+            end = min(request.horizon or _DEFAULT_HORIZON, len(normalized))
             start = min(request.delay, end)
-            trust[:start] = 1
-            trust[start:end] = torch.linspace(1, 0, end - start + 2)[1:-1]
-        return noise, left, trust
+            weights[:start] = 1
+            weights[start:end] = torch.linspace(1, 0, end - start + 2)[1:-1]
+        return noise, leftover, weights
 
     @op
     def unnormalize(self, actions: Float32[Tensor, "A D"]) -> Float32[Tensor, "A R"]:
-        """Actions as the robot has them."""
+        """Scale normalized actions to the units of the robot."""
         import torch
 
         if "actions" not in self._checkpoint.quantiles:
@@ -99,22 +104,22 @@ class Processor(Component):
         low, high = torch.tensor(self._checkpoint.quantiles["actions"], dtype=torch.float64)
         return ((actions[:, : len(low)] + 1) / 2 * (high - low + _MIN_RANGE) + low).float()
 
-    def _normalize(self, key: str, numbers: np.ndarray) -> np.ndarray:
-        """Numbers of a robot as the network has them: nearly all between -1 and 1."""
+    def _normalize(self, key: str, values: np.ndarray) -> np.ndarray:
+        """Scale robot values by their quantiles, mostly to -1 .. 1."""
         import numpy as np
 
         if key not in self._checkpoint.quantiles:
-            return np.array(numbers)
+            return np.array(values)
         low, high = np.array(self._checkpoint.quantiles[key])
-        return (numbers - low) / (high - low + _MIN_RANGE) * 2 - 1
+        return (values - low) / (high - low + _MIN_RANGE) * 2 - 1
 
 
-def _resize_with_pad(picture: np.ndarray, side: int) -> np.ndarray:
-    """A picture in the middle of a square, as large as it fits, with black around it."""
+def _resize_with_pad(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Resize an image to fit into a square, centered on black."""
     import numpy as np
     from PIL import Image
 
-    image, ratio = Image.fromarray(picture), max(picture.shape[:2]) / side
+    image, ratio = Image.fromarray(pixels), max(pixels.shape[:2]) / side
     if image.size != (side, side):
         small = image.resize((int(image.width / ratio), int(image.height / ratio)), Image.Resampling.BILINEAR)
         image = Image.new("RGB", (side, side))

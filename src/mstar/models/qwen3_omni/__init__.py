@@ -1,1 +1,1 @@
-"""Qwen3-Omni: a thinker that reads, hears and sees, and a talker that speaks what it thinks."""
+"""Qwen3-Omni: chat with text, audio, images and video, answered in text and speech."""

@@ -1,7 +1,7 @@
-"""The files of a Qwen3-Omni model in the layout of its hub, and the parts of its network, each loaded by itself.
+"""Qwen3-Omni checkpoint in the Hugging Face layout: each part of the network is loaded by itself.
 
-A worker that holds one part reads the tensors of that part only. No library is loaded until a network, its shape or
-words are asked for. What the parts compute is transformers' own code.
+A worker that holds one part reads the tensors of that part only. No library is imported until a network, config or
+tokenizer is loaded. The networks are those of transformers.
 """
 
 from __future__ import annotations
@@ -22,65 +22,66 @@ PARTS: dict[str, dict[str, str]] = {
     "talker": {f"talker.{name}": f"talker.{name}." for name in _TALKER_MODULES},
     "vocoder": {"code2wav": "code2wav."},
 }
-"""The modules of each part, as transformers names them, and how the names of their tensors begin in the files."""
-FIRST_CODE_PREFIX, CODE_PREDICTOR_PREFIX = "talker.model.codec_embedding.", "talker.code_predictor."
+"""Modules of each part as transformers names them, and the prefixes of their tensors in the files."""
+FIRST_CODE_PREFIX = "talker.model.codec_embedding."
+CODE_PREDICTOR_PREFIX = "talker.code_predictor."
 
 
 class Checkpoint:
-    """A folder with config.json, safetensors, words, and what is done to sound and pictures before they are seen."""
+    """Folder with config.json, safetensors, tokenizer, and audio and image preprocessing."""
 
     def __init__(self, weights: str) -> None:
         self._weights = Weights(weights)
 
     def network(self, part: str) -> Any:
-        """transformers' model, of which only this part is there."""
+        """Load the transformers model with only this part."""
         return self._weights.network(parts=PARTS[part]).eval().requires_grad_(requires_grad=False)
 
     def tensors(self, *prefixes: str) -> Any:
-        """The tensors whose names begin so."""
+        """Load the tensors with these prefixes."""
         from mstar.nn.weights.checkpoints import read_tensors
 
         return read_tensors(self._weights.path(), ignore_progress, prefixes)
 
     @functools.cached_property
     def config(self) -> Any:
-        """transformers' description of the whole model."""
+        """The transformers config of the whole model."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(self._weights.path("*.json"), local_files_only=True)
 
     @functools.cached_property
     def voices(self) -> dict[str, int]:
-        """The code of each voice. It needs no library: a route asks for it."""
+        """Speaker id of each voice. Imports no library, so routes can read it."""
         file = self._weights.path("*.json") / "config.json"
-        said = json.loads(file.read_bytes()) if file.is_file() else {}
-        if not said.get("talker_config", {}).get("speaker_id"):
-            raise LoadError(f"{file} names no voices\n  fix: give the folder of a Qwen3-Omni model that speaks")
-        return said["talker_config"]["speaker_id"]
+        config = json.loads(file.read_bytes()) if file.is_file() else {}
+        if not config.get("talker_config", {}).get("speaker_id"):
+            raise LoadError(f"{file} names no voices\n  fix: use the folder of a Qwen3-Omni model with a talker")
+        return config["talker_config"]["speaker_id"]
 
     @functools.cached_property
     def feature_extractor(self) -> Any:
-        """What makes spectra of sound."""
+        """Feature extractor for mel spectrograms."""
         from transformers import WhisperFeatureExtractor
 
         return WhisperFeatureExtractor.from_pretrained(self._weights.path("*.json"))
 
     @functools.cached_property
     def image_processor(self) -> Any:
-        """What makes patches of pictures."""
+        """Image processor for patches."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         return Qwen2VLImageProcessorPil.from_pretrained(self._weights.path("*.json"))
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Text to tokens and back. What looks like one of its special tokens is text, whoever wrote it."""
+        """Tokenizer that never parses special tokens in text."""
         folder = self._weights.path("*.json", "*.txt")
         if (folder / "tokenizer.json").is_file():
-            made = self._weights.tokenizer()
+            tokenizer = self._weights.tokenizer()
         else:
             from transformers import Qwen2Tokenizer
 
-            made: Any = Qwen2Tokenizer.from_pretrained(folder)._tokenizer
-        made.encode_special_tokens = True
-        return made
+            tokenizer: Any = Qwen2Tokenizer.from_pretrained(folder)._tokenizer
+        tokenizer.encode_special_tokens = True
+        return tokenizer

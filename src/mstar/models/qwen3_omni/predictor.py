@@ -1,7 +1,7 @@
-"""The code predictor of Qwen3-Omni: the codes of a frame that follow its first, one after the other.
+"""Code predictor of Qwen3-Omni: predicts the remaining RVQ codes of a frame from its first code.
 
-It forgets everything after each frame, so a frame is one op, for all requests that have one. Its network is the one
-that Qwen3-TTS has, with its names and shape. What a frame sounds like it does not know.
+It keeps no state between frames, so a frame is one op, batched across requests. The network is the same as in
+Qwen3-TTS.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from mstar.nn.audio.code_predictor import CodePredictor
 
 CODE_SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.8)
-"""How its authors choose codes, unless all are the likeliest."""
+"""Sampling parameters of the published model, used unless decoding is greedy."""
 _SEED_STRIDE = 1_000_003
-"""How far the seeds of a request and of the next are apart, in frames."""
+"""Distance between the seeds of neighboring requests, in frames."""
 
 
 class Predictor(Component):
-    """The network and the embeddings of all codes."""
+    """Code predictor with the embeddings of all codebooks."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> CodePredictor:
-        """The network, loaded."""
+        """The code predictor, loaded on first use."""
         from mstar.nn.audio.code_predictor import CodePredictor
 
-        shape = self._checkpoint.config.talker_config.code_predictor_config
+        config = self._checkpoint.config.talker_config.code_predictor_config
         tensors = self._checkpoint.tensors(FIRST_CODE_PREFIX, CODE_PREDICTOR_PREFIX)
-        own = {name.removeprefix("talker."): one for name, one in tensors.items()}
-        return CodePredictor({**shape.to_dict(), "rope_theta": shape.rope_parameters["rope_theta"]}, own)
+        named = {name.removeprefix("talker."): tensor for name, tensor in tensors.items()}
+        return CodePredictor({**config.to_dict(), "rope_theta": config.rope_parameters["rope_theta"]}, named)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -47,12 +47,14 @@ class Predictor(Component):
     def predict_frame(
         self, code: Int64[Tensor, "1"], hidden_state: Float[Tensor, "H"], sampling: Sampling, step: int
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "H"]]:
-        """All codes of the frame numbered `step`, and the sum of their embeddings."""
+        """Return all codes of frame `step`, and the sum of their embeddings."""
         from mstar.nn.lm.sampler import SamplerState, sample_tokens
 
-        wishes = [
-            replace(CODE_SAMPLING if wish.temperature else Sampling(), seed=(wish.seed * _SEED_STRIDE + number) % 2**63)
-            for wish, number in zip(rows(sampling), rows(step), strict=True)
+        samplings = [
+            replace(CODE_SAMPLING if row.temperature else Sampling(), seed=(row.seed * _SEED_STRIDE + frame) % 2**63)
+            for row, frame in zip(rows(sampling), rows(step), strict=True)
         ]
-        choosers = [SamplerState() for _ in wishes]
-        return self.network.predict_frames(code, hidden_state, lambda scores: sample_tokens(scores, wishes, choosers))
+        samplers = [SamplerState() for _ in samplings]
+        return self.network.predict_frames(
+            code, hidden_state, lambda scores: sample_tokens(scores, samplings, samplers)
+        )

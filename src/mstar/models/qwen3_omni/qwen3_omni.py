@@ -1,8 +1,8 @@
-"""Qwen3-Omni: reads, hears and sees, writes, and speaks while it writes.
+"""Qwen3-Omni-30B-A3B: chat with text, audio, images and video in, text and speech out.
 
-A thinker answers a conversation with sound, pictures and clips in it. A talker turns its thoughts into the first code
-of each frame of speech and goes on when it has ended, a predictor adds the other codes, and a vocoder makes sound of
-them. It calls no tools.
+Components: `processor`, `audio_encoder`, `vision_encoder`, `thinker` (mixture-of-experts LM), `talker` (first RVQ code
+of each frame), `predictor` (other codes) and `vocoder` (Code2Wav). The walk streams: the talker reads the thinker's
+tokens while they are decoded, and the vocoder emits audio in windows of four frames. It calls no tools.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mstar.requests import AudioInput, ChatRequest, Finish, ImageInput, VideoInp
 
 
 class Qwen3Thinker(Model):
-    """All that is loaded where nobody speaks. `weights` is a folder in the layout of its hub, or `hub:` and a name."""
+    """Text-only half: does not load the talker. `weights` is a folder in the Hugging Face layout, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -39,17 +39,17 @@ class Qwen3Thinker(Model):
         return (yield from self.think(chat, None))[-1]
 
     def think(self, chat: ChatRequest, talker_inputs: Stream | None) -> Generator[Text, None, tuple[Any, ...]]:
-        """The thinker's part of both walks, and what a talker must know of the prompt."""
-        tokens, away, sounds, sights, *told = self.processor.process(chat)
-        heard, seen = each(sounds), each(sights)
-        for sound in heard:
-            heard.collect(states=self.audio_encoder.spectrum(sound))
-        for sight in seen:
-            seen.collect(states=self.vision_encoder.encode(sight))
+        """Sub-walk of the thinker: emits text, and returns what the talker needs of the prompt, then the finish."""
+        tokens, offsets, spectrograms, images, *talker_prompt = self.processor.process(chat)
+        audio, vision = each(spectrograms), each(images)
+        for spectrogram in audio:
+            audio.collect(states=self.audio_encoder.spectrum(spectrogram))
+        for patches in vision:
+            vision.collect(states=self.vision_encoder.encode(patches))
 
         kv = self.thinker.kv()
-        given = self.thinker.merge_embeddings(tokens, away, heard.states, seen.states)
-        first, prompt = self.thinker.prefill(tokens, given, kv, chat.sampling)
+        embeddings = self.thinker.merge_embeddings(tokens, offsets, audio.states, vision.states)
+        first, prompt = self.thinker.prefill(tokens, embeddings, kv, chat.sampling)
         is_over = self.thinker.is_over(first, kv, chat.sampling)
         s = loop(steps=choose(is_over, 0, chat.sampling.max_tokens), token=first)
         for step in s:
@@ -58,26 +58,25 @@ class Qwen3Thinker(Model):
             if talker_inputs is not None:
                 talker_inputs.put(self.thinker.talker_embedding(s.token, step, kv, chat.sampling))
             s.stop_when(self.thinker.is_over(s.token, kv, chat.sampling))
-        ending = self.thinker.finish(tokens, s.token, kv, chat.sampling)
-        return tokens, prompt, *told, first, is_over, ending
+        return tokens, prompt, *talker_prompt, first, is_over, self.thinker.finish(tokens, s.token, kv, chat.sampling)
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer."""
+        """Answer in text. Rejects requests for speech."""
         if request.audio_output:
-            raise Unsupported("it does not speak\n  fix: ask for text, or serve qwen3_omni")
+            raise Unsupported("this model does not speak\n  fix: request text only, or serve qwen3_omni")
         return await self.write(request)
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text, audio, images and video."""
         return (str, AudioInput, ImageInput, VideoInput)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its answers as text."""
+        """Decode token ids to text."""
         return self.thinker.detokenize(tokens)
 
 
 class Qwen3Omni(Qwen3Thinker):
-    """It speaks too. `codes` is how the codes of its speech are chosen."""
+    """Adds speech. `code_sampling` are the sampling parameters of the audio codes."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS, *, code_sampling: Sampling = CODE_SAMPLING) -> None:
         super().__init__(weights)
@@ -86,37 +85,36 @@ class Qwen3Omni(Qwen3Thinker):
 
     @walk
     def talk(self, chat: ChatRequest, voice: str, code_sampling: Sampling) -> Generator[Text | Audio, None, Finish]:
-        """Answer in text, and say it while it is written."""
+        """Answer in text, and emit speech while the text is decoded."""
         thoughts, codes = Stream("thoughts"), Stream("codes")
-        tokens, prompt, told, away, word, is_silent, ending = yield from self.think(chat, thoughts)
+        tokens, hidden, talker_indices, offsets, first_token, is_silent, finish = yield from self.think(chat, thoughts)
 
-        kv, opening = self.talker.kv(), self.thinker.opening_embeddings(word)
-        given = self.talker.prompt(self.talker.project_prompt(tokens, prompt, told), away, opening, voice)
-        code, thought = self.talker.prefill(given, kv, code_sampling)
-        most = choose(is_silent, 0, choose(self.talker.is_over(code), 0, code_sampling.max_tokens))
-        s = loop(steps=most, code=code, thought=thought)
-        for step in s:  # goes on when the thinker has ended
-            frame, heard = self.predictor.predict_frame(s.code, s.thought, code_sampling, step)
+        kv, opening = self.talker.kv(), self.thinker.opening_embeddings(first_token)
+        projected = self.talker.project_prompt(tokens, hidden, talker_indices)
+        prompt = self.talker.prompt(projected, offsets, opening, voice)
+        code, hidden_state = self.talker.prefill(prompt, kv, code_sampling)
+        frames = choose(is_silent, 0, choose(self.talker.is_over(code), 0, code_sampling.max_tokens))
+        s = loop(steps=frames, code=code, hidden_state=hidden_state)
+        for step in s:  # continues after the thinker has finished
+            frame, embedding = self.predictor.predict_frame(s.code, s.hidden_state, code_sampling, step)
             codes.put(frame)
-            s.code, s.thought = self.talker.next_code(
-                s.code, heard, thoughts.get(default=opening[0]), kv, code_sampling
-            )
+            text = thoughts.get(default=opening[0])
+            s.code, s.hidden_state = self.talker.next_code(s.code, embedding, text, kv, code_sampling)
             s.stop_when(self.talker.is_over(s.code))
 
-        past = self.vocoder.state(CodecStreamState)
-        for frames in windows(codes, size=4, first=3, flush=True):
-            yield Audio(self.vocoder.decode(frames, past), rate=24_000)
-        return ending
+        codec_state = self.vocoder.state(CodecStreamState)
+        for window in windows(codes, size=4, first=3, flush=True):
+            yield Audio(self.vocoder.decode(window, codec_state), rate=24_000)
+        return finish
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer, in speech if that is wished for."""
+        """Answer, with speech if the request asks for audio."""
         if not request.audio_output:
             return await super().route(request)
-        voice, voices = request.voice.lower() or "ethan", self.voices()
-        if voice not in voices:
-            raise Unsupported(f"it has the voices {format_names(voices)}\n  fix: ask for one of them")
+        if (voice := request.voice.lower() or "ethan") not in self.voices():
+            raise Unsupported(f"unknown voice {voice}\n  fix: use one of {format_names(self.voices())}")
         return await self.talk(request, voice, replace(self.code_sampling, seed=request.sampling.seed))
 
     def voices(self) -> tuple[str, ...]:
-        """The voices it has."""
+        """Names of the voices."""
         return tuple(self.checkpoint.voices)

@@ -1,7 +1,7 @@
-"""The talker of Qwen3-Omni: reads what the thinker thinks, and writes the first code of each frame of speech.
+"""Talker of Qwen3-Omni: reads the thinker's states, and writes the first RVQ code of each speech frame.
 
-Its layers are transformers' own. It reads a frame as the sum of its codes' embeddings and of the text that belongs to
-it. The other codes of a frame are the predictor's, and what they sound like is the vocoder's.
+The layers are those of transformers. Its input for a frame is the sum of the frame's code embeddings and of the text
+embedding for that frame. The other codes come from the predictor, the audio from the vocoder.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from mstar.nn.lm.mrope import MRopeDecoder, MRopeModel
 
 CODE_SAMPLING = Sampling(max_tokens=4096, temperature=0.9, top_k=50, repetition_penalty=1.05)
-"""How its authors choose codes."""
+"""Sampling parameters of the published model."""
 _NON_CODE_TOKENS = 1024
-"""So many of its tokens, the last, are not codes."""
+"""Tokens at the end of the vocabulary that are not codes."""
 
 
 class Talker(CausalLM):
-    """The network, and how it chooses codes."""
+    """Talker network with its code sampling."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(self._load_network, eos_token_id=0)  # which code that is, the checkpoint says
+        super().__init__(self._load_network, eos_token_id=0)  # the config defines the end code
         self._checkpoint = checkpoint
 
     @functools.cached_property
@@ -40,9 +40,8 @@ class Talker(CausalLM):
     def _load_network(self) -> MRopeModel:
         from mstar.nn.lm.mrope import MRopeModel
 
-        return MRopeModel(
-            self._modules.model, self._modules.codec_head
-        )  # its last hidden states are what the predictor reads
+        # the predictor reads the hidden states of the last layer
+        return MRopeModel(self._modules.model, self._modules.codec_head)
 
     def _decoder_class(self) -> type[MRopeDecoder]:
         from mstar.models.qwen3_omni.talker_cache import TalkerDecoder
@@ -53,18 +52,18 @@ class Talker(CausalLM):
     def _config(self) -> Any:
         return self._checkpoint.config.talker_config
 
-    # ---------------------------------------------------------------- what it reads
+    # ---------------------------------------------------------------- prompt
     @op
     def project_prompt(
         self, tokens: Int64[Tensor, "T"], hidden_states: Float[Tensor, "T D"], positions: Int64[Tensor, "U"]
     ) -> Float[Tensor, "U H"]:
-        """What it makes of the thoughts in some places: of those behind text otherwise than of others."""
+        """Project hidden states at some positions, those of media and those of text by different projections."""
         import torch
 
-        shown = torch.tensor([getattr(self._config, f"{kind}_token_id") for kind in ("audio", "image", "video")])
-        is_shown = torch.isin(tokens[positions], shown)[:, None]
+        media_tokens = torch.tensor([getattr(self._config, f"{kind}_token_id") for kind in ("audio", "image", "video")])
+        is_media = torch.isin(tokens[positions], media_tokens)[:, None]
         return self._project_hidden(hidden_states[positions]).where(
-            is_shown, self._project_text(hidden_states[positions])
+            is_media, self._project_text(hidden_states[positions])
         )
 
     @op
@@ -75,16 +74,16 @@ class Talker(CausalLM):
         opening: Float[Tensor, "3 D"],
         voice: str,
     ) -> Float[Tensor, "V W"]:
-        """All that it reads before it speaks, as rows: what was said to it, its voice, and the first word."""
+        """Build the prompt embeddings: the conversation, the voice, and the first text token."""
         import torch
 
-        config, (none, begin, first) = self._config, self._project_text(opening)
+        config, (pad, start, first) = self._config, self._project_text(opening)
         names = ("nothink", "think_bos", "think_eos")
-        tags = [*(getattr(config, f"codec_{name}_id") for name in names), config.speaker_id[voice]]
-        tags += [config.codec_pad_id, config.codec_bos_id]
-        given = torch.cat([projected, torch.stack([*[none] * 4, begin, first])])
-        given[-len(tags) :] += self.decoder.embed(torch.tensor(tags))[:, : given.shape[1]]
-        return torch.cat([given, position_offsets], 1)
+        control_codes = [*(getattr(config, f"codec_{name}_id") for name in names), config.speaker_id[voice]]
+        control_codes += [config.codec_pad_id, config.codec_bos_id]
+        embeddings = torch.cat([projected, torch.stack([*[pad] * 4, start, first])])
+        embeddings[-len(control_codes) :] += self.decoder.embed(torch.tensor(control_codes))[:, : embeddings.shape[1]]
+        return torch.cat([embeddings, position_offsets], 1)
 
     def _project_text(self, embeddings: Tensor) -> Tensor:
         return self._modules.text_projection(embeddings.to(self._modules.dtype)).float()
@@ -92,12 +91,12 @@ class Talker(CausalLM):
     def _project_hidden(self, hidden_states: Tensor) -> Tensor:
         return self._modules.hidden_projection(hidden_states.to(self._modules.dtype)).float()
 
-    # ---------------------------------------------------------------- what it writes
+    # ---------------------------------------------------------------- decoding
     @op(batch=ragged("T"), chunked=True)
     def prefill(
         self, embeddings: Float[Tensor, "T W"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "H"]]:
-        """Read a prompt; the first code of the first frame, and the thought behind it."""
+        """Read the prompt. Returns the first code of the first frame, and its hidden state."""
         return self._next_codes(embeddings, list(cast("Sequence[PagedKV]", rows(kv))), rows(sampling), layout)
 
     @op(batch=stacked)
@@ -109,23 +108,23 @@ class Talker(CausalLM):
         kv: KV,
         sampling: Sampling,
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "H"]]:
-        """Read a frame that begins with this code, and the text that belongs to it; the same for the next frame."""
+        """Read a frame and its text embedding. Returns the first code of the next frame, and its hidden state."""
         import torch
 
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
         decoder = cast("MRopeDecoder", self.decoder)
-        away = torch.tensor([[decoder.position_offset(cache)] * 3 for cache in caches])
-        for cache, said in zip(caches, code[:, 0].tolist(), strict=True):
-            cache.append_tokens([said])
-        given = torch.cat([frame_embedding + self._project_text(text), away], 1)
-        return self._next_codes(given, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
+        offsets = torch.tensor([[decoder.position_offset(cache)] * 3 for cache in caches])
+        for cache, token in zip(caches, code[:, 0].tolist(), strict=True):
+            cache.append_tokens([token])
+        embeddings = torch.cat([frame_embedding + self._project_text(text), offsets], 1)
+        return self._next_codes(embeddings, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
 
     def _next_codes(
         self, embeddings: Tensor, caches: list[PagedKV], samplings: Sequence[Sampling], layout: Layout
     ) -> tuple[Tensor, Tensor]:
         codes, end = self._config.text_config.vocab_size - _NON_CODE_TOKENS, self._config.codec_eos_token_id
-        own = [replace(wish, allowed_ranges=((0, codes), (end, end + 1))) for wish in samplings]
-        chosen, _, hidden = self.decoder.next_token_with_hidden(embeddings, caches, own, layout)
+        restricted = [replace(row, allowed_ranges=((0, codes), (end, end + 1))) for row in samplings]
+        chosen, _, hidden = self.decoder.next_token_with_hidden(embeddings, caches, restricted, layout)
         return chosen, hidden[[end - 1 for end in layout.offsets[1:]]]
 
     @op(batch=stacked)

@@ -1,6 +1,6 @@
-"""The talker's caches: they read frames as embeddings, and remember the codes that were chosen, so as to repeat fewer.
+"""KV cache of the talker: reads frames as embeddings, and records sampled codes for the repetition penalty.
 
-It needs torch, and is imported where the talker is.
+Imports torch, so it is imported with the talker network only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mstar.nn.lm.sampler import SamplerState
 
 
 class TalkerKV(PagedKV):
-    """A cache whose tokens are what was said, not what was read."""
+    """KV cache whose tokens are the sampled codes, not the inputs."""
 
     def lineage(self) -> Iterator[Tensor]:
-        """Everything that was read, in order."""
+        """Yield all inputs in order, to recompute the cache after preemption."""
         for _, embeddings, _ in self.embeddings:
             yield embeddings
 
 
 class TalkerDecoder(MRopeDecoder):
-    """A decoder with such caches."""
+    """Decoder with talker caches."""
 
     def new_cache(self, vocabulary: Vocabulary | None) -> PagedKV:
-        """A cache with no pages yet."""
+        """Create a cache without pages."""
         return TalkerKV(self.store, SamplerState(vocabulary))

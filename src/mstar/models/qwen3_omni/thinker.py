@@ -1,7 +1,7 @@
-"""The thinker of Qwen3-Omni: a language model that goes on with a conversation in which things are heard and seen.
+"""Thinker of Qwen3-Omni: the mixture-of-experts language model that reads text, audio, images and video.
 
-Its layers are transformers' own. What was heard or seen stands in its prompt as embeddings. Of what it thinks the
-talker is told: the embeddings of text, and the hidden states behind what is heard and seen. It does not speak.
+The layers are those of transformers. Media are embeddings in its prompt. It also produces the inputs of the talker:
+embeddings of text tokens, and hidden states of media tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Thinker(TextLM):
-    """The language model and its words."""
+    """Language model with its tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, tokenizer=lambda: checkpoint.tokenizer, eos_token="<|im_end|>")
@@ -51,7 +51,7 @@ class Thinker(TextLM):
         thinker = self._checkpoint.config.thinker_config
         return torch.isin(tokens, torch.tensor([getattr(thinker, f"{kind}_token_id") for kind in kinds]))
 
-    # ---------------------------------------------------------------- what it reads
+    # ---------------------------------------------------------------- prompt
     @op
     def merge_embeddings(
         self,
@@ -60,17 +60,19 @@ class Thinker(TextLM):
         audio_embeddings: list[Float[Tensor, "P D"]],
         vision_embeddings: list[Float[Tensor, "S E"]],
     ) -> Float[Tensor, "T W"]:
-        """A prompt as rows, with what was heard and seen in its places."""
+        """Embed a prompt, with media embeddings at their placeholder tokens."""
         import torch
 
-        size, given = self._hidden_size, self.decoder.embed(tokens)
-        given[:, size : size + 3] = position_offsets
+        size, embeddings = self._hidden_size, self.decoder.embed(tokens)
+        embeddings[:, size : size + 3] = position_offsets
         if audio_embeddings:
-            given[self._is_kind(tokens, "audio"), :size] = torch.cat(audio_embeddings).float()
+            embeddings[self._is_kind(tokens, "audio"), :size] = torch.cat(audio_embeddings).float()
         if vision_embeddings:
-            shown, places = torch.cat(vision_embeddings).float(), self._is_kind(tokens, "image", "video")
-            given[places] = torch.cat([shown[:, :size], given[places, size : size + 3], shown[:, size:]], 1)
-        return given
+            vision, positions = torch.cat(vision_embeddings).float(), self._is_kind(tokens, "image", "video")
+            embeddings[positions] = torch.cat(
+                [vision[:, :size], embeddings[positions, size : size + 3], vision[:, size:]], 1
+            )
+        return embeddings
 
     @op(batch=ragged("T"), chunked=True)
     def prefill(
@@ -81,33 +83,37 @@ class Thinker(TextLM):
         sampling: Sampling,
         layout: Layout = ONE_ROW,
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "T D"]]:
-        """Read a prompt; the token that follows it, and what the talker is told of each place.
+        """Read the prompt. Returns the next token, and the talker input of each position.
 
-        Text before which nothing was heard or seen is read as tokens, so that requests share what they have in common.
+        Text before the first media token is read as tokens, so that requests share its prefix cache.
         """
-        caches, thoughts = list(cast("Sequence[PagedKV]", rows(kv))), embeddings[:, : self._hidden_size].clone()
-        is_shown = self._is_kind(tokens, "audio", "image", "video")
+        caches, talker_inputs = list(cast("Sequence[PagedKV]", rows(kv))), embeddings[:, : self._hidden_size].clone()
+        is_media = self._is_kind(tokens, "audio", "image", "video")
         is_text = [
             not cache.embeddings and not any(part.tolist())
-            for cache, part in zip(caches, is_shown.split(layout.lengths), strict=True)
+            for cache, part in zip(caches, is_media.split(layout.lengths), strict=True)
         ]
         chosen = tokens.new_zeros((len(caches), 1))
         for source in (tokens, embeddings):
-            group = [row for row, one in enumerate(is_text) if one is (source is tokens)]
+            group = [row for row, is_text_row in enumerate(is_text) if is_text_row is (source is tokens)]
             if not group:
                 continue
-            own = _select_rows(group, layout)
-            places = [place for row in group for place in range(*layout.offsets[row : row + 2])]
-            read = (source[places], [caches[row] for row in group], [rows(sampling)[row] for row in group], own)
-            chosen[group], _, hidden = self.decoder.next_token_with_hidden(*read)
+            positions = [position for row in group for position in range(*layout.offsets[row : row + 2])]
+            chosen[group], _, hidden = self.decoder.next_token_with_hidden(
+                source[positions],
+                [caches[row] for row in group],
+                [rows(sampling)[row] for row in group],
+                _select_rows(group, layout),
+            )
             if source is embeddings:
-                thoughts[places] = hidden.float().where(is_shown[places][:, None], thoughts[places])
-        return chosen, thoughts
+                is_hidden = is_media[positions][:, None]
+                talker_inputs[positions] = hidden.float().where(is_hidden, talker_inputs[positions])
+        return chosen, talker_inputs
 
-    # ---------------------------------------------------------------- what the talker is told of the answer
+    # ---------------------------------------------------------------- inputs of the talker
     @op
     def opening_embeddings(self, first_token: Int64[Tensor, "1"]) -> Float[Tensor, "3 D"]:
-        """What it is told where there is no text, where text begins, and of the first token."""
+        """Embed the padding token, the start of the text, and the first token."""
         config = self._checkpoint.config
         return self._embed_for_talker([config.tts_pad_token_id, config.tts_bos_token_id, int(first_token)])
 
@@ -115,12 +121,12 @@ class Thinker(TextLM):
     def talker_embedding(
         self, next_token: Int64[Tensor, "1"], step: int, kv: View[KV], sampling: Sampling
     ) -> Float[Tensor, "D"]:
-        """What it is told after the token numbered `step`: the next one, or that the text ends."""
-        last = [number == wish.max_tokens - 1 for number, wish in zip(rows(step), rows(sampling), strict=True)]
+        """Embed the token after step `step`, or the end of the text."""
+        last = [index == row.max_tokens - 1 for index, row in zip(rows(step), rows(sampling), strict=True)]
         columns = zip(next_token[:, 0].tolist(), rows(kv), rows(sampling), last, strict=True)
-        ends = self._checkpoint.config.tts_eos_token_id
+        end = self._checkpoint.config.tts_eos_token_id
         return self._embed_for_talker(
-            [ends if is_last or self.is_finished(token, own, wish) else token for token, own, wish, is_last in columns]
+            [end if is_last or self.is_finished(token, cache, row) else token for token, cache, row, is_last in columns]
         )
 
     def _embed_for_talker(self, tokens: Sequence[int]) -> Tensor:
@@ -128,21 +134,21 @@ class Thinker(TextLM):
 
         return self.decoder.embed(torch.tensor(tokens))[:, : self._hidden_size]
 
-    # ---------------------------------------------------------------- how it ends
+    # ---------------------------------------------------------------- finish
     @op
     def finish(
         self, tokens: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
     ) -> Finish:
-        """How an answer ended that would have gone on with this token."""
-        reads = {name: int(self._is_kind(tokens, *kinds).sum()) for name, kinds in _TOKEN_KINDS.items()}
-        reads = {"text": len(tokens) - sum(reads.values())} | {name: count for name, count in reads.items() if count}
-        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", reads)
+        """Return the finish reason, and the prompt tokens by modality."""
+        counts = {name: int(self._is_kind(tokens, *kinds).sum()) for name, kinds in _TOKEN_KINDS.items()}
+        counts = {"text": len(tokens) - sum(counts.values())} | {name: count for name, count in counts.items() if count}
+        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", counts)
 
 
 _TOKEN_KINDS = {"audio": ("audio",), "image": ("image", "video")}
 
 
 def _select_rows(row_indices: Sequence[int], layout: Layout) -> Layout:
-    """The layout of some rows."""
-    unfinished = frozenset(number for number, row in enumerate(row_indices) if row in layout.unfinished)
+    """Return the layout of a subset of rows."""
+    unfinished = frozenset(index for index, row in enumerate(row_indices) if row in layout.unfinished)
     return Layout(len(row_indices), tuple(layout.lengths[row] for row in row_indices), unfinished)

@@ -1,8 +1,8 @@
-"""The vocoder of Qwen3-Omni: frames of codes become sound that goes on where it stopped.
+"""Vocoder of Qwen3-Omni (Code2Wav): streaming decoder from RVQ frames to audio.
 
-The network is transformers' own. The library decodes 300 frames at once behind the 25 before them, and loses the last
-samples of each such piece; others take 25 behind 25. Its layers look back further than that. Here they remember what
-they looked at: the sound is that of all frames at once, however they come, and nothing is computed twice.
+The network is that of transformers. The library decodes 300 frames with 25 frames of context and drops samples at each
+boundary, although its layers look back further. Here each layer keeps its own streaming state, so that the audio equals
+the decode of all frames at once, and no frame is decoded twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mstar.nn.audio.codec import Codec
 
 
 class Vocoder(Codec):
-    """Speaks frames, by its op `decode`."""
+    """Decodes frames with the op `decode`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("vocoder").code2wav, _decode_frames, hop=0)

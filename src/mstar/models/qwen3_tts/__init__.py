@@ -1,1 +1,1 @@
-"""Qwen3-TTS: a talker that writes the first code of each frame of speech, a predictor of the others, and a codec."""
+"""Qwen3-TTS: text to speech with a talker, a code predictor and a causal codec."""

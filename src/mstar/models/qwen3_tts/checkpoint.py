@@ -1,7 +1,7 @@
-"""The files of a Qwen3-TTS model in the layout of its hub: what they say, and the tensors of each of its parts.
+"""Qwen3-TTS checkpoint in the Hugging Face layout: configs, and tensors by part.
 
-Needs no library until tensors or tokens are asked for. Only models with voices of their own are read: those that clone
-a voice or are told of one are refused, and so is the codec of 25 frames a second.
+No library is imported until tensors or the tokenizer are loaded. Only CustomVoice checkpoints with the 12 Hz codec are
+supported: voice cloning, voice design and the 25 Hz codec are rejected.
 """
 
 from __future__ import annotations
@@ -22,58 +22,60 @@ _SUPPORTED_TYPES = {"tts_model_type": "custom_voice", "tokenizer_type": "qwen3_t
 
 
 class Checkpoint:
-    """A folder with config.json, tensors and words, and the codec's in its folder `speech_tokenizer`."""
+    """Folder with config.json, tensors and tokenizer; the codec is in its subfolder `speech_tokenizer`."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:
-        """What config.json says."""
+        """config.json. Raises LoadError for an unsupported model type."""
         file = self._weights.path("*.json") / "config.json"
         if not file.is_file():
-            raise LoadError(f"{file} is missing\n  fix: give the folder of a Qwen3-TTS model")
+            raise LoadError(f"{file} is missing\n  fix: use the folder of a Qwen3-TTS model")
         config = json.loads(file.read_bytes())
-        for name, wanted in _SUPPORTED_TYPES.items():
-            if config.get(name) != wanted:
-                raise LoadError(f"{file} has {name} {config.get(name)}\n  fix: give a model that has {wanted}")
+        for name, expected in _SUPPORTED_TYPES.items():
+            if config.get(name) != expected:
+                raise LoadError(
+                    f"{file} has {name} {config.get(name)}, expected {expected}\n  fix: use a model with {expected}"
+                )
         return config
 
     @property
     def talker_config(self) -> Mapping[str, Any]:
-        """What it says of the talker."""
+        """Config of the talker."""
         return self.config["talker_config"]
 
     @functools.cached_property
     def codec_config(self) -> Mapping[str, Any]:
-        """What it says of the codec that turns codes into sound."""
+        """Config of the codec decoder."""
         return json.loads(((self._weights / "speech_tokenizer").path() / "config.json").read_bytes())["decoder_config"]
 
     @functools.cached_property
     def talker_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the talker, and those of the code predictor among them."""
+        """Tensors of the talker, including the code predictor."""
         return _tensors(self._weights, "talker.")
 
     def codec_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the codec that turns codes into sound."""
+        """Load the tensors of the codec decoder."""
         return _tensors(self._weights / "speech_tokenizer", "decoder.")
 
     def tokenizer(self) -> Any:
-        """Text to tokens. What looks like one of its special tokens is text."""
+        """Load the tokenizer. It never parses special tokens in text."""
         folder = self._weights.path("*.json", "*.txt")
         if (folder / "tokenizer.json").is_file():
-            made = self._weights.tokenizer()
+            tokenizer = self._weights.tokenizer()
         else:
             from transformers import Qwen2Tokenizer
 
-            made: Any = Qwen2Tokenizer.from_pretrained(folder)._tokenizer
-        made.encode_special_tokens = True
-        return made
+            tokenizer: Any = Qwen2Tokenizer.from_pretrained(folder)._tokenizer
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
 
 def _tensors(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
+    """Load the tensors with this prefix, and strip it from their names."""
     from mstar.nn.weights.checkpoints import read_tensors
 
-    found = read_tensors(weights.path(), print_progress if sys.stderr.isatty() else ignore_progress, (prefix,))
-    return {name.removeprefix(prefix): one for name, one in found.items()}
+    tensors = read_tensors(weights.path(), print_progress if sys.stderr.isatty() else ignore_progress, (prefix,))
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

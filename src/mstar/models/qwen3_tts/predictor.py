@@ -1,7 +1,7 @@
-"""The code predictor of Qwen3-TTS: the codes of a frame that follow its first, one after the other.
+"""Code predictor of Qwen3-TTS: predicts the remaining RVQ codes of a frame from its first code.
 
-It forgets everything after each frame, so a frame is one op, for all requests that have one. Otherwise its loop would
-be fifteen steps of the walk, with a cache that lives for a moment. What a frame sounds like it does not know.
+It keeps no state between frames, so a frame is one op, batched across requests, instead of fifteen steps of the walk
+with a short-lived KV cache.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from mstar.nn.audio.code_predictor import CodePredictor
 
 _SEED_STRIDE = 1_000_003
-"""How far the seeds of a request and of the next are apart, in frames."""
+"""Distance between the seeds of neighboring requests, in frames."""
 
 
 class Predictor(Component):
-    """The network and the embeddings of all codes."""
+    """Code predictor with the embeddings of all codebooks."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> CodePredictor:
-        """The network, loaded."""
+        """The code predictor, loaded on first use."""
         from mstar.nn.audio.code_predictor import CodePredictor
 
         return CodePredictor(self._checkpoint.talker_config["code_predictor_config"], self._checkpoint.talker_tensors)
@@ -47,15 +47,15 @@ class Predictor(Component):
         sampling: Sampling,
         step: int,
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "1 D"]]:
-        """All codes of the frame numbered `step`, and what the talker reads of it, with the text that belongs to it."""
+        """Return all codes of frame `step`, and the talker input for it: code embeddings plus text embedding."""
         from mstar.nn.lm.sampler import SamplerState, sample_tokens
 
-        wishes = [
-            replace(wish, repetition_penalty=1, seed=(wish.seed * _SEED_STRIDE + number) % 2**63)
-            for wish, number in zip(rows(sampling), rows(step), strict=True)
+        samplings = [
+            replace(row, repetition_penalty=1, seed=(row.seed * _SEED_STRIDE + frame) % 2**63)
+            for row, frame in zip(rows(sampling), rows(step), strict=True)
         ]
-        choosers = [SamplerState() for _ in wishes]
-        codes, heard = self.network.predict_frames(
-            code, hidden_state, lambda scores: sample_tokens(scores, wishes, choosers)
+        samplers = [SamplerState() for _ in samplings]
+        codes, embedding = self.network.predict_frames(
+            code, hidden_state, lambda scores: sample_tokens(scores, samplings, samplers)
         )
-        return codes, (heard + text)[:, None]
+        return codes, (embedding + text)[:, None]

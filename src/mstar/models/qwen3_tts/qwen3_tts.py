@@ -1,8 +1,8 @@
-"""Qwen3-TTS: says text in ten languages, in the voices that a checkpoint has.
+"""Qwen3-TTS-12Hz: text to speech (TTS) in ten languages and the voices of the checkpoint.
 
-A talker reads the text and writes the first code of each frame of speech, a predictor adds the fifteen others, and a
-causal codec goes on with the sound: it begins with the first frame. Voices are neither cloned nor described, and
-instructions are refused.
+Components: `talker` (reads the text, writes the first RVQ code of each frame), `predictor` (the other fifteen codes)
+and `codec` (causal decoder). The walk overlaps both loops: audio is emitted from the first frame on while the talker
+continues. Voice cloning, voice design and instructions are not supported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
 from mstar.requests import Finish, SpeechRequest
 
-SAMPLE_RATE_HZ, HOP_SAMPLES = 24_000, 1920
+SAMPLE_RATE_HZ = 24_000
+HOP_SAMPLES = 1920
 DEFAULT_SAMPLING = Sampling(max_tokens=2048, temperature=0.9, top_k=50, repetition_penalty=1.05)
-"""How its authors choose codes."""
+"""Sampling parameters of the published model."""
 
 
 class Qwen3Tts(Model):
-    """A talker, a code predictor and a codec.
+    """Serves speech requests.
 
-    `weights` is a folder in the layout of its hub, or `hub:` and a name. With `streams_text` the talker reads a word of
-    the text with each frame, as it must when the text is still being written; otherwise all of it before it speaks.
+    `weights` is a folder in the Hugging Face layout, or `hub:NAME`. With `streams_text` the talker reads one text token
+    per frame, as for text that is still being generated; otherwise it reads the whole text before it speaks.
     """
 
     def __init__(
@@ -49,33 +50,34 @@ class Qwen3Tts(Model):
 
     @walk
     def speak(self, speech: SpeechRequest, sampling: Sampling) -> Iterator[Audio]:
-        """Say a text."""
+        """Synthesize a text."""
         kv, words, frames = self.talker.kv(), Stream("words"), Stream("frames")
-        prompt, text, count, pad, said = self.talker.prompt(speech)
+        prompt, text, count, pad, code_counts = self.talker.prompt(speech)
         for step in loop(steps=count):
             words.put(text[step])
 
-        code, thought, said = self.talker.first_code(prompt, said, kv, sampling)
-        s = loop(steps=sampling.max_tokens, code=code, thought=thought, said=said)
+        code, hidden_state, code_counts = self.talker.first_code(prompt, code_counts, kv, sampling)
+        s = loop(steps=sampling.max_tokens, code=code, hidden_state=hidden_state, code_counts=code_counts)
         for step in s:
-            frame, heard = self.predictor.predict_frame(s.code, s.thought, words.get(default=pad), sampling, step)
+            word = words.get(default=pad)
+            frame, embedding = self.predictor.predict_frame(s.code, s.hidden_state, word, sampling, step)
             frames.put(frame)
-            s.code, s.thought, s.said = self.talker.first_code(heard, s.said, kv, sampling)
+            s.code, s.hidden_state, s.code_counts = self.talker.first_code(embedding, s.code_counts, kv, sampling)
             s.stop_when(self.talker.is_over(s.code))
 
-        past = self.codec.state(CodecStreamState)
+        codec_state = self.codec.state(CodecStreamState)
         for window in windows(frames, size=2, first=1, flush=True):  # runs while the loop above still runs
-            yield Audio(self.codec.decode(window, past), rate=SAMPLE_RATE_HZ)
+            yield Audio(self.codec.decode(window, codec_state), rate=SAMPLE_RATE_HZ)
 
     async def route(self, request: SpeechRequest) -> Finish:
-        """Speak. What it reads are characters."""
+        """Speak. Usage counts characters as text tokens."""
         if request.speed != 1 or request.instructions:
-            raise Unsupported("it speaks at its own speed and without instructions\n  fix: ask for neither")
+            raise Unsupported("Qwen3-TTS supports neither speed nor instructions\n  fix: leave both out")
         await self.speak(request, replace(self.sampling, seed=request.seed))
         return Finish(prompt_tokens={"text": len(request.text)})
 
     def voices(self) -> tuple[str, ...]:
-        """The voices it has."""
+        """Names of the voices."""
         return tuple(self.checkpoint.talker_config["spk_id"])
 
 

@@ -1,6 +1,9 @@
-"""Silero: where in a recording somebody speaks. What is said, and by whom, it does not know.
+"""Silero: voice activity detection (VAD), a recurrent network run with ONNX Runtime.
 
-pip install onnxruntime && pip install --no-deps silero-vad==6.2.3   # only the network of the package is used
+One component with one op, `detect_speech`. It returns the span from the first to the last word; it does not recognize
+words or speakers. Only the network file of the package is used.
+
+    pip install onnxruntime && pip install --no-deps silero-vad==6.2.3
 """
 
 from __future__ import annotations
@@ -22,15 +25,17 @@ SILERO_WEIGHTS = PackageFile(
     "MIT",
 )
 SAMPLE_RATE_HZ = 16_000
-_FRAME_SAMPLES, _CONTEXT_SAMPLES = 512, 64
-"""The samples that it hears at a time, and those before them that it hears again."""
+_FRAME_SAMPLES = 512
+"""Samples per network call (32 ms)."""
+_CONTEXT_SAMPLES = 64
+"""Samples before a frame that the network reads again."""
 _SPEECH_THRESHOLD = 0.5
 _PADDING_S = 0.25
-"""So much is left before and after what was found: words begin and end softly."""
+"""Seconds kept before and after the detected speech, because words begin and end softly."""
 
 
 class SileroVad(Component):
-    """Silero VAD 6."""
+    """Silero VAD 6 at 16 kHz."""
 
     weights = (SILERO_WEIGHTS,)
 
@@ -40,9 +45,7 @@ class SileroVad(Component):
         try:
             import onnxruntime
         except ImportError as error:
-            raise LoadError(
-                f"hearing when somebody speaks needs a library: {error}\n  fix: pip install onnxruntime"
-            ) from error
+            raise LoadError(f"Silero VAD needs a library: {error}\n  fix: pip install onnxruntime") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -53,22 +56,23 @@ class SileroVad(Component):
 
     @op
     def detect_speech(self, sound: AudioInput) -> Segment:
-        """From the first word to the last, without the words. Where nobody speaks it lasts no time."""
+        """Return the span from the first to the last speech frame, or an empty span for silence."""
         import numpy as np
 
         samples = resample(sound.samples, sound.rate, SAMPLE_RATE_HZ)
         padded = np.pad(samples, (_CONTEXT_SAMPLES, -len(samples) % _FRAME_SAMPLES)).astype(np.float32)
-        state, found = np.zeros((2, 1, 128), np.float32), list[int]()
+        state, speech_starts = np.zeros((2, 1, 128), np.float32), list[int]()
         for at in range(0, len(padded) - _CONTEXT_SAMPLES, _FRAME_SAMPLES):
-            given = {
+            inputs = {
                 "input": padded[None, at : at + _CONTEXT_SAMPLES + _FRAME_SAMPLES],
                 "state": state,
                 "sr": np.array(SAMPLE_RATE_HZ),
             }
-            likely, state = self._session.run(None, given)
-            if likely.item() > _SPEECH_THRESHOLD:
-                found.append(at)
-        if not found:
+            probability, state = self._session.run(None, inputs)
+            if probability.item() > _SPEECH_THRESHOLD:
+                speech_starts.append(at)
+        if not speech_starts:
             return Segment(0.0, 0.0, "")
-        start, end = found[0] / SAMPLE_RATE_HZ - _PADDING_S, (found[-1] + _FRAME_SAMPLES) / SAMPLE_RATE_HZ + _PADDING_S
+        start = speech_starts[0] / SAMPLE_RATE_HZ - _PADDING_S
+        end = (speech_starts[-1] + _FRAME_SAMPLES) / SAMPLE_RATE_HZ + _PADDING_S
         return Segment(max(start, 0.0), min(end, len(samples) / SAMPLE_RATE_HZ), "")

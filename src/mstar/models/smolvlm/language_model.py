@@ -1,7 +1,7 @@
-"""The writer of SmolVLM: a language model that goes on with a conversation in which pictures are shown.
+"""Language model of SmolVLM: reads text and image embeddings, and writes text.
 
-Its layers are transformers' own. What is seen of a picture stands in its prompt as embeddings, numbered by their
-content, so that questions about one picture share what was read of it.
+The layers are those of transformers. Image embeddings stand in the prompt under ids that hash their content, so that
+questions about the same image share its prefix cache.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from mstar.requests import Finish
 
 
 class LanguageModel(TextLM):
-    """The language model and its words."""
+    """Language model with its tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        network, words = (lambda: checkpoint.network("lm")), (lambda: checkpoint.tokenizer)
-        super().__init__(network, tokenizer=words, eos_token="<end_of_utterance>")
+        super().__init__(
+            lambda: checkpoint.network("lm"), tokenizer=lambda: checkpoint.tokenizer, eos_token="<end_of_utterance>"
+        )
         self._checkpoint = checkpoint
 
     @op
     def merge_embeddings(
         self, tokens: Int64[Tensor, "T"], image_embeddings: list[Float[Tensor, "P D"]]
     ) -> tuple[Int64[Tensor, "T"], Float[Tensor, "T D"]]:
-        """A prompt as embeddings with what was seen in its places, and the numbers of all of them."""
+        """Embed a prompt with its images. Returns the ids, with content hashes for images, and the embeddings."""
         import torch
 
         from mstar.nn.encoder import hash_embeddings
 
-        places, shown = tokens == self._checkpoint.config.image_token_id, torch.cat(image_embeddings)
-        numbers, given = tokens.clone(), self.decoder.embed(tokens)
-        numbers[places], given[places] = hash_embeddings(shown), shown
-        return numbers, given
+        is_image, images = tokens == self._checkpoint.config.image_token_id, torch.cat(image_embeddings)
+        ids, embeddings = tokens.clone(), self.decoder.embed(tokens)
+        ids[is_image], embeddings[is_image] = hash_embeddings(images), images
+        return ids, embeddings
 
     @op
     def finish(
         self, tokens: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
     ) -> Finish:
-        """How an answer ended that would have gone on with this token."""
+        """Return the finish reason, and the prompt tokens by modality."""
         image = int((tokens == self._checkpoint.config.image_token_id).sum())
-        read = {"text": len(tokens) - image} | ({"image": image} if image else {})
-        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", read)
+        usage = {"text": len(tokens) - image} | ({"image": image} if image else {})
+        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", usage)

@@ -1,7 +1,7 @@
-"""The reader of SmolVLM: a conversation as the tokens that its network was trained with, and the pictures in it.
+"""SmolVLM processor: a conversation as tokens, and its images.
 
-Into how many tiles a picture is cut, and how those are named, are transformers' own rules; it is cut where it is seen.
-Turns are put as in its chat template; it is told of no tools.
+It applies the chat template without tools. The tile counts and tile markers are those of transformers; the vision
+encoder cuts the tiles.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ _IMAGE_TOKENS |= {"global_image_token": "<global-img>"}
 
 
 class Processor(Component):
-    """The tokenizer, and the rules by which pictures are cut."""
+    """Tokenizer and image tiling rules."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     def prepare(self) -> None:
-        """Load them."""
+        """Load the tokenizer and the image processor."""
         _ = self._checkpoint.tokenizer, self._checkpoint.image_processor
 
     @op
     def process(self, chat: ChatRequest) -> tuple[Int64[Tensor, "T"], list[UInt8[Tensor, "H W 3"]], int]:
-        """A conversation up to where the answer begins, its pictures, and how many tokens the answer may have."""
+        """Return the prompt, its images, and the maximum number of tokens of the answer."""
         import numpy as np
         import torch
 
         pieces = [
             self._token_id("<|im_start|>"),
-            *(piece for turn in chat.messages for piece in self._message_pieces(turn)),
+            *(piece for message in chat.messages for piece in self._message_pieces(message)),
         ]
         tokens = list[int]()
         for is_text, run in groupby([*pieces, "Assistant:"], lambda piece: isinstance(piece, str)):
-            said = list[Any](run)
-            tokens += self._checkpoint.tokenizer.encode("".join(said)).ids if is_text else said
-        longest = self._checkpoint.config.text_config.max_position_embeddings
-        if len(tokens) >= longest:
-            raise NeverFits(f"the conversation has {len(tokens)} tokens\n  fix: have fewer than {longest}")
-        pictures = [part.pixels for turn in chat.messages for part in turn.parts if isinstance(part, ImageInput)]
-        shown = [torch.from_numpy(np.ascontiguousarray(one)) for one in pictures]
-        return torch.tensor(tokens), shown, min(chat.sampling.max_tokens, longest - len(tokens))
+            items = list[Any](run)
+            tokens += self._checkpoint.tokenizer.encode("".join(items)).ids if is_text else items
+        max_tokens = self._checkpoint.config.text_config.max_position_embeddings
+        if len(tokens) >= max_tokens:
+            raise NeverFits(
+                f"the conversation has {len(tokens)} tokens, the context holds {max_tokens}\n"
+                f"  fix: send fewer than {max_tokens} tokens"
+            )
+        pixels = [part.pixels for message in chat.messages for part in message.parts if isinstance(part, ImageInput)]
+        images = [torch.from_numpy(np.ascontiguousarray(image)) for image in pixels]
+        return torch.tensor(tokens), images, min(chat.sampling.max_tokens, max_tokens - len(tokens))
 
     def _message_pieces(self, message: Message) -> Iterator[str | int]:
-        """A turn as texts and special tokens. Words may go from one text to the next."""
+        """Yield the texts and special tokens of a message. A word can span two texts."""
         yield f"{message.role.capitalize()}:"
         if not isinstance(next(iter(message.parts), ""), ImageInput):
             yield " "
@@ -63,12 +66,12 @@ class Processor(Component):
             elif isinstance(part, ImageInput):
                 yield from self._image_placeholder(*part.pixels.shape[:2])
             else:
-                raise Unsupported(f"it is shown a {type(part).__name__}\n  fix: send text and pictures")
+                raise Unsupported(f"unsupported part {type(part).__name__}\n  fix: send text and images")
         yield self._token_id("<end_of_utterance>")
         yield "\n"
 
     def _image_placeholder(self, height: int, width: int) -> list[str | int]:
-        """What stands in a text for a picture of this size."""
+        """Return the placeholder of an image of this size."""
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
         vision = self._checkpoint.config.vision_config

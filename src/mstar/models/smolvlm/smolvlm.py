@@ -1,7 +1,8 @@
-"""SmolVLM: goes on with a conversation in which pictures are shown.
+"""SmolVLM2: a vision-language model (VLM) for chat about images.
 
-An eye sees each picture, once however often it is asked about, and a writer reads what it saw among the words. It sees
-no films, and is told of no tools: a client that must have one called gets it by a grammar.
+Components: `processor` (tokenizer), `vision_encoder` (SigLIP, cached by image content) and `lm`. The walk encodes each
+image once, merges its embeddings into the prompt, and decodes the answer. It reads no video and was not trained on
+tools; a forced tool call uses a grammar.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from mstar.requests import ChatRequest, Finish, ImageInput, Message
 
 
 class SmolVlmText(Model):
-    """All that is loaded where nobody shows pictures. `weights` is a folder in the layout of its hub, or `hub:` and a
-    name."""
+    """Text-only half: does not load the vision encoder.
+
+    `weights` is a folder in the Hugging Face layout, or `hub:NAME`.
+    """
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)
@@ -30,16 +33,16 @@ class SmolVlmText(Model):
 
     @walk
     def write(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
-        """Answer to words."""
-        tokens, _, most = self.processor.process(chat)
+        """Answer a conversation without images."""
+        tokens, _, max_tokens = self.processor.process(chat)
         kv = self.lm.kv()
         first = self.lm.next_token(tokens, kv, chat.sampling)
-        return (yield from self.decode_answer(chat, tokens, most, first, kv))
+        return (yield from self.decode_answer(chat, tokens, max_tokens, first, kv))
 
     def decode_answer(
         self, chat: ChatRequest, tokens: Any, max_tokens: int, first_token: Any, kv: Any
     ) -> Generator[Text, None, Finish]:
-        """The part of all walks that begins with the first token of an answer."""
+        """Sub-walk that decodes the answer from its first token on."""
         s = loop(steps=choose(self.lm.is_over(first_token, kv, chat.sampling), 0, max_tokens), token=first_token)
         for _ in s:
             yield Text(s.token)
@@ -48,26 +51,26 @@ class SmolVlmText(Model):
         return self.lm.finish(tokens, s.token, kv, chat.sampling)
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer."""
+        """Answer. Rejects images."""
         if has_images(request):
-            raise Unsupported("it does not see\n  fix: send text, or serve smolvlm")
+            raise Unsupported("this model reads no images\n  fix: send text only, or serve smolvlm")
         return await self.write(request)
 
     def warmup_requests(self) -> Sequence[Any]:
-        """A short conversation."""
+        """One short conversation."""
         return [ChatRequest((Message("user", ("Hello.",)),), Sampling(max_tokens=2))]
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text only."""
         return (str,)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its answers as text."""
+        """Decode token ids to text."""
         return self.lm.detokenize(tokens)
 
 
 class SmolVlm(SmolVlmText):
-    """It sees too."""
+    """Adds images."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         super().__init__(weights)
@@ -75,26 +78,26 @@ class SmolVlm(SmolVlmText):
 
     @walk
     def write_with_images(self, chat: ChatRequest) -> Generator[Text, None, Finish]:
-        """Answer to words and pictures."""
-        tokens, pictures, most = self.processor.process(chat)
-        owner, seen = self.vision_encoder.state(TenantState), each(pictures)
-        for picture in seen:
-            seen.collect(states=self.vision_encoder.encode(picture, owner))
+        """Answer a conversation with images."""
+        tokens, images, max_tokens = self.processor.process(chat)
+        owner, encoded = self.vision_encoder.state(TenantState), each(images)
+        for image in encoded:
+            encoded.collect(states=self.vision_encoder.encode(image, owner))
 
         kv = self.lm.kv()
-        numbers, given = self.lm.merge_embeddings(tokens, seen.states)
-        first = self.lm.next_token_mixed(numbers, given, kv, chat.sampling)
-        return (yield from self.decode_answer(chat, tokens, most, first, kv))
+        ids, embeddings = self.lm.merge_embeddings(tokens, encoded.states)
+        first = self.lm.next_token_mixed(ids, embeddings, kv, chat.sampling)
+        return (yield from self.decode_answer(chat, tokens, max_tokens, first, kv))
 
     async def route(self, request: ChatRequest) -> Finish:
-        """Answer. Who shows no picture wakes no eye."""
+        """Answer. A conversation without images skips the vision encoder."""
         return await (self.write_with_images if has_images(request) else self.write)(request)
 
     def input_types(self) -> tuple[type, ...]:
-        """What the parts of a conversation may be."""
+        """Text and images."""
         return (str, ImageInput)
 
 
 def has_images(chat: ChatRequest) -> bool:
-    """Whether a picture is shown in a conversation."""
-    return any(isinstance(part, ImageInput) for turn in chat.messages for part in turn.parts)
+    """Whether a conversation has an image."""
+    return any(isinstance(part, ImageInput) for message in chat.messages for part in message.parts)

@@ -1,1 +1,1 @@
-"""Terrain: a relief of land that does not exist, out of noise, for each seed."""
+"""Terrain: a generated height map with shaded relief for each seed."""

@@ -1,8 +1,9 @@
-"""Terrain: noise becomes land, step by step, and a picture shows its relief.
+"""Terrain: adaptive-terrain-diffusion, a consistency U-Net that generates height maps.
 
-A seed chooses the land. Of the prompt only `difficulty 70` is read, a whole number from 1 (flat) to 100 (rugged); where
-it names none, the seed chooses that too. One step is enough and, as in the publisher's sampler, usual; who asks for
-partial pictures and says nothing of steps gets a step for each. It changes no pictures, and has one size.
+Components: `denoiser` (the U-Net, ONNX Runtime) and `shader` (hillshading). The walk denoises in one or more steps and
+emits a shaded relief after each span. The seed selects the terrain. Of the prompt only `difficulty 70` is read, an
+integer from 1 (flat) to 100 (rugged); without one the seed selects it. The default is one step, as published, or one
+per partial image. It has one image size and does not edit images.
 
     pip install onnxruntime && pip install --no-deps adaptive-terrain-diffusion==0.4.2   # the weights, 45 MB
 """
@@ -23,45 +24,46 @@ _DIFFICULTY_PATTERN = re.compile(r"difficulty\W*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 class Terrain(Model):
-    """A network that takes noise away, and a shader of what it finds."""
+    """Generates shaded reliefs."""
 
     def __init__(self) -> None:
         self.denoiser, self.shader = Denoiser(), Shader()
 
     @walk
     def draw(self, seed: int, difficulty: int, steps: int, spans: list[int], image_count: int) -> Iterator[Image]:
-        """Draw in so many steps, and show it after each of these spans of them."""
+        """Denoise in `steps` steps, and emit a relief after each span."""
         noise, land, difficulty = self.denoiser.begin(seed, difficulty)
 
         s = loop(steps=image_count, land=land, noise=noise, left=steps)
-        for show in s:
-            t = loop(steps=spans[show], land=s.land, noise=s.noise, left=s.left)
+        for preview_index in s:
+            t = loop(steps=spans[preview_index], land=s.land, noise=s.noise, left=s.left)
             for _ in t:
                 t.land, t.noise, t.left = self.denoiser.denoise(t.land, t.noise, difficulty, t.left, steps)
             s.land, s.noise, s.left = t.land, t.noise, t.left
             yield Image(self.shader.relief(s.land, s.noise, s.left, steps))
 
     def warmup_requests(self) -> Sequence[Any]:
-        """A land."""
+        """One terrain."""
         return [ImageRequest("")]
 
     async def route(self, request: ImageRequest) -> None:
-        """Draw."""
-        is_other = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
-        if is_other or request.sources or request.mask or request.negative_prompt or request.guidance:
-            what = f"it draws new lands of {SIDE_PX} x {SIDE_PX} pixels, without guidance, and changes no pictures"
-            raise Unsupported(f"{what}\n  fix: ask for no other size, without pictures, guidance or a negative prompt")
+        """Check the request and draw."""
+        is_other_size = (request.width, request.height) not in ((0, 0), (SIDE_PX, SIDE_PX))
+        if is_other_size or request.sources or request.mask or request.negative_prompt or request.guidance:
+            what = f"Terrain generates new images of {SIDE_PX} x {SIDE_PX} pixels, without guidance"
+            fix = "leave out size, source images, mask, guidance and negative prompt"
+            raise Unsupported(f"{what}\n  fix: {fix}")
         steps = request.steps or request.partial_images + 1
         spans = request.steps_per_image(steps)
         await self.draw(request.seed, parse_difficulty(request.prompt), steps, spans, len(spans))
 
 
 def parse_difficulty(prompt: str) -> int:
-    """The difficulty that a prompt names, or 0."""
-    found = _DIFFICULTY_PATTERN.search(prompt)
-    if found is None:
+    """Return the difficulty that a prompt names, or 0."""
+    match = _DIFFICULTY_PATTERN.search(prompt)
+    if match is None:
         return 0
-    if not (found[1].isdecimal() and 1 <= int(found[1]) <= MAX_DIFFICULTY):
-        what = f"a difficulty is a whole number from 1 to {MAX_DIFFICULTY}, and not {found[1]}"
-        raise Unsupported(f"{what}\n  fix: write such a number, as in `difficulty 70`, or name none")
-    return int(found[1])
+    if not (match[1].isdecimal() and 1 <= int(match[1]) <= MAX_DIFFICULTY):
+        what = f"difficulty {match[1]} is not an integer from 1 to {MAX_DIFFICULTY}"
+        raise Unsupported(f"{what}\n  fix: write for example `difficulty 70`, or leave it out")
+    return int(match[1])

@@ -1,10 +1,9 @@
-"""The parts that make land of noise, and pictures of land.
+"""Terrain components: a consistency U-Net that denoises height maps, and a relief shader.
 
-The network is a consistency U-Net: it is shown land under noise, is told how much noise that is, and says what land it
-is, in one go. The publisher's sampler asks it once, with noise alone. Here it may be asked again: the land that it
-found is put under what is then the noise, but less of it, and no new noise is drawn. So the land stays nearly the same:
-more steps show how it comes to be, and make it a little rougher, not better. Heights are on the network's scale, from
--1 to 1, which is nearly a logarithm of metres. What a request may ask for is not known here.
+The network maps a noisy height map and its noise level to the clean height map in one step, and the published sampler
+calls it once on pure noise. Further steps here add back a smaller amount of the same noise, so the terrain hardly
+changes: they serve as previews and do not improve it. Heights are on the network's scale from -1 to 1, nearly
+logarithmic in meters.
 """
 
 from __future__ import annotations
@@ -24,17 +23,22 @@ UNET = PackageFile(
     "MIT",
 )
 SIDE_PX = 128
-_MAX_SIGMA, _MIN_SIGMA = 80.0, 20.0
-"""How strong the noise is at first, and what it never falls to: the network was distilled at the first alone, and with
-less than the second it leaves ever more of the noise in what it says."""
-_MAX_HEIGHT_M, _LINEAR_BELOW_M, _PIXEL_M = 22.16864, 0.1, 0.1
-"""The highest land in metres, below what height the network's scale is even, and how wide a pixel is."""
-_COLOURS = ((40, 80, 60), (96, 138, 86), (206, 190, 120), (150, 112, 84), (250, 250, 250))
-"""From the lowest to the highest: forest, meadow, sand, rock, snow."""
+_MAX_SIGMA = 80.0
+"""Initial noise level. The network was distilled at this level only."""
+_MIN_SIGMA = 20.0
+"""Minimum noise level. Below it the network leaves noise in its output."""
+_MAX_HEIGHT_M = 22.16864
+"""Maximum height in meters."""
+_LINEAR_BELOW_M = 0.1
+"""Height in meters below which the scale is linear."""
+_PIXEL_M = 0.1
+"""Width of a pixel in meters."""
+_COLORS = ((40, 80, 60), (96, 138, 86), (206, 190, 120), (150, 112, 84), (250, 250, 250))
+"""Colors from the lowest to the highest terrain: forest, meadow, sand, rock, snow."""
 
 
 class Denoiser(Component):
-    """The U-Net."""
+    """Consistency U-Net."""
 
     weights = (UNET,)
 
@@ -44,7 +48,7 @@ class Denoiser(Component):
         try:
             import onnxruntime
         except ImportError as error:
-            raise LoadError(f"making land needs a library: {error}\n  fix: pip install onnxruntime") from error
+            raise LoadError(f"Terrain needs a library: {error}\n  fix: pip install onnxruntime") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -55,15 +59,15 @@ class Denoiser(Component):
 
     @op
     def begin(self, seed: int, difficulty: int) -> tuple[Float32[Tensor, "128 128"], Float32[Tensor, "128 128"], int]:
-        """The noise of a seed, land of which nothing is known, and its difficulty, which the seed chooses if it is 0.
+        """Return the noise of a seed, an empty height map, and the difficulty, drawn from the seed if it is 0.
 
-        These are the numbers that the publisher's sampler draws, in its order.
+        Draws the same random numbers in the same order as the published sampler.
         """
         import numpy as np
 
-        drawn = np.random.default_rng(seed % 2**64)
-        difficulty = difficulty or int(drawn.integers(1, 101))
-        noise: Any = drawn.standard_normal((SIDE_PX, SIDE_PX), np.float32)
+        generator = np.random.default_rng(seed % 2**64)
+        difficulty = difficulty or int(generator.integers(1, 101))
+        noise: Any = generator.standard_normal((SIDE_PX, SIDE_PX), np.float32)
         return noise, np.zeros_like(noise), difficulty
 
     @op
@@ -75,46 +79,46 @@ class Denoiser(Component):
         steps_left: int,
         steps: int,
     ) -> tuple[Float32[Tensor, "128 128"], Float32[Tensor, "128 128"], int]:
-        """The land under the noise of this step, the noise that was over it, and how many steps are left.
+        """Run one step. Returns the clean height map, the remaining noise, and the steps left.
 
-        On a CPU, lands that share a run gain nothing, and all wait for the last.
+        Not batched, because on a CPU batching gains nothing and adds latency.
         """
         import numpy as np
 
         sigma = np.array([_MAX_SIGMA * (_MIN_SIGMA / _MAX_SIGMA) ** (1 - steps_left / steps)], np.float32)
         label = np.array([(difficulty - 1) / 99], np.float32)
         noisy = np.asarray(land) + sigma * np.asarray(noise)
-        given = {"noisy": noisy[None, None], "sigma": sigma, "difficulty": label}
-        found = self._session.run(["denoised"], given)[0][0, 0]
-        return found, (noisy - found) / sigma, steps_left - 1
+        inputs = {"noisy": noisy[None, None], "sigma": sigma, "difficulty": label}
+        clean = self._session.run(["denoised"], inputs)[0][0, 0]
+        return clean, (noisy - clean) / sigma, steps_left - 1
 
 
 class Shader(Component):
-    """Land to pixels. It needs no weights."""
+    """Renders height maps. Has no weights."""
 
     @op
     def relief(
         self, land: Float32[Tensor, "128 128"], noise: Float32[Tensor, "128 128"], steps_left: int, steps: int
     ) -> UInt8[Tensor, "128 128 3"]:
-        """Land in colours of its heights, in light from the upper left.
+        """Render a shaded relief, lit from the upper left.
 
-        Noise that is left lies on it, drawn far weaker than it is: nothing else would be seen before the last step.
+        Remaining noise is drawn on top, much weaker than it is: at full strength it would hide the terrain.
         """
         import numpy as np
 
-        seen = np.asarray(land) + np.float32((steps_left / steps) ** 3) * np.asarray(noise)
-        lowest, highest = np.percentile(seen, (1, 99))
-        heights = np.linspace(lowest, max(highest, lowest + 1e-6), len(_COLOURS))
-        colours = np.stack([np.interp(seen, heights, colour) for colour in zip(*_COLOURS, strict=True)], -1)
-        return (colours * (0.35 + 0.9 * _hillshade(seen))[..., None]).clip(0, 255).astype(np.uint8)
+        heights = np.asarray(land) + np.float32((steps_left / steps) ** 3) * np.asarray(noise)
+        lowest, highest = np.percentile(heights, (1, 99))
+        levels = np.linspace(lowest, max(highest, lowest + 1e-6), len(_COLORS))
+        colors = np.stack([np.interp(heights, levels, channel) for channel in zip(*_COLORS, strict=True)], -1)
+        return (colors * (0.35 + 0.9 * _hillshade(heights))[..., None]).clip(0, 255).astype(np.uint8)
 
 
 def _hillshade(land: Any) -> Any:
-    """How bright each place is, between 0 and 1, by the slope there."""
+    """Return the brightness of each pixel, from 0 to 1, by its slope."""
     import numpy as np
 
     scale = np.arcsinh(_MAX_HEIGHT_M / _LINEAR_BELOW_M)
-    metres = _LINEAR_BELOW_M * np.sinh(np.clip((land + 1) / 2, 0, 1) * scale)
-    down, right = np.gradient(metres, _PIXEL_M)
-    up = np.sqrt(0.5)  # the sun is half way up
+    meters = _LINEAR_BELOW_M * np.sinh(np.clip((land + 1) / 2, 0, 1) * scale)
+    down, right = np.gradient(meters, _PIXEL_M)
+    up = np.sqrt(0.5)  # the sun is at 45 degrees
     return np.clip((up + (down + right) / 2) / np.sqrt(1 + down**2 + right**2), 0, 1)

@@ -1,1 +1,1 @@
-"""V-JEPA 2: what clips show and what is hidden in them; V-JEPA 2-AC: what a robot's actions lead to, and plans."""
+"""V-JEPA 2: video embeddings and masked prediction. V-JEPA 2-AC: action-conditioned world model and planning."""

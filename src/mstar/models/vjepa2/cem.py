@@ -1,7 +1,7 @@
-"""Planning by the cross-entropy method, as it was published for V-JEPA 2-AC: sample plans, keep the best, sample again.
+"""Cross-entropy method (CEM) planner, as published for V-JEPA 2-AC: sample plans, keep the elites, refit, repeat.
 
-A plan moves a hand and opens or closes it; it does not turn it. The rounds are a loop of the walk, and what plans lead
-to is imagined elsewhere. The same seed gives the same plans.
+A plan translates the hand and moves the gripper; it does not rotate. The rounds are a loop of the walk, and the
+predictor rolls out the plans. The same seed gives the same plans.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 from mstar import Component, Float32, Tensor, op
 
 MAX_TRANSLATION_M = 0.05
-"""So far a hand goes in each direction with one action."""
-_MAX_GRIP, _MIN_GRIP = 0.75, 0.25
-"""How far it closes with one action at most, and less than which is none."""
+"""Maximum translation per action and axis, in meters."""
+_MAX_GRIP = 0.75
+"""Maximum gripper motion per action."""
+_MIN_GRIP = 0.25
+"""Gripper motion below which an action does not move it."""
 _MOMENTUM = 0.15
-"""How much of the last round's mean and spread is kept."""
+"""Share of the previous mean and standard deviation that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class CemParams:
-    """How a plan is searched for."""
+    """Parameters of the search."""
 
     horizon: int
     candidates: int
@@ -31,28 +33,28 @@ class CemParams:
 
 
 class CrossEntropy(Component):
-    """Has no weights. A mean and a spread are [actions, 4]: three directions, and the hand."""
+    """Has no weights. Mean and standard deviation are [actions, 4]: three axes and the gripper."""
 
     @op
     def begin(self, params: CemParams) -> tuple[Float32[Tensor, "H 4"], Float32[Tensor, "H 4"]]:
-        """When nothing is known."""
+        """Return the initial mean and standard deviation."""
         import torch
 
-        spread = torch.tensor([MAX_TRANSLATION_M, MAX_TRANSLATION_M, MAX_TRANSLATION_M, 1.0])
-        return torch.zeros(params.horizon, 4), spread.repeat(params.horizon, 1)
+        std = torch.tensor([MAX_TRANSLATION_M, MAX_TRANSLATION_M, MAX_TRANSLATION_M, 1.0])
+        return torch.zeros(params.horizon, 4), std.repeat(params.horizon, 1)
 
     def noise(self, step: int, params: CemParams) -> Any:
-        """Normal numbers for a round, [actions, plans, 4]."""
+        """Draw the normal values of a round, [actions, plans, 4]."""
         import torch
 
-        drawn = torch.Generator().manual_seed((params.seed * 1_000_003 + step) % 2**63)
-        return torch.randn((params.horizon, params.candidates, 4), generator=drawn)
+        generator = torch.Generator().manual_seed((params.seed * 1_000_003 + step) % 2**63)
+        return torch.randn((params.horizon, params.candidates, 4), generator=generator)
 
     @op
     def sample(
         self, mean: Float32[Tensor, "H 4"], spread: Float32[Tensor, "H 4"], step: int, params: CemParams
     ) -> Float32[Tensor, "H K 7"]:
-        """Plans around a mean."""
+        """Sample plans around a mean."""
         plans = self.noise(step, params) * spread[:, None] + mean[:, None]
         return _pad_rotation(
             plans[..., :3].clamp(-MAX_TRANSLATION_M, MAX_TRANSLATION_M), plans[..., 3:].clamp(-_MAX_GRIP, _MAX_GRIP)
@@ -67,18 +69,18 @@ class CrossEntropy(Component):
         spread: Float32[Tensor, "H 4"],
         params: CemParams,
     ) -> tuple[Float32[Tensor, "H 4"], Float32[Tensor, "H 4"]]:
-        """The mean and the spread of the best plans, and a little of those before."""
-        best = plans[:, costs.topk(params.elites, largest=False).indices][..., [0, 1, 2, 6]]
-        return (1 - _MOMENTUM) * best.mean(1) + _MOMENTUM * mean, (1 - _MOMENTUM) * best.std(1) + _MOMENTUM * spread
+        """Refit mean and standard deviation to the elite plans, with momentum."""
+        elites = plans[:, costs.topk(params.elites, largest=False).indices][..., [0, 1, 2, 6]]
+        return (1 - _MOMENTUM) * elites.mean(1) + _MOMENTUM * mean, (1 - _MOMENTUM) * elites.std(1) + _MOMENTUM * spread
 
     @op
     def best_actions(self, mean: Float32[Tensor, "H 4"]) -> Float32[Tensor, "H 7"]:
-        """The actions of a mean."""
+        """Return the actions of the mean plan."""
         return _pad_rotation(mean[:, :3], mean[:, 3:] * (mean[:, 3:].abs() >= _MIN_GRIP))
 
 
-def _pad_rotation(place: Tensor, grip: Tensor) -> Any:
-    """Actions of seven numbers, of which those that turn the hand are zero."""
+def _pad_rotation(translation: Tensor, grip: Tensor) -> Any:
+    """Return actions of seven values with zero rotation."""
     import torch
 
-    return torch.cat([place, torch.zeros_like(place), grip], -1)
+    return torch.cat([translation, torch.zeros_like(translation), grip], -1)

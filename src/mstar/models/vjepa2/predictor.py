@@ -1,8 +1,7 @@
-"""The predictor of V-JEPA 2-AC as a component: it is shown frames, and imagines what actions lead to.
+"""Predictor of V-JEPA 2-AC as a component: observes frames, and rolls out actions in a world model.
 
-Plans that are followed side by side are rows of one state, not states of their own: sixty-four of those cost more to
-keep account of than to compute. So a world is forked once, and an action is [plans, 7]. Rows of several requests go
-through the layers together, as many at once as fit a core's cache.
+Parallel plans are rows of one state: 64 separate states would cost more in bookkeeping than in compute. A world is
+forked once, and an action is [plans, 7]. Rows of several requests share a pass, in blocks that fit the cache of a core.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ S = TypeVar("S", bound=State)
 
 
 class Predictor(Component):
-    """Worlds, and what happens in them."""
+    """World model with its states."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """The network, with the tensors of the checkpoint."""
+        """The predictor network, loaded on first use."""
         return self._checkpoint.network("predictor")
 
     def prepare(self) -> None:
@@ -33,7 +32,7 @@ class Predictor(Component):
         _ = self.network
 
     def load_state(self, kind: type[S], exported: Any) -> S:
-        """A world that began elsewhere."""
+        """Load a world that was exported by another worker."""
         world = self.make_state(kind)
         cast("World", world).load(exported)
         return world
@@ -42,35 +41,35 @@ class Predictor(Component):
     def observe(
         self, embeddings: Float32[Tensor, "P D"], pose: Float32[Tensor, "7"], horizon: int, world: World
     ) -> None:
-        """This is what is seen now, and where the hand is, whatever was imagined. About so many actions will follow."""
+        """Set the observed frame and pose, replacing what was predicted. `horizon` actions are expected to follow."""
         from mstar.models.vjepa2.network import to_tensor
 
-        for latents, where, steps, one in zip(embeddings, to_tensor(pose), rows(horizon), rows(world), strict=True):
-            one.observe(latents, where, steps)
+        for latents, row_pose, steps, row in zip(embeddings, to_tensor(pose), rows(horizon), rows(world), strict=True):
+            row.observe(latents, row_pose, steps)
 
     @op(batch=ragged("K"))
     def advance(self, actions: Float32[Tensor, "K 7"], world: World, layout: Layout = ONE_ROW) -> None:
-        """Do something: one action of one plan, or of each that is followed."""
+        """Apply one action to each plan."""
         import torch
 
         from mstar.models.vjepa2.network import apply_actions, concat, to_tensor
 
-        given, network, worlds = to_tensor(actions), self.network, list(zip(rows(world), layout.lengths, strict=True))
+        inputs, network, worlds = to_tensor(actions), self.network, list(zip(rows(world), layout.lengths, strict=True))
         with torch.inference_mode():
-            now = [one.current(count) for one, count in worlds]
-            seen, poses = map(concat, zip(*now, strict=True))
-            parts = [one.reserve(count, network.tokens, network.empty_cache) for one, count in worlds]
-            seen, poses = network.predict(seen, given, poses, parts), apply_actions(poses, given)
-        each = zip(worlds, seen.split(layout.lengths), poses.split(layout.lengths), strict=True)
-        for (one, _), latents, places in each:
-            one.latents, one.poses = latents, places
+            current = [row.current(count) for row, count in worlds]
+            latents, poses = map(concat, zip(*current, strict=True))
+            parts = [row.reserve(count, network.tokens, network.empty_cache) for row, count in worlds]
+            latents, poses = network.predict(latents, inputs, poses, parts), apply_actions(poses, inputs)
+        results = zip(worlds, latents.split(layout.lengths), poses.split(layout.lengths), strict=True)
+        for (row, _), row_latents, row_poses in results:
+            row.latents, row.poses = row_latents, row_poses
 
     @op
     def read_world(self, world: View[World]) -> tuple[Float32[Tensor, "K P D"], Float32[Tensor, "K 7"]]:
-        """What is seen, and where the hand is, in each plan."""
+        """Return the frame embedding and the pose of each plan."""
         return cast("Any", (world.latents, world.poses))
 
     @op
     def distance(self, goal: Float32[Tensor, "P D"], world: View[World]) -> Float32[Tensor, "K"]:
-        """How far from a goal is what each plan has led to."""
+        """Return the mean absolute distance of each plan to a goal embedding."""
         return (cast("Any", world.latents) - goal).abs().mean((1, 2))

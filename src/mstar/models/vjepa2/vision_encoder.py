@@ -1,7 +1,7 @@
-"""What V-JEPA 2 and V-JEPA 2-AC see pictures with, and what fills in what is hidden in a clip.
+"""Vision encoders of V-JEPA 2 and V-JEPA 2-AC, and the masked predictor of V-JEPA 2.
 
-Pictures are uint8, [height, width, 3] each. They are resized until the shorter side fits, and their middle is taken.
-Nothing is kept: an op does not know whose its inputs are.
+Images are uint8, [height, width, 3] each. They are resized by the shorter side and center-cropped. Outputs are not
+cached across requests.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from mstar.models.vjepa2.checkpoint import Checkpoint
 from mstar.nn.encoder import Encoder
 from mstar.nn.weights.sources import Weights
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the pictures that the encoder was trained with."""
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+"""Channel statistics of the training images."""
 
 
 class FrameEncoder(Encoder):
-    """Sees one frame as the predictor of V-JEPA 2-AC knows frames."""
+    """Encodes single frames for the predictor of V-JEPA 2-AC."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("encoder"), cache_bytes=0)
 
     @op(batch=stacked)
     def encode_frame(self, image: UInt8[Tensor, "H W 3"]) -> Float32[Tensor, "P D"]:
-        """What each patch shows."""
+        """Return the embedding of each patch."""
         side = self.network.sizes.image_size
         return self._encode(self.preprocess(image, side, side).unbind(), [""] * len(image))
 
-    def preprocess(self, pictures: Any, short: int, side: int) -> Tensor:
-        """[pictures, height, width, 3] as the network takes them, [pictures, 3, side, side]."""
-        return preprocess_images(pictures, short, side)
+    def preprocess(self, images: Any, shorter_side: int, side: int) -> Tensor:
+        """Convert [images, height, width, 3] to [images, 3, side, side]."""
+        return preprocess_images(images, shorter_side, side)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
         return self.network.encode_frames(batch)
 
 
 class ClipEncoder(Encoder):
-    """transformers' encoder, as it is."""
+    """Clip encoder of transformers."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(lambda: weights.network(parts={"encoder": "encoder."}), cache_bytes=0)
 
     @op(batch=stacked)
     def encode_clip(self, frames: UInt8[Tensor, "F H W 3"]) -> Float32[Tensor, "P D"]:
-        """What each patch shows, of two frames each."""
+        """Return the embedding of each patch, which spans two frames."""
         side = self.network.config.crop_size
         count, length = frames.shape[:2]
         pixels = preprocess_images(frames.reshape(-1, *frames.shape[2:]), int(side * 256 / 224), side)
@@ -57,16 +58,16 @@ class ClipEncoder(Encoder):
 
 
 class MaskedPredictor(Component):
-    """transformers' masked predictor, as it is."""
+    """Masked predictor of transformers."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The predictor alone."""
-        made = self._weights.network(parts={"predictor": "predictor."})
-        return made.eval().requires_grad_(requires_grad=False)
+        """The predictor, loaded on first use."""
+        network = self._weights.network(parts={"predictor": "predictor."})
+        return network.eval().requires_grad_(requires_grad=False)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -79,29 +80,29 @@ class MaskedPredictor(Component):
         context_patches: Int64[Tensor, "S"],
         target_patches: Int64[Tensor, "T"],
     ) -> Float32[Tensor, "T D"]:
-        """What hidden patches show, by what the shown ones do."""
+        """Predict the embeddings of target patches from context patches."""
         import torch
 
         from mstar.models.vjepa2.network import to_tensor
 
-        masks = [[to_tensor(one)] for one in (context_patches, target_patches)]
+        masks = [[to_tensor(patches)] for patches in (context_patches, target_patches)]
         with torch.inference_mode():
             return self.network.predictor(embeddings.to(self.network.dtype), *masks).last_hidden_state.float()
 
 
-def preprocess_images(pictures: Any, short: int, side: int) -> Tensor:
-    """[pictures, height, width, 3] as networks take them: their middle, [pictures, 3, side, side]."""
+def preprocess_images(images: Any, shorter_side: int, side: int) -> Tensor:
+    """Resize, center-crop and normalize [images, height, width, 3] to [images, 3, side, side]."""
     import torch
     from torch.nn.functional import interpolate
 
     from mstar.models.vjepa2.network import to_tensor
 
-    pixels = to_tensor(pictures).movedim(-1, 1).float()
+    pixels = to_tensor(images).movedim(-1, 1).float()
     height, width = pixels.shape[2:]
-    if min(height, width) != short:
-        scaled = [round(one * short / min(height, width)) for one in (height, width)]
+    if min(height, width) != shorter_side:
+        scaled = [round(length * shorter_side / min(height, width)) for length in (height, width)]
         pixels = interpolate(pixels, scaled, mode="bilinear", antialias=True).round().clamp(0, 255)
-    top, left = ((one - side) // 2 for one in pixels.shape[2:])
-    middle = pixels[:, :, top : top + side, left : left + side] / 255
-    mean, std = (torch.tensor(one)[:, None, None] for one in (_MEAN, _STD))
-    return (middle - mean) / std
+    top, left = ((length - side) // 2 for length in pixels.shape[2:])
+    cropped = pixels[:, :, top : top + side, left : left + side] / 255
+    mean, std = (torch.tensor(statistic)[:, None, None] for statistic in (_MEAN, _STD))
+    return (cropped - mean) / std

@@ -1,7 +1,8 @@
-"""V-JEPA 2: what a clip shows, as an embedding for each of its patches; and what it would show where it is hidden.
+"""V-JEPA 2: video embeddings per patch, and masked prediction of hidden patches.
 
-Both networks are transformers'. Who only wants embeddings never runs the predictor, and where nobody predicts it need
-not be loaded. Clips are embedded whole, and neither named nor pooled.
+Components: `encoder` and `predictor`, both from transformers. The walk encodes a whole clip and, if target patches are
+requested, predicts their embeddings. Use `VJepa2Encoder` to serve embeddings without loading the predictor. Embeddings
+are neither pooled nor classified.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEFAULT_WEIGHTS = "hub:facebook/vjepa2-vitl-fpc64-256"
 
 @dataclass(frozen=True, slots=True)
 class ClipEmbeddingRequest:
-    """Embed a clip. With `hidden`, predict what these patches show by what the `shown` ones do."""
+    """Embed a clip. With `target_patches`, also predict their embeddings from the `context_patches`."""
 
     clip: VideoInput
     context_patches: tuple[int, ...] = ()
@@ -29,25 +30,25 @@ class ClipEmbeddingRequest:
 
 
 class VJepa2Encoder(Model):
-    """Embeds clips and predicts nothing: its deployments hold no predictor."""
+    """Embeds clips. Does not load the predictor."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.encoder = ClipEncoder(Weights(weights))
 
     @walk
     def embed(self, frames: UInt8[Tensor, "F H W 3"]) -> Iterator[Latents]:
-        """What is seen in each patch."""
+        """Emit the embedding of each patch."""
         yield Latents(self.encoder.encode_clip(frames))
 
     async def route(self, request: ClipEmbeddingRequest) -> None:
-        """Look."""
+        """Embed the clip. Rejects requests for prediction."""
         if request.target_patches:
-            raise Unsupported("it predicts nothing\n  fix: ask a VJepa2, which has a predictor")
+            raise Unsupported("this model has no predictor\n  fix: leave out target_patches, or serve VJepa2")
         await self.embed(request.clip.frames)
 
 
 class VJepa2(VJepa2Encoder):
-    """An eye, and what fills in what is hidden. `weights` is a folder, or `hub:` and a name."""
+    """Adds masked prediction. `weights` is a folder, or `hub:NAME`."""
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         super().__init__(weights)
@@ -57,20 +58,20 @@ class VJepa2(VJepa2Encoder):
     def predict(
         self, frames: UInt8[Tensor, "F H W 3"], context_patches: Int64[Tensor, "S"], target_patches: Int64[Tensor, "T"]
     ) -> Iterator[Latents]:
-        """What is seen in each patch, and then what is predicted of the hidden ones."""
-        seen = self.encoder.encode_clip(frames)
-        yield Latents(seen)
-        yield Latents(self.predictor.predict(seen, context_patches, target_patches))
+        """Emit the embeddings of all patches, then the predicted embeddings of the target patches."""
+        embeddings = self.encoder.encode_clip(frames)
+        yield Latents(embeddings)
+        yield Latents(self.predictor.predict(embeddings, context_patches, target_patches))
 
     async def route(self, request: ClipEmbeddingRequest) -> None:
-        """Look, and predict if that is asked for."""
+        """Embed the clip, and predict if the request has target patches."""
         import numpy as np
 
         if not request.target_patches:
             await self.embed(request.clip.frames)
         elif not request.context_patches:
-            what = f"{len(request.target_patches)} patches are hidden and none is shown"
-            raise Unsupported(f"{what}\n  fix: say by which patches they are predicted")
+            what = f"{len(request.target_patches)} target patches and no context patches"
+            raise Unsupported(f"{what}\n  fix: send the context_patches to predict from")
         else:
             masks: list[Any] = [np.array(request.context_patches), np.array(request.target_patches)]
             await self.predict(request.clip.frames, *masks)

@@ -1,8 +1,9 @@
-"""V-JEPA 2-AC: imagines what a robot's actions lead to, and plans by it.
+"""V-JEPA 2-AC: an action-conditioned world model for robots, with planning towards a goal image.
 
-A frame becomes embeddings; of these, an action and the hand's pose a predictor makes the embeddings that follow, and so
-on. A plan is found by trying: many are imagined from what is seen now, and those that end nearest to a goal picture
-say where to look for better ones. A client may go on: what was seen and done before is then remembered.
+Components: `encoder` (frame to embeddings), `predictor` (embeddings, action and pose to the next embeddings, with a KV
+cache) and `cem` (cross-entropy method). A rollout applies actions one by one. A plan samples many action sequences,
+rolls them out from the current frame, and refits the distribution to those that end nearest to the goal. A session
+keeps its observations and actions, and the client can continue it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from mstar.models.vjepa2.world import World
 from mstar.requests import ActionRequest, RolloutRequest
 
 ACTION_RATE_HZ = 4
-"""So many actions a second it was trained with."""
+"""Action rate of the training data, per second."""
 
 
 class VJepa2AC(Model):
-    """An eye, a predictor and a search. `weights` is a folder, or `hub:` and a name."""
+    """Serves rollouts and plans. `weights` is a folder, or `hub:NAME`."""
 
     def __init__(self, weights: str = "vjepa2-ac-vitg", *, dtype: str = "float32") -> None:
         checkpoint = Checkpoint(weights, dtype)
@@ -32,63 +33,61 @@ class VJepa2AC(Model):
 
     @walk
     def observe(self, image: UInt8[Tensor, "H W 3"], pose: Float32[Tensor, "7"], horizon: int, world: World) -> None:
-        """This is seen now, and here is the hand."""
+        """Set the observed frame and pose."""
         self.predictor.observe(self.encoder.encode_frame(image), pose, horizon, world)
 
     @walk
     def apply_action(self, action: Float32[Tensor, "1 7"], world: World) -> None:
-        """This was carried out."""
+        """Apply an action that the robot has executed."""
         self.predictor.advance(action, world)
 
     @walk
     def rollout(self, actions: list[Float32[Tensor, "K 7"]], steps: int, world: World) -> Iterator[Latents | Action]:
-        """What is seen, and where the hand is, after each action."""
+        """Emit the frame embedding and the pose after each action."""
         for step in loop(steps=steps):
             self.predictor.advance(actions[step], world)
-            seen, poses = self.predictor.read_world(world)
-            yield Latents(seen)
+            latents, poses = self.predictor.read_world(world)
+            yield Latents(latents)
             yield Action(poses, rate=ACTION_RATE_HZ)
 
     @walk
     def plan(self, goal: UInt8[Tensor, "H W 3"], params: CemParams, start: World) -> Iterator[Action]:
-        """Actions that lead to a goal."""
-        wanted = self.encoder.encode_frame(goal)
+        """Emit the actions that lead to a goal image."""
+        target = self.encoder.encode_frame(goal)
         mean, spread = self.cem.begin(params)
         s = loop(steps=params.rounds, mean=mean, spread=spread)
         for step in s:
             plans, world = self.cem.sample(s.mean, s.spread, step, params), start.fork()
-            for ahead in loop(steps=params.horizon):
-                self.predictor.advance(plans[ahead], world)
-            costs = self.predictor.distance(wanted, world)
+            for action_index in loop(steps=params.horizon):
+                self.predictor.advance(plans[action_index], world)
+            costs = self.predictor.distance(target, world)
             s.mean, s.spread = self.cem.refit(plans, costs, s.mean, s.spread, params)
         yield Action(self.cem.best_actions(s.mean), rate=ACTION_RATE_HZ)
 
     async def route(self, request: RolloutRequest | ActionRequest) -> None:
-        """Imagine, and go on with each action that is said; or plan, and again for each observation that is said.
+        """Roll out actions, then each further action of the client; or plan, then again for each further observation.
 
-        An action is 7 numbers, or [K, 7] of K plans that are imagined side by side.
+        An action is 7 values, or [K, 7] for K parallel plans.
         """
         world = self.predictor.state(World)
         if isinstance(request, RolloutRequest):
-            seen, actions = (
-                parse_observation(request.observation),
-                [to_float32(one).reshape(-1, 7) for one in request.actions],
-            )
-            await self.observe(seen["image"], seen["pose"], max(1, len(actions)), world)
+            observation = parse_observation(request.observation)
+            actions = [to_float32(action).reshape(-1, 7) for action in request.actions]
+            await self.observe(observation["image"], observation["pose"], max(1, len(actions)), world)
             await self.rollout(actions, len(actions), world)
             while (action := await self.next_input()) is not None:
                 await self.rollout([to_float32(action).reshape(-1, 7)], 1, world)
             return
-        seen = parse_observation(request.observation, "goal")
-        search = parse_cem_params(seen, request)
+        observation = parse_observation(request.observation, "goal")
+        params = parse_cem_params(observation, request)
         while True:
-            await self.observe(seen["image"], seen["pose"], search.horizon, world)
-            await self.plan(seen["goal"], search, world)
-            if (said := await self.next_input()) is None:
+            await self.observe(observation["image"], observation["pose"], params.horizon, world)
+            await self.plan(observation["goal"], params, world)
+            if (following := await self.next_input()) is None:
                 return
-            seen |= parse_observation(said, "action")
-            await self.apply_action(seen["action"][None], world)
+            observation |= parse_observation(following, "action")
+            await self.apply_action(observation["action"][None], world)
 
     def robot_spec(self) -> Mapping[str, Any]:
-        """What it sees and does."""
+        """Observation fields, and the action rate."""
         return {"fields": OBSERVATION_FIELDS, "rate": ACTION_RATE_HZ}

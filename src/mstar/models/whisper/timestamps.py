@@ -1,6 +1,7 @@
-"""Which token may follow in a transcript with moments: the rules of Whisper's authors, as transformers has them.
+"""Timestamp rules of Whisper decoding: a logits processor equal to the one of transformers.
 
-Needs torch, and is imported where an op runs. A token is not chosen here.
+It masks tokens that break the order of timestamps. Sampling is in `nn.lm.sampler`. Imports torch, so it is imported
+inside ops only.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ from torch import Tensor
 
 from mstar.models.whisper.tokenizer import SpecialTokens
 
-_END_TOLERANCE_TIMESTAMPS, _MIN_OPEN_TIMESTAMPS = 20, 50
-"""With at most so many moments left a sound is over, as moments are not exact; with more than so many it is not."""
+_END_TOLERANCE_TIMESTAMPS = 20
+"""Remaining timestamps at which the audio counts as finished, because timestamps are inexact."""
+_MIN_OPEN_TIMESTAMPS = 50
+"""Remaining timestamps above which the transcript must not end."""
 
 
 def apply_timestamp_rules(
     logits: Tensor, generated: Sequence[Sequence[int]], end_timestamps: Sequence[int | None], special: SpecialTokens
 ) -> Tensor:
-    """Logits of [rows, tokens], which are changed, without those that may not follow what each row has said.
+    """Mask, in place, the logits [rows, tokens] of tokens that cannot follow what each row has generated.
 
-    It begins with a moment. Words stand between two moments, which do not go back. If it is likelier that any moment
-    follows than the likeliest word, one does. Where it is known at which moment a sound ends, the text ends with it.
+    1. A transcript starts with a timestamp.
+    2. Text stands between two timestamps, which never decrease.
+    3. If all timestamps together are likelier than the likeliest text token, a timestamp follows.
+    4. If the end of the audio is known, the transcript ends with it.
     """
     scores = logits.float()
     scores[:, list(special.suppressed)] = -inf
-    for one, tokens, end in zip(scores, generated, end_timestamps, strict=True):
-        _suppress_tokens(one, tokens, special)
+    for row_scores, tokens, end in zip(scores, generated, end_timestamps, strict=True):
+        _suppress_tokens(row_scores, tokens, special)
         if end is not None and len(tokens) > 1 and tokens[-1] >= special.timestamp_begin:
-            _suppress_near_end(one, tokens, end, special)
+            _suppress_near_end(row_scores, tokens, end, special)
     is_due = scores[:, special.timestamp_begin :].logsumexp(-1) > scores[:, : special.timestamp_begin].amax(-1)
     scores[:, : special.timestamp_begin].masked_fill_(is_due[:, None], -inf)
     return scores
 
 
 def _suppress_near_end(scores: Tensor, generated: Sequence[int], end_timestamp: int, special: SpecialTokens) -> None:
-    """At the end nothing follows. Before it, where words are to begin, they do: nobody would hear them again."""
+    """End the transcript near the end of the audio, and prevent it from ending much earlier."""
     left = end_timestamp - (generated[-1] - special.timestamp_begin)
     if generated[-2] >= special.timestamp_begin:
         if left > _MIN_OPEN_TIMESTAMPS:
@@ -52,13 +57,13 @@ def _suppress_tokens(scores: Tensor, generated: Sequence[int], special: SpecialT
         if special.max_initial_timestamp is not None:
             scores[special.timestamp_begin + special.max_initial_timestamp + 1 :] = -inf
         return
-    is_moment = generated[-1] >= special.timestamp_begin
-    is_pair = is_moment and (len(generated) < 2 or generated[-2] >= special.timestamp_begin)
+    is_timestamp = generated[-1] >= special.timestamp_begin
+    is_pair = is_timestamp and (len(generated) < 2 or generated[-2] >= special.timestamp_begin)
     if is_pair:
         scores[special.timestamp_begin :] = -inf
-    elif is_moment:
+    elif is_timestamp:
         scores[: special.end] = -inf
     last = next(
         (token for token in reversed(generated) if token >= special.timestamp_begin), special.timestamp_begin - 1
     )
-    scores[special.timestamp_begin : last + (is_pair or not is_moment)] = -inf
+    scores[special.timestamp_begin : last + (is_pair or not is_timestamp)] = -inf

