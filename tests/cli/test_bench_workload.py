@@ -79,10 +79,10 @@ def test_a_mix_has_rates_and_robots():
 
 
 def test_models_slos_and_rates_are_given_by_kind():
-    flags = ("speech=hibari,chat=smol,robot=arm", ["speech=first:0.5,continuity:0.05", "chat=3"], "speech=ttft=0.5")
+    flags = ("speech=hibari,chat=smol,robot=arm", ["speech=ttft:0.5,continuity:0.05", "chat=3"], "speech=ttft=0.5")
     workload = apply_flags(parse_mix("speech=2,chat=4,robot=1@10hz"), *flags)
     assert [one.model for one in workload.values()] == ["hibari", "smol", "arm"]
-    assert workload["speech"].slo == SloTarget(first=0.5, continuity=0.05)
+    assert workload["speech"].slo == SloTarget(ttft=0.5, continuity=0.05)
     assert workload["chat"].slo == SloTarget(total=3.0)
     assert workload["robot"].slo == SloTarget(total=0.1)  # until its next tick
     assert [one.server_slo for one in workload.values()] == ["ttft=0.5", "", ""]
@@ -120,8 +120,8 @@ def test_a_workload_says_it_all_in_a_file(tmp_path):
         [speech]
         number = 2
         model = "hibari"
-        pace = "ttft=0.5"
-        slo = "first:0.5,continuity:0.1"
+        server_slo = "ttft=0.5"
+        slo = "ttft:0.5,continuity:0.1"
         body = {voice = "alto"}
         [images]
         slo = 30

@@ -15,6 +15,7 @@ from mstar.cli.serving.api_keys import load_api_keys
 from mstar.cli.serving.settings import settings
 from mstar.config import HttpLimits, RateLimit, RuntimeConfig, ServerConfig
 from mstar.plan.planned_model import load_planned_models
+from mstar.server.access.api_keys import hash_key
 from mstar.wire.slo import Slo
 
 ROOT = Path(__file__).parents[2]

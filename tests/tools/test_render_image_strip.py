@@ -9,7 +9,7 @@ from tools.render_image_strip import main, make_strip
 
 def test_pictures_stand_side_by_side_from_noise_to_the_last(tmp_path):
     file = tmp_path / "strip.png"
-    main([f"{toys_drawn.__file__}:ImageGenerator", "a cat", "-o", str(file), "--shows", "3", "--seed", "4", "5"])
+    main([f"{toy_image_models.__file__}:ImageGenerator", "a cat", "-o", str(file), "--shows", "3", "--seed", "4", "5"])
     drawings = [toy_image_models.ImageRequest("a cat", seed=seed, partial_images=2) for seed in (4, 5)]
     lines = [toy_image_models.ImageGenerator().run(drawing).emissions for drawing in drawings]
     first, second = ([emission.value for emission in line] for line in lines)
