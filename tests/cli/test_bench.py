@@ -95,7 +95,7 @@ def test_clients_ask_again_when_they_have_their_answer(server, bench, capsys):
     alone = levels[0]["records"]
     assert all(earlier["ended_at"] <= later["sent_at"] for earlier, later in pairwise(alone))
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["load", "kind", "ok", "refused"]
+    assert head.split()[:4] == ["load", "kind", "ok", "rejected"]
     assert [line.split()[:4] for line in lines if " chat " in line] == [
         ["1", "clients", "chat", "6"],
         ["3", "clients", "chat", "6"],
@@ -185,7 +185,7 @@ def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
     assert (chat["completed"], chat["rejected"]["count"], chat["failed"]) == (2, 2, {})
     assert chat["rejected"]["retry_after_s"]["p50"] > 0
     assert chat["rejected"]["duration_s"]["p99"] < chat["duration_s"]["p50"]
-    assert "refused in" in capsys.readouterr().out
+    assert "rejected in" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the report
@@ -213,7 +213,7 @@ def test_a_report_needs_nothing_else_and_shows_silence():
     [
         (["--model", "vectors"], "it is served at `/v1/embeddings`"),
         (["--model", "parot"], "did you mean `parrot`"),
-        (["--model", "parrot", "--mix", "robot"], "the first request for robot, of `parrot`, failed: 404"),
+        (["--model", "parrot", "--mix", "robot"], "the warm-up request robot for `parrot` failed: 404"),
         ([], "--model chat=NAME"),
     ],
 )
@@ -226,7 +226,7 @@ def test_what_would_fail_every_time_is_said_at_once(server, capsys, flags, words
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("http://127.0.0.1:1", "fix: see that the server runs"), ("localhost:8000", "http://host:port")]
+    ("url", "words"), [("http://127.0.0.1:1", "fix: check the URL and that the server runs"), ("localhost:8000", "http://host:port")]
 )
 def test_a_server_that_is_not_there(url, words, capsys):
     assert main(["bench", "serve", url, "--model", "parrot"]) == 1

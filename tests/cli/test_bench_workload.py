@@ -44,7 +44,7 @@ def test_a_trace_says_when_and_what(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "there is no request"),
+        ("", "no request"),
         ('{"kind": "chat"}', "jsonl:1"),
         ('{"at": 1, "kind": "chat"}\nnothing', "jsonl:2"),
         ('{"at": 1, "kind": "chatt"}', "did you mean `chat`"),
@@ -99,12 +99,12 @@ def test_one_model_is_asked_for_everything():
     ("mix", "flags", "words"),
     [
         ("speach", ("m", [], ""), "did you mean `speech`"),
-        ("chat=four", ("m", [], ""), "'chat=four' cannot be read"),
-        ("chat=0", ("m", [], ""), "'chat=0' cannot be read"),
-        ("chat=4@5hz", ("m", [], ""), "'chat=4@5hz' cannot be read"),
-        ("chat,speech", ("chat=m", [], ""), "which model is asked for speech"),
-        ("chat", ("m", ["speech=1"], ""), "says nothing of `chat`"),
-        ("chat", ("m", ["chat=soon:1"], ""), "'soon:1' is no promise"),
+        ("chat=four", ("m", [], ""), "'chat=four' is invalid"),
+        ("chat=0", ("m", [], ""), "'chat=0' is invalid"),
+        ("chat=4@5hz", ("m", [], ""), "'chat=4@5hz' is invalid"),
+        ("chat,speech", ("chat=m", [], ""), "no model for speech"),
+        ("chat", ("m", ["speech=1"], ""), "matches no kind of the workload (`chat`)"),
+        ("chat", ("m", ["chat=soon:1"], ""), "'soon:1' is not an SLO"),
         ("chat", ("m", [], "batch"), "--server-slo"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_workload_says_it_all_in_a_file(tmp_path):
     ("content", "words"),
     [
         ("[chat", "w.toml"),
-        ("", "nothing is asked for"),
+        ("", "the workload is empty"),
         ("[chatt]", "did you mean `chat`"),
         ("chat = 4", "[chat]"),
         ("[chat]\nmodle = 'm'", "did you mean `model`"),
