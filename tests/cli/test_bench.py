@@ -190,7 +190,7 @@ def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
 
 # ---------------------------------------------------------------- the report
 def test_a_report_needs_nothing_else_and_shows_silence():
-    slo = {"first": 1.0, "whole": None, "continuity": 0.1, "itl": None}
+    slo = {"ttft": 1.0, "total": None, "continuity": 0.1, "itl": None}
     about = {"url": "http://<x>", "seed": 0, "burstiness": 1.0, "kinds": {"speech": {"model": "m", "slo": slo}}}
     dry = RequestRecord("speech", 0.0, 0.0, [(0.1, 0.5), (1.1, 0.5)], 1.2, 200)
     fine = RequestRecord("speech", 0.5, 0.5, [(0.6, 2.0), (1.1, 0.5)], 1.2, 200)

@@ -29,7 +29,7 @@ ONCE_SAMPLE_S = 5.0
 """Seconds between the two samples of `--once`. The server polls its processes every two seconds."""
 HTTP_TIMEOUT_S = 5.0
 HIDDEN_COUNTS = ("links", "fds", "threads", "unacked", "engine_states", "workers", "late", "inbox")
-"""Process counters that matter only when looking for leaks."""
+"""What processes hold that matters only to who looks for a leak."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -203,22 +203,23 @@ def _models_table(history: MetricsHistory) -> Table:
     return table
 
 
-def _processes_table(history: MetricsHistory) -> Table:
-    counters = defaultdict[str, dict[str, float]](dict)
-    for labels, value in history.latest.series("mstar_held"):
-        counters[labels["process"]][labels["what"]] = value
-    names = dict.fromkeys(name for counts in counters.values() for name in counts)
+def _processes_table(watch: MetricsHistory) -> Table:
+    held = defaultdict[str, dict[str, float]](dict)
+    for labels, value in watch.latest.series("mstar_held"):
+        held[labels["process"]][labels["what"]] = value
+    names = dict.fromkeys(what for counts in held.values() for what in counts)
     pages = [name for name in names if name.removesuffix("_used") + "_used" in names]
     shown = [
         name
         for name in names
-        if name not in (*pages, *HIDDEN_COUNTS) and any(counts.get(name) for counts in counters.values())
+        if name not in (*pages, *HIDDEN_COUNTS) and any(counts.get(name) for counts in held.values())
     ]
     table = _table("processes", 1, "process", *(["pages"] if pages else []), *shown)
-    for process, counts in sorted(counters.items()):
-        used = sum(counts.get(name, 0) for name in pages if name.endswith("_used"))
-        total = sum(counts.get(name, 0) for name in pages if not name.endswith("_used"))
-        row = [f"{used:.0f}/{total:.0f}" if total else "–"] if pages else []
+    for process, counts in sorted(held.items()):
+        used, of = (
+            sum(counts.get(name, 0) for name in pages if name.endswith("_used") is ends) for ends in (True, False)
+        )
+        row = [f"{used:.0f}/{of:.0f}" if of else "–"] if pages else []
         table.add_row(process, *row, *(f"{counts[name]:.0f}" if name in counts else "–" for name in shown))
     return table
 
