@@ -1,4 +1,4 @@
-"""Refuses what this project must never do, by reading syntax trees: words in comments and strings are free.
+"""Static check for banned calls and imports, on syntax trees. Comments and strings are ignored.
 
 Three bans: unpickling in every spelling (it runs code that the sender chose), everywhere; the process
 environment, in src outside src/mstar/config.py (settings are declared in one place); eval and exec, in src.
@@ -41,15 +41,15 @@ PICKLE_MODULES = frozenset(
         "pathos",
     }
 )
-# Attributes whose name is enough, whatever they are called on.
+# Attributes that are banned on any object.
 PICKLE_METHODS = frozenset({"recv_pyobj", "send_pyobj", "read_pickle", "to_pickle", "makePickle"})
-# What a class defines to take part in pickling.
+# Methods that a class defines for pickling.
 PICKLE_HOOKS = frozenset(
     {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"}
 )
-# Loaders that are safe with weights_only=True, and only then.
+# Loaders that are safe only with weights_only=True.
 WEIGHT_LOADERS = frozenset({"torch.load", "torch.serialization.load", "torch.hub.load_state_dict_from_url"})
-# Functions that import the module which their first argument names.
+# Functions that import the module named by their first argument.
 IMPORTERS = frozenset(
     {
         "importlib.import_module",
@@ -85,7 +85,7 @@ OUTSIDE_CONFIG = _under("os", ENVIRONMENT, VARIABLES) | {"posix.environ": ENVIRO
 
 
 class Origins:
-    """What the names of one file stand for, as dotted paths: after `import torch as t`, t.load is torch.load.
+    """Resolves the names of one file to dotted paths: after `import torch as t`, t.load is torch.load.
 
     Scopes are not told apart: a name stands for everything that it is bound to anywhere in the file.
     """
@@ -99,7 +99,7 @@ class Origins:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     self._bind(alias.asname or alias.name, {f"{node.module}.{alias.name}"})
-        for _ in range(2):  # twice, because an assignment may follow another one
+        for _ in range(2):  # twice, because one assignment can depend on another
             for node in ast.walk(tree):
                 self._bind_assignment(node)
 
@@ -119,7 +119,7 @@ class Origins:
                 self._bind(target.id, self.of(node.value))
 
     def of(self, node: ast.expr) -> set[str]:
-        """The dotted paths that an expression may stand for; none if it is not made of imported names."""
+        """Dotted paths that an expression can refer to. Empty: not an imported name."""
         if isinstance(node, ast.Name):
             if node.id in self._paths:
                 return self._paths[node.id]
@@ -148,7 +148,7 @@ def _bound_path(alias: ast.alias) -> str:
 
 
 def _literal(call: ast.Call, position: int, keyword: str | None = None) -> str | None:
-    """The string literal that a call passes at a position or under a keyword."""
+    """The string literal passed to a call at a position or by keyword."""
     values = call.args[position : position + 1] + [k.value for k in call.keywords if keyword and k.arg == keyword]
     for value in values:
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -161,7 +161,7 @@ def _names_pickle(path: str) -> bool:
 
 
 class Finder:
-    """Walks over one file and yields (line, what, fix) for everything that is banned in it."""
+    """Walks one file and yields (line, what, fix) for everything banned."""
 
     def __init__(self, source: Source) -> None:
         self._tree = source.tree
@@ -235,7 +235,7 @@ class Finder:
             if path in WEIGHT_LOADERS:
                 if node not in self._allowed and isinstance(node.ctx, ast.Load):
                     yield f"{path} without weights_only=True", (PICKLE[0], "call it with weights_only=True")
-            # A name that was imported is reported once, where it was imported.
+            # An imported name is reported once, at its import.
             elif isinstance(node, ast.Attribute) or path.startswith("builtins."):
                 yield from self._judge_path(path)
 
@@ -269,7 +269,7 @@ def _is_constant(node: ast.expr | None, value: bool) -> bool:
 
 
 def check(root: Path) -> list[Problem]:
-    """Everything banned in the tree."""
+    """All banned calls and imports in the tree."""
     return [
         Problem(source.path, line, what, fix)
         for source in read_sources(root)

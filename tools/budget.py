@@ -1,7 +1,7 @@
-"""Keeps the code small: a file has at most 500 lines, a function 60, a class 20 methods.
+"""Size limits of the code: 500 lines per file, 60 lines per function, 20 methods per class.
 
 A limit is raised only in pyproject's `[tool.mstar.budget]` table, one entry per file, function or class, and
-only with a decision note that says why. An entry that is no longer needed is a problem too, so the table
+only with a decision note that gives the reason. An entry that is no longer needed is a problem too, so the table
 stays as short as the list of real exceptions. Run as `python -m tools.budget` in the repository root.
 """
 
@@ -39,9 +39,9 @@ class Measure:
 
 
 def measure(source: Source) -> Iterator[Measure]:
-    """The sizes of one file and of all functions and classes in it, however deeply they are nested."""
+    """Sizes of a file and of all functions and classes in it, nested ones included."""
     lines = len(source.text.splitlines())
-    yield Measure(source.path, 1, "lines", lines, MAX_FILE_LINES, "split the file along its jobs")
+    yield Measure(source.path, 1, "lines", lines, MAX_FILE_LINES, "split the file by responsibility")
     yield from _measure_inside(source.tree, f"{source.path}::")
 
 
@@ -50,19 +50,19 @@ def _measure_inside(node: ast.AST, prefix: str) -> Iterator[Measure]:
         if isinstance(child, FUNCTIONS):
             lines = (child.end_lineno or child.lineno) - child.lineno + 1
             key = prefix + child.name
-            yield Measure(key, child.lineno, "lines", lines, MAX_FUNCTION_LINES, "name a part of it")
+            yield Measure(key, child.lineno, "lines", lines, MAX_FUNCTION_LINES, "extract a function")
             yield from _measure_inside(child, f"{key}.")
         elif isinstance(child, ast.ClassDef):
             methods = sum(isinstance(item, FUNCTIONS) for item in child.body)
             key = prefix + child.name
-            yield Measure(key, child.lineno, "methods", methods, MAX_METHODS, "give a part of its job away")
+            yield Measure(key, child.lineno, "methods", methods, MAX_METHODS, "move a responsibility to another class")
             yield from _measure_inside(child, f"{key}.")
         else:
             yield from _measure_inside(child, prefix)
 
 
 def check(root: Path) -> list[Problem]:
-    """Everything in the tree that is over its limit, and every entry of the table that is not in order."""
+    """Everything over its limit, and every invalid entry of the table."""
     raises = _read_table(root)
     problems: list[Problem] = []
     needed: set[str] = set()
@@ -73,10 +73,10 @@ def check(root: Path) -> list[Problem]:
             if item.size > item.limit:
                 needed.add(item.key)
             if not isinstance(limit, int) or item.size > limit:
-                what = f"{item.key.split('::')[-1]} has {item.size} {item.unit}, at most {limit} are allowed"
+                what = f"{item.key.split('::')[-1]} has {item.size} {item.unit}, limit {limit}"
                 problems.append(Problem(source.path, item.line, what, item.fix))
     for key, entry in raises.items():
-        problems += [Problem(CONFIG, 1, *found) for found in _check_entry(root, key, entry, key in needed)]
+        problems += [Problem(CONFIG, 1, *problem) for problem in _check_entry(root, key, entry, key in needed)]
     return problems
 
 

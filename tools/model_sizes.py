@@ -1,36 +1,38 @@
-"""How long each family of models is, beside the same one elsewhere: python -m tools.model_sizes
+"""Code size of each model family compared with the reference system: python -m tools.model_sizes
 
-Lines are counted as they stand, docstrings and blank ones included. The other system's are those of its own folder for
-the model (model file, submodules, configuration, components), counted in its published source.
+All lines count, docstrings and blank lines included. Reference lines are those of the model's folder in the published
+source (model file, submodules, configuration, components).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / "src" / "mstar" / "models"
-MAX_FILE_LINES, SIZE_DIVISOR = 120, 4
-"""A model file has at most so many lines, and a family at most so large a part of the other system's."""
+MAX_FILE_LINES = 120
+"""Maximum number of lines of a model file."""
+SIZE_DIVISOR = 4
+"""A family has at most this fraction (1/n) of the reference lines."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family: its folder, its model files, and the lines that the other system has for it."""
+    """A model family: its folder, its model files, and the lines of the reference system."""
 
     folder: str
     files: tuple[str, ...]
     reference_lines: int | None = None
     only: tuple[str, ...] = ()
-    """The files that are its own, where a folder holds more than one family."""
+    """Files of this family, if its folder has more than one family."""
 
     @property
     def lines(self) -> dict[str, int]:
-        """How many lines each of its files has."""
+        """Lines of each file."""
         names = self.only or [path.name for path in sorted((MODELS / self.folder).glob("*.py"))]
         return {name: len((MODELS / self.folder / name).read_text("utf-8").splitlines()) for name in names}
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Lines of all files."""
         return sum(self.lines.values())
 
 
@@ -50,15 +52,16 @@ FAMILIES = (
 
 
 def main() -> None:
-    print("| family | model file | all | elsewhere | share |\n|---|---|---|---|---|")
-    for one in FAMILIES:
-        files = ", ".join(f"`{name}` {one.lines[name]}" for name in one.files)
-        share = f"{100 * one.total / one.reference_lines:.0f} %" if one.reference_lines else ""
-        name = "whisper" if one.only else one.folder
-        print(f"| {name} | {files} | {one.total} | {one.reference_lines or ''} | {share} |")
-    both = [one for one in FAMILIES if one.reference_lines]
-    ours, theirs = sum(one.total for one in both), sum(one.reference_lines or 0 for one in both)
-    print(f"| all that both have | | {ours} | {theirs} | {100 * ours / theirs:.0f} % |")
+    print("| family | model file | total | reference | ratio |\n|---|---|---|---|---|")
+    for family in FAMILIES:
+        files = ", ".join(f"`{name}` {family.lines[name]}" for name in family.files)
+        ratio = f"{100 * family.total / family.reference_lines:.0f} %" if family.reference_lines else ""
+        name = "whisper" if family.only else family.folder
+        print(f"| {name} | {files} | {family.total} | {family.reference_lines or ''} | {ratio} |")
+    shared = [family for family in FAMILIES if family.reference_lines]
+    total = sum(family.total for family in shared)
+    reference = sum(family.reference_lines or 0 for family in shared)
+    print(f"| all with a reference | | {total} | {reference} | {100 * total / reference:.0f} % |")
 
 
 if __name__ == "__main__":

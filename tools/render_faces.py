@@ -1,7 +1,7 @@
-"""Draws docs/pictures/faces.png: some seeds of the model `faces`, with its real weights.
+"""Renders docs/pictures/faces.png: some seeds of the model `faces` with its real weights.
 
-`python -m tools.render_faces` shows partial pictures, small enough for a page. It needs what `scripts/fetch-faces`
-fetches, and is no test.
+`python -m tools.render_faces` uses partial images, which are small enough for a page. It needs the files of
+`scripts/fetch-faces`. Not a test.
 """
 
 from pathlib import Path

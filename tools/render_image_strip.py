@@ -1,7 +1,8 @@
-"""`python -m tools.render_image_strip MODEL "a prompt" -o strip.png`: partial images from noise to the last step.
+"""Renders the partial images of an image model as a strip, from noise to the final image.
 
-MODEL is a file or the name of one that is installed, and takes a Drawing. What it shows is put side by side, and of
-several seeds one below the other.
+    python -m tools.render_image_strip MODEL "a prompt" -o strip.png
+
+MODEL is a file or an installed name, and accepts an ImageRequest. Each seed is one row.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from mstar.walk.load import load_model
 
 
 def make_strip(lines: Iterable[Iterable[Emission]]) -> Image.Image:
-    """Pictures of one size: those of a line side by side."""
+    """Concatenate images of equal size, one row per line."""
     lines = [np.concatenate([to_pixels(emission.value) for emission in line], 1) for line in lines]
     return Image.fromarray(np.concatenate(lines))
 
 
-def main(words: list[str]) -> int:
-    """Draw, and write what was shown."""
+def main(arguments: list[str]) -> int:
+    """Generate the images and write the strip."""
     parser = argparse.ArgumentParser(prog="tools.render_image_strip")
     parser.add_argument("model")
     parser.add_argument("prompt")
     parser.add_argument("-o", "--output", required=True)
-    parser.add_argument("--shows", type=int, default=8)
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    said = parser.parse_args(words)
-    model = load_model(said.model)
-    drawings = [ImageRequest(said.prompt, seed=seed, partial_images=said.shows - 1) for seed in said.seed]
-    drawn = make_strip(model.run(drawing).emissions for drawing in drawings)
-    drawn.quantize(256, dither=Image.Dither.NONE).save(said.output, optimize=True)  # noise is long in true colours
+    options = parser.parse_args(arguments)
+    model = load_model(options.model)
+    requests = [ImageRequest(options.prompt, seed=seed, partial_images=options.images - 1) for seed in options.seed]
+    strip = make_strip(model.run(request).emissions for request in requests)
+    strip.quantize(256, dither=Image.Dither.NONE).save(options.output, optimize=True)  # noise compresses badly in true color
     return 0
 
 

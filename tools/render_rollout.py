@@ -1,8 +1,7 @@
-"""Draws docs/pictures/rollout.png: how V-JEPA 2-AC finds a plan, round by round.
+"""Renders docs/pictures/rollout.png: the rounds of V-JEPA 2-AC's planning by the cross-entropy method.
 
 `python -m tools.render_rollout` runs the components of the walk `plan` eagerly, with the tiny random weights of the
-tests. The goal is what those weights imagine after two actions that the search is not told: so it can be seen whether
-the plans come near to where these lead. It is no test.
+tests. The goal is the predicted state after two actions that the search does not know. Not a test.
 """
 
 import tempfile
@@ -24,7 +23,7 @@ INK, SOFT, GOAL = (31, 35, 40), (140, 149, 159), (207, 90, 28)
 
 
 def run_search(model: VJepa2AC) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Of each round what plans cost and where they lead, [plans, 7]; and where the secret one leads."""
+    """Costs and final poses [plans, 7] of every round, and the final pose of the goal."""
     here, secret = World(), World()
     start = model.encoder.encode_frame(torch.from_numpy(tiny.picture(1)))
     for world in (here, secret):
@@ -44,13 +43,13 @@ def run_search(model: VJepa2AC) -> tuple[list[torch.Tensor], list[torch.Tensor],
 
 
 def shade(step: int) -> tuple[int, int, int]:
-    """Later rounds are darker."""
+    """Color of a round; later rounds are darker."""
     part = step / (SEARCH.rounds - 1)
     return tuple(round(a + (b - a) * part) for a, b in zip((198, 224, 229), (20, 90, 105), strict=True))  # pyright: ignore[reportReturnType]
 
 
 class Panel:
-    """A plot on a canvas, from one corner of its values to the other."""
+    """A plot on a canvas, with a fixed value range."""
 
     def __init__(self, left: int, title: str, low: tuple[float, float], high: tuple[float, float]) -> None:
         self.left, self.low, self.high = left, low, high
@@ -71,8 +70,8 @@ class Panel:
 
     def cross(self, x: float, y: float) -> None:
         x, y = self.at(x, y)
-        for way in (-1, 1):
-            ends = (x - 9 * SCALE, y - 9 * way * SCALE, x + 9 * SCALE, y + 9 * way * SCALE)
+        for sign in (-1, 1):
+            ends = (x - 9 * SCALE, y - 9 * sign * SCALE, x + 9 * SCALE, y + 9 * sign * SCALE)
             self.draw.line(ends, GOAL, 3 * SCALE)
 
     def label(self, x: float, y: float, text: str) -> None:
@@ -81,8 +80,8 @@ class Panel:
 
 def draw_panels(costs: list[torch.Tensor], poses: list[torch.Tensor], goal: torch.Tensor) -> Image.Image:
     most, far = float(costs[0].max()) * 1.05, 2.4 * MAX_TRANSLATION_M
-    left = Panel(0, "distance to the goal, of each plan, by round", (-0.6, 0), (SEARCH.rounds - 0.4, most))
-    right = Panel(SIZE, "where the hand is imagined to end (x, y, in m)", (-far, -far), (far, far))
+    left = Panel(0, "distance to the goal by round", (-0.6, 0), (SEARCH.rounds - 0.4, most))
+    right = Panel(SIZE, "predicted final position of the hand (x, y in m)", (-far, -far), (far, far))
     for step, (cost, pose) in enumerate(zip(costs, poses, strict=True)):
         for number, one in enumerate(cost.tolist()):
             left.dot(step + (number / SEARCH.candidates - 0.5) * 0.5, one, shade(step), 1.8)
@@ -108,8 +107,8 @@ def main() -> None:
     draw_panels(costs, poses, goal).quantize(64).save(FILE, optimize=True)
     first, last = float(costs[0].mean()), float(costs[-1].mean())
     off = float((poses[-1].mean(0) - goal)[:3].norm())
-    said = f"distance {first:.3f} to {last:.3f}, the hand {off * 100:.1f} cm off"
-    print(f"{FILE.name}: {said}, {FILE.stat().st_size / 1e3:.0f} KB")
+    summary = f"distance {first:.3f} to {last:.3f}, the hand {off * 100:.1f} cm off"
+    print(f"{FILE.name}: {summary}, {FILE.stat().st_size / 1e3:.0f} KB")
 
 
 if __name__ == "__main__":

@@ -147,10 +147,10 @@ def take_chat(album: Screenshots) -> None:
         page.get_by_label("Message").fill(text)
         page.get_by_role("button", name="Send").click()
         page.get_by_role("button", name="Send").wait_for()
-    page.get_by_label("Speak the answer").check()
+    page.get_by_label("Audio output").check()
     page.get_by_label("Attach").set_input_files(QUESTION)
     page.get_by_role("button", name="Send").click()
-    page.get_by_label("The answer", exact=True).wait_for()
+    page.get_by_label("Response audio", exact=True).wait_for()
     album.take("chat")
 
 
@@ -179,7 +179,7 @@ def take_sight(album: Screenshots) -> None:
     page = album.open("play/images/faces")
     page.get_by_label("Seed").fill("7")
     page.get_by_role("button", name="Generate", exact=True).last.click()
-    page.get_by_role("img", name="the picture, finished").wait_for()
+    page.get_by_role("img", name="image, finished").wait_for()
     album.take("images")
     page = album.open("play/video/film")
     page.get_by_label("Size").fill("320x180")
@@ -199,7 +199,7 @@ def take_world(album: Screenshots) -> None:
     page = album.open("play/world/dream")
     page.get_by_label("Name").fill("frames")
     page.get_by_role("button", name="Add").click()
-    page.get_by_label("pictures of frames").set_input_files(str(ROOT / "docs" / "pictures" / "faces.png"))
+    page.get_by_label("images of frames").set_input_files(str(ROOT / "docs" / "pictures" / "faces.png"))
     page.get_by_role("button", name="Create world").click()
     page.get_by_label("Action").fill("1 2 3 4 5 6 7")
     for _ in range(3):
@@ -324,13 +324,13 @@ def capture() -> None:
         page.set_default_timeout(TIMEOUT_MS)
         page.goto(f"{server.url}/#/play/chat/assistant")
         page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Speak the answer").check()
+        page.get_by_label("Audio output").check()
         crowd, film, begun = BackgroundRequests(server), ScreenRecorder(page), time.monotonic()
         for letter in "What is the capital of France?":
             page.get_by_label("Message").press_sequentially(letter)
             film.record(0.04)
         page.get_by_label("Message").press("Enter")
-        while not page.get_by_label("The answer", exact=True).is_visible():
+        while not page.get_by_label("Response audio", exact=True).is_visible():
             film.record(0.1)
         film.record(1.2)
         page.get_by_role("link", name="Graph").first.click()

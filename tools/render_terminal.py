@@ -1,8 +1,7 @@
-"""Makes the pictures of the command line for the documentation: real commands, real output, as SVG.
+"""Renders terminal screenshots for the documentation: real commands and their output, as SVG.
 
-`python -m tools.render_terminal` runs each command in a terminal of its own (a pty), with the models' real weights,
-and draws what was on the screen to docs/pictures/screens. It needs what CI installs, and takes some minutes: nothing
-here is a test, and nothing in it is written by hand.
+`python -m tools.render_terminal` runs each command in a pty with the models' real weights, and writes the screens to
+docs/pictures/screens. It needs the packages that CI installs, and takes some minutes. Not a test.
 """
 
 import fcntl
@@ -29,14 +28,15 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 OUTPUT_DIR = ROOT / "docs" / "pictures" / "screens"
-COLUMNS, ROWS = 100, 60
+COLUMNS = 100
+ROWS = 60
 MSTAR = [sys.executable, "-m", "mstar.cli"]
 MODEL = "smollm2"
 TIMEOUT_S = 180.0
 
 
 class Screen:
-    """A command in a terminal, and what it has written so far."""
+    """A command in a pty, and its output so far."""
 
     def __init__(self, *arguments: str, place: Path = ROOT) -> None:
         self.line = f"$ mstar {' '.join(arguments)}"
@@ -57,7 +57,7 @@ class Screen:
                 while data := terminal.read(65536):
                     self._written += data
             except OSError:
-                return  # how a pty says that nobody writes to it any more
+                return  # the other end of the pty is closed
 
     @property
     def text(self) -> str:
@@ -66,33 +66,33 @@ class Screen:
     def wait_for(self, pattern: str) -> re.Match[str]:
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            if found := re.search(pattern, self.text):
-                return found
+            if match := re.search(pattern, self.text):
+                return match
             time.sleep(0.05)
-        raise SystemExit(f"{self.line}: nothing like {pattern!r} came; this did:\n{self.text}")
+        raise SystemExit(f"{self.line}: no match for {pattern!r} in the output:\n{self.text}")
 
     def end(self) -> None:
         self.process.wait(TIMEOUT_S)
         self._reader.join()
 
     def draw(self, name: str) -> None:
-        """Draw the line that was typed, and what came of it."""
+        """Write the command line and its output as SVG."""
         shown = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         shown.print(Text(self.line, style="bold"))
         shown.print(Text.from_ansi(on_screen(self.text)))
         svg = shown.export_svg(title=f"mstar {name}", theme=DIMMED_MONOKAI, unique_id=f"mstar-{name}")
-        # A page must not fetch anything, and the font that rich links to lies elsewhere.
+        # The page must not fetch the external font that rich links to.
         svg = re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-        svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)  # else some drop the blanks a line begins with
+        svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)  # otherwise some viewers drop leading spaces
         OUTPUT_DIR.mkdir(parents=True, exist_ok=True)
         (OUTPUT_DIR / f"{name}.svg").write_text(svg)
         print(f"drew {name}.svg")
 
 
 def on_screen(text: str) -> str:
-    """What is left on a screen, each letter with its colour: progress is written over, lines up and back."""
+    """Final content of a terminal, with colors: interprets cursor movement and line erasure."""
     cells: dict[tuple[int, int], tuple[str, str]] = {}
-    row, column, colour = 0, 0, ""
+    row, column, color = 0, 0, ""
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x1b]", text):
         if part == "\n":
             row += 1
@@ -103,9 +103,9 @@ def on_screen(text: str) -> str:
         elif part == "\x1b[2K":
             cells = {at: cell for at, cell in cells.items() if at[0] != row}
         elif part.endswith("m") and len(part) > 1:
-            colour = "" if part in ("\x1b[0m", "\x1b[m") else colour + part
+            color = "" if part in ("\x1b[0m", "\x1b[m") else color + part
         elif len(part) == 1:
-            cells[row, column] = (colour, part)
+            cells[row, column] = (color, part)
             column += 1
     last = max((at[0] for at in cells), default=0)
     return "\n".join(_line({at[1]: cell for at, cell in cells.items() if at[0] == row}) for row in range(last + 1))
@@ -113,24 +113,24 @@ def on_screen(text: str) -> str:
 
 def _line(cells: dict[int, tuple[str, str]]) -> str:
     letters = [cells.get(at, ("", " ")) for at in range(max(cells, default=-1) + 1)]
-    return "".join(f"{colour}{letter}\x1b[0m" if colour else letter for colour, letter in letters)
+    return "".join(f"{color}{letter}\x1b[0m" if color else letter for color, letter in letters)
 
 
 @contextmanager
 def background_requests(url: str) -> Iterator[None]:
-    """Some clients who ask all the time."""
+    """Clients that send requests continuously."""
     body = b'{"model": "%s", "max_tokens": 16, "messages": [{"role": "user", "content": "Tell me of the sea."}]}'
     request = Request(
         f"{url}/v1/chat/completions", body % MODEL.encode(), {"Content-Type": "application/json"}, method="POST"
     )
     is_over = threading.Event()
 
-    def ask() -> None:
+    def send() -> None:
         while not is_over.is_set():
-            with urlopen(request, timeout=TIMEOUT_S) as answer:
-                answer.read()
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                response.read()
 
-    clients = [threading.Thread(target=ask) for _ in range(6)]
+    clients = [threading.Thread(target=send) for _ in range(6)]
     for client in clients:
         client.start()
     try:

@@ -1,4 +1,4 @@
-"""The Python files that the checks in this folder read, and how a check reports what it found.
+"""Sources and problem reports of the checks in this folder.
 
 Every check is a function from a repository root to a list of problems, and every problem is one line:
 `file:line: what is wrong, fix: what to write`.
@@ -35,7 +35,7 @@ class Source:
 
 
 def read_sources(root: Path, trees: tuple[str, ...] = TREES) -> Iterator[Source]:
-    """All Python files below the given folders, in order; folders that do not exist are passed over."""
+    """All Python files below some folders, in order. Missing folders are skipped."""
     for tree in trees:
         for file in sorted((root / tree).rglob("*.py")):
             with tokenize.open(file) as opened:
@@ -45,7 +45,7 @@ def read_sources(root: Path, trees: tuple[str, ...] = TREES) -> Iterator[Source]
 
 
 def run(name: str, check: Callable[[Path], list[Problem]]) -> int:
-    """Run one check on the current folder, print what it found, and return the exit code."""
+    """Run one check on the current folder and print its problems. Returns the exit code."""
     problems = sorted(set(check(Path.cwd())))
     for problem in problems:
         print(problem)

@@ -87,15 +87,15 @@ def test_clients_ask_again_when_they_have_their_answer(server, bench, capsys):
     assert [(one["load"], one["unit"]) for one in levels] == [(1, "clients"), (3, "clients")]
     for level in levels:
         chat = level["kinds"]["chat"]
-        assert (chat["sent"], chat["completed"], chat["failed"], chat["refusals"]["count"]) == (6, 6, {}, 0)
-        assert 0 < chat["first_s"]["p50"] <= chat["first_s"]["p99"] <= chat["took_s"]["p99"] < level["seconds"]
+        assert (chat["sent"], chat["completed"], chat["failed"], chat["rejected"]["count"]) == (6, 6, {}, 0)
+        assert 0 < chat["ttft_s"]["p50"] <= chat["ttft_s"]["p99"] <= chat["duration_s"]["p99"] < level["seconds"]
         tokens = sum(record["tokens"] for record in level["records"])
         assert chat["tokens_per_s"] == pytest.approx(tokens / level["seconds"])
-        assert all(1 < len(record["parts"]) <= record["tokens"] for record in level["records"])
+        assert all(1 < len(record["chunks"]) <= record["tokens"] for record in level["records"])
     alone = levels[0]["records"]
-    assert all(earlier["ended"] <= later["sent"] for earlier, later in pairwise(alone))
+    assert all(earlier["ended_at"] <= later["sent_at"] for earlier, later in pairwise(alone))
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["load", "kind", "ok", "refused"]
+    assert head.split()[:4] == ["load", "kind", "ok", "rejected"]
     assert [line.split()[:4] for line in lines if " chat " in line] == [
         ["1", "clients", "chat", "6"],
         ["3", "clients", "chat", "6"],
@@ -117,8 +117,8 @@ def test_who_is_slow_delays_nobody_in_an_open_loop(server, bench, tmp_path):
     trace.write_text("\n".join(map(json.dumps, [slow, {"at": 0.1, "kind": "chat", "text": "quick"}])))
     (level,) = bench(server, "--model", "parrot", "--trace", str(trace))
     first, second = level["records"]
-    assert second["due"] == 0.1 <= second["sent"] < second["ended"] < first["ended"]
-    assert first["ended"] - first["sent"] > 40 * 0.01
+    assert second["due_at"] == 0.1 <= second["sent_at"] < second["ended_at"] < first["ended_at"]
+    assert first["ended_at"] - first["sent_at"] > 40 * 0.01
     assert (first["tokens"], second["tokens"]) == (40, 5)
 
 
@@ -130,7 +130,7 @@ def test_a_rate_is_shared_out_as_the_mix_says(server, bench):
         sent = {kind: figures["sent"] for kind, figures in level["kinds"].items()}
         shares = {"chat": 0.25 * 0.3 * rate, "embeddings": 0.75 * 0.3 * rate}
         assert sent == {kind: pytest.approx(share, abs=2) for kind, share in shares.items()}
-        assert max(record["due"] for record in level["records"]) < 0.3
+        assert max(record["due_at"] for record in level["records"]) < 0.3
 
 
 # ---------------------------------------------------------------- kinds
@@ -143,14 +143,14 @@ def test_every_kind_is_asked_and_understood(model_server, bench, tmp_path):
     assert level["load"] == 40
     assert all(one["completed"] == one["sent"] > 0 for kind, one in kinds.items() if kind != "robot")
     said = [record for record in level["records"] if record["kind"] == "speech"]
-    spoken = sum(seconds for record in said for _, seconds in record["parts"])
-    assert kinds["speech"]["sound"]["per_s"] == pytest.approx(spoken / kinds["speech"]["seconds"])
+    spoken = sum(seconds for record in said for _, seconds in record["chunks"])
+    assert kinds["speech"]["audio"]["audio_s_per_s"] == pytest.approx(spoken / kinds["speech"]["seconds"])
     letters = model_server.models["talker"].seen[-len(said) :]
     assert spoken == pytest.approx(sum(len(ask.text) for ask in letters) / 10, abs=0.02)
     assert kinds["transcriptions"]["rtf"]["p50"] < 1
     ticks = [record for record in level["records"] if record["kind"] == "robot"]
-    assert all(later["due"] - earlier["due"] == pytest.approx(0.25) for earlier, later in pairwise(ticks))
-    assert [record["parts"][0][1] for record in ticks if not record["error"]][:2] == [50, 50]
+    assert all(later["due_at"] - earlier["due_at"] == pytest.approx(0.25) for earlier, later in pairwise(ticks))
+    assert [record["chunks"][0][1] for record in ticks if not record["error"]][:2] == [50, 50]
     words = report.read_text()
     assert all(f"<h2>{kind}</h2>" in words for kind in kinds)
 
@@ -160,19 +160,19 @@ def test_a_robot_skips_the_ticks_at_which_it_still_waits(bench):
         flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "0.3", "--server-slo", "robot=best_effort")
         (level,) = bench(slow, *flags)
     told, ticks = level["kinds"]["robot"], level["records"]
-    assert all(later["due"] - earlier["due"] == pytest.approx(0.02) for earlier, later in pairwise(ticks))
+    assert all(later["due_at"] - earlier["due_at"] == pytest.approx(0.02) for earlier, later in pairwise(ticks))
     assert told["skipped"] >= 3 * (told["completed"] - 1) > 0
-    assert (told["kept"], told["failed"]) == (0, {})
+    assert (told["slo_met"], told["failed"]) == (0, {})
     assert (level["load"], level["unit"]) == (1, "robots")
-    assert all(record["sent"] >= record["due"] for record in ticks)
+    assert all(record["sent_at"] >= record["due_at"] for record in ticks)
 
 
 def test_pictures_come_sharper_and_sharper_where_they_are_streamed(model_server, bench, tmp_path):
     workload = tmp_path / "w.toml"
     workload.write_text('[images]\nmodel = "painter"\nbody = {stream = true, partial_images = 2}\nslo = 0.00001')
     (level,) = bench(model_server, "--workload", str(workload), "--concurrency", "1", "--requests", "2")
-    assert [len(record["parts"]) for record in level["records"]] == [3, 3]
-    assert (level["kinds"]["images"]["completed"], level["kinds"]["images"]["kept"]) == (2, 0)
+    assert [len(record["chunks"]) for record in level["records"]] == [3, 3]
+    assert (level["kinds"]["images"]["completed"], level["kinds"]["images"]["slo_met"]) == (2, 0)
 
 
 def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
@@ -182,21 +182,21 @@ def test_refusals_are_counted_and_are_no_failure(bench, tmp_path, capsys):
     with run_toy_server(options=RuntimeConfig(max_running_requests=1, max_queued_requests=1)) as busy:
         (level,) = bench(busy, "--model", "parrot", "--trace", str(trace))
     chat = level["kinds"]["chat"]
-    assert (chat["completed"], chat["refusals"]["count"], chat["failed"]) == (2, 2, {})
-    assert chat["refusals"]["retry_after_s"]["p50"] > 0
-    assert chat["refusals"]["took_s"]["p99"] < chat["took_s"]["p50"]
-    assert "refused in" in capsys.readouterr().out
+    assert (chat["completed"], chat["rejected"]["count"], chat["failed"]) == (2, 2, {})
+    assert chat["rejected"]["retry_after_s"]["p50"] > 0
+    assert chat["rejected"]["duration_s"]["p99"] < chat["duration_s"]["p50"]
+    assert "rejected in" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the report
 def test_a_report_needs_nothing_else_and_shows_silence():
-    slo = {"first": 1.0, "whole": None, "continuity": 0.1, "itl": None}
+    slo = {"ttft": 1.0, "total": None, "continuity": 0.1, "itl": None}
     about = {"url": "http://<x>", "seed": 0, "burstiness": 1.0, "kinds": {"speech": {"model": "m", "slo": slo}}}
     dry = RequestRecord("speech", 0.0, 0.0, [(0.1, 0.5), (1.1, 0.5)], 1.2, 200)
     fine = RequestRecord("speech", 0.5, 0.5, [(0.6, 2.0), (1.1, 0.5)], 1.2, 200)
     refused = RequestRecord("speech", 1.0, 1.0, ended_at=1.01, status=429, error="429 <busy>")
     runs = [LoadRun(load, "req/s", [dry, fine, refused], 0.1) for load in (1.0, 2.0)]
-    told = [metrics.run_metrics(run, {"speech": SloTarget(first=1.0, continuity=0.1)}) for run in runs]
+    told = [metrics.run_metrics(run, {"speech": SloTarget(ttft=1.0, continuity=0.1)}) for run in runs]
     shown = render_report(about, told, runs)
     assert not re.search(r"https?://(?!&lt;x&gt;)|<script|<link|@import|url\(", shown)
     assert "<busy>" not in shown
@@ -213,7 +213,7 @@ def test_a_report_needs_nothing_else_and_shows_silence():
     [
         (["--model", "vectors"], "it is served at `/v1/embeddings`"),
         (["--model", "parot"], "did you mean `parrot`"),
-        (["--model", "parrot", "--mix", "robot"], "the first request for robot, of `parrot`, failed: 404"),
+        (["--model", "parrot", "--mix", "robot"], "the warm-up request robot for `parrot` failed: 404"),
         ([], "--model chat=NAME"),
     ],
 )
@@ -226,7 +226,7 @@ def test_what_would_fail_every_time_is_said_at_once(server, capsys, flags, words
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("http://127.0.0.1:1", "fix: see that the server runs"), ("localhost:8000", "http://host:port")]
+    ("url", "words"), [("http://127.0.0.1:1", "fix: check the URL and that the server runs"), ("localhost:8000", "http://host:port")]
 )
 def test_a_server_that_is_not_there(url, words, capsys):
     assert main(["bench", "serve", url, "--model", "parrot"]) == 1

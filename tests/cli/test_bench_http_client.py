@@ -56,7 +56,7 @@ def test_an_error_in_a_stream_and_what_is_no_json_are_failures():
         SseReader(len).feed(b'data: {"error": {"code": "overloaded", "message": "too much"}}\n\n')
     whole = JsonReader(len)
     assert whole.feed(b"<html>") == 0
-    with pytest.raises(ResponseError, match="no object in JSON"):
+    with pytest.raises(ResponseError, match="not a JSON object"):
         whole.finish()
 
 
@@ -130,10 +130,10 @@ def test_a_refusal_is_noted_with_when_to_come_again():
 @pytest.mark.parametrize(
     ("pieces", "error"),
     [
-        ((HEAD, b"1f40\r\n" + bytes(8000) + b"\r\n"), "cut:"),
-        ((), "cut:"),
-        ((HEAD, b"0\r\n\r\n"), "the answer is empty"),
-        ((b"SSH-2.0\r\n\r\n",), "cut:"),
+        ((HEAD, b"1f40\r\n" + bytes(8000) + b"\r\n"), "truncated:"),
+        ((), "truncated:"),
+        ((HEAD, b"0\r\n\r\n"), "the response is empty"),
+        ((b"SSH-2.0\r\n\r\n",), "truncated:"),
     ],
 )
 def test_what_is_not_whole_is_an_error(pieces, error):

@@ -54,15 +54,15 @@ def test_a_player_waits_when_it_has_nothing():
     ("slo", "is_kept"),
     [
         (SloTarget(), True),
-        (SloTarget(first=1.0), True),
-        (SloTarget(first=0.9), False),
+        (SloTarget(ttft=1.0), True),
+        (SloTarget(ttft=0.9), False),
         (SloTarget(total=4.0), True),
         (SloTarget(total=3.9), False),
         (SloTarget(continuity=0.25), True),
         (SloTarget(continuity=0.1), False),
         (SloTarget(itl=0.75), True),
         (SloTarget(itl=0.74), False),
-        (SloTarget(first=1.0, continuity=0.1), False),
+        (SloTarget(ttft=1.0, continuity=0.1), False),
     ],
 )
 def test_slo_attainment(slo, is_kept):
@@ -78,19 +78,19 @@ def test_goodput_counts_what_was_wanted_and_shares_are_of_answers():
         RequestRecord("speech", 4.0, 4.0, ended_at=4.01, status=429, retry_after=2.5, error="429 overloaded"),
         RequestRecord("speech", 5.0, 5.02, ended_at=5.5, error="lost"),
     ]
-    told = metrics.kind_metrics(records, SloTarget(first=1.0, continuity=0.1), 10.0)
-    assert (told["sent"], told["whole"], told["kept"], told["failed"]) == (5, 3, 1, {"lost": 1})
-    assert (told["per_s"], told["goodput_per_s"]) == (0.3, 0.1)
-    assert told["first_in_time"] == pytest.approx(2 / 3)
-    assert told["first_s"] == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
-    assert told["refusals"]["count"] == 1
-    assert told["refusals"]["took_s"]["p50"] == pytest.approx(0.01)
-    assert told["refusals"]["retry_after_s"]["p99"] == 2.5
-    sound = told["sound"]
+    told = metrics.kind_metrics(records, SloTarget(ttft=1.0, continuity=0.1), 10.0)
+    assert (told["sent"], told["completed"], told["slo_met"], told["failed"]) == (5, 3, 1, {"lost": 1})
+    assert (told["requests_per_s"], told["goodput_per_s"]) == (0.3, 0.1)
+    assert told["ttft_within_slo"] == pytest.approx(2 / 3)
+    assert told["ttft_s"] == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
+    assert told["rejected"]["count"] == 1
+    assert told["rejected"]["duration_s"]["p50"] == pytest.approx(0.01)
+    assert told["rejected"]["retry_after_s"]["p99"] == 2.5
+    sound = told["audio"]
     assert sound["chunks_on_time"] == {"0ms": 3 / 5, "50ms": 4 / 5, "100ms": 4 / 5}  # the last came as silence began
     assert sound["streams_on_time"] == {"0ms": 2 / 3, "50ms": 2 / 3, "100ms": 2 / 3}
     assert (sound["underruns"], sound["silence_s"]) == (1, pytest.approx(0.2))
-    assert sound["per_s"] == pytest.approx((2 + 2 + 3.5) / 10)
+    assert sound["audio_s_per_s"] == pytest.approx((2 + 2 + 3.5) / 10)
     assert sound["rtf"]["p50"] == pytest.approx(1.0)  # 0.9 / 2, 2 / 2, 4 / 3.5
 
 
@@ -102,7 +102,7 @@ def test_a_kind_that_ends_early_is_counted_until_the_last_request_was_sent():
     )
     told = metrics.run_metrics(run, {"chat": SloTarget(), "speech": SloTarget()})
     assert told["seconds"] == 8.0
-    assert {kind: one["per_s"] for kind, one in told["kinds"].items()} == {"chat": 2 / 4, "speech": 1 / 8}
+    assert {kind: one["requests_per_s"] for kind, one in told["kinds"].items()} == {"chat": 2 / 4, "speech": 1 / 8}
     assert replace(run, window_s=20.0).seconds("chat") == 20.0
 
 
@@ -110,7 +110,7 @@ def test_ticks_that_robots_skip_are_missed_but_nothing_failed():
     tick = RequestRecord("robot", 0.2, 0.2, [(0.3, 50.0)], 0.3, 200)
     skipped = RequestRecord("robot", 0.4, 0.4, ended_at=0.4, error=SKIPPED)
     told = metrics.kind_metrics([tick, skipped], SloTarget(total=0.2), 10.0)
-    assert (told["sent"], told["kept"], told["skipped"], told["failed"]) == (2, 1, 1, {})
+    assert (told["sent"], told["slo_met"], told["skipped"], told["failed"]) == (2, 1, 1, {})
 
 
 def test_what_was_heard_gives_a_real_time_factor_and_tokens_a_rate():
@@ -125,7 +125,7 @@ def test_what_was_heard_gives_a_real_time_factor_and_tokens_a_rate():
 def test_a_slow_load_generator_says_so(late_s, cpu_s, is_bottleneck):
     told = metrics.generator_metrics(make_run(RequestRecord("chat", 10.0, 10.0 + late_s), cpu_s=cpu_s))
     assert told["is_bottleneck"] is is_bottleneck
-    assert told["late_s"]["p99"] == pytest.approx(late_s)
+    assert told["send_delay_s"]["p99"] == pytest.approx(late_s)
     assert told["cpu_ms_per_request"] == 1000 * cpu_s
 
 

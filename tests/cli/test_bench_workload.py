@@ -44,7 +44,7 @@ def test_a_trace_says_when_and_what(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "there is no request"),
+        ("", "no request"),
         ('{"kind": "chat"}', "jsonl:1"),
         ('{"at": 1, "kind": "chat"}\nnothing', "jsonl:2"),
         ('{"at": 1, "kind": "chatt"}', "did you mean `chat`"),
@@ -79,10 +79,10 @@ def test_a_mix_has_rates_and_robots():
 
 
 def test_models_slos_and_rates_are_given_by_kind():
-    flags = ("speech=hibari,chat=smol,robot=arm", ["speech=first:0.5,continuity:0.05", "chat=3"], "speech=ttft=0.5")
+    flags = ("speech=hibari,chat=smol,robot=arm", ["speech=ttft:0.5,continuity:0.05", "chat=3"], "speech=ttft=0.5")
     workload = apply_flags(parse_mix("speech=2,chat=4,robot=1@10hz"), *flags)
     assert [one.model for one in workload.values()] == ["hibari", "smol", "arm"]
-    assert workload["speech"].slo == SloTarget(first=0.5, continuity=0.05)
+    assert workload["speech"].slo == SloTarget(ttft=0.5, continuity=0.05)
     assert workload["chat"].slo == SloTarget(total=3.0)
     assert workload["robot"].slo == SloTarget(total=0.1)  # until its next tick
     assert [one.server_slo for one in workload.values()] == ["ttft=0.5", "", ""]
@@ -99,12 +99,12 @@ def test_one_model_is_asked_for_everything():
     ("mix", "flags", "words"),
     [
         ("speach", ("m", [], ""), "did you mean `speech`"),
-        ("chat=four", ("m", [], ""), "'chat=four' cannot be read"),
-        ("chat=0", ("m", [], ""), "'chat=0' cannot be read"),
-        ("chat=4@5hz", ("m", [], ""), "'chat=4@5hz' cannot be read"),
-        ("chat,speech", ("chat=m", [], ""), "which model is asked for speech"),
-        ("chat", ("m", ["speech=1"], ""), "says nothing of `chat`"),
-        ("chat", ("m", ["chat=soon:1"], ""), "'soon:1' is no promise"),
+        ("chat=four", ("m", [], ""), "'chat=four' is invalid"),
+        ("chat=0", ("m", [], ""), "'chat=0' is invalid"),
+        ("chat=4@5hz", ("m", [], ""), "'chat=4@5hz' is invalid"),
+        ("chat,speech", ("chat=m", [], ""), "no model for speech"),
+        ("chat", ("m", ["speech=1"], ""), "matches no kind of the workload (`chat`)"),
+        ("chat", ("m", ["chat=soon:1"], ""), "'soon:1' is not an SLO"),
         ("chat", ("m", [], "batch"), "--server-slo"),
     ],
 )
@@ -120,8 +120,8 @@ def test_a_workload_says_it_all_in_a_file(tmp_path):
         [speech]
         number = 2
         model = "hibari"
-        pace = "ttft=0.5"
-        slo = "first:0.5,continuity:0.1"
+        server_slo = "ttft=0.5"
+        slo = "ttft:0.5,continuity:0.1"
         body = {voice = "alto"}
         [images]
         slo = 30
@@ -145,7 +145,7 @@ def test_a_workload_says_it_all_in_a_file(tmp_path):
     ("content", "words"),
     [
         ("[chat", "w.toml"),
-        ("", "nothing is asked for"),
+        ("", "the workload is empty"),
         ("[chatt]", "did you mean `chat`"),
         ("chat = 4", "[chat]"),
         ("[chat]\nmodle = 'm'", "did you mean `model`"),

@@ -15,6 +15,7 @@ from mstar.cli.serving.api_keys import load_api_keys
 from mstar.cli.serving.settings import settings
 from mstar.config import HttpLimits, RateLimit, RuntimeConfig, ServerConfig
 from mstar.plan.planned_model import load_planned_models
+from mstar.server.access.api_keys import hash_key
 from mstar.wire.slo import Slo
 
 ROOT = Path(__file__).parents[2]
@@ -170,37 +171,37 @@ def test_the_examples_can_be_served(path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("port = 9001", "prot = 9001", ":3: [server] has the unknown name `prot` (did you mean `port`?)"),
-        ("port = 9001", 'port = "9001"', ":3: server.port: '9001' will not do: Expected `int`, got `str`"),
-        ("port = 9001", "port = 70000", ":3: server.port: 70000 will not do: Expected `int` <= 65535"),
+        ("port = 9001", "prot = 9001", ":3: [server] has the unknown key `prot` (did you mean `port`?)"),
+        ("port = 9001", 'port = "9001"', ":3: server.port: '9001' is invalid: Expected `int`, got `str`"),
+        ("port = 9001", "port = 70000", ":3: server.port: 70000 is invalid: Expected `int` <= 65535"),
         (
             "max_running_requests = 3",
             "max_running_requests = 0",
-            ":8: limits.max_running_requests: 0 will not do: Expected `int` >= 1",
+            ":8: limits.max_running_requests: 0 is invalid: Expected `int` >= 1",
         ),
-        ("[limits]", "[limit]", ":6: the file has the unknown name `limit` (did you mean `limits`?)"),
+        ("[limits]", "[limit]", ":6: the manifest has the unknown key `limit` (did you mean `limits`?)"),
         (
             'model = "noop.py"',
             'modle = "noop.py"',
-            "[models.noop] has the unknown name `modle` (did you mean `model`?)",
+            "[models.noop] has the unknown key `modle` (did you mean `model`?)",
         ),
         ('model = "noop.py"', "model = 3", "[models.noop]: Expected `str`, got `int` - at `$.model`"),
-        ("max_concurrent = 2", "at_most = 2", "[api_keys.tenant] has the unknown name `at_most`"),
+        ("max_concurrent = 2", "at_most = 2", "[api_keys.tenant] has the unknown key `at_most`"),
         ("max_concurrent = 2", "weight = 0", "[api_keys.tenant]: Expected `float` > 0.0 - at `$.weight`"),
-        ('env = "ROBOT_KEY"', "", "the key of 'robot' is in no place, or in several"),
-        ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY holds 0 keys"),
-        ('env = "ROBOT_KEY"', 'sha256 = "12"', "its sha256 is not 64 hexadecimal digits"),
-        ('env = "ROBOT_KEY"', 'file = "keys.txt"', "keys.txt holds 2 keys"),
-        ('name = "robot"', 'name = "a robot"', "the holder 'a robot' is no name"),
+        ('env = "ROBOT_KEY"', "", "the key of 'robot' has no source, or several"),
+        ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY has 0 keys"),
+        ('env = "ROBOT_KEY"', 'sha256 = "12"', "sha256 is not 64 hexadecimal digits"),
+        ('env = "ROBOT_KEY"', 'file = "keys.txt"', "keys.txt has 2 keys"),
+        ('name = "robot"', 'name = "a robot"', "the tenant 'a robot' is not a valid name"),
         ('file = "keys.txt"', 'file = "none.txt"', "none.txt: cannot be read"),
         ('placement = "again.toml"', 'placement = "none.toml"', "none.toml: cannot be read"),
-        ('placement = "again.toml"', 'placement = "again.toml"\nplace = { part = "d" }', "has a placement file and"),
+        ('placement = "again.toml"', 'placement = "again.toml"\nplace = { part = "d" }', "has both a placement file and"),
         ('workers = ["a", "b"]', 'workers = ["a", "a"]', "names a worker twice"),
         ("[server]", "[server", "cannot be read: "),
         (
             "[[api_keys.tenant]]",
             "[[api_keys.tenant]]\nname = 'robot'\nenv = 'ROBOT_KEY'\n[[api_keys.tenant]]",
-            "is there twice",
+            "is defined twice",
         ),
     ],
 )
@@ -217,17 +218,17 @@ def test_all_that_is_wrong_is_told_at_once(folder, capsys):
     (folder / "m.toml").write_text("[server]\nprot = 1\n[limits]\nmax_running_request = 2\n")
     told = failed_output(capsys, "config", "explain", "inside/m.toml")
     assert "3 problems" in told
-    assert "it names no model" in told
+    assert "the manifest has no model" in told
 
 
 def test_what_is_wrong_with_a_flag_or_a_variable_is_told(folder, monkeypatch, capsys):
     told = failed_output(capsys, "config", "explain", "--port", "http", "--max-running-requests", "-3")
-    assert "--port: server.port: 'http' will not do: Expected `int`" in told
-    assert "--max-running-requests: limits.max_running_requests: '-3' will not do" in told
+    assert "--port: server.port: 'http' is invalid: Expected `int`" in told
+    assert "--max-running-requests: limits.max_running_requests: '-3' is invalid" in told
     assert "2 problems" in told
     assert "--name and --placement are for one model" in failed_output(capsys, "serve", "inside/m.toml", "--name", "x")
     monkeypatch.setenv("MSTAR_PROT", "1")
-    assert "nothing is called MSTAR_PROT (did you mean `MSTAR_PORT`?)" in failed_output(capsys, "config", "explain")
+    assert "unknown variable MSTAR_PROT (did you mean `MSTAR_PORT`?)" in failed_output(capsys, "config", "explain")
 
 
 # ---------------------------------------------------------------- explained

@@ -87,14 +87,14 @@ def test_a_model_that_no_library_knows_says_where_it_is_served(model_server, cap
 def test_a_table_for_people(model_server, capsys):
     assert main(["conformance", model_server.url, "--key", "k", "--model", "vectors"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"vectors at {model_server.url}\nsurface ")
+    assert out.startswith(f"vectors at {model_server.url}\nendpoint ")
     assert "/v1/embeddings               float                ok" in out
     assert out.endswith("10 ok, 0 failed, 12 not served\n")
 
 
 def test_who_cannot_be_tried(model_server, capsys, monkeypatch):
     assert main(["conformance", model_server.url, "--key", "k", "--model", "nobody"]) == 1
-    assert "fix: --model with one of `parrot`" in capsys.readouterr().err
+    assert "fix: pass --model with one of `parrot`" in capsys.readouterr().err
     assert main(["conformance", model_server.url, "--key", "wrong"]) == 1
     assert "401 invalid_api_key" in capsys.readouterr().err
     for name in [name for name in sys.modules if name.startswith("mstar.cli.conformance.target")]:

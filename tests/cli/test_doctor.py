@@ -64,7 +64,7 @@ def test_no_compiler(run_doctor, monkeypatch):
     assert run_doctor()["compiler"] == {
         "check": "compiler",
         "state": "warn",
-        "message": "no g++, so steps are slower",
+        "message": "no g++: fused kernels are off, and steps are slower",
         "fix": "install g++",
     }
 

@@ -45,10 +45,10 @@ def test_one_model_is_told_with_hashes_that_were_checked(run_models):
     (one,) = json.loads(run_models("hibari", "--json"))
     assert one["request_types"] == ["speech"]
     assert [file["component"] for file in one["weights"]] == ["tts", "tts"]
-    assert {(file["licence"], file["state"], file["fix"]) for file in one["weights"]} == {
-        ("Apache-2.0", "hash checked", "")
+    assert {(file["license"], file["state"], file["fix"]) for file in one["weights"]} == {
+        ("Apache-2.0", "checksum verified", "")
     }
-    assert "hash checked" in run_models("hibari")
+    assert "checksum verified" in run_models("hibari")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_warm_up_requests_run_before_the_server_is_ready(tmp_path, capsys, caplo
         assert not any(front.query_counts(together.conductor).result(1.0)[what] for what in ("requests", "queue"))
     assert model.part.said == ["a", "b", "c"]
     assert (door.phase.name, door.phase.done, door.phase.total) == ("warming up", 3, 4)
-    assert "the warm-up of warm with a dict failed: RuntimeError" in caplog.text  # and the others were served
+    assert "warm-up of warm with dict failed: RuntimeError" in caplog.text  # and the others were served
     assert capsys.readouterr().out.splitlines()[-1] == "[1/1] warm-up is done"
 
 

@@ -64,13 +64,13 @@ def test_running_requests_finish_after_a_signal():
                 assert client.post("/v1/chat/completions", json=body).status_code == 503
                 assert [*lines][-2] == "data: [DONE]"
         status, last = wait_exit(process)
-        assert (status, last.splitlines()[-2:]) == (0, ["ending", "ended"])
+        assert (status, last.splitlines()[-2:]) == (0, ["stopping", "stopped"])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_a_public_address_needs_a_key(host, capsys):
     assert main(["serve", str(NOOP), "--host", host]) == 1
-    assert "fix: give --api-key-file" in capsys.readouterr().err
+    assert "fix: pass --api-key-file" in capsys.readouterr().err
 
 
 def test_what_cannot_be_served_is_told_at_once(tmp_path, capsys):

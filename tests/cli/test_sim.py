@@ -8,17 +8,17 @@ from mstar.wire.link import Link
 
 def test_run_says_how_many(capsys):
     assert main(["sim", "run", "--scenarios", "3", "--seed", "7"]) == 0
-    assert capsys.readouterr().out.startswith("3 scenarios with ")
+    assert capsys.readouterr().out.startswith("3 scenarios, ")
 
 
 def test_run_in_two_processes(capsys):
     assert main(["sim", "run", "--scenarios", "5", "--jobs", "2"]) == 0
-    assert capsys.readouterr().out.startswith("5 scenarios with ")
+    assert capsys.readouterr().out.startswith("5 scenarios, ")
 
 
 def test_run_ends_when_the_time_is_over(capsys):
     assert main(["sim", "run", "--scenarios", "100000", "--minutes", "0"]) == 0
-    assert capsys.readouterr().out.startswith("100 scenarios with ")
+    assert capsys.readouterr().out.startswith("100 scenarios, ")
 
 
 def test_replay_tells_what_happens(capsys):

@@ -85,7 +85,7 @@ def test_no_server_and_no_key(capsys):
     assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
     with run_toy_server(keys=top_keys()) as server:
         assert main(["top", "--once", "--url", server.url]) == 1
-        assert "fix: give --key" in capsys.readouterr().err
+        assert "fix: pass --key" in capsys.readouterr().err
 
 
 def top_keys():

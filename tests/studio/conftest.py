@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chaos.conftest import report
-from tests.studio.browser import KEEP_BLOBS, MANIFEST, QUESTION, ErrorLog, open_browser, start_server
+from tests.studio.browser import KEEP_BLOBS, MANIFEST, QUESTION, TOY_MODELS, ErrorLog, open_browser, start_server
 
 __all__ = ["report"]
 
@@ -35,7 +35,7 @@ def started_server(browser, tmp_path_factory):
         page.goto(f"{server.url}/#/models")
         shown = []
         start, models = (
-            page.get_by_role("region", name="The server starts"),
+            page.get_by_role("region", name="Server startup"),
             page.get_by_role("heading", name="Models", exact=True),
         )
         while not models.is_visible():
@@ -76,7 +76,7 @@ def open_page(browser):
         return page
 
     yield open_
-    complaints = [told for context, watch in opened for told in watch.complaints]
+    complaints = [told for context, watch in opened for told in watch.errors]
     for context, _ in opened:
         context.close()
     assert complaints == []

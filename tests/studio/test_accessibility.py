@@ -40,7 +40,7 @@ def load_page(page, url, where):
     expect(page.get_by_role("heading", level=1)).to_be_attached()
     expect(page.get_by_role("main").get_by_role("progressbar")).to_have_count(0)
     if "play" in where:
-        page.get_by_text("Code for this call").click()
+        page.get_by_text("Code for this request").click()
     page.wait_for_timeout(150)
 
 

@@ -12,8 +12,8 @@ PAGES = {"g": "Graph", "p": "Play", "r": "Requests", "m": "Models"}
 def test_a_page_that_is_opened_during_the_start_shows_how_far_it_is(started_server):
     _, shown, complaints = started_server
     assert any("Starting" in text for text in shown)
-    assert any("llm loads assistant.lm" in text for text in shown)
-    assert any("brush is up" in text for text in shown)
+    assert any("llm: loading assistant.lm" in text for text in shown)
+    assert any("image: up" in text for text in shown)
     assert any("Warming up" in text for text in shown)
     assert complaints == []
 
@@ -24,7 +24,7 @@ def test_a_wrong_key_is_told_and_a_right_one_opens_the_page(locked, open_page):
     dialog = page.get_by_role("dialog", name="Sign in")
     dialog.get_by_label("API key").fill("open")
     dialog.get_by_role("button", name="Sign in").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("does not know this key")
+    expect(dialog.get_by_role("alert")).to_contain_text("Invalid API key")
     dialog.get_by_label("API key").fill("sesame")
     dialog.get_by_label("API key").press("Enter")
     expect(dialog).to_be_hidden()
@@ -58,16 +58,16 @@ def test_every_page_is_reached_by_its_key(studio_server, open_page):
             "aria-current", "page"
         )
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog", name="Keyboard")).to_be_hidden()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_hidden()
 
 
 def test_the_page_is_walked_with_the_tab_key_alone(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/models")
     page.get_by_role("heading", name="Models").wait_for()
     page.keyboard.press("Tab")
-    assert focus(page) == "Skip to the page"
+    assert focus(page) == "Skip to main content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.reload()

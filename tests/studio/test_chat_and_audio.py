@@ -58,7 +58,7 @@ def test_an_answer_is_seen_while_it_is_written(chat):
     assert all(later.startswith(earlier.rstrip()) for earlier, later in pairwise(grown))
     assert float(metric_value(answer, "tokens/s").inner_text()) > 1
     expect(ask(page, SPOKEN_QUESTION)).to_contain_text("Paris")  # with all that was said before
-    answer.get_by_role("link", name="timeline").click()
+    answer.get_by_role("link", name="trace").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(page.url.rpartition("/")[2])
 
 
@@ -69,7 +69,7 @@ def test_an_answer_can_be_stopped_and_the_code_is_the_call(chat):
     page.get_by_role("button", name="Stop").click()
     expect(answer).to_contain_text("stopped")
     page.get_by_label("Message").fill("Good evening.")
-    page.get_by_text("Code for this call").click()
+    page.get_by_text("Code for this request").click()
     expect(page.get_by_label("curl code")).to_contain_text("Good evening.")
     page.get_by_role("button", name="Python").click()
     expect(page.get_by_label("python code")).to_contain_text("Good evening.")
@@ -89,15 +89,15 @@ def test_a_picture_that_the_model_cannot_see_is_told_with_what_it_reads(chat):
 
 def test_a_question_in_a_file_is_answered_aloud(chat, report):
     page = chat()
-    page.get_by_label("Speak the answer").check()
+    page.get_by_label("Audio output").check()
     page.get_by_label("Attach").set_input_files(QUESTION)
     page.get_by_role("button", name="Send").click()
     answer = turns(page).last
     expect(answer.get_by_role("paragraph")).to_contain_text("Paris")
-    samples, rate = read_audio(answer.get_by_label("The answer", exact=True))
+    samples, rate = read_audio(answer.get_by_label("Response audio", exact=True))
     assert 1 < len(samples) / rate < 10
     assert is_speech(samples, rate)
-    report(f"chat: {metric_value(answer, 'underruns').inner_text()} underruns, {len(samples) / rate:.1f} s of sound")
+    report(f"chat: {metric_value(answer, 'underruns').inner_text()} underruns, {len(samples) / rate:.1f} s of audio")
 
 
 # ---------------------------------------------------------------- speech
@@ -111,8 +111,8 @@ def test_a_text_is_said_and_kept_as_a_file(studio_server, open_page, tmp_path, r
     samples, rate = soundfile.read(tmp_path / "said.wav")
     assert 1.5 < len(samples) / rate < 4
     assert is_speech(samples, rate)
-    place = page.get_by_role("region", name="Sound")
-    assert abs(float(metric_value(place, "length").inner_text().split()[0]) - len(samples) / rate) < 0.1
+    place = page.get_by_role("region", name="Audio")
+    assert abs(float(metric_value(place, "duration").inner_text().split()[0]) - len(samples) / rate) < 0.1
     page.wait_for_timeout(1000 * len(samples) / rate + 500)
     heard = float(metric_value(place, "played").inner_text().split()[0])
     assert heard == pytest.approx(len(samples) / rate, abs=0.2)  # the player has played all of it
@@ -156,7 +156,7 @@ def test_a_spoken_question_is_answered_aloud(studio_server, open_page, report):
     expect(status).to_have_text("Speaking")
     expect(metric_value(place, "played")).to_have_text(re.compile(r"^[\d.]+ s"), timeout=60_000)  # a second or more
     figures = {name: metric_value(place, name).inner_text() for name in ("response latency", "underruns")}
-    report(f"conversation: answered after {figures['answer after']}, {figures['underruns']} underruns")
+    report(f"conversation: answered after {figures['response latency']}, {figures['underruns']} underruns")
     page.get_by_role("button", name="End", exact=True).click()
     expect(status).to_have_text("Not connected")
 

@@ -55,7 +55,7 @@ def card(page, worker):
 
 def table(page):
     """What the dots show, in words."""
-    return page.get_by_role("region", name="Live requests").get_by_role("table")
+    return page.get_by_role("region", name="Running requests").get_by_role("table")
 
 
 def test_requests_are_seen_walking(studio_server, open_page):
@@ -77,11 +77,11 @@ def test_requests_are_seen_walking(studio_server, open_page):
         rows = table(page).get_by_role("row")
         expect(rows).to_have_count(7)
         expect(rows.nth(1)).to_contain_text("on llm")
-        expect(page.get_by_role("banner")).to_contain_text(re.compile("[6-9] live"))  # worlds of others may be open
+        expect(page.get_by_role("banner")).to_contain_text(re.compile("[6-9] running"))  # worlds of others may be open
         at = drawn.evaluate(DOT)
         drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
         expect(page).to_have_title("Requests · mstar studio")
-        expect(page.get_by_role("button", name="Cancel the request")).to_be_visible()
+        expect(page.get_by_role("button", name="Cancel request")).to_be_visible()
 
 
 def test_nothing_moves_for_who_does_not_want_it(studio_server, open_page):
@@ -120,4 +120,4 @@ def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(studio_server, op
     assert states & {"down", "starting"}
     assert bytes(heard) == whole  # its client has noticed nothing but a pause
     expect(card(page, "tts")).to_contain_text("up")
-    expect(card(page, "tts")).to_contain_text(re.compile("incarnation [2-9]"))
+    expect(card(page, "tts")).to_contain_text(re.compile("[1-9] restart"))

@@ -35,7 +35,7 @@ def test_a_picture_becomes_sharper(studio_server, open_page):
     page.get_by_label("Partial images").select_option("2")
     page.get_by_role("button", name="Generate", exact=True).last.click()
     place = page.get_by_role("region", name="Image")
-    expect(place.get_by_role("img", name="the picture, finished")).to_be_visible(timeout=60_000)
+    expect(place.get_by_role("img", name="image, finished")).to_be_visible(timeout=60_000)
     strip = place.get_by_role("list").get_by_role("img")
     names = [one.get_attribute("alt") for one in strip.all()]
     assert names == ["partial 1", "partial 2", "finished"]
@@ -45,7 +45,7 @@ def test_a_picture_becomes_sharper(studio_server, open_page):
     small = np.asarray(drawn[-1].resize((256, 256)), float) - np.asarray(drawn[0], float)
     assert np.abs(small).mean() < 20  # all are the same face
     expect(place.get_by_role("link", name="download")).to_have_attribute("download", "finished.png")
-    place.get_by_role("link", name="timeline").click()
+    place.get_by_role("link", name="trace").click()
     expect(page.get_by_role("main")).to_contain_text("synthesis.bands")
 
 
@@ -75,10 +75,10 @@ def test_a_video_is_a_job_that_is_watched_played_and_deleted(studio_server, open
 def test_a_robot_is_told_what_to_do_once_and_often(studio_server, open_page, report):
     page = open_page(f"{studio_server.url}/#/play/robot/hopper", allow={429})
     seen = " ".join(f"{0.1 * at:.1f}" for at in range(15))
-    page.get_by_label("Numbers of state").fill(seen)
+    page.get_by_label("Values of state").fill(seen)
     page.get_by_role("button", name="Act", exact=True).click()
     place = page.get_by_role("region", name="Actions")
-    expect(place.get_by_role("heading", name="actions, 1 × 3, 50 a second")).to_be_visible()
+    expect(place.get_by_role("heading", name="actions, 1 × 3, 50 Hz")).to_be_visible()
     with studio_server.client() as client:
         state = base64.b64encode(struct.pack("<15f", *map(float, seen.split()))).decode()
         observation = {"state": {"dtype": "float32", "shape": [15], "data": state}}
@@ -90,8 +90,8 @@ def test_a_robot_is_told_what_to_do_once_and_often(studio_server, open_page, rep
     page.get_by_role("button", name="Repeat for 10 s").click()
     expect(place.get_by_role("progressbar")).to_be_visible()
     expect(place.get_by_role("progressbar")).to_be_hidden()
-    expect(place.get_by_role("img", name=re.compile("answers took"))).to_be_visible()
-    figures = {name: metric_value(place, name).inner_text() for name in ("sent", "missed", "p50")}
+    expect(place.get_by_role("img", name=re.compile("^latency of"))).to_be_visible()
+    figures = {name: metric_value(place, name).inner_text() for name in ("sent", "deadlines missed", "p50")}
     assert int(figures["sent"]) > 20
     report(f"robot at 10 Hz: {figures}")
 
@@ -100,7 +100,7 @@ def test_a_world_goes_on_forks_and_is_compared(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/play/world/dream")
     page.get_by_label("Name").fill("frames")
     page.get_by_role("button", name="Add").click()
-    page.get_by_label("pictures of frames").set_input_files([png(), png("gold")])
+    page.get_by_label("images of frames").set_input_files([png(), png("gold")])
     with page.expect_response("**/v1/worlds") as begun:
         page.get_by_role("button", name="Create world").click()
     page.get_by_label("Action").fill("1 2 3 4 5 6 7")
@@ -114,9 +114,9 @@ def test_a_world_goes_on_forks_and_is_compared(studio_server, open_page):
     page.get_by_label("Action").fill("7 6 5 4 3 2 1")
     page.get_by_role("button", name="Step", exact=True).click()
     expect(second.get_by_text("step 2")).to_be_visible()
-    expect(second).to_contain_text("as in A")
+    expect(second).to_contain_text("same as A")
     page.get_by_role("button", name="Reset").click()
-    expect(second).to_contain_text("Nothing was done")
+    expect(second).to_contain_text("No steps yet")
     page.get_by_role("button", name="End", exact=True).click()
     expect(second).to_be_hidden()
     world = f"/v1/worlds/{begun.value.json()['id']}"

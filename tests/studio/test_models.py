@@ -14,8 +14,8 @@ def test_what_runs_where_is_told(studio_server, open_page):
     expect(places.get_by_role("row").filter(has_text="tts.synthesize").first).to_contain_text("tts")
     crossings = page.get_by_role("region", name="Transfers between workers")
     expect(crossings.get_by_role("row").filter(has_text="tts").first).to_contain_text("talk")
-    page.get_by_text("The plan as text").click()
-    expect(page.get_by_label("The plan", exact=True)).to_contain_text("walk talk on")
+    page.get_by_text("Plan as text").click()
+    expect(page.get_by_label("Plan", exact=True)).to_contain_text("walk talk on")
 
 
 def test_a_model_is_unloaded_until_the_next_request(studio_server, open_page):
@@ -23,7 +23,7 @@ def test_a_model_is_unloaded_until_the_next_request(studio_server, open_page):
     card = page.get_by_role("article", name="assistant")
     expect(card).to_contain_text("loaded")
     card.get_by_role("button", name="Unload assistant").click()
-    expect(card).to_contain_text("The next request for it loads it again")
+    expect(card).to_contain_text("The next request loads it again")
     card.get_by_role("button", name="Cancel").click()
     card.get_by_role("button", name="Unload assistant").click()
     card.get_by_role("button", name="Unload", exact=True).click()
@@ -45,4 +45,4 @@ def test_a_model_that_cannot_be_unloaded_says_why(locked, open_page):
     card = page.get_by_role("article", name="bird")
     card.get_by_role("button", name="Unload bird").click()
     card.get_by_role("button", name="Unload", exact=True).click()
-    expect(card.get_by_role("alert")).to_contain_text("cannot be unloaded")
+    expect(card.get_by_role("alert")).to_contain_text("Cannot unload")

@@ -48,7 +48,7 @@ def test_the_waterfall_is_zoomed_and_told_in_words(studio_server, ids, open_page
     page.mouse.wheel(0, -400)
     page.wait_for_timeout(100)
     assert canvas_data(drawn) not in (whole, nearer)
-    page.get_by_role("button", name="Show all of it").click()
+    page.get_by_role("button", name="Fit all").click()
     page.mouse.move(0, 0)
     page.wait_for_timeout(200)
     assert canvas_data(drawn) == whole
@@ -78,7 +78,7 @@ def test_two_requests_are_compared(studio_server, ids, open_page):
 def test_the_file_for_perfetto_is_one(studio_server, ids, open_page, tmp_path):
     page = open_page(f"{studio_server.url}/#/requests/{ids[0]}")
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download the trace").click()
+        page.get_by_role("button", name="Download trace").click()
     assert download.value.suggested_filename == f"{ids[0]}.perfetto.json"
     download.value.save_as(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -95,8 +95,8 @@ def test_a_running_request_is_cancelled(studio_server, open_page):
             one, lines = answer.headers["X-Request-Id"], answer.iter_lines()
             next(lines)
             page.goto(f"{studio_server.url}/#/requests/{one}")
-            page.get_by_role("button", name="Cancel the request").click()
-            expect(page.get_by_role("button", name="Cancel the request")).to_be_hidden()
+            page.get_by_role("button", name="Cancel request").click()
+            expect(page.get_by_role("button", name="Cancel request")).to_be_hidden()
             assert "cancelled" in "".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""`python -m mstar.cli` is `mstar`."""
+"""Entry point of `python -m mstar.cli`, the same as `mstar`."""
 
 from mstar.cli.main import main
 

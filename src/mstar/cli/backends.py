@@ -1,7 +1,6 @@
-"""Two ways to a model for `mstar run`: everything in this process, or a running server. Both give the same events.
+"""Backends of `mstar run`: a model loaded in this process, or a running server. Both yield the same events.
 
-In this process it is served as `mstar serve --in-process` would serve it, so a stream begins while the rest is being
-made.
+The local backend serves the model like `mstar serve --in-process`, so outputs stream while the rest is computed.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ if TYPE_CHECKING:
 AUDIO_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".opus")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 DRAIN_TIMEOUT_S = 30.0
-"""How long what is under way may take at the end; who wants no more does not wait."""
+"""Seconds to wait for running requests at exit. An interrupted run does not wait."""
 SAMPLE_RATE = 24_000
-"""At how many samples a second a server sends sound."""
+"""Samples per second of the audio that a server sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the user's."""
+    """An audio or image file passed on the command line."""
 
     path: Path
     data: bytes
 
     @property
     def is_audio(self) -> bool:
-        """Whether its name is that of a sound; else it is that of a picture."""
+        """Whether its suffix is one of an audio format. Otherwise it is an image."""
         return self.path.suffix.lower() in AUDIO_SUFFIXES
 
 
@@ -49,7 +48,7 @@ InputPart = str | InputFile
 
 @dataclass(frozen=True, slots=True)
 class RunParams:
-    """How an answer is wanted."""
+    """Request parameters from the command line."""
 
     max_tokens: int
     temperature: float
@@ -59,7 +58,7 @@ class RunParams:
 
 
 class LocalBackend:
-    """A model in this process."""
+    """A model loaded in this process."""
 
     def __init__(self, target: str) -> None:
         from mstar.launch.in_process import InProcessLauncher
@@ -67,11 +66,13 @@ class LocalBackend:
         from mstar.server.state import ServedModel
 
         name = default_model_name(target)
-        deployed = load_planned_models({name: target}, {})
-        self._served = ServedModel.from_model(name, deployed[name].model)
-        self._launcher = InProcessLauncher(deployed)
+        planned = load_planned_models({name: target}, {})
+        self._served = ServedModel.from_model(name, planned[name].model)
+        self._launcher = InProcessLauncher(planned)
         self.request_types = {
-            one.__name__.removesuffix("Request").lower() for one in self._served.accepted_types if isinstance(one, type)
+            kind.__name__.removesuffix("Request").lower()
+            for kind in self._served.accepted_types
+            if isinstance(kind, type)
         }
 
     def __enter__(self) -> Self:
@@ -87,50 +88,50 @@ class LocalBackend:
         self._launcher.stop(0.0 if exception[0] else DRAIN_TIMEOUT_S)
 
     def chat(self, parts: Sequence[InputPart], params: RunParams) -> Iterator[OutputEvent]:
-        """Answer."""
+        """Stream the response to one user message."""
         sampling = Sampling(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
-        turn = Message("user", tuple(part if isinstance(part, str) else _decode_file(part) for part in parts))
-        return self._events(ChatRequest((turn,), sampling, audio_output=params.audio_output, voice=params.voice))
+        message = Message("user", tuple(part if isinstance(part, str) else _decode_file(part) for part in parts))
+        return self._events(ChatRequest((message,), sampling, audio_output=params.audio_output, voice=params.voice))
 
     def speak(self, text: str, params: RunParams) -> Iterator[OutputEvent]:
-        """Say a text."""
+        """Stream the audio of a text."""
         return self._events(SpeechRequest(text, params.voice, seed=params.seed))
 
-    def transcribe(self, sound: InputFile) -> Iterator[OutputEvent]:
-        """Write down what is said."""
-        return self._events(TranscriptionRequest(_decode_file(sound)))
+    def transcribe(self, audio: InputFile) -> Iterator[OutputEvent]:
+        """Stream the transcript of an audio file."""
+        return self._events(TranscriptionRequest(_decode_file(audio)))
 
     def generate(self, request: Any) -> Iterator[OutputEvent]:
-        """Ask in the model's own terms."""
+        """Send a request of the model's own type, given as decoded JSON."""
         from mstar.server.errors import ApiError
         from mstar.server.generic.request_parsing import parse_request
 
         try:
-            ask = parse_request(self._served, request)
-        except ApiError as refusal:
-            raise LoadError(f"--json: {refusal.message}\n  fix: write what the model's route takes") from None
-        return self._events(ask)
+            parsed = parse_request(self._served, request)
+        except ApiError as error:
+            raise LoadError(f"--json: {error.message}\n  fix: pass the fields that the model's route accepts") from None
+        return self._events(parsed)
 
     def _events(self, request: Any) -> Iterator[OutputEvent]:
         from mstar.server.arrays import to_base64, to_plain
         from mstar.server.openai.detokenizer import IncrementalDetokenizer
 
-        model, has_words = self._served.model, False
-        spelling = IncrementalDetokenizer(model.detokenize)
-        is_spelled = type(model).detokenize is not Model.detokenize
+        model, has_text = self._served.model, False
+        detokenizer = IncrementalDetokenizer(model.detokenize)
+        has_detokenizer = type(model).detokenize is not Model.detokenize
         stream = self._frontend.open_stream(self._served.name, request)
         for emission in stream:
             kind = type(emission).__name__
-            if kind == "Text" and (is_spelled or isinstance(emission.value, str)):
-                has_words = True
-                yield spelling.add(emission.value)
+            if kind == "Text" and (has_detokenizer or isinstance(emission.value, str)):
+                has_text = True
+                yield detokenizer.add(emission.value)
             elif kind in _MEDIA_CONVERTERS:
                 yield _MEDIA_CONVERTERS[kind](emission)
             else:
                 yield JsonValue({"kind": kind, "value": to_plain(emission.value, to_base64), **dict(emission.clock)})
-        yield spelling.finish()
+        yield detokenizer.finish()
         if isinstance(stream.result, Transcript):
-            yield "" if has_words else stream.result.text
+            yield "" if has_text else stream.result.text
         elif stream.result is not None and not isinstance(request, ChatRequest | SpeechRequest):
             yield JsonValue({"result": to_plain(stream.result, to_base64)})
 
@@ -152,7 +153,7 @@ _MEDIA_CONVERTERS = {"Audio": _to_pcm_chunk, "Image": _to_png_image}
 
 
 def _decode_file(file: InputFile) -> Any:
-    """A file as models take it, decoded as a server would."""
+    """Decode a file in the sandboxed decoder process, as the server does."""
     from mstar.media.decoder_pool import DecoderPool
 
     async def decode() -> AudioInput | ImageInput:
@@ -166,39 +167,39 @@ def _decode_file(file: InputFile) -> Any:
 
 
 class RemoteBackend:
-    """A model of a running server."""
+    """A model on a running server."""
 
     def __init__(self, client: Client, model: str) -> None:
-        served = {one.id: one.capabilities for one in client.models()}
+        served = {info.id: info.capabilities for info in client.models()}
         if model not in served:
-            what = f"the server has no model `{model}`{suggest_name(model, served)}"
-            raise LoadError(f"{what}\n  fix: one of {format_names(served)}")
+            problem = f"the server has no model `{model}`{suggest_name(model, served)}"
+            raise LoadError(f"{problem}\n  fix: use one of {format_names(served)}")
         self.request_types = served[model]
         self._client = client
         self._model = model
 
     def chat(self, parts: Sequence[InputPart], params: RunParams) -> Iterator[OutputEvent]:
-        """Answer."""
-        wishes: dict[str, Any] = {"audio": _voice_params(params) | {"format": "pcm16"}} if params.audio_output else {}
-        wishes |= {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+        """Stream the response to one user message."""
+        options: dict[str, Any] = {"audio": _voice_params(params) | {"format": "pcm16"}} if params.audio_output else {}
+        options |= {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
         message = {"role": "user", "content": [_to_content_part(part) for part in parts]}
-        return self._events(self._client.chat(self._model, [message], **wishes))
+        return self._events(self._client.chat(self._model, [message], **options))
 
     def speak(self, text: str, params: RunParams) -> Iterator[OutputEvent]:
-        """Say a text."""
-        wishes: dict[str, Any] = _voice_params(params) | {"response_format": "pcm", "seed": params.seed}
-        return self._events(self._client.speech(self._model, text, **wishes))
+        """Stream the audio of a text."""
+        options: dict[str, Any] = _voice_params(params) | {"response_format": "pcm", "seed": params.seed}
+        return self._events(self._client.speech(self._model, text, **options))
 
-    def transcribe(self, sound: InputFile) -> Iterator[OutputEvent]:
-        """Write down what is said."""
-        stream, words = self._client.transcribe(self._model, sound.data), ""
+    def transcribe(self, audio: InputFile) -> Iterator[OutputEvent]:
+        """Stream the transcript of an audio file."""
+        stream, text = self._client.transcribe(self._model, audio.data), ""
         for event in stream:
-            words += event.text
+            text += event.text
             yield event.text
-        yield "" if words else stream.result().text  # of a model that tells it only as a whole
+        yield "" if text else stream.result().text  # the model does not stream its transcript
 
     def generate(self, request: Any) -> Iterator[OutputEvent]:
-        """Ask in the model's own terms."""
+        """Send a request of the model's own type, given as decoded JSON."""
         from mstar.server.arrays import to_base64, to_plain
 
         stream = self._client.generate(self._model, request)
@@ -212,7 +213,7 @@ class RemoteBackend:
 
 
 def _voice_params(params: RunParams) -> dict[str, str]:
-    return {"voice": params.voice} if params.voice else {}  # else the model chooses
+    return {"voice": params.voice} if params.voice else {}  # the model has a default voice
 
 
 def _to_content_part(part: InputPart) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""`mstar config explain`: every setting of a server, what it is for, and who chose it. It starts nothing.
+"""`mstar config explain`: show every server setting, its value, its source and its purpose. Starts nothing.
 
-What `mstar serve` is told is put together here too, so that both mean the same.
+`resolve_config` merges flags, environment and manifest for `mstar serve` too, so both commands agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,59 +21,62 @@ if TYPE_CHECKING:
     from mstar.cli.serving.manifest import Manifest, ModelEntry
 
 TARGET_HELP = (
-    "a manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH: its weights"
+    "A manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH sets the weights."
 )
 
 
 def add_config(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "look at the settings of a server"
+    text = "Inspect the settings of a server."
     verbs = commands.add_parser("config", help=text, description=text).add_subparsers(
         title="commands", required=True, metavar="COMMAND"
     )
-    text = "say what every setting is, who chose it, and what it is for"
+    text = "Show every setting with its value, source and purpose."
     explain = verbs.add_parser("explain", help=text, description=text)
     add_target(explain, is_needed=False)
-    explain.add_argument("--json", action="store_true", help="for programs")
+    explain.add_argument("--json", action="store_true", help="Print JSON.")
     explain.set_defaults(run=_explain)
 
 
 def add_target(parser: argparse.ArgumentParser, *, is_needed: bool) -> None:
-    """Add what says which models are served, and how."""
+    """Add the model argument and the flags of every setting."""
     parser.add_argument("target", metavar="MODEL", nargs=None if is_needed else "?", help=TARGET_HELP)
-    parser.add_argument("--name", help="what clients call a model that is served by itself (the name of its file)")
-    parser.add_argument("--placement", type=Path, help="its placement file; without one, everything is on one worker")
+    parser.add_argument("--name", help="Public name of the model (default: the name of its file).")
+    parser.add_argument("--placement", type=Path, help="Placement file (default: one worker runs everything).")
     add_flags(parser)
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What is served, and how."""
+    """Models to serve, with their placements and the resolved settings."""
 
     resolved: ResolvedSettings
     manifest: Manifest | None
     models: dict[str, str]
-    """By name, what `load_model` is given."""
+    """Argument of `load_model` by model name."""
     placements: dict[str, str]
-    """By name, the text of a placement file; empty for none."""
+    """Text of the placement file by model name. Empty: no placement."""
 
 
 def resolve_config(options: argparse.Namespace) -> ServeConfig:
-    """All that flags, environment and a manifest say. Raises MstarError."""
-    from mstar.cli.serving.manifest import Manifest  # its library is for those who serve
+    """Merge flags, environment and manifest. Raises MstarError."""
+    from mstar.cli.serving.manifest import Manifest  # needs msgspec, which other commands run without
     from mstar.config import ENV_PREFIX, env_variables
 
-    target, found = options.target, env_variables()
+    target, variables = options.target, env_variables()
     manifest = Manifest(Path(target)) if target is not None and target.endswith(".toml") else None
-    named = [f"{holder.env}" for holder in manifest.tenants] if manifest else []
-    check_variables(found, frozenset(name for name in named if name.startswith(ENV_PREFIX)))
-    resolved = ResolvedSettings(vars(options), found, manifest)
+    tenant_variables = [f"{tenant.env}" for tenant in manifest.tenants] if manifest else []
+    check_variables(variables, frozenset(name for name in tenant_variables if name.startswith(ENV_PREFIX)))
+    resolved = ResolvedSettings(vars(options), variables, manifest)
     if manifest is None:
         name = options.name or default_model_name(target or "")
         models = {name: target} if target else {}
         return ServeConfig(resolved, None, models, {name: _read_text(options.placement)} if options.placement else {})
     if options.name or options.placement:
-        raise LoadError(f"--name and --placement are for one model\n  fix: say it in {target}, under [models.x]")
+        raise LoadError(
+            f"--name and --placement apply to a single model, not to a manifest\n"
+            f"  fix: set them in {target}, under [models.x]"
+        )
     models = {name: _model_target(manifest, entry.model) for name, entry in manifest.models.items()}
     placements = {name: _placement_text(manifest, name, entry) for name, entry in manifest.models.items()}
     return ServeConfig(resolved, manifest, models, placements)
@@ -92,23 +95,23 @@ def _placement_text(manifest: Manifest, name: str, entry: ModelEntry) -> str:
         parse_placement({"place": entry.place, "walks": entry.walks}, manifest.location("models", name, "place"))
         return to_placement_text(entry) if is_inline else ""
     if is_inline:
-        site = manifest.location("models", name, "placement")
-        what = f"[models.{name}] has a placement file and a placement of its own"
-        raise PlacementError(str(manifest.path), [Problem(site, what, "keep one of them")])
+        location = manifest.location("models", name, "placement")
+        problem = f"[models.{name}] has both a placement file and an inline placement"
+        raise PlacementError(str(manifest.path), [Problem(location, problem, "keep one of them")])
     return _read_text(Path(manifest.resolve_path(entry.placement)))
 
 
 def _read_text(path: Path) -> str:
     from mstar.plan.placement import read_placement
 
-    read_placement(path)  # it says best what is wrong with a file
+    read_placement(path)  # raises an error with the location of the mistake
     return path.read_text()
 
 
-# ---------------------------------------------------------------- explained
+# ---------------------------------------------------------------- mstar config explain
 @dataclass(frozen=True, slots=True)
 class ExplainRow:
-    """One line of what is explained."""
+    """One row of `mstar config explain`."""
 
     setting: str
     value: str
@@ -117,42 +120,43 @@ class ExplainRow:
     purpose: str
 
 
-def explain_rows(found: ServeConfig) -> list[ExplainRow]:
-    """Every setting, then models and named keys."""
-    told: list[ExplainRow] = []
-    for choice in found.resolved.choices.values():
-        one = choice.setting
-        others = [f"{source}: {one.format(value)}" for source, value in choice.overridden if value != choice.value]
-        told.append(ExplainRow(one.key, one.format(choice.value), choice.source, ", ".join(others), one.purpose))
-    manifest = found.manifest
-    for name, target in found.models.items():
-        source = manifest.location("models", name, "model") if manifest else "command line"
-        told.append(ExplainRow(f"models.{name}", target, source, "", "a model, under the name that clients give"))
-        if found.placements.get(name):
-            source = manifest.location("models", name, "place") if manifest else "--placement"
-            told.append(ExplainRow(f"models.{name}.place", "a placement", source, "", "where its components run"))
-    for holder in manifest.tenants if manifest else ():
-        where = f"env {holder.env}" if holder.env else f"file {holder.file}" if holder.file else HIDDEN_TEXT
-        told.append(
-            ExplainRow(
-                f"api_keys.tenant {holder.name}", where, str(found.manifest), "", "a key whose holder has a name"
-            )
+def explain_rows(config: ServeConfig) -> list[ExplainRow]:
+    """Every setting, then models and tenants."""
+    rows: list[ExplainRow] = []
+    for choice in config.resolved.choices.values():
+        setting = choice.setting
+        others = [f"{source}: {setting.format(value)}" for source, value in choice.overridden if value != choice.value]
+        rows.append(
+            ExplainRow(setting.key, setting.format(choice.value), choice.source, ", ".join(others), setting.purpose)
         )
-    return told
+    manifest = config.manifest
+    for name, target in config.models.items():
+        source = manifest.location("models", name, "model") if manifest else "command line"
+        rows.append(ExplainRow(f"models.{name}", target, source, "", "Model served under this name"))
+        if config.placements.get(name):
+            source = manifest.location("models", name, "place") if manifest else "--placement"
+            rows.append(
+                ExplainRow(f"models.{name}.place", "a placement", source, "", "Workers of the model's components")
+            )
+    for tenant in manifest.tenants if manifest else ():
+        value = f"env {tenant.env}" if tenant.env else f"file {tenant.file}" if tenant.file else HIDDEN_TEXT
+        rows.append(
+            ExplainRow(f"api_keys.tenant {tenant.name}", value, str(config.manifest), "", "API key of a named tenant")
+        )
+    return rows
 
 
 def _explain(options: argparse.Namespace) -> None:
-    found = explain_rows(resolve_config(options))
+    rows = explain_rows(resolve_config(options))
     if options.json:
-        told = [{name: getattr(row, name) for name in ExplainRow.__slots__} for row in found]
-        print(json.dumps(told, indent=2))
+        print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    columns = ("setting", "value", "from", "overridden", "what it is for")
-    lines = [columns, *((row.setting, row.value, row.source, row.overridden, row.purpose) for row in found)]
+    columns = ("setting", "value", "source", "overridden", "purpose")
+    lines = [columns, *(astuple(row) for row in rows)]
     print("\n".join(format_table(lines)))
 
 
 def format_table(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Cells in columns."""
+    """Rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -1,7 +1,7 @@
-"""`mstar check`, `mstar draw`, `mstar plan`: look at a model before anything is served.
+"""Entry point of the `mstar` command line, with `check`, `draw` and `plan`, which inspect a model without serving it.
 
-Every command takes a model's .py file or an installed name. What goes wrong is printed without a traceback, with what
-to do about it, and the exit status is 1.
+Every other command has its own file. A command takes a model's .py file or an installed name. An expected error
+(`MstarError`) is printed to standard error without a traceback, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from mstar.walk.load import load_model
 
 SERVE_PACKAGES = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
 SERVE_PACKAGES += ("rich", "starlette", "uvicorn", "websockets")
-"""What the extra `serve` installs; the other commands do without."""
+"""Packages of the extra `serve`. Commands that do not serve run without them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the process's exit status."""
+    """Run a command. Returns the exit status of the process."""
     parser = _make_parser()
     options, rest = parser.parse_known_args(arguments)
     if "input" in options and all(word == "-" or not word.startswith("-") for word in rest):
-        options.input += rest  # argparse takes them only if no flag is before them
+        options.input += rest  # argparse does not accept positional arguments after a flag
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -63,18 +63,20 @@ def _make_parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("model", help="a model's .py file (path.py or path.py:Class), or an installed name")
+        added.add_argument("model", help="A model's .py file (path.py or path.py:Class), or an installed name.")
         return added
 
-    check = command("check", "trace every walk of a model and report all problems")
+    check = command("check", "Trace every walk of a model and report all problems.")
     check.set_defaults(run=_check)
-    draw = command("draw", "draw a walk")
-    draw.add_argument("--walk", help="which walk; may be left out when there is one")
-    draw.add_argument("--placement", type=Path, help="a placement file: colours show workers, crossings are marked")
-    draw.add_argument("-o", "--output", type=Path, required=True, help="x.svg, x.mmd, x.json or x.txt")
+    draw = command("draw", "Draw the graph of a walk.")
+    draw.add_argument("--walk", help="Name of the walk (default: the only one).")
+    draw.add_argument(
+        "--placement", type=Path, help="Placement file. Colors show workers; edges between workers are marked."
+    )
+    draw.add_argument("-o", "--output", type=Path, required=True, help="Output file: x.svg, x.mmd, x.json or x.txt.")
     draw.set_defaults(run=_draw)
-    show = command("plan", "say what runs where, what crosses, and what can share a batch")
-    show.add_argument("--placement", type=Path, help="a placement file; without one, everything is on one worker")
+    show = command("plan", "Show which op runs on which worker, what crosses workers, and what can be batched.")
+    show.add_argument("--placement", type=Path, help="Placement file (default: one worker runs everything).")
     show.set_defaults(run=_plan)
     add_serve(commands)
     add_config(commands)
@@ -93,14 +95,14 @@ def _make_parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> None:
     model = load_model(options.model)
     graphs = model.graphs()
-    has = f"{format_count(len(model.components()), 'component')}, {format_count(len(graphs), 'walk')}"
-    print(f"{type(model).__name__}: {has}, no problems")
+    counts = f"{format_count(len(model.components()), 'component')}, {format_count(len(graphs), 'walk')}"
+    print(f"{type(model).__name__}: {counts}, no problems")
     for name, graph in graphs.items():
         nodes = list(ir.flat(graph.body))
         calls = sum(isinstance(node, ir.Call) for node in nodes)
         emits = sorted({node.kind for node in nodes if isinstance(node, ir.Emit)})
-        gives = f"emits {', '.join(emits)}" if emits else "returns a value" if graph.outputs else "extends states"
-        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {format_count(calls, 'call')}, {gives}")
+        result = f"emits {', '.join(emits)}" if emits else "returns a value" if graph.outputs else "extends states"
+        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {format_count(calls, 'call')}, {result}")
 
 
 def _draw(options: argparse.Namespace) -> None:
@@ -110,21 +112,21 @@ def _draw(options: argparse.Namespace) -> None:
     if placement is not None:
         placement.check(graphs, str(options.placement))
     workers = _workers_by_op(graph, placement) if placement is not None else None
-    forms = {
+    renderers = {
         ".svg": lambda: to_svg(to_picture(graph, workers)),
         ".json": lambda: to_json(to_picture(graph, workers)),
         ".mmd": lambda: to_mermaid(graph, workers),
         ".txt": lambda: str(graph),
     }
     suffix = options.output.suffix
-    if suffix not in forms:
-        raise LoadError(f"{options.output}: cannot draw {suffix or 'that'}\n  fix: end it in {format_names(forms)}")
-    try:
-        options.output.write_text(forms[suffix]())
-    except OSError as error:
+    if suffix not in renderers:
         raise LoadError(
-            f"{options.output}: cannot be written: {error.strerror}\n  fix: choose another place"
-        ) from error
+            f"{options.output}: unsupported output format `{suffix or 'none'}`\n  fix: use one of {format_names(renderers)}"
+        )
+    try:
+        options.output.write_text(renderers[suffix]())
+    except OSError as error:
+        raise LoadError(f"{options.output}: cannot be written: {error.strerror}\n  fix: choose another path") from error
     print(f"drew walk {graph.name} to {options.output}")
 
 
@@ -134,18 +136,19 @@ def _find_walk(graphs: dict[str, ir.Walk], name: str | None) -> ir.Walk:
     if not graphs:
         raise LoadError("the model has no walk\n  fix: mark a method with @walk")
     if name is None:
-        raise LoadError(f"the model has the walks {format_names(graphs)}\n  fix: --walk {next(iter(graphs))}")
+        raise LoadError(f"the model has several walks: {format_names(graphs)}\n  fix: pass --walk {next(iter(graphs))}")
     if name not in graphs:
         raise LoadError(
-            f"the model has no walk `{name}`{suggest_name(name, graphs)}\n  fix: --walk with one of {format_names(graphs)}"
+            f"the model has no walk `{name}`{suggest_name(name, graphs)}\n"
+            f"  fix: pass --walk with one of {format_names(graphs)}"
         )
     return graphs[name]
 
 
 def _workers_by_op(graph: ir.Walk, placement: Placement) -> dict[str, tuple[str, ...]]:
     calls = {(node.component, node.op) for node in ir.flat(graph.body) if isinstance(node, ir.Call)}
-    entries = {f"{component}.{op}": placement.rule(graph.name, component, op) for component, op in calls}
-    return {key: entry.workers for key, entry in entries.items() if entry is not None}
+    rules = {f"{component}.{op}": placement.rule(graph.name, component, op) for component, op in calls}
+    return {key: rule.workers for key, rule in rules.items() if rule is not None}
 
 
 def _plan(options: argparse.Namespace) -> None:

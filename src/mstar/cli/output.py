@@ -1,6 +1,6 @@
-"""What a model answers, shown as it comes: words on the terminal, sound and pictures in a file, the rest as JSON.
+"""Output of `mstar run`, streamed: text on the terminal, audio and images in a file, other outputs as JSON.
 
-Results go to standard output, how long they took to standard error. Who answers is not known here.
+Results go to standard output, timings to standard error. It does not know which backend produces the events.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from mstar.errors import LoadError, format_names
 
 AUDIO_PLAYERS = {"aplay": ("-q",), "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error"), "afplay": ()}
-"""Who can play a sound, and what they must be told besides the file."""
+"""Programs that play audio, with their arguments before the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Sound: one channel of 16 bits, the lower byte first."""
+    """Mono 16-bit little-endian PCM audio."""
 
     data: bytes
     rate: int
@@ -32,14 +32,14 @@ class PcmChunk:
 
 @dataclass(frozen=True, slots=True)
 class PngImage:
-    """A picture as a PNG file. A later one replaces it."""
+    """An encoded PNG image. A later image replaces it."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """Anything else, as JSON knows it."""
+    """Any other output, as a JSON value."""
 
     value: Any
 
@@ -48,13 +48,13 @@ OutputEvent = str | PcmChunk | PngImage | JsonValue
 
 
 def require_writable(path: Path) -> None:
-    """Raise LoadError unless a file can be written there: better now than when the answer is there."""
+    """Raise LoadError if the folder of `path` does not exist. Called early, before the model runs."""
     if not path.absolute().parent.is_dir():
-        raise LoadError(f"{path}: there is no folder {path.parent}\n  fix: make it, or choose another place")
+        raise LoadError(f"{path}: folder {path.parent} does not exist\n  fix: create it, or choose another path")
 
 
 class OutputWriter:
-    """The answer to one request."""
+    """Writes the outputs of one request."""
 
     def __init__(self, output: Path | None, play: bool) -> None:
         self._started_at = time.monotonic()
@@ -64,26 +64,26 @@ class OutputWriter:
         self._audio_file: _AudioFile | None = None
         self._image: PngImage | None = None
         self._is_inline = False
-        """Whether the last thing on the terminal is a line that has not ended."""
+        """Whether the terminal's last line is unfinished."""
 
     def show_transcript(self, events: Iterator[OutputEvent]) -> str:
-        """Show what was said in a sound, and give it back."""
+        """Print the transcript of an input and return it."""
         text = "".join(event for event in events if isinstance(event, str)).strip()
         self._mark_first("transcript")
         print(f"> {text}", flush=True)
         return text
 
     def show(self, events: Iterator[OutputEvent]) -> None:
-        """Show what comes, as it comes."""
+        """Print or write each event when it arrives."""
         for event in events:
             if isinstance(event, str):
                 self._write(event)
             elif isinstance(event, PcmChunk):
-                self._mark_first("sound")
-                self._audio_file = self._audio_file or _AudioFile(self._output or Path("answer.wav"), event.rate)
+                self._mark_first("audio")
+                self._audio_file = self._audio_file or _AudioFile(self._output or Path("output.wav"), event.rate)
                 self._audio_file.write(event.data)
             elif isinstance(event, PngImage):
-                self._mark_first("picture")
+                self._mark_first("image")
                 self._image = event
             else:
                 self._mark_first("output")
@@ -92,21 +92,21 @@ class OutputWriter:
         self._end_line()
 
     def close(self) -> None:
-        """Write what is to be written, say how long it took, and play the sound if that is wanted."""
+        """Close the output file, print the timings, and play the audio if requested."""
         total = time.monotonic() - self._started_at
-        times = [f"first {what} {seconds:.2f} s" for what, seconds in self._first_output_s.items()]
-        told = [", ".join([*times, f"total {total:.2f} s"])]
+        times = [f"first {kind} {seconds:.2f} s" for kind, seconds in self._first_output_s.items()]
+        lines = [", ".join([*times, f"total {total:.2f} s"])]
         if self._audio_file is not None:
             seconds = self._audio_file.close()
             factor = total / max(seconds, 1e-9)
-            told.append(f"{self._audio_file.path}: {seconds:.2f} s of sound, real-time factor {factor:.2f}")
+            lines.append(f"{self._audio_file.path}: {seconds:.2f} s of audio, real-time factor {factor:.2f}")
         if self._image is not None:
-            path = self._output or Path("answer.png")
+            path = self._output or Path("output.png")
             path.write_bytes(self._image.data)
-            told.append(f"{path}: the picture")
+            lines.append(f"{path}: image")
         if self._output is not None and self._audio_file is self._image is None:
-            told.append(f"{self._output}: not written, because neither sound nor a picture came")
-        print("\n".join(told), file=sys.stderr)
+            lines.append(f"{self._output}: not written: the model returned neither audio nor an image")
+        print("\n".join(lines), file=sys.stderr)
         if self._audio_file is not None and self._player:
             subprocess.run([*self._player, str(self._audio_file.path)], check=False)
 
@@ -122,12 +122,12 @@ class OutputWriter:
             print(flush=True)
             self._is_inline = False
 
-    def _mark_first(self, what: str) -> None:
-        self._first_output_s.setdefault(what, time.monotonic() - self._started_at)
+    def _mark_first(self, kind: str) -> None:
+        self._first_output_s.setdefault(kind, time.monotonic() - self._started_at)
 
 
 class _AudioFile:
-    """A file of sound that grows."""
+    """An audio file that is written chunk by chunk: WAV, or a compressed format by its suffix."""
 
     def __init__(self, path: Path, rate: int) -> None:
         self.path = path
@@ -135,14 +135,14 @@ class _AudioFile:
         self._bytes = 0
         self._wave: Any = None
         if path.suffix.lower() == ".wav":
-            self._wave = wave.open(str(path), "wb")  # noqa: SIM115 - it stays open while sound comes
+            self._wave = wave.open(str(path), "wb")  # noqa: SIM115 - it stays open between chunks
             self._wave.setparams((1, 2, rate, 0, "NONE", ""))
             return
-        from mstar.media.audio import FORMATS, AudioStreamEncoder  # only who compresses needs it
+        from mstar.media.audio import FORMATS, AudioStreamEncoder  # only compressed formats need it
 
         name = path.suffix.lower().removeprefix(".")
         if name not in FORMATS:
-            raise LoadError(f"{path}: sound cannot be written as that\n  fix: end it in one of {format_names(FORMATS)}")
+            raise LoadError(f"{path}: unsupported audio format `{name}`\n  fix: use one of {format_names(FORMATS)}")
         self._encoder = AudioStreamEncoder(name, rate)
         self._file = path.open("wb")
 
@@ -156,7 +156,7 @@ class _AudioFile:
         self._file.write(self._encoder.feed(np.frombuffer(data, "<i2"), self._rate))
 
     def close(self) -> float:
-        """How many seconds it lasts."""
+        """Close the file. Returns the duration in seconds."""
         if self._wave is not None:
             self._wave.close()
         else:
@@ -166,9 +166,10 @@ class _AudioFile:
 
 
 def _find_player() -> list[str]:
-    found = next((name for name in AUDIO_PLAYERS if shutil.which(name)), None)
-    if found is None:
+    player = next((name for name in AUDIO_PLAYERS if shutil.which(name)), None)
+    if player is None:
         raise LoadError(
-            f"none of {format_names(AUDIO_PLAYERS)} is here to play sound\n  fix: install one, or leave --play out"
+            f"--play needs one of {format_names(AUDIO_PLAYERS)}, and none is installed\n"
+            "  fix: install one, or omit --play"
         )
-    return [found, *AUDIO_PLAYERS[found]]
+    return [player, *AUDIO_PLAYERS[player]]

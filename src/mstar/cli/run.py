@@ -1,7 +1,7 @@
-"""`mstar run`: one request from the terminal, to a model in this process or to a running server.
+"""`mstar run`: send one request from the terminal, to a model loaded in this process or to a running server.
 
-What a model takes decides what is asked of it: words are answered or said, a sound is written down, and if the model
-can talk, answered. What comes is shown as it comes. It keeps no conversation: each run is a request of its own.
+The request types of the model decide what is sent: text becomes a chat or speech request, audio a transcription, and
+a chat request if the model accepts one. Outputs are shown as they arrive. Runs share no conversation.
 """
 
 from __future__ import annotations
@@ -29,48 +29,54 @@ from mstar.cli.output import OutputWriter, require_writable
 from mstar.errors import LoadError, format_names
 
 RETRY_TIMEOUT_S = 1.0
-"""How long a server is asked again that does not answer."""
+"""Seconds to retry a server that does not respond."""
 
 
 def add_run(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "ask a model once, from the terminal"
+    text = "Send one request to a model."
     run = commands.add_parser("run", help=text, description=text)
-    run.add_argument("model", help="a model's .py file (path.py or path.py:Class), an installed name, or a served one")
+    run.add_argument(
+        "model", help="A model's .py file (path.py or path.py:Class), an installed name, or with --url a served name."
+    )
     kinds = ", ".join((*AUDIO_SUFFIXES, *IMAGE_SUFFIXES))
-    run.add_argument("input", nargs="*", help=f"text, - for standard input, or a file ({kinds})")
-    run.add_argument("--json", help="the request in the model's own terms, as for /v1/generate")
-    run.add_argument("--url", help="ask this running server; without it, the model is loaded here")
-    run.add_argument("--key", default="", help="the key of that server")
-    run.add_argument("--max-tokens", type=int, default=256, help="how long an answer may be (256)")
-    run.add_argument("--temperature", type=float, default=0.0, help="how far to stray from the likeliest words (0)")
-    run.add_argument("--seed", type=int, default=0, help="what chance begins with (0)")
-    run.add_argument("--voice", default="", help="the voice to speak with (the model's own)")
-    run.add_argument("-o", "--output", type=Path, help="where sound or a picture is written (answer.wav, answer.png)")
-    run.add_argument("--play", action="store_true", help="play the sound, with aplay, ffplay or afplay")
+    run.add_argument("input", nargs="*", help=f"Text, - for standard input, or a file ({kinds}).")
+    run.add_argument("--json", help="Request of the model's own type, as for /v1/generate.")
+    run.add_argument("--url", help="Running server to use (default: load the model in this process).")
+    run.add_argument("--key", default="", help="API key of that server.")
+    run.add_argument("--max-tokens", type=int, default=256, help="Maximum number of tokens to generate (default 256).")
+    run.add_argument("--temperature", type=float, default=0.0, help="Sampling temperature (default 0: greedy).")
+    run.add_argument("--seed", type=int, default=0, help="Random seed (default 0).")
+    run.add_argument("--voice", default="", help="Voice of the speech (default: the model's default voice).")
+    run.add_argument(
+        "-o", "--output", type=Path, help="Output file for audio or an image (default output.wav or output.png)."
+    )
+    run.add_argument("--play", action="store_true", help="Play the audio with aplay, ffplay or afplay.")
     run.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     request = _parse_json(options.json) if options.json else None
-    parts = [_parse_input(one) for one in options.input]
+    parts = [_parse_input(argument) for argument in options.input]
     if options.output:
         require_writable(options.output)
     try:
-        with _open_backend(options) as way:
-            answer = OutputWriter(options.output, options.play)
-            has_sound = any(isinstance(part, InputFile) and part.is_audio for part in parts)
-            speaks = bool(has_sound or options.output or options.play)
-            wish = RunParams(options.max_tokens, options.temperature, options.seed, options.voice, speaks)
+        with _open_backend(options) as backend:
+            output = OutputWriter(options.output, options.play)
+            has_audio = any(isinstance(part, InputFile) and part.is_audio for part in parts)
+            audio_output = bool(has_audio or options.output or options.play)
+            params = RunParams(options.max_tokens, options.temperature, options.seed, options.voice, audio_output)
             if request is None:
-                _send_request(way, parts, wish, answer)
+                _send_request(backend, parts, params, output)
             else:
-                answer.show(way.generate(request))
-            answer.close()
+                output.show(backend.generate(request))
+            output.close()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # as shells count it
-    except BrokenPipeError:  # whoever read it has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else it is told once more at the end
+        raise SystemExit(130) from None  # 128 + SIGINT, the shell convention
+    except BrokenPipeError:  # the reader closed the pipe, such as `head`
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise the interpreter reports it again at exit
         raise SystemExit(141) from None
 
 
@@ -78,45 +84,47 @@ def _run(options: argparse.Namespace) -> None:
 def _open_backend(options: argparse.Namespace) -> Iterator[LocalBackend | RemoteBackend]:
     if options.url:
         try:
-            from mstar.client import Client  # only who asks a server needs it
+            from mstar.client import Client  # only --url needs it
         except ModuleNotFoundError as error:
-            what = f"asking a server needs `{error.name}`, which is not installed"
-            raise LoadError(f"{what}\n  fix: pip install 'mstar-serve[client]'") from error
+            problem = f"--url needs `{error.name}`, which is not installed"
+            raise LoadError(f"{problem}\n  fix: pip install 'mstar-serve[client]'") from error
         with Client(options.url, options.key, retry_timeout_s=RETRY_TIMEOUT_S) as client:
             yield RemoteBackend(client, options.model)
         return
-    begun = time.monotonic()
+    started_at = time.monotonic()
     print(f"loading {options.model}", file=sys.stderr)
-    with LocalBackend(options.model) as here:
-        print(f"loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr)
-        yield here
+    with LocalBackend(options.model) as backend:
+        print(f"loaded in {time.monotonic() - started_at:.1f} s", file=sys.stderr)
+        yield backend
 
 
 def _send_request(
     backend: LocalBackend | RemoteBackend, parts: Sequence[InputPart], params: RunParams, output: OutputWriter
 ) -> None:
-    """Ask for what the model does with such parts."""
-    sounds = [part for part in parts if isinstance(part, InputFile) and part.is_audio]
+    """Send the request type that fits the input parts and the model."""
+    audio_files = [part for part in parts if isinstance(part, InputFile) and part.is_audio]
     texts = [part for part in parts if isinstance(part, str)]
     if "chat" in backend.request_types and parts:
-        if "transcription" in backend.request_types:  # what is shown is what is answered
-            parts = [output.show_transcript(backend.transcribe(part)) if part in sounds else part for part in parts]
+        if "transcription" in backend.request_types:  # the printed transcript is the prompt
+            parts = [
+                output.show_transcript(backend.transcribe(part)) if part in audio_files else part for part in parts
+            ]
         output.show(backend.chat(parts, params))
-    elif "transcription" in backend.request_types and sounds == [*parts] and sounds:
-        for sound in sounds:
-            output.show(backend.transcribe(sound))
+    elif "transcription" in backend.request_types and audio_files == [*parts] and audio_files:
+        for file in audio_files:
+            output.show(backend.transcribe(file))
     elif "speech" in backend.request_types and texts == [*parts] and texts:
         output.show(backend.speak(" ".join(texts), params))
     else:
-        given = format_names(part if isinstance(part, str) else str(part.path) for part in parts)
-        takes = format_names(sorted(backend.request_types), "requests of its own")
+        inputs = format_names(part if isinstance(part, str) else str(part.path) for part in parts)
+        accepted = format_names(sorted(backend.request_types), "requests of its own type")
         raise LoadError(
-            f"the model takes {takes}, and it was given {given}\n"
-            "  fix: give it text or a file that it takes, or --json '{...}' as its route wants it"
+            f"the model accepts {accepted}, not {inputs}\n"
+            "  fix: pass text or a file of an accepted type, or --json '{...}' with the fields of its route"
         )
 
 
-# ---------------------------------------------------------------- what the user gave
+# ---------------------------------------------------------------- arguments
 def _parse_input(argument: str) -> InputPart:
     if argument == "-":
         return sys.stdin.read()

@@ -1,4 +1,4 @@
-"""`mstar sim`: look for bugs in the runtime's own cores, under faults, in virtual time. It serves no model."""
+"""`mstar sim`: deterministic simulation of the runtime with fault injection, in virtual time. Serves no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_sim(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "run the runtime's cores in virtual time, under faults drawn from seeds"
+    text = "Test the runtime by deterministic simulation with seeded faults."
     sim = commands.add_parser("sim", help=text, description=text)
     verbs = sim.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -24,48 +24,52 @@ def add_sim(commands: Any) -> None:
         added.set_defaults(run=run)
         return added
 
-    run = command("run", "run many scenarios; say which seed went wrong, if one did", _run)
-    run.add_argument("--scenarios", type=int, default=1000, help="how many (1000)")
-    run.add_argument("--seed", type=int, default=0, help="the seed of the first; those of the others follow (0)")
-    run.add_argument("--jobs", type=int, default=1, help="in how many processes (1)")
-    run.add_argument("--minutes", type=float, default=inf, help="for how long at most")
-    replay = command("replay", "run the scenario of one seed again", _replay)
+    run = command("run", "Run many scenarios and report the seed of the first violation.", _run)
+    run.add_argument("--scenarios", type=int, default=1000, help="Number of scenarios (default 1000).")
+    run.add_argument(
+        "--seed", type=int, default=0, help="Seed of the first scenario; the others count up from it (default 0)."
+    )
+    run.add_argument("--jobs", type=int, default=1, help="Number of processes (default 1).")
+    run.add_argument("--minutes", type=float, default=inf, help="Maximum duration in minutes (default: unlimited).")
+    replay = command("replay", "Run the scenario of one seed again.", _replay)
     replay.add_argument("seed", type=int)
-    replay.add_argument("--trace", action="store_true", help="say what happens, in virtual time")
+    replay.add_argument("--trace", action="store_true", help="Print every event with its virtual time.")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from mstar.sim.runner import run_in_process, run_in_subprocesses  # most commands do not need the cores
+    from mstar.sim.runner import run_in_process, run_in_subprocesses  # imported here: other commands do not need it
 
     seeds = range(options.seed, options.seed + options.scenarios)
-    many = options.jobs > 1
-    summary = (
-        run_in_subprocesses(seeds, options.jobs, options.minutes) if many else run_in_process(seeds, options.minutes)
-    )
+    if options.jobs > 1:
+        summary = run_in_subprocesses(seeds, options.jobs, options.minutes)
+    else:
+        summary = run_in_process(seeds, options.minutes)
     print(_format_summary(summary))
     if summary.violations:
         seed, violation = next(iter(summary.violations.items()))
-        raise MstarError(f"seed {seed}: {violation}\n  fix: mstar sim replay {seed} --trace shows how it came to that")
+        raise MstarError(f"seed {seed}: {violation}\n  fix: run `mstar sim replay {seed} --trace` to see the events")
 
 
 def _format_summary(summary: Summary) -> str:
-    speed = summary.scenarios / max(summary.seconds, 1e-9)
-    ends = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common())
-    ran = f"{summary.scenarios} scenarios with {summary.events} events in {summary.seconds:.1f} s, {speed:.0f} a second"
-    return f"{ran}\nrequests: {ends}"
+    rate = summary.scenarios / max(summary.seconds, 1e-9)
+    statuses = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common())
+    totals = (
+        f"{summary.scenarios} scenarios, {summary.events} events in {summary.seconds:.1f} s ({rate:.0f} scenarios/s)"
+    )
+    return f"{totals}\nrequests: {statuses}"
 
 
 def _replay(options: argparse.Namespace) -> None:
     from mstar.sim.runner import run_scenario
 
     trace: list[str] | None = [] if options.trace else None
-    world, violation = run_scenario(options.seed, trace)
+    simulation, violation = run_scenario(options.seed, trace)
     for line in trace or ():
         print(line)
-    kinds = ", ".join(sorted(world.scenario.kinds)) or "none"
-    print(f"seed {options.seed}: {world.events} events in {world.now:.2f} virtual seconds, trouble: {kinds}")
-    print(f"trace hash {world.hash & 0xFFFFFFFFFFFFFFFF:016x}")
+    kinds = ", ".join(sorted(simulation.scenario.kinds)) or "none"
+    print(f"seed {options.seed}: {simulation.events} events in {simulation.now:.2f} virtual seconds, faults: {kinds}")
+    print(f"trace hash {simulation.hash & 0xFFFFFFFFFFFFFFFF:016x}")
     if violation:
         raise MstarError(
-            f"seed {options.seed}: {violation}\n  fix: mend what the trace shows, and keep the seed as a test"
+            f"seed {options.seed}: {violation}\n  fix: use --trace to find the bug; keep the seed as a regression test"
         )

@@ -1,6 +1,6 @@
-"""`mstar top`: what a running server does, as a table that stays up to date, like `top` does for processes.
+"""`mstar top`: live view of a running server in the terminal: models, processes and ops.
 
-All figures come from `/ready` and `/metrics`, of which any other monitor can be made. It changes nothing there.
+All values come from `/ready` and `/metrics`. It is read-only.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 WINDOW_SAMPLES = 30
-"""Over how many looks figures are taken."""
+"""Number of samples that rates and quantiles cover."""
 ONCE_SAMPLE_S = 5.0
-"""For how long it looks before it prints one table: a server asks its processes only every two seconds."""
+"""Seconds between the two samples of `--once`. The server polls its processes every two seconds."""
 HTTP_TIMEOUT_S = 5.0
 PROCESS_COLUMNS = {
     "mstar_process_requests": "requests",
@@ -54,53 +54,55 @@ Labels = tuple[tuple[str, str], ...]
 
 def add_top(commands: Any) -> None:
     """Add the command to a parser."""
-    text = "watch a running server: requests, processes and ops, as they are now"
+    text = "Show live statistics of a running server: models, processes and ops."
     top = commands.add_parser("top", help=text, description=text)
-    top.add_argument("--url", default="http://127.0.0.1:8000", help="the server (http://127.0.0.1:8000)")
-    top.add_argument("--key", default="", help="its key, if it has keys")
-    top.add_argument("--once", action="store_true", help="print one table and end")
+    top.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="URL of the server (default http://127.0.0.1:8000)."
+    )
+    top.add_argument("--key", default="", help="API key.")
+    top.add_argument("--once", action="store_true", help="Print the tables once and exit.")
     top.set_defaults(run=_top)
 
 
 def _top(options: argparse.Namespace) -> None:
-    from rich.console import Console  # only who watches needs it
+    from rich.console import Console  # only this command needs it
     from rich.live import Live
 
     console = Console()
-    watch = MetricsHistory(options.url.rstrip("/"), options.key)
-    watch.sample()
+    history = MetricsHistory(options.url.rstrip("/"), options.key)
+    history.sample()
     if options.once:
         time.sleep(ONCE_SAMPLE_S)
-        watch.sample()
-        console.print(watch.table())
+        history.sample()
+        console.print(history.table())
         return
     try:
-        with Live(watch.table(), console=console, screen=True, auto_refresh=False) as live:
+        with Live(history.table(), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(REFRESH_S)
-                watch.sample()
-                live.update(watch.table(), refresh=True)
+                history.sample()
+                live.update(history.table(), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-# ---------------------------------------------------------------- figures
+# ---------------------------------------------------------------- metrics
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """All figures of one moment."""
+    """All metrics at one moment."""
 
     taken_at: float
     phase: str
     samples: dict[str, dict[Labels, float]]
-    """By name and labels."""
+    """Values by metric name and labels."""
 
     def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
-        """The figures of a name, each with its labels."""
+        """The series of a metric, as labels and value."""
         return ((dict(labels), value) for labels, value in self.samples.get(name, {}).items())
 
 
 class MetricsHistory:
-    """The last looks at a server."""
+    """The latest metrics samples of a server."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url
@@ -108,44 +110,44 @@ class MetricsHistory:
         self._samples: deque[MetricsSample] = deque(maxlen=WINDOW_SAMPLES + 1)
 
     def sample(self) -> None:
-        """Take the figures of now. Raises LoadError if there is no server."""
+        """Fetch a new sample. Raises LoadError if the server does not respond."""
         phase = json.loads(self._fetch("/ready"))["phase"]
         self._samples.append(MetricsSample(time.monotonic(), phase, _parse_metrics(self._fetch("/metrics").decode())))
 
     def _fetch(self, path: str) -> bytes:
         try:
-            with urlopen(Request(self.url + path, headers=self._headers), timeout=HTTP_TIMEOUT_S) as answer:
-                return answer.read()
+            with urlopen(Request(self.url + path, headers=self._headers), timeout=HTTP_TIMEOUT_S) as response:
+                return response.read()
         except HTTPError as error:
-            if error.code == 503:  # it is not ready, and says so
+            if error.code == 503:  # /ready answers 503 with a body while the server starts
                 return error.read()
-            fix = "give --key" if error.code == 401 else "give --url of a server of this version"
-            raise LoadError(f"{self.url}{path} answers {error.code}\n  fix: {fix}") from error
+            fix = "pass --key" if error.code == 401 else "pass --url of a server of this version"
+            raise LoadError(f"{self.url}{path} returned status {error.code}\n  fix: {fix}") from error
         except (URLError, OSError) as error:
-            why = getattr(error, "reason", error)
-            raise LoadError(f"no server at {self.url}: {why}\n  fix: start one, or give --url") from error
+            reason = getattr(error, "reason", error)
+            raise LoadError(f"no server at {self.url}: {reason}\n  fix: start one, or pass --url") from error
 
     @property
     def latest(self) -> MetricsSample:
-        """The last look."""
+        """The most recent sample."""
         return self._samples[-1]
 
     def rate(self, name: str, labels: Labels) -> float:
-        """How much a figure grows in a second."""
+        """Increase per second of one series."""
         first, last = self._samples[0], self._samples[-1]
-        grown = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
-        return grown / max(last.taken_at - first.taken_at, 1e-9)
+        increase = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
+        return increase / max(last.taken_at - first.taken_at, 1e-9)
 
     def rates(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
-        """How much a name's figures grow in a second, added up by some labels."""
-        found = defaultdict[tuple[str, ...], float](float)
+        """Increase per second of a metric, summed by some labels."""
+        totals = defaultdict[tuple[str, ...], float](float)
         for labels in self.latest.samples.get(name, {}):
-            known = dict(labels)
-            found[tuple(known.get(one, "") for one in by)] += self.rate(name, labels)
-        return found
+            by_name = dict(labels)
+            totals[tuple(by_name.get(label, "") for label in by)] += self.rate(name, labels)
+        return totals
 
     def quantile(self, name: str, labels: dict[str, str], fraction: float) -> float | None:
-        """Below what so large a share of a histogram's new figures lies; None if there are none."""
+        """Quantile of a histogram over the samples. None: no observations."""
         counts = {
             float(known["le"].replace("+Inf", "inf")): self.rate(f"{name}_bucket", tuple(sorted(known.items())))
             for known, _ in self.latest.series(f"{name}_bucket")
@@ -154,24 +156,24 @@ class MetricsHistory:
         return interpolate_quantile(counts, fraction)
 
     def table(self) -> RenderableType:
-        """Everything, for a terminal."""
+        """All tables, for the terminal."""
         from rich.console import Group
         from rich.text import Text
 
-        live = next((value for _, value in self.latest.series("mstar_requests_in_progress")), 0.0)
+        running = next((value for _, value in self.latest.series("mstar_requests_in_progress")), 0.0)
         seconds = self.latest.taken_at - self._samples[0].taken_at
         head = Text.assemble(
             ("mstar", "bold"),
             f"  {self.url}  ",
             (self.latest.phase, "green" if self.latest.phase == "ready" else "yellow"),
         )
-        head.append(f"  {live:.0f} requests live  over the last {seconds:.0f} s")
-        parts = [_models_table(self), _processes_table(self), _ops_table(self)]
-        return Group(head, "", *(part for part in parts if part.row_count))
+        head.append(f"  {running:.0f} running requests  last {seconds:.0f} s")
+        tables = [_models_table(self), _processes_table(self), _ops_table(self)]
+        return Group(head, "", *(table for table in tables if table.row_count))
 
 
 def interpolate_quantile(counts: dict[float, float], fraction: float) -> float | None:
-    """Below what such a share lies, by the counts below some bounds. In between it is taken to be even."""
+    """Quantile from cumulative bucket counts, by linear interpolation within a bucket."""
     total = counts.get(inf, 0.0)
     if total <= 0:
         return None
@@ -188,16 +190,16 @@ def interpolate_quantile(counts: dict[float, float], fraction: float) -> float |
 def _parse_metrics(text: str) -> dict[str, dict[Labels, float]]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    found = defaultdict[str, dict[Labels, float]](dict)
+    metrics = defaultdict[str, dict[Labels, float]](dict)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+            metrics[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return metrics
 
 
 # ---------------------------------------------------------------- tables
 def _table(title: str, left: int, *columns: str) -> Table:
-    """A table of which so many columns are words, and the others numbers."""
+    """An empty table whose first `left` columns are left-aligned text, and the others right-aligned numbers."""
     from rich import box
     from rich.table import Table
 
@@ -207,13 +209,15 @@ def _table(title: str, left: int, *columns: str) -> Table:
     return table
 
 
-def _models_table(watch: MetricsHistory) -> Table:
-    table = _table("models", 1, "model", "requests/s", "first p50", "first p99", "emissions/s")
-    emitted = watch.rates("mstar_emissions_total", "model", "kind")
-    for (model,), rate in sorted(watch.rates("mstar_time_to_first_output_seconds_count", "model").items()):
-        middle, late = (watch.quantile("mstar_time_to_first_output_seconds", {"model": model}, p) for p in (0.5, 0.99))
-        kinds = ", ".join(f"{each:.0f} {kind}" for (of, kind), each in sorted(emitted.items()) if of == model and each)
-        table.add_row(model, f"{rate:.1f}", _format_seconds(middle), _format_seconds(late), kinds or "–")
+def _models_table(history: MetricsHistory) -> Table:
+    table = _table("models", 1, "model", "requests/s", "TTFT p50", "TTFT p99", "emissions/s")
+    emitted = history.rates("mstar_emissions_total", "model", "kind")
+    for (model,), rate in sorted(history.rates("mstar_time_to_first_output_seconds_count", "model").items()):
+        p50, p99 = (history.quantile("mstar_time_to_first_output_seconds", {"model": model}, p) for p in (0.5, 0.99))
+        kinds = ", ".join(
+            f"{each:.0f} {kind}" for (owner, kind), each in sorted(emitted.items()) if owner == model and each
+        )
+        table.add_row(model, f"{rate:.1f}", _format_seconds(p50), _format_seconds(p99), kinds or "–")
     return table
 
 
@@ -235,18 +239,19 @@ def _processes_table(watch: MetricsHistory) -> Table:
     return table
 
 
-def _ops_table(watch: MetricsHistory) -> Table:
-    table = _table("ops", 3, "model", "op", "worker", "calls/s", "batch", "busy", "wait")
+def _ops_table(history: MetricsHistory) -> Table:
+    table = _table("ops", 3, "model", "op", "worker", "calls/s", "batch size", "utilization", "queue wait")
     by = ("model", "component", "op", "worker")
     calls, batches, busy, wait = (
-        watch.rates(f"mstar_op_{what}_total", *by) for what in ("calls", "batches", "seconds", "wait_seconds")
+        history.rates(f"mstar_op_{name}_total", *by) for name in ("calls", "batches", "seconds", "wait_seconds")
     )
-    ran = {key: rate for key, rate in calls.items() if rate}
-    for key, rate in sorted(ran.items(), key=lambda one: -busy.get(one[0], 0.0)):
+    active = {key: rate for key, rate in calls.items() if rate}
+    for key, rate in sorted(active.items(), key=lambda item: -busy.get(item[0], 0.0)):
         model, component, op, worker = key
         batch = f"{rate / batches[key]:.1f}" if batches.get(key) else "–"
-        late = _format_seconds(wait.get(key, 0.0) / rate)
-        table.add_row(model, f"{component}.{op}", worker, f"{rate:.1f}", batch, f"{busy.get(key, 0.0):.0%}", late)
+        mean_wait = _format_seconds(wait.get(key, 0.0) / rate)
+        utilization = f"{busy.get(key, 0.0):.0%}"
+        table.add_row(model, f"{component}.{op}", worker, f"{rate:.1f}", batch, utilization, mean_wait)
     return table
 
 

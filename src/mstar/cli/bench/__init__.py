@@ -1,4 +1,4 @@
-"""`mstar bench serve`: a load on a running server, ours or another's, and what its clients saw. It starts no server."""
+"""`mstar bench serve`: load test of a running server, mstar or any OpenAI-compatible one. Starts no server."""
 
 from mstar.cli.bench.command import add_bench
 

@@ -1,4 +1,7 @@
-"""When requests are sent in an open loop: all times are fixed before the first one goes out. Nothing is sent here."""
+"""Arrival times of an open-loop load test, from a Poisson or gamma process or from a trace file. Sends nothing.
+
+All times are fixed before the first request is sent, so a slow server does not slow the load down.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,27 @@ from mstar.errors import LoadError, format_names, suggest_name
 
 @dataclass(frozen=True, slots=True, order=True)
 class Arrival:
-    """One request that is to be sent."""
+    """Scheduled start of one request."""
 
     at: float
-    """In seconds since the run began."""
+    """Seconds since the start of the run."""
     kind: str
     overrides: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
-    """What a trace says of it: `text`, `model`, `body`."""
+    """Fields from a trace file that replace the workload's: `text`, `model`, `body`."""
 
 
 def make_arrivals(
     rates: Mapping[str, float], burstiness: float, seed: int, seconds: float, count: int
 ) -> list[Arrival]:
-    """So many requests a second of each kind, for so many seconds and at most so many in all."""
+    """Arrivals at `rates` requests per second by kind, for at most `seconds` and at most `count` in total."""
     streams = [
         _arrivals_of_kind(kind, rate, burstiness, Random(f"{seed}/{kind}/at")) for kind, rate in rates.items() if rate
     ]
-    return list(islice(takewhile(lambda one: one.at < seconds, heapq.merge(*streams)), count))
+    return list(islice(takewhile(lambda arrival: arrival.at < seconds, heapq.merge(*streams)), count))
 
 
 def _arrivals_of_kind(kind: str, rate: float, burstiness: float, rng: Random) -> Iterator[Arrival]:
-    """Gaps of a gamma distribution, whose spread is `burstiness` times its mean; with 1 that is a Poisson process."""
+    """Gamma-distributed gaps with `burstiness` as coefficient of variation. 1 is a Poisson process."""
     at, shape = 0.0, 1 / burstiness**2
     while True:
         at += rng.gammavariate(shape, 1 / (rate * shape))
@@ -45,30 +48,30 @@ def _arrivals_of_kind(kind: str, rate: float, burstiness: float, rng: Random) ->
 
 
 def read_trace(path: Path, kinds: Iterable[str], seconds: float = inf) -> list[Arrival]:
-    """The requests that a file tells: a JSON object in each line, with `at` and `kind`."""
+    """Read a trace file: JSON lines with `at` and `kind`. Raises LoadError."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: name a trace that is there") from error
-    told = [_parse_line(f"{path}:{number}", line, set(kinds)) for number, line in enumerate(lines, 1) if line.strip()]
-    found = sorted(one for one in told if one.at < seconds)
-    if not found:
-        what = f"{path}: there is no request in the first {seconds:g} s"
-        raise LoadError(f'{what}\n  fix: write lines like {{"at": 0.5, "kind": "chat"}}')
-    return found
+        raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: pass the path of a trace file") from error
+    parsed = [_parse_line(f"{path}:{number}", line, set(kinds)) for number, line in enumerate(lines, 1) if line.strip()]
+    arrivals = sorted(arrival for arrival in parsed if arrival.at < seconds)
+    if not arrivals:
+        problem = f"{path}: no request in the first {seconds:g} s"
+        raise LoadError(f'{problem}\n  fix: write lines like {{"at": 0.5, "kind": "chat"}}')
+    return arrivals
 
 
 def _parse_line(location: str, line: str, kinds: set[str]) -> Arrival:
     try:
-        told = json.loads(line)
-        at, kind = float(told.pop("at")), str(told.pop("kind"))
+        fields = json.loads(line)
+        at, kind = float(fields.pop("at")), str(fields.pop("kind"))
     except (ValueError, TypeError, LookupError, AttributeError):
-        what = f"{location}: {line[:60]!r} tells no request"
-        raise LoadError(f'{what}\n  fix: write it as {{"at": 0.5, "kind": "chat"}}') from None
+        problem = f"{location}: {line[:60]!r} is not a request"
+        raise LoadError(f'{problem}\n  fix: write it as {{"at": 0.5, "kind": "chat"}}') from None
     if kind not in kinds:
-        what = f"{location}: there is no kind `{kind}`{suggest_name(kind, kinds)}"
-        raise LoadError(f"{what}\n  fix: use one of {format_names(sorted(kinds))}")
-    if unknown := told.keys() - {"text", "model", "body"}:
-        what = f"{location}: a request has no {format_names(sorted(unknown))}"
-        raise LoadError(f"{what}\n  fix: beside `at` and `kind` it may have `text`, `model` and `body`")
-    return Arrival(at, kind, told)
+        problem = f"{location}: unknown kind `{kind}`{suggest_name(kind, kinds)}"
+        raise LoadError(f"{problem}\n  fix: use one of {format_names(sorted(kinds))}")
+    if unknown := fields.keys() - {"text", "model", "body"}:
+        problem = f"{location}: unknown field {format_names(sorted(unknown))}"
+        raise LoadError(f"{problem}\n  fix: use `at`, `kind`, `text`, `model` and `body`")
+    return Arrival(at, kind, fields)

@@ -1,6 +1,6 @@
-"""One request over HTTP and its answer, on a connection of its own, noted as the bytes come.
+"""HTTP/1.1 client of the load generator: one request per connection, with the arrival time of every chunk.
 
-It is made to cost little, since what it computes is in the way of what is measured. It asks once and never again.
+It does little work per byte, because its CPU time distorts the measurement. It never retries.
 """
 
 from __future__ import annotations
@@ -18,47 +18,48 @@ import h11
 
 from mstar.cli.bench.records import RequestRecord, parse_retry_after
 from mstar.cli.bench.request_kinds import RequestBody, RequestKind
-from mstar.cli.bench.response_readers import ResponseError, ResponseReader, decode_json, error_message
+from mstar.cli.bench.response_readers import ResponseError, ResponseReader, error_message
+from mstar.client.stream_parsing import decode_json
 from mstar.errors import LoadError
 
 REQUEST_TIMEOUT_S = 300.0
-"""How long an answer may take."""
+"""Seconds to wait for a complete response."""
 CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is, once its address has been found."""
+    """Resolved address of a server."""
 
     url: str
     host: str
     address: str
     port: int
     prefix: str
-    """What comes before every path, if the server is not at the root."""
+    """Path prefix of the server. Empty: it is at the root."""
     key: str
     tls: ssl.SSLContext | None
 
     def headers(self, server_slo: str) -> dict[str, str]:
-        """What every request says."""
+        """Headers of every request."""
         return ({"Authorization": f"Bearer {self.key}"} if self.key else {}) | (
             {"Mstar-SLO": server_slo} if server_slo else {}
         )
 
 
 async def resolve_server(url: str, key: str) -> ServerAddress:
-    """The first address of a server at which somebody answers: it is not looked up again for each request."""
+    """Resolve the host once, and choose the first address that accepts a connection. Raises LoadError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise LoadError(f"{url!r} is no address\n  fix: write it as http://host:port")
+        raise LoadError(f"{url!r} is not an HTTP URL\n  fix: use the form http://host:port")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    loop, why = asyncio.get_running_loop(), ""
+    loop, reason = asyncio.get_running_loop(), ""
     try:
-        found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        found, why = [], str(error)
-    for *_, (address, *_) in found:
+        addresses, reason = [], str(error)
+    for *_, (address, *_) in addresses:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, _ = await loop.create_connection(asyncio.Protocol, str(address), port)
@@ -68,13 +69,13 @@ async def resolve_server(url: str, key: str) -> ServerAddress:
                 url, parts.hostname, str(address), port, parts.path.rstrip("/").removesuffix("/v1"), key, tls
             )
         except (OSError, TimeoutError) as error:
-            why = str(error) or "nobody answers"
-    fix = "see that the server runs, and that the address is right; `mstar serve MODEL` starts one of ours"
-    raise LoadError(f"no server is at {url}: {why}\n  fix: {fix}")
+            reason = str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    fix = "check the URL and that the server runs; `mstar serve MODEL` starts one"
+    raise LoadError(f"no server at {url}: {reason}\n  fix: {fix}")
 
 
 class HttpClientProtocol(asyncio.Protocol):
-    """Sends one request and writes into its record what comes back; `ended` is done then."""
+    """Sends one request and records the response. `ended` is done when it is over."""
 
     def __init__(
         self, request: bytes, http: h11.Connection, record: RequestRecord, kind: RequestKind, started_at: float
@@ -88,23 +89,23 @@ class HttpClientProtocol(asyncio.Protocol):
         self._reader: ResponseReader | None = None
         self._is_chunked = False
         self._buffered: list[bytes] = []
-        """Of a chunk that is not yet whole, or of a refusal."""
+        """Data of an incomplete chunk, or of an error response."""
 
     def connection_made(self, transport: Any) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Note what comes."""
+        """Parse the data and record chunks."""
         self._on_events(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end, if it was not there already."""
+        """Record a truncated response."""
         if not self.ended.done():
             self._on_events(b"")
         if not self.ended.done():
-            self._end(f"cut: {exc or 'the connection was closed before the end'}")
+            self._end(f"truncated: {exc or 'the connection was closed before the end'}")
 
     def _on_events(self, data: bytes) -> None:
         now = time.perf_counter() - self._started_at
@@ -114,18 +115,19 @@ class HttpClientProtocol(asyncio.Protocol):
                 match self._http.next_event():
                     case h11.Response() as head:
                         self._on_response(head)
-                    case h11.Data() as piece:
-                        self._on_data(now, bytes(piece.data), is_whole=piece.chunk_end or not self._is_chunked)
+                    case h11.Data() as data_event:
+                        ends_chunk = data_event.chunk_end or not self._is_chunked
+                        self._on_data(now, bytes(data_event.data), ends_chunk=ends_chunk)
                     case h11.EndOfMessage():
                         self._finish(now)
                     case h11.InformationalResponse():
                         pass
                     case _:
                         break
-        except ResponseError as failed:
-            self._end(str(failed))
+        except ResponseError as error:
+            self._end(str(error))
         except h11.RemoteProtocolError as error:
-            self._end(f"cut: {error}")
+            self._end(f"truncated: {error}")
 
     def _on_response(self, head: h11.Response) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
@@ -136,12 +138,12 @@ class HttpClientProtocol(asyncio.Protocol):
         else:
             self._record.retry_after = parse_retry_after(headers)
 
-    def _on_data(self, now: float, piece: bytes, *, is_whole: bool) -> None:
-        """What a server sends as one chunk came when its last byte did, in however many packets."""
-        self._buffered.append(piece)
-        if is_whole and self._reader is not None:
-            data, self._buffered = b"".join(self._buffered), []
-            self._add_chunk(now, self._reader.feed(data))
+    def _on_data(self, now: float, data: bytes, *, ends_chunk: bool) -> None:
+        """A chunk counts as received when its last byte arrives, in however many packets."""
+        self._buffered.append(data)
+        if ends_chunk and self._reader is not None:
+            chunk, self._buffered = b"".join(self._buffered), []
+            self._add_chunk(now, self._reader.feed(chunk))
 
     def _add_chunk(self, now: float, amount: float) -> None:
         if amount:
@@ -152,7 +154,7 @@ class HttpClientProtocol(asyncio.Protocol):
             raise ResponseError(f"{self._record.status} {error_message(decode_json(b''.join(self._buffered)))}")
         self._add_chunk(now, self._reader.finish())
         self._record.tokens = self._reader.tokens
-        self._end("" if self._record.chunks else "the answer is empty")
+        self._end("" if self._record.chunks else "the response is empty")
 
     def _end(self, error: str) -> None:
         self._record.error = error
@@ -162,21 +164,21 @@ class HttpClientProtocol(asyncio.Protocol):
 
 
 async def send_request(
-    site: ServerAddress,
+    server: ServerAddress,
     kind: RequestKind,
     request_body: RequestBody,
     headers: Mapping[str, str],
     record: RequestRecord,
     started_at: float,
 ) -> RequestRecord:
-    """Ask, and wait for the end; what goes wrong is in the record too."""
+    """Send one request and wait for its end. Errors go to the record."""
     record.audio_input_s = request_body.audio_input_s
     http = h11.Connection(h11.CLIENT)
-    own = {"Host": site.url.partition("//")[2], "Content-Type": request_body.content_type, "Connection": "close"}
-    head = [*(own | dict(headers)).items(), ("Content-Length", str(len(request_body.body)))]
-    request = http.send(h11.Request(method="POST", target=site.prefix + kind.path, headers=head)) or b""
+    defaults = {"Host": server.url.partition("//")[2], "Content-Type": request_body.content_type, "Connection": "close"}
+    head = [*(defaults | dict(headers)).items(), ("Content-Length", str(len(request_body.body)))]
+    request = http.send(h11.Request(method="POST", target=server.prefix + kind.path, headers=head)) or b""
     request += (http.send(h11.Data(request_body.body)) or b"") + (http.send(h11.EndOfMessage()) or b"")
-    name = site.host if site.tls else None
+    name = server.host if server.tls else None
     connect = asyncio.get_running_loop().create_connection
     record.sent_at = time.perf_counter() - started_at
     transport = None
@@ -184,15 +186,15 @@ async def send_request(
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             transport, protocol = await connect(
                 lambda: HttpClientProtocol(request, http, record, kind, started_at),
-                site.address,
-                site.port,
-                ssl=site.tls,
+                server.address,
+                server.port,
+                ssl=server.tls,
                 server_hostname=name,
             )
             await protocol.ended
     except (OSError, TimeoutError) as error:
         record.error = (
-            f"timeout: no end after {REQUEST_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else f"lost: {error}"
+            f"timeout after {REQUEST_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else f"connection lost: {error}"
         )
         record.ended_at = time.perf_counter() - started_at
     finally:

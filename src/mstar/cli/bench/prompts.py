@@ -1,4 +1,4 @@
-"""Texts of different lengths, drawn from a few sentences that are written here. What they are sent for is not known."""
+"""Random prompts of three lengths, composed of built-in sentences. Shared by all request kinds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SENTENCES = (
     "Please call me back when you can.",
     "Two of the apples were green.",
     "It rained all night, and the path is under water.",
-    "Nobody had told the baker that the mill would be closed.",
+    "The baker did not know that the mill would be closed.",
     "She keeps the letters of her grandfather in a tin box.",
     "The train to the coast stops here for nine minutes.",
     "Turn left at the fountain, then follow the wall until you see the gate.",
@@ -23,16 +23,16 @@ SENTENCES = (
     "On Thursdays the library stays open until the last reader goes home.",
 )
 SENTENCE_COUNTS = ((1, 1), (2, 4), (6, 10))
-"""How many sentences a short, a medium and a long text has, at least and at most."""
+"""Minimum and maximum number of sentences of a short, a medium and a long prompt."""
 SIZE_WEIGHTS = (5, 3, 2)
-"""How often each of them is drawn."""
+"""Relative frequency of each length."""
 
 
 def sample_size(rng: Random) -> int:
-    """0 for short, 1 for medium, 2 for long."""
+    """Draw a length: 0 short, 1 medium, 2 long."""
     return rng.choices(range(len(SENTENCE_COUNTS)), SIZE_WEIGHTS)[0]
 
 
 def sample_prompt(rng: Random) -> str:
-    """A text of some length."""
+    """Draw a prompt of random length."""
     return " ".join(rng.choices(SENTENCES, k=rng.randint(*SENTENCE_COUNTS[sample_size(rng)])))

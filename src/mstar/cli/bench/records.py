@@ -1,4 +1,4 @@
-"""What one client saw of one answer, as plain values. What follows from it is computed in `figures`."""
+"""Data of a load test: request records, SLOs and load runs. `metrics` computes the statistics."""
 
 from __future__ import annotations
 
@@ -7,102 +7,102 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 OVERLOADED_STATUSES = (429, 503)
-"""How a server says that it has too much to do."""
+"""HTTP statuses that mean the server is overloaded."""
 SKIPPED = "skipped"
-"""The error of a robot's tick at which it still waited for the answer before."""
+"""Error of a robot's tick that was skipped because the previous response was still missing."""
 
 ChunkTimes: TypeAlias = list[tuple[float, float]]
-"""When each part of an answer came, and how much it was: seconds of sound, or else a number of things."""
+"""Arrival time and amount of each chunk of a response: seconds of audio, or a count of outputs."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. Times are in seconds since its run began."""
+    """One request as its client observed it. Times are seconds since the start of the run."""
 
     kind: str
     due_at: float
-    """When it was to be sent."""
+    """Scheduled time."""
     sent_at: float
     chunks: ChunkTimes = field(default_factory=ChunkTimes)
     ended_at: float = 0.0
     status: int = 0
-    """As in HTTP; 0 if no answer came."""
+    """HTTP status. 0: no response."""
     retry_after: float | None = None
     error: str = ""
-    """What went wrong, if the answer is not whole."""
+    """Reason why the response is incomplete. Empty: complete."""
     tokens: int = 0
-    """How many tokens of text were written, if the server says."""
+    """Completion tokens, if the server reports usage."""
     audio_input_s: float = 0.0
-    """How long the sound was that came with the request."""
+    """Duration of the audio in the request, in seconds."""
 
     @property
     def is_rejected(self) -> bool:
-        """Whether the server had too much to do."""
+        """Whether the server rejected it because of overload."""
         return self.status in OVERLOADED_STATUSES
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer came, to its end."""
+        """Whether the whole response arrived."""
         return not self.error
 
     @property
     def is_failed(self) -> bool:
-        """Whether something went wrong that is not a matter of load."""
+        """Whether it failed for another reason than overload."""
         return bool(self.error) and not self.is_rejected and self.error != SKIPPED
 
     @property
     def duration_s(self) -> float:
-        """How long it took in all."""
+        """Seconds from sending to the end of the response."""
         return self.ended_at - self.sent_at
 
     @property
-    def time_to_first_s(self) -> float:
-        """How long it took until the first part was there. It has one if it is whole."""
+    def ttft_s(self) -> float:
+        """Seconds to the first chunk (time to first token). Requires a complete response."""
         return self.chunks[0][0] - self.sent_at
 
     @property
     def amount(self) -> float:
-        """How much came."""
+        """Total amount received."""
         return sum(amount for _, amount in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class SloTarget:
-    """What a client wants of an answer, in seconds; what is None does not matter to it."""
+    """Service level objective of a response, in seconds. None: no objective."""
 
-    first: float | None = None
-    """The first part comes within so much."""
+    ttft: float | None = None
+    """Maximum time to first token, or first chunk."""
     total: float | None = None
-    """The last part comes within so much."""
+    """Maximum duration of the whole response."""
     continuity: float | None = None
-    """No chunk of sound comes later than its player needs it, give or take so much."""
+    """Maximum delay of any audio chunk against its playback time."""
     itl: float | None = None
-    """Parts come, on average, so much apart."""
+    """Maximum mean inter-token latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """What clients saw under one load."""
+    """Records of one load level."""
 
     load: float
-    """Clients, requests a second, or robots where there is nobody else."""
+    """Number of clients, requests per second, or number of robots in a robot-only workload."""
     unit: str
-    """Which of them: `clients`, `req/s`, `robots`."""
+    """Unit of `load`: `clients`, `req/s` or `robots`."""
     records: list[RequestRecord]
     cpu_s: float
-    """What the load generator itself computed."""
+    """CPU seconds of the load generator."""
     window_s: float = 0.0
-    """For how long requests were to be sent, if that was said."""
+    """Scheduled duration of sending. 0: not limited."""
 
     def seconds(self, kind: str = "") -> float:
-        """How long requests were sent, or until the last answer came: of one kind, or of all."""
-        ends = [one.ended_at for one in self.records if kind in ("", one.kind)]
-        return max([*ends, *(one.due_at for one in self.records), self.window_s, 1e-9])
+        """Duration of the run up to the last response of `kind`, or of all kinds."""
+        ends = [record.ended_at for record in self.records if kind in ("", record.kind)]
+        return max([*ends, *(record.due_at for record in self.records), self.window_s, 1e-9])
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """After how many seconds to come again, if a server says so in seconds."""
+    """Seconds to wait before a retry, from Retry-After headers. None: no such header, or a date."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        if (told := headers.get(name, "")).replace(".", "", 1).isdigit():
-            return float(told) / scale
+        if (value := headers.get(name, "")).replace(".", "", 1).isdigit():
+            return float(value) / scale
     return None

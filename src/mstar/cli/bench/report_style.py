@@ -1,14 +1,15 @@
-"""How the report looks, light and dark. What it says is in `report`."""
+"""Stylesheet of the HTML report, for light and dark mode."""
 
 STYLE = """
 :root {
   color-scheme: light dark;
-  --page: #fff; --ink: #1f2328; --soft: #656d76; --grid: #e4e8ec; --card: #f6f8fa; --play: #9dc3f5; --dry: #d1242f;
+  --page: #fff; --ink: #1f2328; --soft: #656d76; --grid: #e4e8ec; --card: #f6f8fa; --play: #9dc3f5; --underrun: #d1242f;
   --t0: #2f6fde; --t1: #d9730d; --t2: #2e8b57; --t3: #8a4fc7; --t4: #7d8790;
 }
 @media (prefers-color-scheme: dark) {
   :root {
-    --page: #0d1117; --ink: #e6edf3; --soft: #9198a1; --grid: #262c34; --card: #151b23; --play: #234d80; --dry: #ff6b62;
+    --page: #0d1117; --ink: #e6edf3; --soft: #9198a1; --grid: #262c34; --card: #151b23; --play: #234d80;
+    --underrun: #ff6b62;
     --t0: #6ea8ff; --t1: #f0883e; --t2: #57c084; --t3: #b98cf0; --t4: #8b949e;
   }
 }
@@ -23,7 +24,7 @@ p { margin: 4px 0 12px; color: var(--soft); }
 .card { background: var(--card); border-radius: 10px; padding: 16px; margin: 0 0 16px; }
 .plots .card { margin: 0; }
 .wide { overflow-x: auto; }
-.warn { color: var(--dry); }
+.warn { color: var(--underrun); }
 details.card { margin: 0 0 8px; padding: 10px 16px; }
 summary { cursor: pointer; }
 svg { width: 100%; height: auto; display: block; }
@@ -40,14 +41,14 @@ svg .tick { fill: var(--soft); font-size: 11px; }
 .t4 { stroke: var(--t4); --t: var(--t4); }
 .dot { stroke: none; fill: var(--t); }
 .play { fill: var(--play); }
-.dry { fill: var(--dry); }
+.underrun { fill: var(--underrun); }
 .wait { stroke: var(--soft); stroke-dasharray: 2 2; }
-.came { stroke: var(--ink); stroke-width: .8; opacity: .65; }
-.lost { stroke: var(--dry); fill: none; stroke-width: 1.5; }
+.arrival { stroke: var(--ink); stroke-width: .8; opacity: .65; }
+.lost { stroke: var(--underrun); fill: none; stroke-width: 1.5; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px; }
 th, td { padding: 5px 8px; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; }
-.words { text-align: left; white-space: normal; }
+.text { text-align: left; white-space: normal; }
 .swatch { display: inline-block; width: 12px; height: 10px; border-radius: 2px; margin: 0 5px 0 14px; }
 .dashed { border-top: 2px dashed var(--soft); border-radius: 0; height: 2px; vertical-align: middle; }
 """

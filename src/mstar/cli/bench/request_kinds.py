@@ -1,6 +1,6 @@
-"""The kinds of requests over HTTP: what each sends, and what counts in its answer. Robots, who call, are in `robots`.
+"""HTTP request kinds of a load test: request body, default SLO and how to count outputs. Robots are in `robot_client`.
 
-All of it is what servers that are compatible with OpenAI's understand, and read.
+All kinds use the OpenAI protocol.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mstar.cli.bench.response_readers import AudioReader, JsonReader, ResponseEr
 from mstar.cli.conformance import samples
 
 MAX_TOKENS = (16, 48, 128)
-"""How long an answer of a chat may be, for short, medium and long ones."""
+"""`max_tokens` of short, medium and long chat responses."""
 AUDIO_INPUT_S = (2.0, 5.0, 12.0)
-"""How long the sound is that is to be written down."""
+"""Seconds of audio in short, medium and long transcription requests."""
 _BOUNDARY = "mstar-bench-7f1c"
 
 
 class RequestBody(NamedTuple):
-    """The body of a request."""
+    """Encoded body of a request."""
 
     body: bytes
     content_type: str = "application/json"
@@ -33,73 +33,73 @@ class RequestBody(NamedTuple):
 
 
 class RequestKind(ABC):
-    """A kind of request."""
+    """A kind of request: how to build its body and read its response."""
 
     path: ClassVar[str]
     slo: ClassVar[SloTarget]
-    """What its clients want, unless they say otherwise."""
+    """Default SLO."""
 
     @abstractmethod
     def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:
-        """What is sent. Wishes are fields of the body, and win."""
+        """Build a body. `params` are fields of the body and take precedence."""
 
     def reader(self, headers: Mapping[str, str]) -> ResponseReader:
-        """Who reads the answer: by what the server says that it sends."""
+        """Choose a reader by the content type of the response."""
         is_stream = headers.get("content-type", "").startswith("text/event-stream")
         return SseReader(self.count_outputs) if is_stream else JsonReader(self.count_outputs)
 
     @abstractmethod
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """How much an event or an answer in JSON brings."""
+        """Number of outputs in one event, or in a whole JSON response."""
 
 
 class ChatKind(RequestKind):
-    """A question, answered in a stream of text."""
+    """A chat completion, streamed."""
 
     path = "/v1/chat/completions"
-    slo = SloTarget(first=1.0, itl=0.2)
+    slo = SloTarget(ttft=1.0, itl=0.2)
 
     def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:
-        """An answer of some length is wanted."""
-        said = {"messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS[prompts.sample_size(rng)]}
-        how = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-        return _json_body({"model": model} | said | how | dict(params))
+        """A prompt with random `max_tokens`."""
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS[prompts.sample_size(rng)]}
+        options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        return _json_body({"model": model} | body | options | dict(params))
 
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """1 if there is text in it."""
+        """1 if the event has text."""
         deltas = [choice.get("delta") or choice.get("message") or {} for choice in content.get("choices") or ()]
-        return float(any(one.get("content") or one.get("reasoning_content") for one in deltas))
+        return float(any(delta.get("content") or delta.get("reasoning_content") for delta in deltas))
 
 
 class SpeechKind(RequestKind):
-    """A text that is to be said."""
+    """Text-to-speech as PCM audio."""
 
     path = "/v1/audio/speech"
-    slo = SloTarget(first=1.0, continuity=0.1)
+    slo = SloTarget(ttft=1.0, continuity=0.1)
 
     def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:
-        """With a seed, so that two runs ask for the same."""
+        """With a seed, so that two runs produce the same audio."""
         body = {"model": model, "input": text, "response_format": "pcm", "seed": rng.getrandbits(30)}
         return _json_body(body | dict(params))
 
     def reader(self, headers: Mapping[str, str]) -> ResponseReader:
-        """Sound, unless the server has put something else into JSON."""
-        is_told = headers.get("content-type", "").startswith("application/json")
-        return super().reader(headers) if is_told else AudioReader(headers)
+        """Audio, unless the server responds with JSON."""
+        is_json = headers.get("content-type", "").startswith("application/json")
+        return super().reader(headers) if is_json else AudioReader(headers)
 
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """There is no sound in JSON."""
-        raise ResponseError(f"{str(content)[:80]} is no sound")
+        """Always an error: JSON contains no audio."""
+        raise ResponseError(f"{str(content)[:80]} is not audio")
 
 
 class TranscriptionKind(RequestKind):
-    """Sound that is to be written down: a tone, which is work enough."""
+    """Transcription of a tone, which costs a model as much as speech."""
 
     path = "/v1/audio/transcriptions"
     slo = SloTarget(total=5.0)
 
-    def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:  # noqa: ARG002 - it hears
-        """A form with a file of some length."""
+    def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:  # noqa: ARG002 - audio replaces the text
+        """A multipart form with an audio file of random length."""
         seconds = AUDIO_INPUT_S[prompts.sample_size(rng)]
         fields = {"model": model, "stream": "true"} | {name: str(value) for name, value in params.items()}
         parts = [f'; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
@@ -111,38 +111,38 @@ class TranscriptionKind(RequestKind):
         return RequestBody(form + mark + b"--\r\n", f"multipart/form-data; boundary={_BOUNDARY}", seconds)
 
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """1 for each piece of text, or for the whole: nothing at all is an answer too, to a tone."""
+        """1 per text event, even with empty text: the correct transcript of a tone."""
         return float("text" in content or "delta" in content or "choices" in content)
 
 
 class ImageKind(RequestKind):
-    """A picture. With the wishes `stream` and `partial_images`, sharper and sharper ones."""
+    """Image generation. The params `stream` and `partial_images` request partial images."""
 
     path = "/v1/images/generations"
     slo = SloTarget(total=10.0)
 
     def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:
-        """One picture."""
+        """One image with a random seed."""
         body = {"model": model, "prompt": text, "response_format": "b64_json", "seed": rng.getrandbits(30)}
         return _json_body(body | dict(params))
 
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """How many pictures there are in it."""
+        """Number of images in a response or event."""
         return float(len(content.get("data") or ())) if "data" in content else float("b64_json" in content)
 
 
 class EmbeddingKind(RequestKind):
-    """Texts as vectors."""
+    """Text embeddings."""
 
     path = "/v1/embeddings"
     slo = SloTarget(total=1.0)
 
-    def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:  # noqa: ARG002 - alike
-        """One text."""
+    def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:  # noqa: ARG002 - no randomness
+        """One text per request."""
         return _json_body({"model": model, "input": text} | dict(params))
 
     def count_outputs(self, content: Mapping[str, Any]) -> float:
-        """How many vectors there are."""
+        """Number of embeddings."""
         return float(len(content.get("data") or ()))
 
 
@@ -152,7 +152,7 @@ def _json_body(body: Mapping[str, Any]) -> RequestBody:
 
 @cache
 def _make_audio_files() -> dict[float, bytes]:
-    """All at once, so that none is made while others wait."""
+    """Built once, so that no request waits for it."""
     return {seconds: samples.wav(seconds) for seconds in AUDIO_INPUT_S}
 
 
@@ -163,4 +163,4 @@ REQUEST_KINDS: dict[str, RequestKind] = {
     "images": ImageKind(),
     "embeddings": EmbeddingKind(),
 }
-"""By the names that an operator writes."""
+"""Request kinds by the names used in flags and files."""

@@ -1,7 +1,7 @@
-"""Robots that call as openpi's clients do: they say what they see at every tick, and need actions before the next.
+"""Simulated robots of a load test, over openpi's WebSocket protocol: one observation per tick, actions before the next.
 
-What they see is nothing but zeros, of the shapes that the server says. An answer that comes late costs a tick: a robot
-does not ask for what it needed a while ago.
+Observations are zeros in the shapes of the server's metadata. A late response skips ticks: a robot does not request
+actions for the past.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mstar.cli.bench.workload import ROBOT, Traffic
 from mstar.server.robotics import openpi
 
 _STATUS_BY_REASON = {"overloaded": 429, "unavailable": 503}
-"""By what the server says when it hangs up."""
+"""HTTP status by the reason with which the server closes the WebSocket."""
 
 
 class RobotClient:
-    """One robot and its call, which is made again when it was ended."""
+    """One robot with its WebSocket, which reconnects after an error."""
 
-    def __init__(self, site: ServerAddress, traffic: Traffic, started_at: float) -> None:
-        told = "" if traffic.server_slo else f"&hz={traffic.hz:.4g}"  # how soon a server of ours is to answer
-        self._url = f"ws{site.url.removeprefix('http')}{site.prefix}/?model={quote(traffic.model)}{told}"
-        self._headers = site.headers(traffic.server_slo)
+    def __init__(self, server: ServerAddress, traffic: Traffic, started_at: float) -> None:
+        hz = "" if traffic.server_slo else f"&hz={traffic.hz:.4g}"  # sets the deadline of each response
+        self._url = f"ws{server.url.removeprefix('http')}{server.prefix}/?model={quote(traffic.model)}{hz}"
+        self._headers = server.headers(traffic.server_slo)
         self._prompt = {"prompt": str(traffic.params.get("prompt", "fold the towel"))}
         self._period = 1 / traffic.hz
         self._started_at = started_at
@@ -40,7 +40,7 @@ class RobotClient:
         self._observation = b""
 
     async def run(self, first: float, stop: asyncio.Event) -> list[RequestRecord]:
-        """Ask at every tick until it is over."""
+        """Send an observation at every tick until `stop` is set."""
         records: list[RequestRecord] = []
         tick = first
         while not await self._is_stopped(tick, stop):
@@ -53,31 +53,29 @@ class RobotClient:
         await self.close()
         return records
 
-    async def _is_stopped(self, tick: float, over: asyncio.Event) -> bool:
+    async def _is_stopped(self, tick: float, stop: asyncio.Event) -> bool:
         with suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), max(0.0, tick - self._now()))
-        return over.is_set()
+            await asyncio.wait_for(stop.wait(), max(0.0, tick - self._now()))
+        return stop.is_set()
 
     async def act(self, due: float) -> RequestRecord:
-        """One tick."""
+        """Send one observation and wait for the actions. Errors go to the record."""
         record = RequestRecord(ROBOT, due, self._now())
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                line = self._websocket or await self._connect()
-                await line.send(self._observation)
-                answer = await line.recv()
+                websocket = self._websocket or await self._connect()
+                await websocket.send(self._observation)
+                response = await websocket.recv()
             now = self._now()
-            if isinstance(answer, str):
-                await line.wait_closed()
-                record.status = _STATUS_BY_REASON.get(line.close_reason or "", 500)
-                raise ResponseError(answer)
+            if isinstance(response, str):
+                await websocket.wait_closed()
+                record.status = _STATUS_BY_REASON.get(websocket.close_reason or "", 500)
+                raise ResponseError(response)
             record.status = 200
-            record.chunks.append((now, float(len(openpi.unpack(answer)["actions"]))))
+            record.chunks.append((now, float(len(openpi.unpack(response)["actions"]))))
         except InvalidStatus as error:
-            record.status, record.retry_after = (
-                error.response.status_code,
-                parse_retry_after(_lowercase_headers(error.response.headers)),
-            )
+            record.status = error.response.status_code
+            record.retry_after = parse_retry_after(_lowercase_headers(error.response.headers))
             record.error = f"{record.status} {(error.response.body or b'').decode(errors='replace')[:300]}"
         except (ResponseError, OSError, TimeoutError, WebSocketException, ValueError, LookupError, TypeError) as error:
             record.error = str(error) or type(error).__name__
@@ -88,18 +86,18 @@ class RobotClient:
 
     async def _connect(self) -> ClientConnection:
         self._websocket = await connect(self._url, additional_headers=self._headers, compression=None, max_size=None)
-        told = openpi.unpack(await self._websocket.recv(decode=False))
-        if "observation" not in told:
-            raise ResponseError("the server does not say what its robot sees")
-        seen = {name: np.zeros(one["shape"], one["dtype"]) for name, one in told["observation"].items()}
-        self._observation = openpi.pack(seen | self._prompt)
+        metadata = openpi.unpack(await self._websocket.recv(decode=False))
+        if "observation" not in metadata:
+            raise ResponseError("the server's metadata has no observation spec")
+        arrays = {name: np.zeros(spec["shape"], spec["dtype"]) for name, spec in metadata["observation"].items()}
+        self._observation = openpi.pack(arrays | self._prompt)
         return self._websocket
 
     async def close(self) -> None:
-        """Hang up."""
-        line, self._websocket = self._websocket, None
-        if line is not None:
-            await line.close()
+        """Close the WebSocket."""
+        websocket, self._websocket = self._websocket, None
+        if websocket is not None:
+            await websocket.close()
 
     def _now(self) -> float:
         return time.perf_counter() - self._started_at

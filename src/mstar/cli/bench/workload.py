@@ -1,6 +1,6 @@
-"""What an operator wants to be asked: which kinds of requests, how many of each, of which model, and what is promised.
+"""Workload of a load test: request kinds with rate, model and SLO, from flags or a TOML file.
 
-It is read from flags and from a TOML file, and is plain data. Who sends it is `drive`.
+It is plain data. `driver` sends the requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mstar.errors import LoadError, format_names, suggest_name
 
 ROBOT = "robot"
 DEFAULT_ROBOT_HZ = 5.0
-"""How often a robot asks, if nobody says."""
+"""Default control rate of a robot."""
 KIND_NAMES = (*REQUEST_KINDS, ROBOT)
 _NUMBER = re.compile(r"(\d+\.?\d*)(?:@(\d+\.?\d*)hz)?")
 _FIELD_TYPES = {
@@ -29,10 +29,10 @@ _FIELD_TYPES = {
     "slo": (str, int, float),
     "body": (dict,),
 }
-"""What a table of a file may have."""
+"""Fields of a kind's table in a workload file, with their types."""
 _EXAMPLES = {
     "--mix": "--mix speech=2,chat=4,robot=1@5hz",
-    "--slo": "--slo speech=first:1.0,continuity:0.1 images=10",
+    "--slo": "--slo speech=ttft:1.0,continuity:0.1 images=10",
 }
 
 
@@ -41,66 +41,66 @@ class Traffic:
     """The requests of one kind."""
 
     number: float | None = None
-    """Requests a second, or how many robots; None if only the kind was named."""
+    """Requests per second, or number of robots. None: not specified."""
     hz: float = DEFAULT_ROBOT_HZ
-    """How often each robot asks."""
+    """Observations per second of each robot."""
     model: str = ""
     server_slo: str = ""
-    """What our own server is told in the header `Mstar-SLO`."""
+    """Value of the header `Mstar-SLO`, which only mstar reads."""
     slo: SloTarget = field(default_factory=SloTarget)
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the body."""
+    """Extra fields of the request body."""
 
 
 Workload: TypeAlias = dict[str, Traffic]
-"""By the names of kinds."""
+"""Traffic by kind."""
 
 
-# ---------------------------------------------------------------- from flags
+# ---------------------------------------------------------------- flags
 def parse_mix(text: str) -> Workload:
-    """`speech=2,chat=4,robot=1@5hz`: requests a second of each kind, and how many robots."""
+    """Parse `speech=2,chat=4,robot=1@5hz`: requests per second by kind, and number of robots. Raises LoadError."""
     workload: Workload = {}
     for word in text.split(","):
         kind, equals, number = word.partition("=")
-        found = _NUMBER.fullmatch(number) if equals else None
-        if equals and (found is None or not float(found[1]) or (found[2] and kind != ROBOT)):
-            raise LoadError(f"--mix: {word!r} cannot be read\n  fix: write it as {_EXAMPLES['--mix']}")
+        match = _NUMBER.fullmatch(number) if equals else None
+        if equals and (match is None or not float(match[1]) or (match[2] and kind != ROBOT)):
+            raise LoadError(f"--mix: {word!r} is invalid\n  fix: use the form {_EXAMPLES['--mix']}")
         traffic = _new_traffic("--mix", kind)
-        if found:
-            traffic = replace(traffic, number=float(found[1]), hz=float(found[2] or DEFAULT_ROBOT_HZ))
+        if match:
+            traffic = replace(traffic, number=float(match[1]), hz=float(match[2] or DEFAULT_ROBOT_HZ))
         workload[kind] = traffic
     return workload
 
 
 def workload_of_kinds(kinds: Iterable[str]) -> Workload:
-    """Of each kind, as many as come: a trace says when."""
-    return {kind: _new_traffic("the trace", kind) for kind in kinds}
+    """Workload without rates, for a trace that has the arrival times."""
+    return {kind: _new_traffic("--trace", kind) for kind in kinds}
 
 
-def parse_slo(site: str, text: str) -> SloTarget:
-    """`first:1.0,continuity:0.1`, or one number for the whole answer."""
+def parse_slo(source: str, text: str) -> SloTarget:
+    """Parse `ttft:1.0,continuity:0.1`, or one number for the whole response. Raises LoadError."""
     try:
         if ":" not in text:
             return SloTarget(total=float(text))
         return SloTarget(**{name: float(value) for name, value in (part.split(":") for part in text.split(","))})
     except (TypeError, ValueError):
-        what = f"{site}: {text!r} is no promise; it has `first`, `total`, `continuity` and `itl`, in seconds"
-        raise LoadError(f"{what}\n  fix: write it as {_EXAMPLES['--slo']}") from None
+        problem = f"{source}: {text!r} is not an SLO of `ttft`, `total`, `continuity` and `itl`, in seconds"
+        raise LoadError(f"{problem}\n  fix: use the form {_EXAMPLES['--slo']}") from None
 
 
 def apply_flags(workload: Workload, models: str, slos: Iterable[str], server_slos: str) -> Workload:
-    """With what flags say of models, promises and paces; promises that nobody made are those of the kinds."""
+    """Apply --model, --slo and --server-slo, then the default SLO of each kind. Raises LoadError."""
     if models and "=" not in models:
         models = ",".join(f"{kind}={models}" for kind in workload if not workload[kind].model)
     for flag, words, change in (
-        ("--model", models.split(","), lambda one, text: replace(one, model=text)),
-        ("--server-slo", server_slos.split(","), lambda one, text: replace(one, server_slo=text)),
-        ("--slo", slos, lambda one, text: replace(one, slo=parse_slo("--slo", text))),
+        ("--model", models.split(","), lambda traffic, text: replace(traffic, model=text)),
+        ("--server-slo", server_slos.split(","), lambda traffic, text: replace(traffic, server_slo=text)),
+        ("--slo", slos, lambda traffic, text: replace(traffic, slo=parse_slo("--slo", text))),
     ):
         workload = workload | _apply_flag(workload, flag, words, change)
     for kind, traffic in workload.items():
         if not traffic.model:
-            raise LoadError(f"nobody says which model is asked for {kind}\n  fix: --model {kind}=NAME")
+            raise LoadError(f"no model for {kind}\n  fix: pass --model {kind}=NAME")
     return {kind: _with_default_slo(kind, traffic) for kind, traffic in workload.items()}
 
 
@@ -111,8 +111,8 @@ def _apply_flag(
     for word in filter(None, words):
         kind, equals, text = word.partition("=")
         if kind not in workload or not equals:
-            what = f"{flag}: {word!r} says nothing of {format_names(workload)}, which are asked for"
-            raise LoadError(f"{what}\n  fix: write {flag} {next(iter(workload))}=…")
+            problem = f"{flag}: {word!r} matches no kind of the workload ({format_names(workload)})"
+            raise LoadError(f"{problem}\n  fix: use the form {flag} {next(iter(workload))}=…")
         changed[kind] = change(workload[kind], text)
     return changed
 
@@ -123,37 +123,38 @@ def _with_default_slo(kind: str, traffic: Traffic) -> Traffic:
     return replace(traffic, slo=REQUEST_KINDS[kind].slo if kind in REQUEST_KINDS else SloTarget(total=1 / traffic.hz))
 
 
-def _new_traffic(site: str, kind: str) -> Traffic:
+def _new_traffic(source: str, kind: str) -> Traffic:
     if kind not in KIND_NAMES:
-        what = f"{site}: there is no kind `{kind}`{suggest_name(kind, KIND_NAMES)}"
-        raise LoadError(f"{what}\n  fix: use one of {format_names(KIND_NAMES)}")
+        problem = f"{source}: unknown kind `{kind}`{suggest_name(kind, KIND_NAMES)}"
+        raise LoadError(f"{problem}\n  fix: use one of {format_names(KIND_NAMES)}")
     return Traffic()
 
 
-# ---------------------------------------------------------------- from a file
+# ---------------------------------------------------------------- workload file
 def read_workload(path: Path) -> Workload:
-    """A table for each kind: `number`, `model`, `hz`, `server_slo`, `slo`, `body`."""
+    """Read a TOML file with one table per kind; fields as in `_FIELD_TYPES`. Raises LoadError."""
     try:
-        told = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text())
     except OSError as error:
-        raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: name a workload that is there") from error
+        raise LoadError(f"{path}: cannot be read: {error.strerror}\n  fix: pass the path of a workload file") from error
     except ValueError as error:
-        raise LoadError(f"{path}: {error}\n  fix: write it as TOML, with a table for each kind") from error
-    if not told:
-        raise LoadError(f"{path}: nothing is asked for\n  fix: write a table for a kind, such as [chat]")
-    return {kind: _parse_table(f"{path}: [{kind}]", kind, table) for kind, table in told.items()}
+        raise LoadError(f"{path}: {error}\n  fix: write TOML with one table per kind") from error
+    if not tables:
+        raise LoadError(f"{path}: the workload is empty\n  fix: add a table for a kind, such as [chat]")
+    return {kind: _parse_table(f"{path}: [{kind}]", kind, table) for kind, table in tables.items()}
 
 
-def _parse_table(site: str, kind: str, table: Any) -> Traffic:
-    traffic = _new_traffic(site, kind)
+def _parse_table(source: str, kind: str, table: Any) -> Traffic:
+    traffic = _new_traffic(source, kind)
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in _FIELD_TYPES:
             raise LoadError(
-                f"{site}: there is no `{name}`{suggest_name(name, _FIELD_TYPES)}\n  fix: use {format_names(_FIELD_TYPES)}"
+                f"{source}: unknown field `{name}`{suggest_name(name, _FIELD_TYPES)}\n"
+                f"  fix: use {format_names(_FIELD_TYPES)}"
             )
         if not isinstance(value, _FIELD_TYPES[name]) or (name in ("number", "hz") and not value > 0):
-            words = " or ".join(one.__name__ for one in _FIELD_TYPES[name])
-            raise LoadError(f"{site}: {name} = {value!r}\n  fix: write a value of type {words}; numbers are above 0")
-        read = parse_slo(site, str(value)) if name == "slo" else value
-        traffic = replace(traffic, **{"params" if name == "body" else name: read})
+            types = " or ".join(kind.__name__ for kind in _FIELD_TYPES[name])
+            raise LoadError(f"{source}: {name} = {value!r} is invalid\n  fix: use {types}; numbers must be above 0")
+        parsed = parse_slo(source, str(value)) if name == "slo" else value
+        traffic = replace(traffic, **{"params" if name == "body" else name: parsed})
     return traffic

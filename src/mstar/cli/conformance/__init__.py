@@ -1,4 +1,4 @@
-"""`mstar conformance`: a running server, tried with the client libraries that people use. It starts no server."""
+"""`mstar conformance`: test a running server with the official OpenAI and openpi clients. Starts no server."""
 
 from mstar.cli.conformance.command import add_conformance
 

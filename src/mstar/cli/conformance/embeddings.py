@@ -1,4 +1,4 @@
-"""Embeddings, as people call them: as numbers, and as bytes, which is what the official client asks for by itself."""
+"""Conformance checks of embeddings: as floats, and as base64, the default of the official client."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ PATH = "/v1/embeddings"
 TEXTS = ["a river", "many stones"]
 
 
-def _floats(site: ConformanceTarget) -> str:
-    data = site.openai.embeddings.create(model=site.model, input=TEXTS, encoding_format="float").data
-    require([one.index for one in data] == [0, 1], f"{len(data)} vectors came")
-    require(data[0].embedding != data[1].embedding, "two texts have the same vector")
+def _floats(target: ConformanceTarget) -> str:
+    data = target.openai.embeddings.create(model=target.model, input=TEXTS, encoding_format="float").data
+    require([item.index for item in data] == [0, 1], f"{len(data)} embeddings, expected 2")
+    require(data[0].embedding != data[1].embedding, "two texts have the same embedding")
     return f"{len(data[0].embedding)} numbers"
 
 
-def _base64(site: ConformanceTarget) -> str:
-    plain = site.openai.embeddings.create(model=site.model, input=TEXTS[0], encoding_format="float").data[0].embedding
-    coded = site.openai.embeddings.create(model=site.model, input=TEXTS[0]).data[0].embedding
-    require(all(abs(a - b) < 1e-6 for a, b in zip(plain, coded, strict=True)), "as bytes it is another vector")
+def _base64(target: ConformanceTarget) -> str:
+    plain = (
+        target.openai.embeddings.create(model=target.model, input=TEXTS[0], encoding_format="float").data[0].embedding
+    )
+    decoded = target.openai.embeddings.create(model=target.model, input=TEXTS[0]).data[0].embedding
+    require(all(abs(a - b) < 1e-6 for a, b in zip(plain, decoded, strict=True)), "base64 and float embeddings differ")
     return ""
 
 

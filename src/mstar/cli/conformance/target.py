@@ -1,4 +1,4 @@
-"""A running server with one of its models, and what becomes of a call to it."""
+"""Conformance target: one model of a running server, its clients, and how a check runs."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from mstar.client import Client
 from mstar.errors import LoadError, format_names
 
 CALL_TIMEOUT_S = 180.0
-"""How long one call may take."""
+"""Seconds to wait for one check."""
 
 
 class CheckFailed(Exception):
-    """An answer is not what its surface promises."""
+    """A response violates the protocol of its endpoint."""
 
 
 class ReportedError(Exception):
-    """The server says what is wrong, in an event or in a way that no library raises."""
+    """An error that the server reports in an event or body, without a client exception."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def require(condition: Any, what: str) -> None:
-    """Something must be so."""
+def require(condition: Any, problem: str) -> None:
+    """Raise CheckFailed unless the condition holds."""
     if not condition:
-        raise CheckFailed(what)
+        raise CheckFailed(problem)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One call that people make: where, what it is called, and what is done and looked at. It gives a note."""
+    """One check of an endpoint. `run` returns a note for the table, or raises."""
 
     endpoint: str
-    """A path; empty for what is the same for all models."""
+    """Path of the endpoint. Empty: independent of the model."""
     call: str
     run: Callable[[ConformanceTarget], str]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What became of a call."""
+    """Result of one check."""
 
     endpoint: str
     call: str
@@ -63,7 +63,7 @@ class CheckResult:
 
 
 class ConformanceTarget:
-    """One model of a server, with the clients that it is tried with."""
+    """One model of a server, with the clients that test it."""
 
     def __init__(self, url: str, key: str, model: str, endpoints: tuple[str, ...], openpi_python: Path | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -79,75 +79,77 @@ class ConformanceTarget:
     def find_targets(
         cls, url: str, key: str, model: str | None, openpi_python: Path | None
     ) -> Iterator[ConformanceTarget]:
-        """The model of this name, or each that is served."""
+        """The named model, or every served model. Raises LoadError."""
         with Client(url, key, retry_timeout_s=1.0) as client:
-            served = {one.id: one.endpoints for one in client.models()}
+            served = {info.id: info.endpoints for info in client.models()}
         if model and model not in served:
-            raise LoadError(f"no model is called `{model}`\n  fix: --model with one of {format_names(served)}")
+            raise LoadError(
+                f"the server has no model `{model}`\n  fix: pass --model with one of {format_names(served)}"
+            )
         for name in [model] if model else served:
             yield cls(url, key, name, served[name], openpi_python)
 
     def openai_client(self, key: str) -> OpenAI:
-        """The official client."""
+        """The official OpenAI client, without retries."""
         base, sockets = f"{self.url}/v1", f"{self.socket_url}/v1"
         return OpenAI(base_url=base, websocket_base_url=sockets, api_key=key, max_retries=0, timeout=CALL_TIMEOUT_S)
 
     @property
     def socket_url(self) -> str:
-        """Its address for WebSockets."""
+        """URL of the server for WebSockets."""
         return f"ws{self.url.removeprefix('http')}"
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the clients."""
         self.http.close()
         self.openai.close()
 
-    # ---------------------------------------------------------------- calls
+    # ---------------------------------------------------------------- checks
     def run_check(self, check: Check) -> CheckResult:
-        """Make a call."""
-        begun = time.perf_counter()
-        came = _run_with_timeout(CALL_TIMEOUT_S, lambda: check.run(self))
-        ms = (time.perf_counter() - begun) * 1000
-        if isinstance(came, str):
-            return CheckResult(check.endpoint, check.call, "ok", ms, came)
-        code, message = _error_code(came)
-        unserved = code == "endpoint_not_supported" or code.startswith(("unsupported", "no_encoder"))
-        return CheckResult(check.endpoint, check.call, "not served" if unserved else "failed", ms, message)
+        """Run one check with a timeout."""
+        started_at = time.perf_counter()
+        outcome = _run_with_timeout(CALL_TIMEOUT_S, lambda: check.run(self))
+        ms = (time.perf_counter() - started_at) * 1000
+        if isinstance(outcome, str):
+            return CheckResult(check.endpoint, check.call, "ok", ms, outcome)
+        code, message = _error_code(outcome)
+        is_unsupported = code == "endpoint_not_supported" or code.startswith(("unsupported", "no_encoder"))
+        return CheckResult(check.endpoint, check.call, "not served" if is_unsupported else "failed", ms, message)
 
     def run_unsupported(self, check: Check) -> CheckResult:
-        """Make a call that the model does not offer: it must say so, and where it is served."""
+        """Run a check of an unsupported endpoint: the error must name the endpoints that the model supports."""
         row = self.run_check(check)
         if row.result != "ok" and any(f"`{path}`" in row.note for path in self.endpoints):
             return CheckResult(check.endpoint, "any", "not served", row.ms, row.note)
         return CheckResult(
-            check.endpoint, "any", "failed", row.ms, f"it is not offered, and says nothing of it: {row.note}"
+            check.endpoint, "any", "failed", row.ms, f"unsupported endpoint without a proper error: {row.note}"
         )
 
 
 def _run_with_timeout(seconds: float, work: Callable[[], str]) -> str | Exception:
-    """What some work gives, or what it raises, or that it took too long."""
-    done: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
+    """Result of some work, its exception, or a TimeoutError."""
+    outcomes: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            done.put(work())
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is what we want to know
-            done.put(error)
+            outcomes.put(work())
+        except Exception as error:  # noqa: BLE001 - any exception is a result
+            outcomes.put(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return done.get(timeout=seconds)
+        return outcomes.get(timeout=seconds)
     except queue.Empty:
-        return TimeoutError(f"there is no end after {seconds:g} s")
+        return TimeoutError(f"no response after {seconds:g} s")
 
 
 def _error_code(error: Exception) -> tuple[str, str]:
-    """The code that the server gave, if it did, and what went wrong."""
+    """Error code of the server, or an empty string, and the message."""
     if isinstance(error, ReportedError):
         return error.code, str(error)
     if isinstance(error, APIError) and isinstance(error.body, Mapping):
         return str(error.body.get("code")), str(error.body.get("message"))
     if isinstance(error, InvalidStatus):
-        told = json.loads(error.response.body or b"{}").get("error", {})
-        return str(told.get("code")), str(told.get("message") or error)
+        body = json.loads(error.response.body or b"{}").get("error", {})
+        return str(body.get("code")), str(body.get("message") or error)
     return "", f"{type(error).__name__}: {error}"

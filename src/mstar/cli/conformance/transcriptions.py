@@ -1,4 +1,4 @@
-"""Transcriptions and translations, as people ask for them. What is sent is a tone, so words are not looked at."""
+"""Conformance checks of transcriptions and translations. The input is a tone, so the text itself is not checked."""
 
 from __future__ import annotations
 
@@ -7,54 +7,55 @@ from typing import Any
 from mstar.cli.conformance import samples
 from mstar.cli.conformance.target import Check, ConformanceTarget, require
 
-PATH, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+PATH = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
 
 
-def _transcribe(site: ConformanceTarget, **params: Any) -> Any:
-    return site.openai.audio.transcriptions.create(model=site.model, file=("x.wav", samples.wav()), **params)
+def _transcribe(target: ConformanceTarget, **params: Any) -> Any:
+    return target.openai.audio.transcriptions.create(model=target.model, file=("x.wav", samples.wav()), **params)
 
 
-def _json(site: ConformanceTarget) -> str:
-    require(isinstance(_transcribe(site).text, str), "there is no text")
+def _json(target: ConformanceTarget) -> str:
+    require(isinstance(_transcribe(target).text, str), "the response has no text")
     return ""
 
 
-def _text(site: ConformanceTarget) -> str:
-    text = _transcribe(site, response_format="text")
-    require(isinstance(text, str) and text.endswith("\n"), f"it is {text!r}")
+def _text(target: ConformanceTarget) -> str:
+    text = _transcribe(target, response_format="text")
+    require(isinstance(text, str) and text.endswith("\n"), f"the response is {text!r}")
     return ""
 
 
-def _srt(site: ConformanceTarget) -> str:
-    text = _transcribe(site, response_format="srt")
-    require(not text.strip() or (text.startswith("1\n") and " --> " in text), f"it is {text!r}")
+def _srt(target: ConformanceTarget) -> str:
+    text = _transcribe(target, response_format="srt")
+    require(not text.strip() or (text.startswith("1\n") and " --> " in text), f"the response is {text!r}")
     return ""
 
 
-def _vtt(site: ConformanceTarget) -> str:
-    text = _transcribe(site, response_format="vtt")
-    require(text.startswith("WEBVTT\n"), f"it is {text!r}")
+def _vtt(target: ConformanceTarget) -> str:
+    text = _transcribe(target, response_format="vtt")
+    require(text.startswith("WEBVTT\n"), f"the response is {text!r}")
     return ""
 
 
-def _verbose_json(site: ConformanceTarget) -> str:
-    told = _transcribe(site, response_format="verbose_json", timestamp_granularities=["segment"])
-    require(abs(told.duration - 1) < 0.05, f"a second of sound has {told.duration} s")
-    require(all(0 <= one.start <= one.end for one in told.segments), "segments end before they begin")
+def _verbose_json(target: ConformanceTarget) -> str:
+    response = _transcribe(target, response_format="verbose_json", timestamp_granularities=["segment"])
+    require(abs(response.duration - 1) < 0.05, f"the duration is {response.duration} s, expected 1 s")
+    require(all(0 <= segment.start <= segment.end for segment in response.segments), "a segment ends before it starts")
     return ""
 
 
-def _streamed(site: ConformanceTarget) -> str:
-    events = list(_transcribe(site, stream=True))
+def _streamed(target: ConformanceTarget) -> str:
+    events = list(_transcribe(target, stream=True))
     require(events[-1].type == "transcript.text.done", f"the last event is {events[-1].type}")
-    said = "".join(event.delta for event in events[:-1])
-    require(said.strip() == events[-1].text.strip(), f"{said!r} came, and in the end {events[-1].text!r}")
+    text = "".join(event.delta for event in events[:-1])
+    require(text.strip() == events[-1].text.strip(), f"the deltas are {text!r}, the final text {events[-1].text!r}")
     return f"{len(events)} events"
 
 
-def _translate(site: ConformanceTarget) -> str:
-    told = site.openai.audio.translations.create(model=site.model, file=("x.wav", samples.wav()))
-    require(isinstance(told.text, str), "there is no text")
+def _translate(target: ConformanceTarget) -> str:
+    response = target.openai.audio.translations.create(model=target.model, file=("x.wav", samples.wav()))
+    require(isinstance(response.text, str), "the response has no text")
     return ""
 
 

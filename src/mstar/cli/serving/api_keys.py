@@ -1,4 +1,7 @@
-"""The keys that a server is given, read from where an operator keeps them. What a key may do is decided elsewhere."""
+"""Load API keys and tenants from settings, files, environment variables and the manifest.
+
+Authentication and rate limiting are in `mstar.server.access`.
+"""
 
 from __future__ import annotations
 
@@ -22,69 +25,74 @@ TENANT_NAME = re.compile(r"[\w.@-]{1,64}")
 SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
-def load_api_keys(found: ServeConfig, serving: ServerConfig) -> ApiKeys:
-    """All keys. Raises LoadError if one cannot be read, or if anybody could come in from outside."""
-    sources, allowance = found.resolved.build(ApiKeyConfig), found.resolved.build(RateLimit)
-    pacing = found.resolved.build(SloConfig)
-    pace = Slo(ttft_s=pacing.ttft_s, tokens_per_s=pacing.tokens_per_s)
+def load_api_keys(config: ServeConfig, server: ServerConfig) -> ApiKeys:
+    """Load all keys. Raises LoadError if a key is unreadable, or if a public address has no authentication."""
+    sources, rate_limit = config.resolved.build(ApiKeyConfig), config.resolved.build(RateLimit)
+    defaults = config.resolved.build(SloConfig)
+    slo = Slo(ttft_s=defaults.ttft_s, tokens_per_s=defaults.tokens_per_s)
     keys = [*sources.values, *(_keys_from_file(sources.file) if sources.file else ())]
-    named = _tenants(found.manifest, allowance, pace) if found.manifest else {}
-    if not keys and not named and not serving.insecure and not _is_loopback(serving.host):
-        what = f"{serving.host} can be reached from other machines, and there is no key"
-        raise LoadError(f"{what}\n  fix: give --api-key-file, or --insecure if anybody may use it")
-    return ApiKeys(keys, allowance, named, pace)
+    tenants = _tenants(config.manifest, rate_limit, slo) if config.manifest else {}
+    if not keys and not tenants and not server.insecure and not _is_loopback(server.host):
+        problem = f"{server.host} is reachable from other machines, and no API key is set"
+        raise LoadError(f"{problem}\n  fix: pass --api-key-file, or --insecure to serve without authentication")
+    return ApiKeys(keys, rate_limit, tenants, slo)
 
 
 def _keys_from_file(path: str) -> list[str]:
     try:
         keys = Path(path).read_text().split()
     except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: cannot be read: {error}\n  fix: pass a file with a key on each line") from error
+        raise LoadError(f"{path}: cannot be read: {error}\n  fix: pass a file with one key per line") from error
     if not keys:
-        raise LoadError(f"{path}: it holds no key\n  fix: write a key on each line")
+        raise LoadError(f"{path}: the file has no key\n  fix: write one key per line")
     return keys
 
 
-def _tenants(manifest: Manifest, allowance: RateLimit, pace: Slo) -> dict[bytes, Tenant]:
-    found: dict[bytes, Tenant] = {}
+def _tenants(manifest: Manifest, rate_limit: RateLimit, slo: Slo) -> dict[bytes, Tenant]:
+    tenants: dict[bytes, Tenant] = {}
     names: set[str] = set()
-    for one in manifest.tenants:
-        if not TENANT_NAME.fullmatch(one.name) or one.name in names:
-            why = "is there twice" if one.name in names else "is no name"
-            raise LoadError(
-                f"{manifest.path}: the holder {one.name!r} {why}\n  fix: name each once, by letters and digits"
-            )
-        names.add(one.name)
-        own = {
-            "requests_per_second": one.requests_per_second or allowance.requests_per_second,
-            "max_concurrent": one.max_concurrent or allowance.max_concurrent,
+    for tenant in manifest.tenants:
+        if not TENANT_NAME.fullmatch(tenant.name) or tenant.name in names:
+            problem = "is defined twice" if tenant.name in names else "is not a valid name"
+            fix = "use a unique name of 1 to 64 letters, digits, `.`, `@`, `_` or `-`"
+            raise LoadError(f"{manifest.path}: the tenant {tenant.name!r} {problem}\n  fix: {fix}")
+        names.add(tenant.name)
+        limits = {
+            "requests_per_second": tenant.requests_per_second or rate_limit.requests_per_second,
+            "max_concurrent": tenant.max_concurrent or rate_limit.max_concurrent,
         }
-        promised = {
-            "ttft_s": one.ttft_s,
-            "best_effort": one.best_effort,
-            "weight": one.weight,
-            "tokens_per_s": one.tokens_per_s,
+        objectives = {
+            "ttft_s": tenant.ttft_s,
+            "best_effort": tenant.best_effort,
+            "weight": tenant.weight,
+            "tokens_per_s": tenant.tokens_per_s,
         }
-        promised = {name: value for name, value in promised.items() if value is not None}
-        found[_key_digest(manifest, one)] = Tenant(
-            one.name, msgspec.structs.replace(allowance, **own), msgspec.structs.replace(pace, **promised)
+        objectives = {name: value for name, value in objectives.items() if value is not None}
+        tenants[_key_digest(manifest, tenant)] = Tenant(
+            tenant.name, msgspec.structs.replace(rate_limit, **limits), msgspec.structs.replace(slo, **objectives)
         )
-    return found
+    return tenants
 
 
-def _key_digest(manifest: Manifest, one: TenantConfig) -> bytes:
-    """The digest of a holder's key."""
-    where = f"{manifest.path}: the key of {one.name!r}"
-    if [bool(one.sha256), bool(one.env), bool(one.file)].count(True) != 1:
-        raise LoadError(f"{where} is in no place, or in several\n  fix: give one of sha256, env and file")
-    if one.sha256:
-        if not SHA256_HEX.fullmatch(one.sha256):
+def _key_digest(manifest: Manifest, tenant: TenantConfig) -> bytes:
+    """SHA-256 digest of a tenant's key."""
+    prefix = f"{manifest.path}: the key of {tenant.name!r}"
+    if [bool(tenant.sha256), bool(tenant.env), bool(tenant.file)].count(True) != 1:
+        raise LoadError(f"{prefix} has no source, or several\n  fix: set one of sha256, env and file")
+    if tenant.sha256:
+        if not SHA256_HEX.fullmatch(tenant.sha256):
             fix = "printf %s KEY | sha256sum"
-            raise LoadError(f"{where}: its sha256 is not 64 hexadecimal digits\n  fix: {fix}")
-        return bytes.fromhex(one.sha256)
-    keys = _keys_from_file(manifest.resolve_path(one.file)) if one.file else (read_env_variable(one.env) or "").split()
+            raise LoadError(f"{prefix}: sha256 is not 64 hexadecimal digits\n  fix: {fix}")
+        return bytes.fromhex(tenant.sha256)
+    keys = (
+        _keys_from_file(manifest.resolve_path(tenant.file))
+        if tenant.file
+        else (read_env_variable(tenant.env) or "").split()
+    )
     if len(keys) != 1:
-        raise LoadError(f"{where}: {one.file or one.env} holds {len(keys)} keys\n  fix: have one there")
+        raise LoadError(
+            f"{prefix}: {tenant.file or tenant.env} has {len(keys)} keys, expected 1\n  fix: store exactly one key"
+        )
     return hash_key(keys[0])
 
 
@@ -92,4 +100,4 @@ def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name can stand for any address
+        return False  # a host name can resolve to any address

@@ -1,4 +1,4 @@
-"""A manifest: one file that says which models a server serves, where their components run, and who may come in.
+"""Manifest of a server: a TOML file with its models, their placements, its settings and its API keys.
 
     [server]
     port = 8000                       # any setting; `mstar config explain` lists all
@@ -6,19 +6,19 @@
     [api_keys]
     file = "keys.txt"
 
-    [[api_keys.tenant]]                   # a key whose holder has a name and an allowance of its own
+    [[api_keys.tenant]]               # a named API key with its own rate limit
     name = "robot"
     env = "ROBOT_KEY"                 # or file = "robot.key", or sha256 = "..."
     max_concurrent = 4
-    ttft_s = 0.2                     # and what is promised: ttft_s, tokens_per_s, best_effort, weight
+    ttft_s = 0.2                      # and its SLO: ttft_s, tokens_per_s, best_effort, weight
 
     [models.chat]
     model = "smollm2"                 # an installed name, or path.py, or path.py:Class
 
-    [models.chat.place]             # or placement = "file.toml"
+    [models.chat.place]               # or placement = "file.toml"
     lm = "gpu0"
 
-Paths are relative to the file. It is closed: a name that nobody knows is an error. It starts nothing, and reads no key.
+Paths are relative to the file. Unknown keys are errors. This module starts nothing and reads no API key.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is served."""
+    """A `[models.NAME]` table."""
 
     model: str
     placement: str = ""
-    """A placement file."""
+    """Path of a placement file."""
     place: dict[str, Any] = {}
     walks: dict[str, Any] = {}
-    """A placement as it would stand in such a file."""
+    """Inline placement, with the same tables as a placement file."""
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a key, where the key is found, and what is allowed and promised to who has it."""
+    """An `[[api_keys.tenant]]` table: name, source of the key, rate limit and SLO."""
 
     name: str
     sha256: str = ""
@@ -69,25 +69,25 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest:
-    """A file as it was read. Raises LoadError or Faults."""
+    """A parsed and validated manifest. Raises LoadError or ProblemGroup."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._text = path.read_text()
             self._tables: dict[str, Any] = tomllib.loads(self._text)
-        except (OSError, ValueError) as error:  # not there, not TOML, or not text
-            what = f"{path}: cannot be read: {error}"
-            raise LoadError(f"{what}\n  fix: write a manifest, such as [models.x] with model = ...") from error
+        except (OSError, ValueError) as error:  # missing, not text, or not TOML
+            problem = f"{path}: cannot be read: {error}"
+            raise LoadError(f"{problem}\n  fix: write a manifest, such as [models.x] with model = ...") from error
         self._problems: list[Problem] = []
         self._check()
         self.models = {
-            name: self._convert(ModelEntry, one, ("models", name)) for name, one in self._read_table("models")
+            name: self._convert(ModelEntry, table, ("models", name)) for name, table in self.table("models").items()
         }
-        holders = self.table("api_keys").get("tenant", [])
-        self.tenants = [self._convert(TenantConfig, one, ("api_keys", "tenant")) for one in holders]
+        tenants = self.table("api_keys").get("tenant", [])
+        self.tenants = [self._convert(TenantConfig, table, ("api_keys", "tenant")) for table in tenants]
         if not self.models:
-            self._add_problem((), "it names no model", '[models.x]\nmodel = "smollm2"')
+            self._add_problem((), "the manifest has no model", '[models.x]\nmodel = "smollm2"')
         if self._problems:
             raise ProblemGroup(str(path), self._problems)
 
@@ -95,63 +95,60 @@ class Manifest:
         return str(self.path)
 
     def table(self, table_name: str) -> Mapping[str, Any]:
-        """What it says in a table."""
-        found = self._tables.get(table_name, {})
-        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+        """A top-level table; empty if it is missing."""
+        table = self._tables.get(table_name, {})
+        return cast("Mapping[str, Any]", table) if isinstance(table, dict) else {}
 
     def location(self, *path: str) -> str:
-        """The file, and the line that says something, as far as it is on a line of its own."""
+        """`file:line` of a key, or of the closest table around it."""
         lines = self._line_numbers
         number = next((lines[path[:size]] for size in range(len(path), 0, -1) if path[:size] in lines), 0)
         return f"{self.path}:{number}" if number else str(self.path)
 
     def resolve_path(self, name: str) -> str:
-        """A path that it names, as seen from here."""
+        """A path in the manifest, resolved against its folder."""
         return str(self.path.parent / name)
 
-    # ---------------------------------------------------------------- what is wrong
+    # ---------------------------------------------------------------- validation
     def _check(self) -> None:
         self._check_keys((), self._tables, (*tables(), "models"))
         for table, value in self._tables.items():
             if not isinstance(value, dict):
                 self._add_problem((table,), f"{table} is {value!r}, not a table", f"[{table}]")
         for table in tables():
-            names = [one.name for one in settings() if one.table == table]
+            names = [setting.name for setting in settings() if setting.table == table]
             self._check_keys((table,), self.table(table), [*names, "tenant"] if table == "api_keys" else names)
 
-    def _read_table(self, table: str) -> Iterable[tuple[str, Any]]:
-        return self.table(table).items()
-
-    def _convert(self, kind: type[Any], given: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(given, dict):
-            self._check_keys(path, given, kind.__struct_fields__)
-            given = {name: value for name, value in given.items() if name in kind.__struct_fields__}
+    def _convert(self, kind: type[Any], table: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(table, dict):
+            self._check_keys(path, table, kind.__struct_fields__)
+            table = {name: value for name, value in table.items() if name in kind.__struct_fields__}
         try:
-            return msgspec.convert(given, kind)
+            return msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
-            self._add_problem(path, f"[{'.'.join(path)}]: {error}", f"it has {format_names(kind.__struct_fields__)}")
+            self._add_problem(path, f"[{'.'.join(path)}]: {error}", f"use {format_names(kind.__struct_fields__)}")
 
-    def _check_keys(self, path: tuple[str, ...], given: Iterable[str], known: Iterable[str]) -> None:
-        for name in given:
+    def _check_keys(self, path: tuple[str, ...], names: Iterable[str], known: Iterable[str]) -> None:
+        for name in names:
             if name not in known:
-                where = f"[{'.'.join(path)}]" if path else "the file"
-                what = f"{where} has the unknown name `{name}`{suggest_name(name, known)}"
-                self._add_problem((*path, name), what, f"use {format_names(known)}")
+                where = f"[{'.'.join(path)}]" if path else "the manifest"
+                problem = f"{where} has the unknown key `{name}`{suggest_name(name, known)}"
+                self._add_problem((*path, name), problem, f"use {format_names(known)}")
 
-    def _add_problem(self, path: tuple[str, ...], what: str, fix: str) -> None:
-        self._problems.append(Problem(self.location(*path), what, fix))
+    def _add_problem(self, path: tuple[str, ...], problem: str, fix: str) -> None:
+        self._problems.append(Problem(self.location(*path), problem, fix))
 
     @functools.cached_property
     def _line_numbers(self) -> dict[tuple[str, ...], int]:
-        found: dict[tuple[str, ...], int] = {}
+        numbers: dict[tuple[str, ...], int] = {}
         table: tuple[str, ...] = ()
         for number, line in enumerate(self._text.splitlines(), 1):
             if header := _TABLE_HEADER.match(line):
                 table = _split_key(header[1])
-                found.setdefault(table, number)
+                numbers.setdefault(table, number)
             elif key := _KEY_LINE.match(line):
-                found.setdefault((*table, *_split_key(key[1])), number)
-        return found
+                numbers.setdefault((*table, *_split_key(key[1])), number)
+        return numbers
 
 
 def _split_key(dotted: str) -> tuple[str, ...]:
@@ -159,7 +156,7 @@ def _split_key(dotted: str) -> tuple[str, ...]:
 
 
 def to_placement_text(entry: ModelEntry) -> str:
-    """The placement that stands in an entry, as the text of a placement file."""
+    """Inline placement of a model as the text of a placement file."""
     sections = {"place": entry.place} | {f'walks."{name}"': lines for name, lines in entry.walks.items()}
     blocks = [
         f"[{name}]\n" + "".join(f"{_to_toml(key)} = {_to_toml(value)}\n" for key, value in lines.items())
@@ -172,5 +169,5 @@ def to_placement_text(entry: ModelEntry) -> str:
 def _to_toml(value: Any) -> str:
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
-        return "{ " + ", ".join(f"{_to_toml(key)} = {_to_toml(one)}" for key, one in pairs) + " }"
-    return msgspec.json.encode(value).decode()  # a string, a number, a flag or a list is written alike in both
+        return "{ " + ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in pairs) + " }"
+    return msgspec.json.encode(value).decode()  # strings, numbers, booleans and lists look the same in JSON and TOML

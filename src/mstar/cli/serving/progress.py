@@ -1,6 +1,6 @@
-"""What an operator sees while a server starts and ends: bars on a terminal, lines elsewhere, log lines if asked for.
+"""Startup progress of a server: progress bars on a terminal, plain lines in a pipe, or JSON log lines.
 
-It only shows. How far the start is, its caller finds out.
+It only displays. The caller collects the progress.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ log = logging.getLogger("mstar.serve")
 
 @dataclass(frozen=True, slots=True)
 class StartStage:
-    """How far one part of the start is."""
+    """Progress of one process during startup."""
 
     label: str
-    """What is done now, or what it is when it is over; empty if nothing is known."""
+    """Current activity, or the final state. Empty: unknown."""
     done: int
     total: int
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether this process has started."""
         return self.done == self.total
 
 
 class LineProgress:
-    """A line for each thing that happens."""
+    """Prints one line per event."""
 
     def __init__(self) -> None:
         self._seen: dict[str, StartStage] = {}
 
     def log_event(self, text: str, **_: Any) -> None:
-        """Something has happened."""
+        """Report an event. Structured fields go to the JSON log only."""
         print(text, flush=True)
 
     def show(self, stages: Mapping[str, StartStage]) -> None:
-        """How far some parts are."""
+        """Show the progress of some processes."""
         for name, stage in stages.items():
             if self._seen.get(name) == stage:
                 continue
             self._seen[name] = stage
-            over = sum(one.is_done for one in self._seen.values())
+            done = sum(known.is_done for known in self._seen.values())
             if stage.label:
                 text = f"{name} is {stage.label}" if stage.is_done else f"{name}: {stage.label}"
-                self.log_event(f"[{over}/{len({**self._seen, **stages})}] {text}", part=name)
+                self.log_event(f"[{done}/{len({**self._seen, **stages})}] {text}", part=name)
 
     def close(self) -> None:
-        """The start is over."""
+        """End the display: startup has finished or failed."""
 
 
 class LogProgress(LineProgress):
-    """A log line for each thing that happens."""
+    """Writes one JSON log line per event."""
 
     def log_event(self, text: str, **fields: Any) -> None:
-        """Something has happened."""
+        """Report an event. Structured fields go to the JSON log only."""
         log.info("%s", text, extra={"fields": fields})
 
 
 class BarProgress(LineProgress):
-    """A bar for each process, until the start is over."""
+    """Shows a progress bar per process until startup ends."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -78,11 +78,11 @@ class BarProgress(LineProgress):
         self._bars.start()
 
     def log_event(self, text: str, **_: Any) -> None:
-        """Something has happened."""
+        """Report an event. Structured fields go to the JSON log only."""
         self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, stages: Mapping[str, StartStage]) -> None:
-        """How far some parts are."""
+        """Show the progress of some processes."""
         for name, stage in stages.items():
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task("", process=name, total=None)
@@ -91,12 +91,12 @@ class BarProgress(LineProgress):
             )
 
     def close(self) -> None:
-        """The start is over."""
+        """End the display: startup has finished or failed."""
         self._bars.stop()
 
 
 def make_progress(log_format: str) -> LineProgress:
-    """What suits where stdout goes."""
+    """Choose by log format and by whether stdout is a terminal."""
     if log_format == "json":
         return LogProgress()
     return BarProgress() if sys.stdout.isatty() else LineProgress()

@@ -1,7 +1,6 @@
-"""Settings: everything that an operator may choose for a server, each defined once, in `mstar.config`.
+"""Server settings from flags, environment variables and the manifest. Each setting is defined once, in `mstar.config`.
 
-A flag, an environment variable or a line of a manifest may say it; the first of these wins, and the default comes last.
-Models and named keys are not settings: they are read by `manifest`.
+Precedence: flag, environment variable, manifest, default. Models and tenants are not settings; `manifest` reads them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 Section = TypeVar("Section")
 
 NONE_TEXT = "none"
-"""What stands for no value, where a setting may have none."""
+"""Text that unsets an optional setting."""
 HIDDEN_TEXT = "(hidden)"
 _FLAG_PREFIXES = {"api_keys": "api-key-", "slo": "slo-"}
-"""What the flags of a table begin with, where their names alone would say too little."""
+"""Prefix of the flags of a table whose field names alone are ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that may be chosen."""
+    """Definition of one setting."""
 
     table: str
     name: str
@@ -43,21 +42,21 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """How a manifest says it."""
+        """Dotted key in a manifest."""
         return f"{self.table}.{self.name}"
 
     @property
     def variable(self) -> str:
-        """Its environment variable, without the prefix."""
+        """Name of its environment variable, without the prefix."""
         return self.flag.replace("-", "_").upper()
 
     @property
     def is_list(self) -> bool:
-        """Whether it has any number of values."""
+        """Whether it is a list: its flag can be repeated."""
         return typing.get_origin(typing.get_args(self.type)[0]) is tuple
 
     def parse(self, raw: Any, *, is_text: bool) -> Any:
-        """What was said, as a value. Raises ValueError, which names no secret."""
+        """Convert a raw value. Raises ValueError, whose message never contains a secret."""
         import msgspec
 
         if is_text and self.is_list and isinstance(raw, str):
@@ -65,11 +64,11 @@ class Setting:
         try:
             return msgspec.convert(None if raw == NONE_TEXT else raw, self.type, strict=not is_text)
         except msgspec.ValidationError as error:
-            shown = "what was given" if self.is_secret else f"{raw!r}"
-            raise ValueError(f"{shown} will not do: {error}") from None
+            shown = "the value" if self.is_secret else f"{raw!r}"
+            raise ValueError(f"{shown} is invalid: {error}") from None
 
     def format(self, value: Any) -> str:
-        """A value as it may be printed."""
+        """Format a value for printing. Secrets are hidden."""
         if self.is_secret and value:
             return HIDDEN_TEXT
         if isinstance(value, bool):
@@ -79,7 +78,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetting:
-    """What a setting came to be, who said so, and what others said who were not heeded."""
+    """Value of a setting, its source, and the values of sources with lower precedence."""
 
     setting: Setting
     value: Any
@@ -89,8 +88,8 @@ class ResolvedSetting:
 
 @functools.cache
 def tables() -> dict[str, tuple[type[Any], ...]]:
-    """The tables of settings, each with what defines them."""
-    from mstar import config  # its library is for those who serve, and other commands are run without it
+    """Manifest tables with the classes that define their settings."""
+    from mstar import config  # needs msgspec, which other commands run without
 
     return {
         "server": (config.ServerConfig,),
@@ -102,96 +101,95 @@ def tables() -> dict[str, tuple[type[Any], ...]]:
 
 @functools.cache
 def settings() -> tuple[Setting, ...]:
-    """Every setting."""
-    return tuple(one for table, owners in tables().items() for owner in owners for one in _fields(table, owner))
+    """All settings, in the order of their tables."""
+    return tuple(setting for table, owners in tables().items() for owner in owners for setting in _fields(table, owner))
 
 
 def _fields(table: str, owner: type[Any]) -> list[Setting]:
     import msgspec
 
-    found: list[Setting] = []
+    definitions: list[Setting] = []
     for field in msgspec.structs.fields(owner):
-        meta = next((one for one in typing.get_args(field.type) if isinstance(one, msgspec.Meta)), None)
+        meta = next((item for item in typing.get_args(field.type) if isinstance(item, msgspec.Meta)), None)
         if meta is None:
-            continue  # it is for tests alone
-        more, prefix = meta.extra or {}, _FLAG_PREFIXES.get(table, "")
-        flag = more.get("flag", prefix + field.name.replace("_", "-"))
-        marks = more.get("is_secret", False), more.get("is_path", False)
-        found.append(Setting(table, field.name, field.type, field.default, meta.description or "", flag, *marks))
-    return found
+            continue  # not a setting: only tests set it
+        extra, prefix = meta.extra or {}, _FLAG_PREFIXES.get(table, "")
+        flag = extra.get("flag", prefix + field.name.replace("_", "-"))
+        marks = extra.get("is_secret", False), extra.get("is_path", False)
+        definitions.append(Setting(table, field.name, field.type, field.default, meta.description or "", flag, *marks))
+    return definitions
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every setting."""
+    """Add a flag for every setting."""
     if find_spec("msgspec") is None:
-        parser.add_argument("more", nargs=argparse.REMAINDER)  # that something is missing is told when it runs
+        parser.add_argument("more", nargs=argparse.REMAINDER)  # running the command reports the missing package
         return
-    for one in settings():
-        plain = typing.get_args(one.type)[0]
-        how: dict[str, Any] = {"metavar": one.name.upper()}
-        if plain is bool:
-            how = {"action": argparse.BooleanOptionalAction}
-        elif one.is_list:
-            how["action"] = "append"
-        purpose = f"{one.purpose}; may be given again" if one.is_list else f"{one.purpose} ({one.format(one.default)})"
-        parser.add_argument(f"--{one.flag}", dest=one.key, default=None, help=purpose, **how)
+    for setting in settings():
+        options: dict[str, Any] = {"metavar": setting.name.upper()}
+        if typing.get_args(setting.type)[0] is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif setting.is_list:
+            options["action"] = "append"
+        note = "repeatable" if setting.is_list else f"default {setting.format(setting.default)}"
+        text = f"{setting.purpose} ({note})."
+        parser.add_argument(f"--{setting.flag}", dest=setting.key, default=None, help=text, **options)
 
 
 class ResolvedSettings:
-    """Every setting as it was chosen."""
+    """The resolved value of every setting. Raises ProblemGroup with all invalid values."""
 
     def __init__(
         self, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None = None
     ) -> None:
         self.choices: dict[str, ResolvedSetting] = {}
         problems: list[Problem] = []
-        for one in settings():
-            said: list[tuple[str, Any]] = []
-            for source, given, is_text in _candidates(one, flags, variables, manifest):
+        for setting in settings():
+            values: list[tuple[str, Any]] = []
+            for source, raw, is_text in _candidates(setting, flags, variables, manifest):
                 try:
-                    said.append((source, one.parse(given, is_text=is_text)))
+                    values.append((source, setting.parse(raw, is_text=is_text)))
                 except ValueError as error:
-                    problems.append(Problem(source, f"{one.key}: {error}", f"it is {one.purpose}"))
-            (source, value), *others = *said, ("default", one.default)
-            self.choices[one.key] = ResolvedSetting(one, value, source, tuple(others))
+                    problems.append(Problem(source, f"{setting.key}: {error}", f"set it to: {setting.purpose}"))
+            (source, value), *others = *values, ("default", setting.default)
+            self.choices[setting.key] = ResolvedSetting(setting, value, source, tuple(others))
         if problems:
             raise ProblemGroup("settings", problems)
 
     def build(self, owner: type[Section]) -> Section:
-        """One of the structures that define settings, as chosen."""
+        """Build a configuration class from the resolved values."""
         table = next(table for table, owners in tables().items() if owner in owners)
-        return owner(**{one.name: self.choices[one.key].value for one in _fields(table, owner)})
+        return owner(**{setting.name: self.choices[setting.key].value for setting in _fields(table, owner)})
 
 
 def _candidates(
-    one: Setting, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None
+    setting: Setting, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None
 ) -> list[tuple[str, Any, bool]]:
-    """What was said of a setting: where, what, and whether as text; who is heeded most comes first."""
-    from mstar.config import ENV_PREFIX  # its library is for serving; other commands run without it
+    """Sources that set a setting, highest precedence first: (source, raw value, whether it is text)."""
+    from mstar.config import ENV_PREFIX
 
-    found: list[tuple[str, Any, bool]] = []
-    if flags.get(one.key) is not None:
-        found.append((f"--{one.flag}", flags[one.key], True))
-    if one.variable in variables:
-        found.append((f"{ENV_PREFIX}{one.variable}", variables[one.variable], True))
-    if manifest is not None and one.name in manifest.table(one.table):
-        value = manifest.table(one.table)[one.name]
-        is_beside = one.is_path and isinstance(value, str)
-        found.append(
-            (manifest.location(one.table, one.name), manifest.resolve_path(value) if is_beside else value, False)
-        )
-    return found
+    candidates: list[tuple[str, Any, bool]] = []
+    if flags.get(setting.key) is not None:
+        candidates.append((f"--{setting.flag}", flags[setting.key], True))
+    if setting.variable in variables:
+        candidates.append((f"{ENV_PREFIX}{setting.variable}", variables[setting.variable], True))
+    if manifest is not None and setting.name in manifest.table(setting.table):
+        value = manifest.table(setting.table)[setting.name]
+        if setting.is_path and isinstance(value, str):
+            value = manifest.resolve_path(value)
+        candidates.append((manifest.location(setting.table, setting.name), value, False))
+    return candidates
 
 
 def check_variables(variables: Mapping[str, str], others: frozenset[str] = frozenset()) -> None:
-    """Raise Faults if a variable of ours is none: a misspelt one would go unnoticed."""
-    from mstar.config import ENV_PREFIX  # its library is for serving; other commands run without it
+    """Raise ProblemGroup if a variable with our prefix is no setting, so that a typo does not go unnoticed."""
+    from mstar.config import ENV_PREFIX
 
-    known = [f"{ENV_PREFIX}{one.variable}" for one in settings()]
+    known = [f"{ENV_PREFIX}{setting.variable}" for setting in settings()]
     unknown = [name for name in (f"{ENV_PREFIX}{name}" for name in variables) if name not in (*known, *others)]
     if unknown:
-        fix = "unset it; `mstar config explain` lists all"
+        fix = "unset it; `mstar config explain` lists all settings"
         problems = [
-            Problem("environment", f"nothing is called {name}{suggest_name(name, known)}", fix) for name in unknown
+            Problem("environment", f"unknown variable {name}{suggest_name(name, known)}", fix) for name in unknown
         ]
         raise ProblemGroup("settings", problems)

@@ -1,13 +1,13 @@
-// Talks with the server: JSON, whole answers, server-sent events and sockets, all with the key that was signed in with.
-// It shows nothing; who calls it shows what failed.
+// HTTP client of the studio: JSON, raw responses, server-sent events and WebSockets, with the key of the sign-in.
+// It shows nothing: callers display errors.
 
-const KEPT = "mstar-key";
-/** The page says so where a server has keys: then nothing is asked for in vain before somebody has signed in. */
+const STORAGE_KEY = "mstar-key";
+/** Set by the page if the server has API keys: without a key, requests fail locally instead of with a 401. */
 const NEEDS_KEY = document.querySelector('meta[name="mstar-needs-key"]') !== null;
-const UNSIGNED = ["a valid API key is needed", { status: 401, code: "invalid_api_key" }];
-const watchers = new Set();
+const UNAUTHENTICATED = ["an API key is required", { status: 401, code: "invalid_api_key" }];
+const keyListeners = new Set();
 
-/** What the server refused, or what came between: `status` is 0 when it was not reached. */
+/** An error response, or a network error with `status` 0. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "", retryAfter = null } = {}) {
     super(message);
@@ -16,17 +16,17 @@ export class ApiError extends Error {
   }
 }
 
-async function failure(answer) {
-  const text = await answer.text().catch(() => "");
+async function errorFrom(response) {
+  const text = await response.text().catch(() => "");
   let error = {};
   try {
     error = JSON.parse(text).error ?? {};
   } catch {
-    // A proxy in between answers in its own words; the status says enough.
+    // A proxy can response without JSON; the status is enough.
   }
-  const wait = answer.headers.get("Retry-After");
-  const message = error.message ?? `the server answered ${answer.status} ${answer.statusText}`.trim();
-  return new ApiError(message, { status: answer.status, code: error.code ?? "", retryAfter: wait ? Number(wait) : null });
+  const wait = response.headers.get("Retry-After");
+  const message = error.message ?? `the server returned status ${response.status} ${response.statusText}`.trim();
+  return new ApiError(message, { status: response.status, code: error.code ?? "", retryAfter: wait ? Number(wait) : null });
 }
 
 function request({ method, body, form, signal, headers }) {
@@ -35,35 +35,35 @@ function request({ method, body, form, signal, headers }) {
   if (body !== undefined && !form) sent.set("Content-Type", "application/json");
   const content = form ?? (body === undefined ? undefined : JSON.stringify(body));
   const verb = method ?? (content === undefined ? "GET" : "POST");
-  const keepalive = verb === "DELETE"; // what is over is told even while the page is left
+  const keepalive = verb === "DELETE"; // deletes are sent even while the page is closed
   return { method: verb, headers: sent, body: content, signal, keepalive };
 }
 
-function tell(what) {
-  api.isKeyWanted = what === "wanted";
-  for (const told of watchers) told(what);
+function notify(change) {
+  api.isKeyRequired = change === "required";
+  for (const listener of keyListeners) listener(change);
 }
 
-function refused(failed) {
-  if (failed.status === 401) tell("wanted");
-  return failed;
+function withSignIn(error) {
+  if (error.status === 401) notify("required");
+  return error;
 }
 
 async function raw(path, options = {}) {
-  if (NEEDS_KEY && !api.key) throw refused(new ApiError(...UNSIGNED));
-  let answer;
+  if (NEEDS_KEY && !api.key) throw withSignIn(new ApiError(...UNAUTHENTICATED));
+  let response;
   try {
-    answer = await fetch(path, { cache: "no-store", ...request(options) });
+    response = await fetch(path, { cache: "no-store", ...request(options) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("the server cannot be reached", { code: "unreachable" });
   }
-  if (answer.ok) return answer;
-  throw refused(await failure(answer));
+  if (response.ok) return response;
+  throw withSignIn(await errorFrom(response));
 }
 
-/** One event from its lines, or null when there was only a comment. */
-function event(block) {
+/** Parse one server-sent event. Null: only a comment. */
+function parseEvent(block) {
   let name = "message";
   const data = [];
   for (const line of block.split("\n")) {
@@ -81,25 +81,25 @@ async function* stream(path, options = {}) {
   try {
     for (;;) {
       const { done, value } = await reader.read();
-      // A lone \r at the end may be half of \r\n: it stays until the other half is there.
+      // A \r at the end can be half of \r\n: it stays until the other half arrives.
       rest = (rest + (value ?? "")).replace(/\r\n/g, "\n");
       const blocks = rest.split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
-        const found = event(block);
-        if (found) yield found;
+        const event = parseEvent(block);
+        if (event) yield event;
       }
       if (done) return;
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ApiError) throw error;
-    throw new ApiError("the connection was lost before the answer was complete", { code: "unreachable" });
+    throw new ApiError("the connection was lost before the response was complete", { code: "unreachable" });
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
-function encoded(key) {
+function encodeKey(key) {
   const bytes = String.fromCharCode(...new TextEncoder().encode(key));
   return btoa(bytes).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 }
@@ -108,13 +108,13 @@ function socket(path, query = {}) {
   const address = new URL(path, location.href);
   address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   for (const [name, value] of Object.entries(query)) address.searchParams.set(name, value);
-  // A browser cannot set headers for a socket, so the key goes where it can put something.
-  return api.key ? new WebSocket(address, ["mstar", `mstar-key.${encoded(api.key)}`]) : new WebSocket(address);
+  // A browser cannot set headers of a WebSocket, so the key is sent as a subprotocol.
+  return api.key ? new WebSocket(address, ["mstar", `mstar-key.${encodeKey(api.key)}`]) : new WebSocket(address);
 }
 
 export const api = {
-  key: sessionStorage.getItem(KEPT) ?? "",
-  isKeyWanted: false,
+  key: sessionStorage.getItem(STORAGE_KEY) ?? "",
+  isKeyRequired: false,
   raw,
   stream,
   socket,
@@ -122,19 +122,19 @@ export const api = {
 
   signIn(key) {
     api.key = key;
-    sessionStorage.setItem(KEPT, key);
-    tell("in");
+    sessionStorage.setItem(STORAGE_KEY, key);
+    notify("in");
   },
 
   signOut() {
     api.key = "";
-    sessionStorage.removeItem(KEPT);
-    tell("out");
+    sessionStorage.removeItem(STORAGE_KEY);
+    notify("out");
   },
 
-  /** `told` is called with "wanted" (a key is needed), "in" or "out". Gives back what ends it. */
-  onKey(told) {
-    watchers.add(told);
-    return () => watchers.delete(told);
+  /** `listener` is called with "required", "in" or "out". Returns a function that unsubscribes. */
+  onKey(listener) {
+    keyListeners.add(listener);
+    return () => keyListeners.delete(listener);
   },
 };

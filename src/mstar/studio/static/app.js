@@ -1,5 +1,5 @@
-// The frame of the studio: header, routes by hash, keys, sign-in, and what is shown while the server starts.
-// What a page shows is in the page's own module, imported when it is first opened.
+// App shell of the studio: header, hash routing, keyboard shortcuts, sign-in and the startup page.
+// Each page is its own module, imported when it is first opened.
 
 import { api } from "./api.js";
 import { useLive } from "./live.js";
@@ -25,7 +25,7 @@ function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part; // somebody typed a lone percent sign
+    return part; // malformed percent-encoding
   }
 }
 
@@ -39,38 +39,40 @@ function useRoute() {
   return at;
 }
 
-/** Whether a key is wanted, and how often somebody signed in or out: pages begin anew then. */
+/** Whether a key is required, and the number of sign-ins and sign-outs: each one remounts the page. */
 function useKey() {
-  const [key, turn] = useState({ wanted: false, turns: 0 });
+  const [key, update] = useState({ isRequired: false, sessions: 0 });
   useEffect(() => {
-    const heard = (what) =>
-      turn(({ turns }) => (what === "wanted" ? { wanted: true, turns } : { wanted: false, turns: turns + 1 }));
-    // What is on the page asks for things before this listens.
-    if (api.isKeyWanted) heard("wanted");
-    return api.onKey(heard);
+    const onChange = (change) =>
+      update(({ sessions }) =>
+        change === "required" ? { isRequired: true, sessions } : { isRequired: false, sessions: sessions + 1 },
+      );
+    // Components can send requests before this effect subscribes.
+    if (api.isKeyRequired) onChange("required");
+    return api.onKey(onChange);
   }, []);
   return key;
 }
 
 function useKeys(show) {
   useEffect(() => {
-    const pressed = (event) => {
+    const onKeyDown = (event) => {
       const inField = event.target.closest?.("input, textarea, select, [contenteditable], dialog");
       if (inField || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "?") show(true);
       else if (KEYS[event.key]) go(`#/${KEYS[event.key]}`);
     };
-    addEventListener("keydown", pressed);
-    return () => removeEventListener("keydown", pressed);
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
   }, []);
 }
 
-function Keys({ close }) {
+function Shortcuts({ close }) {
   const one = ([key, name]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${PAGES[name]}</dd></div>`;
-  return html`<${Dialog} title="Keyboard" close=${close}>
+  return html`<${Dialog} title="Keyboard shortcuts" close=${close}>
     <dl class="keys">
       ${Object.entries(KEYS).map(one)}
-      <div><dt><kbd>?</kbd></dt><dd>These keys</dd></div>
+      <div><dt><kbd>?</kbd></dt><dd>Show keyboard shortcuts</dd></div>
       <div><dt><kbd>Esc</kbd></dt><dd>Close a dialog</dd></div>
     </dl>
     <button class="button" type="button" autofocus onClick=${close}>Close</button>
@@ -81,12 +83,12 @@ const LOOKS = { ready: "good", draining: "warn" };
 
 function Phase() {
   const phase = useLive((state) => state.phase?.name ?? "");
-  const lost = useLive(({ trouble }) => trouble && (trouble.status === 401 ? "signed out" : "not reached"));
-  const live = useLive((state) => state.requests.size);
-  const text = lost || phase || "connecting";
+  const problem = useLive(({ error }) => error && (error.status === 401 ? "signed out" : "unreachable"));
+  const running = useLive((state) => state.requests.size);
+  const text = problem || phase || "connecting";
   return html`<span class="phase">
-    <span class="tag ${lost ? "bad" : LOOKS[phase] ?? ""}" role="status">${text}</span>
-    <span class="soft count"><b>${live}</b> live</span>
+    <span class="tag ${problem ? "bad" : LOOKS[phase] ?? ""}" role="status">${text}</span>
+    <span class="soft count"><b>${running}</b> running</span>
   </span>`;
 }
 
@@ -99,68 +101,68 @@ function Header({ name, help }) {
     <${Phase} />
     <span class="row tools">
       <${Theme} />
-      <button class="button quiet" type="button" aria-label="Keyboard" title="Keyboard" onClick=${help}>?</button>
+      <button class="button quiet" type="button" aria-label="Keyboard shortcuts" title="Keyboard shortcuts" onClick=${help}>?</button>
       ${api.key && html`<button class="button quiet" type="button" onClick=${() => api.signOut()}>Sign out</button>`}
     </span>
   </header>`;
 }
 
-/** The models that are served; asked for again after a sign-in and when the server has started. */
-function useModels(turns, isStarting) {
-  const [got, put] = useState({ models: null, error: null });
-  const [tries, again] = useState(0);
+/** The served models, fetched again after a sign-in and when the server has started. */
+function useModels(sessions, isStarting) {
+  const [result, setResult] = useState({ models: null, error: null });
+  const [tries, setTries] = useState(0);
   useEffect(() => {
-    const ended = new AbortController();
-    api.json("/v1/models", { signal: ended.signal }).then(
-      ({ data }) => put({ models: data, error: null }),
-      (error) => ended.signal.aborted || put((last) => ({ ...last, error })),
+    const abort = new AbortController();
+    api.json("/v1/models", { signal: abort.signal }).then(
+      ({ data }) => setResult({ models: data, error: null }),
+      (error) => abort.signal.aborted || setResult((last) => ({ ...last, error })),
     );
-    return () => ended.abort();
-  }, [turns, isStarting, tries]);
-  return { ...got, refresh: () => again((count) => count + 1) };
+    return () => abort.abort();
+  }, [sessions, isStarting, tries]);
+  return { ...result, refresh: () => setTries((count) => count + 1) };
 }
 
-/** A page's component, once its module is here. */
+/** A page's component, once its module is loaded. */
 function useModule(name) {
-  const [got, put] = useState({});
+  const [result, setResult] = useState({});
   useEffect(() => {
     let current = true;
     import(`./${name}.js`).then(
-      (module) => current && put({ name, Page: module.default }),
-      (error) => current && put({ name, error }),
+      (module) => current && setResult({ name, Page: module.default }),
+      (error) => current && setResult({ name, error }),
     );
     return () => {
       current = false;
     };
   }, [name]);
-  return got.name === name ? got : {};
+  return result.name === name ? result : {};
 }
 
 function Page({ name, rest, models, refresh }) {
-  const { Page: Found, error } = useModule(name);
-  const what = `${PAGES[name]} could not be opened`;
+  const { Page: Component, error } = useModule(name);
+  const what = `Loading the page ${PAGES[name]} failed`;
   if (error) return html`<${ErrorMessage} what=${what} error=${error} retry=${() => location.reload()} />`;
-  if (!Found) return html`<${ProgressBar} text="Opening…" />`;
-  return html`<${Found} models=${models} rest=${rest} go=${go} refresh=${refresh} />`;
+  if (!Component) return html`<${ProgressBar} text="Loading…" />`;
+  return html`<${Component} models=${models} rest=${rest} go=${go} refresh=${refresh} />`;
 }
 
-function Main({ at, turns }) {
+function Main({ at, sessions }) {
   const phase = useLive((state) => state.phase?.name);
   const isReady = phase === "ready" || phase === "draining";
-  const { models, error, refresh } = useModels(turns, Boolean(phase) && !isReady);
-  // Once it was ready, a page stays: a worker that comes back is shown in the page, not instead of it.
-  const was = useRef(false);
-  was.current ||= isReady;
-  if (phase && !was.current) return html`<${StartupPage} />`;
-  if (error?.status === 401) return html`<p class="note">Sign in to see what this server does.</p>`;
+  const { models, error, refresh } = useModels(sessions, Boolean(phase) && !isReady);
+  // The startup page shows only before the first "ready": a worker restart later is shown in the page itself.
+  const wasReady = useRef(false);
+  wasReady.current ||= isReady;
+  if (phase && !wasReady.current) return html`<${StartupPage} />`;
+  if (error?.status === 401) return html`<p class="note">Sign in to see this server.</p>`;
   if (!models && error) return html`<${ErrorMessage} error=${error} retry=${refresh} />`;
   if (!models) return html`<${ProgressBar} text="Connecting…" />`;
-  return html`<${Page} key=${turns} ...${at} models=${models} refresh=${refresh} />`;
+  return html`<${Page} key=${sessions} ...${at} models=${models} refresh=${refresh} />`;
 }
 
 function App() {
   const at = useRoute();
-  const { wanted, turns } = useKey();
+  const { isRequired, sessions } = useKey();
   const [help, show] = useState(false);
   useKeys(show);
   useEffect(() => {
@@ -175,14 +177,14 @@ function App() {
     [],
   );
   return html`
-    <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
+    <a class="skip" href="#main" onClick=${skip}>Skip to main content</a>
     <${Header} name=${at.name} help=${() => show(true)} />
-    <main id="main" tabindex="-1" class=${`page-${at.name}`}><${Main} at=${at} turns=${turns} /></main>
-    ${help && html`<${Keys} close=${() => show(false)} />`}
-    ${wanted && html`<${Login} />`}
+    <main id="main" tabindex="-1" class=${`page-${at.name}`}><${Main} at=${at} sessions=${sessions} /></main>
+    ${help && html`<${Shortcuts} close=${() => show(false)} />`}
+    ${isRequired && html`<${Login} />`}
   `;
 }
 
-const place = document.getElementById("studio");
-place.textContent = "";
-render(html`<${App} />`, place);
+const root = document.getElementById("studio");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,8 +1,8 @@
-// Small components and words that all pages share. None of them talks with the server.
+// Components and formatters shared by all pages. None of them sends requests.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 
-/** A duration in the unit that fits: 0.00042 → "420 µs", 83 → "1 min 23 s". */
+/** Format a duration: 0.00042 → "420 µs", 83 → "1 min 23 s". */
 export function seconds(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   const size = Math.abs(x);
@@ -14,7 +14,7 @@ export function seconds(x) {
   return (x < 0 ? "−" : "") + (hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`);
 }
 
-/** A size in the unit that fits: 1536 → "1.5 KiB". */
+/** Format a size: 1536 → "1.5 KiB". */
 export function bytes(x) {
   if (x === null || x === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -23,10 +23,10 @@ export function bytes(x) {
   return `${step && size < 100 ? Number(size.toPrecision(3)) : Math.round(size)} ${units[step]}`;
 }
 
-/** Seconds since a moment of the page's clock. */
-export const secondsSince = (begun) => (performance.now() - begun) / 1000;
+/** Seconds since a `performance.now()` timestamp. */
+export const secondsSince = (startedAt) => (performance.now() - startedAt) / 1000;
 
-/** How long ago a time of day (seconds since 1970) was: "12 s ago". */
+/** Format a Unix timestamp relative to now: "12 s ago". */
 export function timeAgo(t) {
   const past = Math.max(0, Date.now() / 1000 - t);
   if (past < 1) return "now";
@@ -35,7 +35,7 @@ export function timeAgo(t) {
   return past < 86400 ? `${Math.floor(past / 3600)} h ago` : new Date(t * 1000).toLocaleDateString();
 }
 
-/** `tabs`: [{id, label, href?, note?}]. With an href a tab is a link; else `choose(id)` is called. */
+/** `tabs`: [{id, label, href?, note?}]. A tab with an href is a link; otherwise it calls `choose(id)`. */
 export function Tabs({ tabs, chosen, choose, label }) {
   const pick = (event, id) => {
     if (choose) {
@@ -43,7 +43,7 @@ export function Tabs({ tabs, chosen, choose, label }) {
       choose(id);
     }
   };
-  // Links in a <nav>, not role=tab: what they open has an address, and the browser's own keys work.
+  // Links in a <nav>, not role=tab: their targets have URLs, and the browser's keyboard handling works.
   const one = ({ id, label: text, href, note }) => html`<li key=${id}>
     ${href
       ? html`<a href=${href} aria-current=${id === chosen ? "page" : undefined}>${text}</a>`
@@ -54,7 +54,7 @@ export function Tabs({ tabs, chosen, choose, label }) {
   return html`<nav class="tabs" aria-label=${label}><ul>${tabs.map(one)}</ul></nav>`;
 }
 
-/** A label around one control. */
+/** A form control with its label and hint. */
 export function Field({ label, hint, children }) {
   return html`<label class="field"><span>${label}</span>${children}${hint && html`<small>${hint}</small>`}</label>`;
 }
@@ -71,71 +71,71 @@ export function Choice({ label, value, options, choose, hint, disabled }) {
   <//>`;
 }
 
-/** Something goes on: a text, and a bar that is empty-ended when `total` is not known. */
+/** A progress bar with a text. It is indeterminate without `total`. */
 export function ProgressBar({ text, done, total }) {
   const known = total ? { value: done, max: total } : {};
   const bar = html`<progress key=${Boolean(total)} aria-label=${text} ...${known} />`;
   return html`<div class="busy" role="status"><span>${text}</span>${bar}</div>`;
 }
 
-const NEXT = {
-  unreachable: "See whether the server still runs, and try again.",
-  invalid_api_key: "Sign in with a valid key.",
+const FIXES = {
+  unreachable: "Check that the server is running, then try again.",
+  invalid_api_key: "Sign in with a valid API key.",
   model_not_found: "Choose another model: this one is not served.",
-  rate_limited: "Wait a moment: this key has asked for more than it may.",
-  overloaded: "Wait a moment: the server has more requests than it can keep.",
+  rate_limited: "Rate limit exceeded for this API key. Wait a moment, then try again.",
+  overloaded: "The server is overloaded. Wait a moment, then try again.",
 };
 
-function next(error) {
+function fixFor(error) {
   if (error.retryAfter) return `Try again in ${seconds(error.retryAfter)}.`;
-  if (NEXT[error.code]) return NEXT[error.code];
-  if (error.status >= 500) return "Try again; if it stays so, the server's log says more.";
-  if (error.status === 404) return "It may be over for long, or never was here.";
-  return error.status ? "Change what was asked for, and try again." : "Try again.";
+  if (FIXES[error.code]) return FIXES[error.code];
+  if (error.status >= 500) return "Try again. If it fails again, see the log of the server.";
+  if (error.status === 404) return "It does not exist, or it has expired.";
+  return error.status ? "Change the request, then try again." : "Try again.";
 }
 
-/** What failed and what to do next; `retry()` gets a button. */
+/** An error with the next action. `retry` adds a button. */
 export function ErrorMessage({ error, retry, what }) {
   if (!error) return null;
   const again = retry && html`<button class="button quiet" type="button" onClick=${retry}>Try again</button>`;
   return html`<div class="error" role="alert">
-    <p><strong>${what ?? "That did not work"}:</strong> ${error.message}</p>
-    <p>${next(error)} ${again}</p>
+    <p><strong>${what ?? "Request failed"}:</strong> ${error.message}</p>
+    <p>${fixFor(error)} ${again}</p>
   </div>`;
 }
 
 /** A block of code with a button that copies it. */
 export function Copy({ text, label = "code" }) {
-  const [told, tell] = useState("");
+  const [status, setStatus] = useState("");
   useEffect(() => {
-    const timer = told && setTimeout(() => tell(""), 2000);
+    const timer = status && setTimeout(() => setStatus(""), 2000);
     return () => clearTimeout(timer);
-  }, [told]);
+  }, [status]);
   const copy = () => {
-    // Outside a secure context there is no clipboard: then the text is selected, for the user's own copy.
+    // There is no clipboard outside a secure context.
     const copied = navigator.clipboard?.writeText(text) ?? Promise.reject(new Error("no clipboard"));
-    copied.then(() => tell("Copied"), () => tell("Select it, and copy by hand"));
+    copied.then(() => setStatus("Copied"), () => setStatus("Select the text and copy it"));
   };
   return html`<div class="copy">
     <pre class="code" tabindex="0" aria-label=${label}>${text}</pre>
-    <button class="button quiet" type="button" onClick=${copy}>${told || "Copy"}</button>
-    <span class="sr" role="status">${told}</span>
+    <button class="button quiet" type="button" onClick=${copy}>${status || "Copy"}</button>
+    <span class="sr" role="status">${status}</span>
   </div>`;
 }
 
-/** A bar with a label: `value` of `most`; `text` says it in words. */
-export function Meter({ label, value, most = 1, text, look = "" }) {
-  const part = most > 0 ? Math.max(0, Math.min(1, (value ?? 0) / most)) : 0;
+/** A labelled bar for `value` of `max`, with an optional text for the value. */
+export function Meter({ label, value, max = 1, text, look = "" }) {
+  const part = max > 0 ? Math.max(0, Math.min(1, (value ?? 0) / max)) : 0;
   return html`<div class="meter ${look}">
     <span>${label}</span><span>${text ?? `${Math.round(part * 100)} %`}</span>
     <div class="bar" role="meter" aria-label=${label} aria-valuetext=${text}
-      aria-valuemin="0" aria-valuemax=${most} aria-valuenow=${value ?? 0}>
+      aria-valuemin="0" aria-valuemax=${max} aria-valuenow=${value ?? 0}>
       <i style=${{ width: `${part * 100}%` }}></i>
     </div>
   </div>`;
 }
 
-/** A modal dialog that is open while it is there; `close` is called for Escape too. */
+/** A modal dialog, open while mounted. Escape calls `close` too. */
 export function Dialog({ title, close, children }) {
   const element = useRef();
   useEffect(() => {

@@ -1,16 +1,16 @@
-// What the server is doing now: follows /v1/events while somebody looks, and tells components and canvases.
-// It keeps the last state only; it draws nothing and remembers no past.
+// Live state of the server: follows the event stream /v1/events while the page is visible, and notifies subscribers.
+// It keeps the latest state only, and draws nothing.
 
 import { api } from "./api.js";
 import { useEffect, useReducer, useRef } from "./vendor/preact.js";
 
-const KEPT = ["phase", "workers", "ops", "streams", "transfers"];
+const FIELDS = ["phase", "workers", "ops", "streams", "transfers"];
 const listeners = new Set();
 let following = null;
 
 /**
- * `requests` is a Map by rid of all that live, each with `since`, when it came;
- * `trouble` is the ApiError of the last try, null while events come.
+ * `requests`: running requests by rid, each with `since`, its start time;
+ * `error`: the ApiError of the last attempt, null while events arrive.
  */
 let state = {
   t: 0,
@@ -21,13 +21,13 @@ let state = {
   transfers: [],
   queue: 0,
   requests: new Map(),
-  trouble: null,
+  error: null,
 };
 
 function merged(tick) {
-  const next = { ...state, t: tick.t, queue: tick.queue, trouble: null };
-  // A part that says the same stays the same object, so that nothing is drawn again for it.
-  for (const name of KEPT) if (JSON.stringify(tick[name]) !== JSON.stringify(state[name])) next[name] = tick[name];
+  const next = { ...state, t: tick.t, queue: tick.queue, error: null };
+  // An unchanged field keeps its object, so that its subscribers do not render again.
+  for (const name of FIELDS) if (JSON.stringify(tick[name]) !== JSON.stringify(state[name])) next[name] = tick[name];
   if (tick.full || tick.requests.length || tick.ended.length) {
     next.requests = new Map(tick.full ? [] : state.requests);
     for (const request of tick.requests) next.requests.set(request.rid, { ...request, since: tick.t - request.age });
@@ -36,7 +36,7 @@ function merged(tick) {
   return next;
 }
 
-function tell(next, tick) {
+function notify(next, tick) {
   state = next;
   for (const listener of [...listeners]) listener(tick);
 }
@@ -51,57 +51,57 @@ async function follow(signal) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 5000)) {
     try {
       for await (const { event, data } of api.stream("/v1/events", { signal })) {
-        if (event === "tick") tell(merged(data), data);
+        if (event === "tick") notify(merged(data), data);
         wait = 250;
       }
     } catch (error) {
       if (signal.aborted) return;
-      tell({ ...state, trouble: error }, null);
-      // Without a key there is nothing to try again; signing in begins anew.
+      notify({ ...state, error }, null);
+      // A retry is useless without a key; signing in restarts the stream.
       if (error.status === 401) return;
     }
     await pause(wait, signal);
   }
 }
 
-function settle() {
-  const wanted = listeners.size > 0 && document.visibilityState === "visible";
-  if (wanted && !following) {
+function updateSubscription() {
+  const isNeeded = listeners.size > 0 && document.visibilityState === "visible";
+  if (isNeeded && !following) {
     following = new AbortController();
     follow(following.signal);
-  } else if (!wanted && following) {
+  } else if (!isNeeded && following) {
     following.abort();
     following = null;
   }
 }
 
-function again() {
+function restart() {
   following?.abort();
   following = null;
-  settle();
+  updateSubscription();
 }
 
-document.addEventListener("visibilitychange", settle);
-api.onKey((what) => what !== "wanted" && again());
+document.addEventListener("visibilitychange", updateSubscription);
+api.onKey((change) => change !== "required" && restart());
 
 function listen(listener) {
   listeners.add(listener);
-  settle();
+  updateSubscription();
   return () => {
     listeners.delete(listener);
-    // Going from page to page takes a moment in which nobody listens; the stream outlives it.
-    setTimeout(settle, 500);
+    // Delayed, so that the stream survives the moment between two pages.
+    setTimeout(updateSubscription, 500);
   };
 }
 
 export const live = {
-  /** `fn(tick)` for each tick as it came. Gives back what ends it. */
+  /** Call `fn(tick)` for each tick. Returns a function that unsubscribes. */
   on: (fn) => listen((tick) => tick && fn(tick)),
-  /** The merged state as of now. */
+  /** The current merged state. */
   now: () => state,
 };
 
-/** `select(state)`, kept up to date; draws again when what it selects is another object or value. */
+/** Hook that returns `select(state)` and renders again when it changes. */
 export function useLive(select) {
   const [, draw] = useReducer((count) => count + 1, 0);
   const chosen = useRef();

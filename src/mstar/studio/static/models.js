@@ -1,5 +1,5 @@
-// The page of models: what each can do and where, loaded and unloaded; and of one its placement and plan: what runs
-// where, what crosses between workers, what can share a batch.
+// Models page: state and endpoints of each model, load and unload; and for one model its placement, the transfers
+// between workers, and batching.
 
 import { api } from "./api.js";
 import { live, useLive } from "./live.js";
@@ -11,14 +11,14 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 const WINDOW_S = 10;
 const LOOKS = { loaded: "good", loading: "runs" };
 
-/** Panels of the playground that are not named as what a model has to be able to do for them. */
+/** Playground panels whose name differs from the capability. */
 const PANELS = { image: "images", video: "video", action: "robot", rollout: "world", embedding: "" };
 
 const pathOf = (model, what) => `/v1/models/${encodeURIComponent(model)}/${what}`;
 const linkTo = (page, ...parts) => [`#/${page}`, ...parts.map(encodeURIComponent)].join("/");
 const plural = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 
-/** The models as they are now; what the frame knows of them until the server has said so. */
+/** The current models; before the first response, those that the app shell knows. */
 function useModels(known) {
   const ask = async (signal) => (await api.json("/v1/models", { signal })).data;
   const pause = (models) => (models?.some((one) => one.state === "loading") ? 1 : 3);
@@ -30,41 +30,41 @@ function State({ model: { state = "loaded" } }) {
   return html`<span class="tag ${LOOKS[state] ?? ""}">${state}</span>`;
 }
 
-/** Which workers load what now, of those named. */
+/** Loading progress of the named workers. */
 function Loading({ names }) {
-  const found = useLive((state) => state.workers).filter((one) => one.loading && (!names || names.includes(one.name)));
-  return found.map(({ name, loading: { part, done, total } }) => {
-    const label = `${name} loads ${part || "its parts"}`;
-    return html`<${Meter} key=${name} label=${label} value=${done} most=${total} text=${`${done} of ${total}`} />`;
+  const workers = useLive((state) => state.workers).filter((one) => one.loading && (!names || names.includes(one.name)));
+  return workers.map(({ name, loading: { part, done, total } }) => {
+    const label = `${name}: loading ${part || "components"}`;
+    return html`<${Meter} key=${name} label=${label} value=${done} max=${total} text=${`${done} of ${total}`} />`;
   });
 }
 
-/** Load or unload; the second asks first, and says what happens. */
+/** Load and unload buttons. Unload needs a confirmation. */
 function Switch({ model: { id, state = "loaded" }, again }) {
-  const [isAsked, ask] = useState(false);
-  const [doing, begin] = useState("");
-  const [error, fail] = useState(null);
+  const [isConfirming, setConfirming] = useState(false);
+  const [action, setAction] = useState("");
+  const [error, setError] = useState(null);
   const first = useRef(null);
   const keep = () => {
-    ask(false);
-    setTimeout(() => first.current?.focus()); // the button is back by then
+    setConfirming(false);
+    setTimeout(() => first.current?.focus()); // the button is rendered again by then
   };
-  const act = async (what) => {
-    ask(false);
-    begin(what);
-    await api.json(pathOf(id, what), { method: "POST" }).then(() => fail(null), fail);
-    begin("");
+  const act = async (verb) => {
+    setConfirming(false);
+    setAction(verb);
+    await api.json(pathOf(id, verb), { method: "POST" }).then(() => setError(null), setError);
+    setAction("");
     again();
   };
-  const button = (text, look, call) => html`<button type="button" class=${look} ref=${first} disabled=${doing}
+  const button = (text, look, call) => html`<button type="button" class=${look} ref=${first} disabled=${action}
     onClick=${call} aria-label=${`${text} ${id}`}>${text}</button>`;
   return html`<div class="stack">
-    ${!isAsked && state === "unloaded" && html`<div>${button("Load", "button main", () => act("load"))}</div>`}
-    ${!isAsked && state === "loaded" && html`<div>${button("Unload", "button", () => ask(true))}</div>`}
-    ${doing && html`<span class="soft" role="status">It is asked to ${doing}…</span>`}
-    ${isAsked && html`<${Confirm} id=${id} yes=${() => act("unload")} no=${keep} />`}
+    ${!isConfirming && state === "unloaded" && html`<div>${button("Load", "button main", () => act("load"))}</div>`}
+    ${!isConfirming && state === "loaded" && html`<div>${button("Unload", "button", () => setConfirming(true))}</div>`}
+    ${action && html`<span class="soft" role="status">${action === "load" ? "Loading…" : "Unloading…"}</span>`}
+    ${isConfirming && html`<${Confirm} id=${id} yes=${() => act("unload")} no=${keep} />`}
     ${error?.code === "cannot_unload"
-      ? html`<p class="error" role="alert"><strong>It cannot be unloaded:</strong> ${error.message}</p>`
+      ? html`<p class="error" role="alert"><strong>Cannot unload:</strong> ${error.message}</p>`
       : html`<${ErrorMessage} error=${error} />`}
   </div>`;
 }
@@ -73,8 +73,8 @@ function Confirm({ id, yes, no }) {
   const safe = useRef(null);
   useEffect(() => safe.current.focus(), []);
   return html`<div class="confirm stack" role="group" aria-label=${`Unload ${id}?`}>
-    <p><strong>Unload ${id}?</strong> What runs is finished first. Then its workers end, and their memory is free. The next
-      request for it loads it again, and waits until it is loaded.</p>
+    <p><strong>Unload ${id}?</strong> Running requests finish first. Then its workers stop and free their memory. The next
+      request loads it again, and waits until it is loaded.</p>
     <div class="row">
       <button type="button" class="button main" onClick=${yes}>Unload</button>
       <button type="button" class="button" ref=${safe} onClick=${no}>Cancel</button>
@@ -93,7 +93,7 @@ function Links({ model, hasPlan }) {
 
 function Card({ model, again }) {
   const { id } = model;
-  // Without the graph the card says less; the model's own page tells why it is missing.
+  // Without the graph the card shows less; the model's own page shows the error.
   const { got } = usePoll((signal) => api.json(pathOf(id, "graph"), { signal }), () => null, id);
   const hosts = useHosts();
   const on = new Set(got?.workers.map((name) => hosts.get(name))).size;
@@ -101,8 +101,8 @@ function Card({ model, again }) {
   return html`<article class="panel stack" aria-label=${id}>
     <div class="row between"><h2><a href=${linkTo("models", id)}>${id}</a></h2><${State} model=${model} /></div>
     <dl class="facts">
-      <div><dt>capabilities</dt><dd>${model.capabilities.join(", ") || "what its route takes"}</dd></div>
-      <div><dt>workers</dt><dd>${got ? got.workers.join(", ") : "–"}${on > 1 && ` on ${on} hosts`}</dd></div>
+      <div><dt>Capabilities</dt><dd>${model.capabilities.join(", ") || "custom requests"}</dd></div>
+      <div><dt>Workers</dt><dd>${got ? got.workers.join(", ") : "–"}${on > 1 && ` on ${on} hosts`}</dd></div>
     </dl>
     <ul class="endpoints" aria-label="Endpoints">${model.endpoints.map(endpoint)}</ul>
     ${model.state === "loading" && html`<${Loading} names=${got?.workers} />`}
@@ -116,13 +116,13 @@ function List({ known }) {
   const sorted = [...models].sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
   return html`<section class="stack report">
     <h1>Models</h1>
-    <${ErrorMessage} what="The models could not be read" error=${error} retry=${again} />
+    <${ErrorMessage} what="Loading the models failed" error=${error} retry=${again} />
     <div class="grid2">${sorted.map((model) => html`<${Card} key=${model.id} model=${model} again=${again} />`)}</div>
   </section>`;
 }
 
 // ---------------------------------------------------------------- one model
-/** The whole in a sentence: "2 workers on 1 host; 3 values cross, 1 of them in each iteration." */
+/** One-sentence summary: "2 workers on 1 host; 3 transfers, 1 of them in each iteration." */
 export function planSummary({ workers, cut_edges: crossings }, hosts) {
   const many = crossings.length;
   const often = crossings.filter((one) => one.frequency !== "once").length;
@@ -130,8 +130,8 @@ export function planSummary({ workers, cut_edges: crossings }, hosts) {
   const on = new Set(workers.map((name) => hosts.get(name))).size;
   const parts = [`${plural(workers.length, "worker")} on ${plural(on, "host")}`];
   const how = often < many ? `${often || "none"} of them in each iteration` : "in each iteration";
-  parts.push(many ? `${plural(many, "value crosses", "values cross")}, ${how}` : "nothing crosses between workers");
-  if (far) parts.push(`${plural(far, "goes", "go")} from host to host`);
+  parts.push(many ? `${plural(many, "transfer")}, ${how}` : "no transfers between workers");
+  if (far) parts.push(`${far} between hosts`);
   return `${parts.join("; ")}.`;
 }
 
@@ -144,16 +144,16 @@ function useHosts() {
   return useMemo(() => new Map(workers.map((one) => [one.name, one.host])), [workers]);
 }
 
-/** What went between workers of late: by "FROM TO", transfers a second and seconds of each. */
+/** Recent transfers between workers by "FROM TO": count per second, and seconds spent per second. */
 function useRates() {
-  const [rates, tell] = useState(new Map());
+  const [rates, setRates] = useState(new Map());
   useEffect(() => {
     let ticks = [];
     const end = live.on(({ t, transfers, full }) => {
-      if (full) ticks = []; // the stream began anew: what was in between is not known
+      if (full) ticks = []; // the stream restarted: the interval before is unknown
       ticks = [...ticks.filter((one) => one.t > t - WINDOW_S), { t, transfers: full ? [] : transfers }];
     });
-    const timer = setInterval(() => tell(transferRates(ticks)), 1000);
+    const timer = setInterval(() => setRates(transferRates(ticks)), 1000);
     return () => {
       end();
       clearInterval(timer);
@@ -162,7 +162,7 @@ function useRates() {
   return rates;
 }
 
-/** A tick tells what was since the one before it, so the first says only when it began. */
+/** A tick covers the time since the previous one, so the first only sets the start. */
 export function transferRates([first, ...rest]) {
   const sums = new Map();
   for (const { from, to, count, seconds: spent } of rest.flatMap((tick) => tick.transfers)) {
@@ -173,10 +173,10 @@ export function transferRates([first, ...rest]) {
   return new Map([...sums].map(([pair, { count, spent }]) => [pair, { rate: count / past, spent: spent / past }]));
 }
 
-/** All pairs of a crossing together: it may have several workers on both sides. */
+/** Sum over all worker pairs of a cut edge. */
 function transferStats({ from, to }, rates) {
-  const found = from.flatMap((one) => to.map((other) => rates.get(`${one} ${other}`))).filter(Boolean);
-  const [rate, spent] = ["rate", "spent"].map((key) => found.reduce((sum, one) => sum + one[key], 0));
+  const pairs = from.flatMap((one) => to.map((other) => rates.get(`${one} ${other}`))).filter(Boolean);
+  const [rate, spent] = ["rate", "spent"].map((key) => pairs.reduce((sum, one) => sum + one[key], 0));
   return rate ? [rate.toFixed(rate < 10 ? 1 : 0), seconds(spent / rate)] : ["–", "–"];
 }
 
@@ -198,13 +198,13 @@ function PlacementTable({ graph, hosts }) {
       cells: [at ? "" : walk, at ? "" : seat, op, on, ...means],
     };
   };
-  const heads = ["Walk", "#Seat", "*Op", "Workers", "#Calls", "#Mean call", "#Mean batch", "#Mean wait"];
+  const heads = ["Walk", "#Partition", "*Op", "Workers", "#Calls", "#Mean call", "#Mean batch size", "#Mean queue wait"];
   return html`<div class="panel stack">
     <h2>Placement</h2>
     <${Table} label="Placement" heads=${heads}
       rows=${graph.seats.flatMap((seat) => seat.ops.map((op, at) => row(seat, op, at)))} />
-    <p class="note">A request binds each seat to one of its workers. Calls and means are of all walks that call the op,
-      since its workers began; a call's time is its share of its batch's.</p>
+    <p class="note">Each request binds a partition to one of its workers. Calls and means cover all walks that call the op
+      since its workers started. The time of a call is its share of its batch.</p>
   </div>`;
 }
 
@@ -213,19 +213,19 @@ function Crossings({ graph, hosts }) {
   const side = (names) => html`<${Workers} names=${names} order=${graph.workers} hosts=${hosts} />`;
   const row = (one) => {
     const isFar = crossesHosts(one, hosts);
-    const way = html`${side(one.from)} → ${side(one.to)} ${isFar && html`<span class="tag warn">between hosts</span>`}`;
-    const size = one.bytes === null ? "known when it runs" : bytes(one.bytes);
+    const direction = html`${side(one.from)} → ${side(one.to)} ${isFar && html`<span class="tag warn">between hosts</span>`}`;
+    const size = one.bytes === null ? "dynamic" : bytes(one.bytes);
     const what = [one.name, html`<code>${one.type}</code>`, one.kind, one.frequency, one.walk, size];
-    return { look: isFar ? "far" : undefined, cells: [way, ...what, ...transferStats(one, rates)] };
+    return { look: isFar ? "far" : undefined, cells: [direction, ...what, ...transferStats(one, rates)] };
   };
-  const heads = ["From → to", "*What", "Type", "Kind", "Frequency", "Walk", "#Size", "#Transfers/s", "#Each"];
+  const heads = ["From → to", "*Value", "Type", "Kind", "Frequency", "Walk", "#Size", "#Transfers/s", "#Mean duration"];
   return html`<div class="panel stack">
     <h2>Transfers between workers</h2>
     ${graph.cut_edges.length
       ? html`<${Table} label="Transfers between workers" heads=${heads} rows=${graph.cut_edges.map(row)} />
-          <p class="note">Transfers are measured over the last ${WINDOW_S} seconds, by who sends to whom: all values between
-            the same workers, of all models, are counted together.</p>`
-      : html`<p class="soft">Nothing: everything of a request is on one worker.</p>`}
+          <p class="note">Measured over the last ${WINDOW_S} seconds per pair of workers: all values and models between the
+            same two workers count together.</p>`
+      : html`<p class="soft">None: each request runs on one worker.</p>`}
   </div>`;
 }
 
@@ -240,8 +240,8 @@ function ModelPage({ id, known }) {
       <a href="#/models">Models</a><span aria-hidden="true">/</span><h1>${id}</h1>
       ${model && html`<${State} model=${model} />`}
     </nav>
-    <${ErrorMessage} what="Its graph could not be read" error=${error} retry=${again} />
-    ${!graph && !error && html`<${ProgressBar} text="Asking for its plan…" />`}
+    <${ErrorMessage} what="Loading the graph failed" error=${error} retry=${again} />
+    ${!graph && !error && html`<${ProgressBar} text="Loading the plan…" />`}
     ${graph && html`<p class="summary">${planSummary(graph, hosts)}</p>`}
     ${model && html`<${Links} model=${model} /><${Switch} model=${model} again=${look} />`}
     ${model?.state === "loading" && html`<${Loading} names=${graph?.workers} />`}
@@ -251,7 +251,7 @@ function ModelPage({ id, known }) {
         <h2>Batching</h2>
         <ul class="batches">${graph.batches.map((line) => html`<li key=${line}>${line}</li>`)}</ul>
       </div>
-      <details class="panel"><summary>The plan as text</summary><${Copy} text=${graph.text} label="The plan" /></details>`}
+      <details class="panel"><summary>Plan as text</summary><${Copy} text=${graph.text} label="Plan" /></details>`}
   </section>`;
 }
 

@@ -1,5 +1,5 @@
-// The page of requests: the last ones of this key, one as a waterfall, or two compared. Figures are made in
-// `requests/trace_summary`, tables and pictures in the others there.
+// Requests page: recent requests of this API key, the trace of one as a waterfall, or two compared.
+// `requests/trace_summary` computes the numbers; the other modules there draw tables and charts.
 
 import { api } from "./api.js";
 import { timeAgo, ProgressBar, Choice, Field, seconds, ErrorMessage } from "./components.js";
@@ -20,14 +20,14 @@ function Find({ go }) {
     if (id) go(link(id));
   };
   return html`<form class="find" onSubmit=${find}>
-    <${Field} label="Find by id" hint="The X-Request-Id of an answer, which is also in the log.">
+    <${Field} label="Find by id" hint="X-Request-Id of a response, also in the server log.">
       <input name="id" required autocomplete="off" spellcheck="false" />
     <//>
     <button class="button">Open</button>
   </form>`;
 }
 
-/** Bytes that were fetched with the key, which a link cannot carry: opened in a window, or saved as `name`. */
+/** Fetch with the API key, which a link cannot send, then open in a new tab or save as `name`. */
 async function downloadOrOpen(path, name) {
   const address = URL.createObjectURL(await (await api.raw(path)).blob());
   const anchor = Object.assign(document.createElement("a"), { href: address });
@@ -43,22 +43,22 @@ function Metrics() {
     event.preventDefault();
     downloadOrOpen("/metrics").then(() => fail(null), fail);
   };
-  return html`<p class="soft">Which endpoint is slow for everybody, <a href="/metrics" onClick=${open}>the metrics</a> say:
+  return html`<p class="soft">Latency of all requests by endpoint: <a href="/metrics" onClick=${open}>metrics</a>,
       ${" "}<code>mstar_request_duration_seconds</code>.</p>
-    <${ErrorMessage} what="The metrics could not be read" error=${error} />`;
+    <${ErrorMessage} what="Loading the metrics failed" error=${error} />`;
 }
 
-function Requests({ shown, marked, mark }) {
+function Requests({ shown, selected, mark }) {
   const heads = ["Compare", "Id", "Status", "#Duration", "Model", "Endpoint", "Emissions", "Started"];
   const rows = shown.map((one) => {
-    const isMarked = marked.includes(one.id);
+    const isMarked = selected.includes(one.id);
     const box = html`<input type="checkbox" aria-label=${`Compare ${one.id}`} checked=${isMarked}
-      disabled=${marked.length > 1 && !isMarked} onChange=${() => mark(one.id)} />`;
+      disabled=${selected.length > 1 && !isMarked} onChange=${() => mark(one.id)} />`;
     const name = html`<a href=${link(one.id)}>${one.id}</a>`;
     const rest = [one.model, one.endpoint, formatEmissions(one), timeAgo(one.started_at)];
     return {
       key: one.id,
-      look: isMarked ? "marked" : undefined,
+      look: isMarked ? "selected" : undefined,
       cells: [box, name, html`<${Status} one=${one} />`, seconds(one.seconds), ...rest],
     };
   });
@@ -91,15 +91,15 @@ function passes(one, { model, endpoint, text }) {
   return isSame && text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
 }
 
-function Compare({ marked, clear }) {
-  const left = 2 - marked.length;
-  const text = left ? `Mark ${left === 2 ? "two" : "one more"} to compare.` : marked.join(" with ");
+function Compare({ selected, clear }) {
+  const left = 2 - selected.length;
+  const text = left ? `Select ${left === 2 ? "two requests" : "one more"} to compare.` : selected.join(" with ");
   return html`<div class="row">
     ${left
       ? html`<button type="button" class="button" disabled>Compare</button>`
-      : html`<a class="button main" href=${link(...marked)}>Compare</a>`}
+      : html`<a class="button main" href=${link(...selected)}>Compare</a>`}
     <span class="soft" role="status">${text}</span>
-    ${left < 2 && html`<button type="button" class="button quiet" onClick=${clear}>Clear marks</button>`}
+    ${left < 2 && html`<button type="button" class="button quiet" onClick=${clear}>Clear selection</button>`}
   </div>`;
 }
 
@@ -107,35 +107,35 @@ function List({ go }) {
   const ask = async (signal) => (await api.json("/v1/requests", { signal })).data;
   const { got, error, again } = usePoll(ask, () => 2, "");
   const [filter, choose] = useState({ model: "", endpoint: "", text: "" });
-  const [marked, put] = useState([]);
+  const [selected, put] = useState([]);
   const mark = (id) => put((ids) => (ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]));
   const shown = (got ?? []).filter((one) => passes(one, filter));
   const none = got?.length
-    ? "No request is like that: change the filter."
-    : html`Nothing was asked yet with this key. <a href="#/play">Ask something</a> to see it.`;
+    ? "No request matches the filter."
+    : html`No requests with this API key yet. <a href="#/play">Send one</a>.`;
   return html`<section class="stack report">
     <h1>Requests</h1>
     <div class="panel row between"><${Find} go=${go} /><${Metrics} /></div>
     <div class="panel stack">
       <${Filters} all=${got ?? []} filter=${filter} choose=${choose} />
-      <${Compare} marked=${marked} clear=${() => put([])} />
-      <${ErrorMessage} what="The list could not be read" error=${error} retry=${again} />
-      ${!got && !error && html`<${ProgressBar} text="Asking for the last requests…" />`}
-      ${shown.length > 0 && html`<${Requests} shown=${shown} marked=${marked} mark=${mark} />`}
+      <${Compare} selected=${selected} clear=${() => put([])} />
+      <${ErrorMessage} what="Loading the requests failed" error=${error} retry=${again} />
+      ${!got && !error && html`<${ProgressBar} text="Loading recent requests…" />`}
+      ${shown.length > 0 && html`<${Requests} shown=${shown} selected=${selected} mark=${mark} />`}
       ${got && !shown.length && html`<p class="note">${none}</p>`}
     </div>
   </section>`;
 }
 
-// ---------------------------------------------------------------- one, and two
-/** The trace of a request, asked again each second while it runs. */
+// ---------------------------------------------------------------- traces
+/** The trace of a request, polled every second while it runs. */
 function useTrace(id) {
   const ask = (signal) => api.json(pathOf(id, "trace"), { signal });
   const pause = (trace, error) => (error?.status === 404 || (trace && trace.status !== null) ? null : 1);
   return { id, ...usePoll(ask, pause, id) };
 }
 
-/** A view of all that some traces show, and the workers in them. */
+/** A shared time range for some traces, and their workers. */
 function useView(traces) {
   const view = useMemo(() => new View(), []);
   const names = traceWorkers(...traces).join(" ");
@@ -154,14 +154,14 @@ function Actions({ trace, again }) {
   const save = () => tried(downloadOrOpen(`${pathOf(trace.id, "trace")}?format=chrome`, file));
   return html`<div class="row">
       ${trace.status === null &&
-      html`<button type="button" class="button" onClick=${cancel}>Cancel the request</button>`}
+      html`<button type="button" class="button" onClick=${cancel}>Cancel request</button>`}
       <span class="soft">For ui.perfetto.dev:</span>
-      <button type="button" class="button" onClick=${save}>Download the trace</button>
+      <button type="button" class="button" onClick=${save}>Download trace</button>
     </div>
     <${ErrorMessage} error=${error} />`;
 }
 
-/** The one line for which this page is opened at night. */
+/** Where the time went, in one line. */
 function Summary({ trace, name }) {
   const { length, text, asides } = summary(trace);
   const aside = (one) => html`<span key=${one.text} class=${one.bad ? "bad" : "soft"}>${one.text}</span>`;
@@ -171,28 +171,28 @@ function Summary({ trace, name }) {
   </div>`;
 }
 
-/** What one and two have in common: where this is, and what is not there yet or not at all. */
-function TracePage({ asked, go, children }) {
-  const missing = asked.filter((one) => one.error);
-  const trouble = ({ id, error, again }) =>
-    html`<${ErrorMessage} key=${id} what=${`The trace of ${id} could not be read`} error=${error} retry=${again} />`;
+/** Frame of the trace pages: breadcrumb, errors and loading state. */
+function TracePage({ traces, go, children }) {
+  const missing = traces.filter((one) => one.error);
+  const message = ({ id, error, again }) =>
+    html`<${ErrorMessage} key=${id} what=${`Loading the trace of ${id} failed`} error=${error} retry=${again} />`;
   return html`<section class="stack report">
     <nav class="crumbs" aria-label="Breadcrumb">
-      <a href="#/requests">Requests</a><span aria-hidden="true">/</span><h1>${asked.map((one) => one.id).join(" and ")}</h1>
+      <a href="#/requests">Requests</a><span aria-hidden="true">/</span><h1>${traces.map((one) => one.id).join(" and ")}</h1>
     </nav>
-    ${missing.map(trouble)}
+    ${missing.map(message)}
     ${missing.some((one) => one.error.status === 404) && html`<div class="panel"><${Find} go=${go} /></div>`}
-    ${asked.some((one) => !one.got && !one.error) && html`<${ProgressBar} text="Asking every process what it did…" />`}
+    ${traces.some((one) => !one.got && !one.error) && html`<${ProgressBar} text="Loading the trace…" />`}
     ${children}
   </section>`;
 }
 
 function RequestPage({ id, go }) {
-  const asked = useTrace(id);
-  const { got: trace, again } = asked;
+  const result = useTrace(id);
+  const { got: trace, again } = result;
   const [view, workers] = useView(trace ? [trace] : []);
-  if (!trace) return html`<${TracePage} asked=${[asked]} go=${go} />`;
-  return html`<${TracePage} asked=${[asked]} go=${go}>
+  if (!trace) return html`<${TracePage} traces=${[result]} go=${go} />`;
+  return html`<${TracePage} traces=${[result]} go=${go}>
     <div class="row between">
       <p class="row"><${Status} one=${trace} /><a href=${`#/models/${encodeURIComponent(trace.model)}`}>${trace.model}</a>
         <code>${trace.endpoint}</code><span class="soft">${timeAgo(trace.started_at)}</span></p>
@@ -210,16 +210,16 @@ function RequestPage({ id, go }) {
 }
 
 function ComparePage({ ids, go }) {
-  const asked = [useTrace(ids[0]), useTrace(ids[1])];
-  const traces = asked.every((one) => one.got) ? asked.map((one) => one.got) : [];
+  const results = [useTrace(ids[0]), useTrace(ids[1])];
+  const traces = results.every((one) => one.got) ? results.map((one) => one.got) : [];
   const [view, workers] = useView(traces);
-  if (!traces.length) return html`<${TracePage} asked=${asked} go=${go} />`;
+  if (!traces.length) return html`<${TracePage} traces=${results} go=${go} />`;
   const named = traces.map((trace, at) => ["AB"[at], trace]);
   const side = ([name, trace]) => html`<div class="stack" key=${name}>
     <h2><span class="tag">${name}</span> <a href=${link(trace.id)}>${trace.id}</a></h2>
     <${Waterfall} trace=${trace} workers=${workers} view=${view} label=${`Waterfall of ${name}, ${trace.id}`} />
   </div>`;
-  return html`<${TracePage} asked=${asked} go=${go}>
+  return html`<${TracePage} traces=${results} go=${go}>
     ${named.map(([name, trace]) => html`<${Summary} key=${name} trace=${trace} name=${name} />`)}
     <div class="panel stack">
       <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${traces.some(hasDeadlines)} /></div>

@@ -1,19 +1,19 @@
-// Light, dark, or as the system says; kept for the next visit.
+// Theme: light, dark, or the system's setting. Saved in local storage.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 
-const KEPT = "mstar-theme";
+const STORAGE_KEY = "mstar-theme";
 const THEMES = ["auto", "light", "dark"];
 
 function applyTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  // Canvases read their colours from the style sheet and must read them again.
+  // Canvases read their colors from the stylesheet, and must read them again.
   dispatchEvent(new Event("mstar-theme"));
 }
 
 const storedTheme = () => {
-  const theme = localStorage.getItem(KEPT);
+  const theme = localStorage.getItem(STORAGE_KEY);
   return THEMES.includes(theme) ? theme : "auto";
 };
 
@@ -22,7 +22,7 @@ applyTheme(storedTheme());
 export function Theme() {
   const [theme, choose] = useState(storedTheme);
   useEffect(() => {
-    localStorage.setItem(KEPT, theme);
+    localStorage.setItem(STORAGE_KEY, theme);
     applyTheme(theme);
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];

@@ -1,11 +1,11 @@
-// What changes in a picture's SVG: how busy an op is, its largest batch, who waits for it, how full streams are,
-// and which boxes have nobody left to run them. Sets attributes only where something changed.
+// Live overlay of a walk's SVG: utilization of ops, largest batch, waiting requests, stream fill, ops without a worker.
+// It sets an attribute only when it changes.
 
 import { BAR } from "./picture.js";
 
 const LEVELS = 4;
-const SHOWN_MS = 900;
-const COOLS = 0.6;
+const BADGE_MS = 900;
+const HEAT_DECAY = 0.6;
 
 function show(group, text) {
   const word = group.lastElementChild;
@@ -29,7 +29,7 @@ export class ActivityOverlay {
     this.off = "";
   }
 
-  /** What ran in `span` seconds, and what waits and is stored now. */
+  /** Apply a tick: ops that ran in `span` seconds, waiting requests, stream fill. */
   tick(tick, model, span) {
     const ops = tick.ops.filter((op) => op.model === model && op.walk === this.walk.name);
     const sums = new Map();
@@ -46,17 +46,17 @@ export class ActivityOverlay {
       if (sum?.busy) box.heat = Math.max(box.heat, Math.min(1, sum.busy / span));
       if (sum?.largest > 1) {
         show(box.badge, `×${sum.largest}`);
-        box.until = now + SHOWN_MS;
+        box.until = now + BADGE_MS;
       }
       show(box.wait, sum?.waiting ? String(sum.waiting) : "");
     }
-    this._fill(tick.streams.filter((one) => one.model === model && one.walk === this.walk.name));
+    this._updateStreams(tick.streams.filter((stream) => stream.model === model && stream.walk === this.walk.name));
   }
 
-  /** A tenth of a second or so has passed; whether anything still glows. */
+  /** Decay the heat of ops. Returns whether anything is still highlighted. */
   cool() {
     const now = performance.now();
-    let glows = false;
+    let isActive = false;
     for (const box of this.boxes.values()) {
       const level = Math.ceil(box.heat * LEVELS - 0.05);
       if (level !== box.level) {
@@ -64,33 +64,33 @@ export class ActivityOverlay {
         box.halo.setAttribute("stroke-width", 1 + 2 * level);
         box.level = level;
       }
-      box.heat = box.heat < 0.05 ? 0 : box.heat * COOLS;
+      box.heat = box.heat < 0.05 ? 0 : box.heat * HEAT_DECAY;
       if (box.until && now > box.until) {
         show(box.badge, "");
         box.until = 0;
       }
-      glows ||= box.heat > 0 || box.level > 0 || box.until > 0;
+      isActive ||= box.heat > 0 || box.level > 0 || box.until > 0;
     }
-    return glows;
+    return isActive;
   }
 
-  /** `gone`: the names of workers that are not there. */
-  workers(gone) {
-    const key = [...gone].join(" ");
+  /** Mark ops whose workers are all down. `down`: names of workers. */
+  setDownWorkers(down) {
+    const key = [...down].join(" ");
     if (key === this.off) return;
     this.off = key;
     for (const { group, workers } of this.boxes.values()) {
-      group.classList.toggle("off", workers.length > 0 && workers.every((name) => gone.has(name)));
-      for (const seat of group.querySelectorAll(".seat")) seat.classList.toggle("off", gone.has(seat.dataset.worker));
+      group.classList.toggle("off", workers.length > 0 && workers.every((name) => down.has(name)));
+      for (const strip of group.querySelectorAll(".worker")) strip.classList.toggle("off", down.has(strip.dataset.worker));
     }
   }
 
-  _fill(told) {
+  _updateStreams(streams) {
     for (const group of this.streams) {
-      const mine = told.filter(({ stream }) => stream === group.dataset.stream);
-      const items = Math.max(0, ...mine.map((one) => one.items));
-      const bound = mine[0]?.bound;
-      show(group, mine.length ? (bound ? `${items}/${bound}` : String(items)) : "");
+      const own = streams.filter(({ stream }) => stream === group.dataset.stream);
+      const items = Math.max(0, ...own.map((each) => each.items));
+      const bound = own[0]?.bound;
+      show(group, own.length ? (bound ? `${items}/${bound}` : String(items)) : "");
       const width = String(Math.round(BAR * Math.min(1, items / (bound || items || 1))));
       const bar = group.children[1];
       if (bar.getAttribute("width") !== width) bar.setAttribute("width", width);

@@ -1,28 +1,28 @@
-// The ways that dots take through a picture: along its edges, from box to box, through the ports of frames.
-// Each way is looked for and measured once, and kept as points at equal distances.
+// Paths of dots along the edges of a picture, from box to box, through the ports of frames.
+// Each path is computed once by breadth-first search, and cached as points at equal distances.
 
 const POINTS = 33;
-const FAR = 9;
+const MAX_HOPS = 9;
 
-function neighbours(edges, isBothWays) {
-  const found = new Map();
+function neighbors(edges, isBothWays) {
+  const adjacency = new Map();
   const add = (from, to, at, turned) => {
-    if (!found.has(from)) found.set(from, []);
-    found.get(from).push({ to, at, turned });
+    if (!adjacency.has(from)) adjacency.set(from, []);
+    adjacency.get(from).push({ to, at, turned });
   };
   edges.forEach(({ source, target }, at) => {
     add(source, target, at, false);
-    // Nobody goes back to where a walk began.
+    // Dots never move back to an input.
     if (isBothWays && !source.startsWith("in.")) add(target, source, at, true);
   });
-  return found;
+  return adjacency;
 }
 
-/** The fewest edges from one box to another, or null. */
+/** Shortest path between two boxes in hops. Null: none within MAX_HOPS. */
 function shortest(graph, from, to) {
   const before = new Map([[from, null]]);
   let edge = [from];
-  for (let step = 0; step < FAR && edge.length; step++) {
+  for (let step = 0; step < MAX_HOPS && edge.length; step++) {
     const next = [];
     for (const id of edge) {
       for (const hop of graph.get(id) ?? []) {
@@ -52,25 +52,25 @@ function measured(hops, paths) {
   for (let at = 0; at < POINTS; at++) {
     const along = (whole * at) / (POINTS - 1);
     while (hop < hops.length - 1 && along > passed + lengths[hop]) passed += lengths[hop++];
-    const here = Math.min(along - passed, lengths[hop]);
-    const point = paths[hops[hop].at].getPointAtLength(hops[hop].turned ? lengths[hop] - here : here);
+    const offset = Math.min(along - passed, lengths[hop]);
+    const point = paths[hops[hop].at].getPointAtLength(hops[hop].turned ? lengths[hop] - offset : offset);
     points[at * 2] = point.x;
     points[at * 2 + 1] = point.y;
   }
   return points;
 }
 
-/** `way(from, to)` gives points in the picture's units, or null where only a straight line leads. */
+/** Returns `path(from, to)`: points in picture units, or null for a straight line. */
 export function edgePaths(picture, svg) {
   const paths = [];
   for (const path of svg.querySelectorAll("[data-edge]")) paths[Number(path.dataset.edge)] = path;
-  const [onward, anyway] = [neighbours(picture.edges, false), neighbours(picture.edges, true)];
+  const [forward, undirected] = [neighbors(picture.edges, false), neighbors(picture.edges, true)];
   const known = new Map();
   return (from, to) => {
     const key = `${from} ${to}`;
     if (!known.has(key)) {
-      // A loop's last op often leads nowhere; back along the edge it came by is nearer than straight across.
-      const hops = shortest(onward, from, to) ?? shortest(anyway, from, to);
+      // The last op of a loop often has no outgoing edge: going back along an edge is better than a straight line.
+      const hops = shortest(forward, from, to) ?? shortest(undirected, from, to);
       known.set(key, hops && measured(hops, paths));
     }
     return known.get(key);

@@ -1,5 +1,4 @@
-// The panel of one walk: its picture, the canvas with its dots, and what the pointer does there;
-// and the lane above all of them, in which requests are that are in no walk.
+// Panel of one walk: picture, dot canvas and tooltip; and the panel above all walks for requests in no walk.
 
 import { useLive } from "../live.js";
 import { seconds } from "../components.js";
@@ -7,55 +6,58 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 import { DotLayer } from "./dot_layer.js";
 import { bounds, Picture } from "./picture.js";
 import { ActivityOverlay } from "./activity_overlay.js";
-import { LANE } from "./dot_animator.js";
+import { QUEUE_LAYER } from "./dot_animator.js";
 import { edgePaths } from "./edge_paths.js";
 
-const [LEAST, USUAL, MOST] = [0.6, 0.85, 1];
-const STAYS = 6;
-const [QUEUE, BETWEEN] = [90, 116];
+const MIN_SCALE = 0.6;
+const DEFAULT_SCALE = 0.85;
+const MAX_SCALE = 1;
+const TIP_TOLERANCE = 6;
+const QUEUE_LABEL_WIDTH = 90;
+const BETWEEN_LABEL_WIDTH = 116;
 
-/** A field that follows the size of its canvas and whether it is in sight. `units`: what lies across its width. */
-function observeCanvas(field, canvas, units, sized) {
+/** Keep a layer in sync with the size and visibility of its canvas. `units`: the area shown, in picture units. */
+function observeCanvas(layer, canvas, units, sized) {
   const sizes = new ResizeObserver(() => {
     const { clientWidth: width, clientHeight: height } = canvas;
     if (!width) return;
     sized?.(width, height);
     const room = units(width);
-    field.resize(width, height, width / room.width, room.left, room.top);
+    layer.resize(width, height, width / room.width, room.left, room.top);
   });
-  const sights = new IntersectionObserver(([{ isIntersecting }]) => {
-    field.isSeen = isIntersecting;
-    field.isDirty = true;
-    field.wake();
+  const visibility = new IntersectionObserver(([{ isIntersecting }]) => {
+    layer.isSeen = isIntersecting;
+    layer.isDirty = true;
+    layer.wake();
   });
   sizes.observe(canvas);
-  sights.observe(canvas);
+  visibility.observe(canvas);
   return () => {
     sizes.disconnect();
-    sights.disconnect();
+    visibility.disconnect();
   };
 }
 
-/** What the pointer is on, and where; `shown` is null when there is nothing. */
-function useTip(field, go) {
+/** Tooltip of the dot under the pointer. Null: none. */
+function useTip(layer, go) {
   const [tip, show] = useState(null);
   const at = (event) => {
-    const corner = field.current.canvas.getBoundingClientRect();
+    const corner = layer.current.canvas.getBoundingClientRect();
     return [event.clientX - corner.left, event.clientY - corner.top];
   };
   const onPointerMove = (event) => {
     const [x, y] = at(event);
-    // A dot may go on while the pointer rests: the tip stays until the pointer goes.
-    if (tip && Math.hypot(tip.x - x, tip.y - y) < STAYS) return;
-    const dot = field.current.nearest(x, y);
-    if (dot) show({ record: dot.owner, worker: dot.worker, x, y, width: field.current.width });
+    // A dot can move on while the pointer rests: the tooltip stays until the pointer moves.
+    if (tip && Math.hypot(tip.x - x, tip.y - y) < TIP_TOLERANCE) return;
+    const dot = layer.current.nearest(x, y);
+    if (dot) show({ record: dot.owner, worker: dot.worker, x, y, width: layer.current.width });
     else if (tip) show(null);
   };
   const onClick = (event) => {
-    const id = (tip?.record ?? field.current.nearest(...at(event))?.owner)?.request.id;
+    const id = (tip?.record ?? layer.current.nearest(...at(event))?.owner)?.request.id;
     if (id) go(`#/requests/${encodeURIComponent(id)}`);
   };
-  const look = tip?.record.request.id ? "sheet hits" : "sheet";
+  const look = tip?.record.request.id ? "sheet clickable" : "sheet";
   return { tip, on: { onPointerMove, onPointerLeave: () => show(null), onClick, class: look } };
 }
 
@@ -66,8 +68,8 @@ function Tip({ tip }) {
   const emitted = Object.entries(request.emitted).map(([kind, count]) => `${count} ${kind}`).join(", ");
   const place = tip.x > tip.width / 2 ? { right: `${tip.width - tip.x + 12}px` } : { left: `${tip.x + 12}px` };
   return html`<div class="tip" style=${{ ...place, top: `${tip.y + 12}px` }}>
-    <b>${request.id ?? "another key's request"}</b>
-    <span>${since === undefined ? "over" : `${request.state}, ${seconds(Math.max(0, t - since))}`}</span>
+    <b>${request.id ?? "request of another API key"}</b>
+    <span>${since === undefined ? "finished" : `${request.state}, ${seconds(Math.max(0, t - since))}`}</span>
     <span>${tip.worker && `on ${tip.worker}`}</span>
     <span>${request.attempt > 1 && `attempt ${request.attempt}`}</span>
     <span>${emitted}</span>
@@ -76,51 +78,51 @@ function Tip({ tip }) {
 
 function makeSpots(picture, room) {
   const boxes = picture.boxes.map(({ id, x, y, w, h }) => [id, { id, kind: "box", x, y, w, h }]);
-  const gate = { id: "gate", kind: "gate", x: room.left + 2, y: room.top + 10, w: 14, h: room.height - 20 };
-  return new Map([...boxes, ["gate", gate]]);
+  const entry = { id: "entry", kind: "entry", x: room.left + 2, y: room.top + 10, w: 14, h: room.height - 20 };
+  return new Map([...boxes, ["entry", entry]]);
 }
 
-/** Whether what scrolls is wider than there is room: only then it is a stop for the keyboard. */
+/** Whether an element overflows. Only then it is focusable by keyboard. */
 function useOverflow(element) {
-  const [isWide, tell] = useState(false);
+  const [isWide, setWide] = useState(false);
   useEffect(() => {
-    const look = () => tell(element.current.scrollWidth > element.current.clientWidth + 1);
-    const sizes = new ResizeObserver(look);
+    const measure = () => setWide(element.current.scrollWidth > element.current.clientWidth + 1);
+    const sizes = new ResizeObserver(measure);
     sizes.observe(element.current);
     return () => sizes.disconnect();
   }, []);
   return isWide;
 }
 
-/** How many live requests of a model are such that `counts` says so. */
-function useCount(model, counts) {
+/** Number of running requests of a model that match a predicate. */
+function useCount(model, matches) {
   return useLive(({ requests }) => {
     let sum = 0;
-    for (const one of requests.values()) sum += one.model === model && counts(one);
+    for (const one of requests.values()) sum += one.model === model && matches(one);
     return sum;
   });
 }
 
-export function WalkPanel({ stage, walk, colours, go }) {
+export function WalkPanel({ animator, walk, colors, go }) {
   const room = useMemo(() => bounds(walk.picture), [walk]);
-  const [sheet, canvas, field, scroll] = [useRef(), useRef(), useRef(), useRef()];
-  const count = useCount(stage.model, (one) => one.walk === walk.name);
+  const [sheet, canvas, layer, scroll] = [useRef(), useRef(), useRef(), useRef()];
+  const count = useCount(animator.model, (one) => one.walk === walk.name);
   const isWide = useOverflow(scroll);
   useEffect(() => {
     const svg = sheet.current.querySelector("svg");
-    const about = { canvas: canvas.current, spots: makeSpots(walk.picture, room), way: edgePaths(walk.picture, svg) };
-    field.current = new DotLayer({ ...about, wake: () => stage.wake() });
-    stage.enter(walk.name, field.current, new ActivityOverlay(svg, walk), walk.calls);
-    return observeCanvas(field.current, canvas.current, () => room);
-  }, [stage]);
-  const { tip, on } = useTip(field, go);
-  const wide = { width: `min(100%, ${room.width * MOST}px)`, minWidth: `${room.width * LEAST}px` };
+    const about = { canvas: canvas.current, spots: makeSpots(walk.picture, room), path: edgePaths(walk.picture, svg) };
+    layer.current = new DotLayer({ ...about, wake: () => animator.wake() });
+    animator.addLayer(walk.name, layer.current, new ActivityOverlay(svg, walk), walk.calls);
+    return observeCanvas(layer.current, canvas.current, () => room);
+  }, [animator]);
+  const { tip, on } = useTip(layer, go);
+  const wide = { width: `min(100%, ${room.width * MAX_SCALE}px)`, minWidth: `${room.width * MIN_SCALE}px` };
   const picture = useMemo(
-    () => html`<${Picture} name=${walk.name} picture=${walk.picture} room=${room} colours=${colours} />`,
-    [walk, colours],
+    () => html`<${Picture} name=${walk.name} picture=${walk.picture} room=${room} colors=${colors} />`,
+    [walk, colors],
   );
   return html`<section class="panel walk" id=${`walk-${walk.name}`} aria-label=${`walk ${walk.name}`}
-    style=${{ flexBasis: `${room.width * USUAL + 26}px`, flexGrow: room.width }}>
+    style=${{ flexBasis: `${room.width * DEFAULT_SCALE + 26}px`, flexGrow: room.width }}>
     <h2>${walk.name} <small class=${count ? "some" : ""}>${count === 1 ? "1 request" : `${count} requests`}</small></h2>
     <div class="scroll" ref=${scroll} tabindex=${isWide ? 0 : undefined} role=${isWide ? "group" : undefined}
       aria-label=${isWide ? `picture of ${walk.name}` : undefined}>
@@ -131,22 +133,22 @@ export function WalkPanel({ stage, walk, colours, go }) {
   </section>`;
 }
 
-/** Those who are in no walk: first who waits for its turn, then who is between walks or listens to its client. */
-export function Lane({ stage, go }) {
-  const [canvas, field] = [useRef(), useRef()];
-  const queue = useCount(stage.model, (one) => one.state === "queued");
+/** Requests in no walk: queued ones, then those between walks or waiting for client input. */
+export function QueuePanel({ animator, go }) {
+  const [canvas, layer] = [useRef(), useRef()];
+  const queue = useCount(animator.model, (one) => one.state === "queued");
   useEffect(() => {
-    const spots = new Map(["queue", "between"].map((id) => [id, { id, kind: "lane", x: 0, y: 0, w: 1, h: 26 }]));
-    field.current = new DotLayer({ canvas: canvas.current, spots, way: () => null, wake: () => stage.wake() });
-    stage.enter(LANE, field.current, null);
+    const spots = new Map(["queue", "between"].map((id) => [id, { id, kind: "queue", x: 0, y: 0, w: 1, h: 26 }]));
+    layer.current = new DotLayer({ canvas: canvas.current, spots, path: () => null, wake: () => animator.wake() });
+    animator.addLayer(QUEUE_LAYER, layer.current, null);
     const sized = (width) => {
-      Object.assign(spots.get("queue"), { x: QUEUE, w: width * 0.6 - QUEUE - 8 });
-      Object.assign(spots.get("between"), { x: width * 0.6 + BETWEEN, w: width * 0.4 - BETWEEN });
+      Object.assign(spots.get("queue"), { x: QUEUE_LABEL_WIDTH, w: width * 0.6 - QUEUE_LABEL_WIDTH - 8 });
+      Object.assign(spots.get("between"), { x: width * 0.6 + BETWEEN_LABEL_WIDTH, w: width * 0.4 - BETWEEN_LABEL_WIDTH });
     };
-    return observeCanvas(field.current, canvas.current, (width) => ({ width, left: 0, top: 0 }), sized);
-  }, [stage]);
-  const { tip, on } = useTip(field, go);
-  return html`<div class="lane panel">
+    return observeCanvas(layer.current, canvas.current, (width) => ({ width, left: 0, top: 0 }), sized);
+  }, [animator]);
+  const { tip, on } = useTip(layer, go);
+  return html`<div class="queue panel">
     <p>queued <b>${queue}</b></p><p class="second">between walks</p>
     <div ...${on}><canvas ref=${canvas}></canvas>${tip && html`<${Tip} tip=${tip} />`}</div>
   </div>`;
@@ -159,7 +161,7 @@ function WalkLink({ model, name }) {
   return html`<li><button type="button" onClick=${show}>${name}${some}</button></li>`;
 }
 
-/** All walks with how many are in each; a click brings a walk's panel into sight. */
+/** All walks with their request counts. A click scrolls to the walk's panel. */
 export function WalkLinks({ model, walks }) {
   return html`<nav class="jumps" aria-label="Walks"><h2>Walks</h2><ul>
     ${walks.map(({ name }) => html`<${WalkLink} key=${name} model=${model} name=${name} />`)}

@@ -1,5 +1,5 @@
-// A walk's picture as SVG, from the JSON that `mstar draw` writes; it looks as mstar/draw/svg.py does it.
-// It draws what stays. What changes (halos, badges, dots) is set from outside, by activity_overlay.js and dot_layer.js.
+// SVG picture of a walk, from the JSON of `mstar draw`, in the style of mstar/draw/svg.py.
+// It draws the static parts. activity_overlay.js and dot_layer.js add halos, badges and dots.
 
 import { html } from "../vendor/preact.js";
 
@@ -13,12 +13,12 @@ export const STYLES = {
   value: "value",
   carry: "carried to the next iteration",
   extends: "state, extended",
-  views: "state, only read",
+  views: "state, read-only",
   pipe: "stream",
-  cross: "to another worker",
+  cross: "between workers",
 };
 
-/** What of the picture is used: its legend and its name are told elsewhere, and dots wait in a gutter at the left. */
+/** Bounding box of a picture without its legend and title, with a gutter at the left for waiting dots. */
 export function bounds({ boxes, frames, edges }) {
   const xs = [];
   const ys = [];
@@ -39,7 +39,7 @@ export function bounds({ boxes, frames, edges }) {
 
 export const edgeStyle = (edge) => (edge.is_back && edge.style === "value" ? "carry" : edge.style);
 
-/** The arrow heads, once for all pictures of a page. */
+/** Arrow markers, shared by all pictures of a page. */
 export function ArrowMarkers() {
   const shape = (name) =>
     name === "extends" || name === "views"
@@ -53,7 +53,7 @@ export function ArrowMarkers() {
 function Frame({ frame, depth }) {
   const { kind, x, y, w, h, caption, caption_x: left } = frame;
   const look = `f${depth % 2}`;
-  // Bodies side by side: a second sheet shows behind the first.
+  // Parallel bodies: a second sheet behind the first.
   const behind = kind === "each" && html`<rect class=${look} rx="10" x=${x + 5} y=${y + 5} width=${w} height=${h} />`;
   return html`${behind}<rect class=${look} rx="10" x=${x} y=${y} width=${w} height=${h} />
     <text class="c" x=${left} y=${y + 18}>${caption}</text>`;
@@ -66,14 +66,14 @@ function pathText([first, ...rest]) {
 function Edge({ edge, at }) {
   const style = edgeStyle(edge);
   const is = { pipe: style === "pipe", crossing: edge.crosses ? " cross" : "" };
-  const way = pathText(edge.path);
+  const path = pathText(edge.path);
   const head = edge.crosses && (is.pipe || style === "value" || style === "carry") ? "cross" : style;
   const about = [edge.value, edge.type].filter(Boolean).join(": ");
   const { label, label_x: x, label_y: y } = edge;
   const bar = x + LETTER * label.length + 8;
   return html`
-    ${is.pipe && html`<path class=${`e pipe${edge.crosses ? " warm" : ""}`} d=${way} />`}
-    <path class=${`e ${is.pipe ? "flow" : style}${is.crossing}`} d=${way} data-edge=${at}
+    ${is.pipe && html`<path class=${`e pipe${edge.crosses ? " warm" : ""}`} d=${path} />`}
+    <path class=${`e ${is.pipe ? "flow" : style}${is.crossing}`} d=${path} data-edge=${at}
       marker-end=${edge.has_arrow ? `url(#head-${head})` : undefined}><title>${about}</title></path>
     ${label && html`<text class=${is.pipe ? "l lp" : "l"} x=${x} y=${y}>${label}</text>`}
     ${label && is.pipe && html`<g data-stream=${edge.value} class="fill" visibility="hidden">
@@ -100,7 +100,7 @@ function Outline({ box, tint }) {
   return html`<rect class="box" ...${place} rx=${Math.min(Math.floor(h / 2), 13)} />`;
 }
 
-/** The lines of text in a box, each with its font size. An op has its component in small letters above it. */
+/** Lines of text in a box with their font sizes. The component of an op is a small line above it. */
 function linesOf({ shape, title, note }) {
   const dot = shape === "op" ? title.lastIndexOf(".") : -1;
   const lines = [[title.slice(0, Math.max(dot, 0)), NOTE], [title.slice(dot + 1), TITLE], [note, NOTE]];
@@ -120,22 +120,22 @@ function BoxLabel({ box }) {
   });
 }
 
-/** For an op on several workers: a strip with the colour of each, so that a dot's ring can be found in it. */
-function WorkerStrip({ box, colours }) {
+/** Strip with the color of each worker of an op, to match the rings of dots. */
+function WorkerStrip({ box, colors }) {
   const step = (box.w - 12) / box.workers.length;
   return box.workers.map(
-    (name, at) => html`<rect class=${`seat k${colours.get(name)}`} data-worker=${name} key=${name}
+    (name, at) => html`<rect class=${`worker k${colors.get(name)}`} data-worker=${name} key=${name}
       x=${box.x + 6 + at * step + 1} y=${box.y + 3} width=${step - 2} height="3" rx="1.5" />`,
   );
 }
 
-function Op({ box, colours }) {
-  const tint = `k${colours.get(box.workers[0]) ?? 0}`;
+function Op({ box, colors }) {
+  const tint = `k${colors.get(box.workers[0]) ?? 0}`;
   const { x, y, w, h } = box;
   return html`<g data-box=${box.id}>
     <rect class=${`halo ${tint}`} x=${x - 2} y=${y - 2} width=${w + 4} height=${h + 4} rx="8" visibility="hidden" />
     <${Outline} box=${box} tint=${tint} /><${BoxLabel} box=${box} />
-    ${box.workers.length > 1 && html`<${WorkerStrip} box=${box} colours=${colours} />`}
+    ${box.workers.length > 1 && html`<${WorkerStrip} box=${box} colors=${colors} />`}
     <g class="badge" visibility="hidden">
       <rect x=${x + w - BADGE + 10} y=${y - 9} width=${BADGE} height="16" rx="8" />
       <text x=${x + w - BADGE / 2 + 10} y=${y + 3}></text></g>
@@ -145,8 +145,8 @@ function Op({ box, colours }) {
   </g>`;
 }
 
-function Box({ box, colours }) {
-  if (box.shape === "op") return html`<${Op} box=${box} colours=${colours} />`;
+function Box({ box, colors }) {
+  if (box.shape === "op") return html`<${Op} box=${box} colors=${colors} />`;
   return html`<g><${Outline} box=${box} /><${BoxLabel} box=${box} /></g>`;
 }
 
@@ -155,17 +155,17 @@ function described({ boxes, frames }) {
   return `Ops: ${ops}.${frames.length ? ` Regions: ${frames.map(({ caption }) => caption).join("; ")}.` : ""}`;
 }
 
-/** `colours`: by worker, the number of its colour. */
-export function Picture({ name, picture, room, colours }) {
+/** `colors`: color index by worker. */
+export function Picture({ name, picture, room, colors }) {
   const depths = new Map([["", -1]]);
   for (const frame of picture.frames) depths.set(frame.id, depths.get(frame.frame) + 1);
-  // Pipes lie under thin lines, and what crosses lies on top.
+  // Streams are drawn first, edges between workers last.
   const depth = (edge) => (edge.style !== "pipe") * 2 + edge.crosses;
   const edges = picture.edges.map((edge, at) => ({ edge, at })).sort((a, b) => depth(a.edge) - depth(b.edge));
   return html`<svg class="picture" viewBox=${`${room.left} ${room.top} ${room.width} ${room.height}`} role="img"
     aria-label=${`Walk ${name}. ${described(picture)}`}>
     ${picture.frames.map((frame) => html`<${Frame} key=${frame.id} frame=${frame} depth=${depths.get(frame.id)} />`)}
     ${edges.map(({ edge, at }) => html`<${Edge} key=${at} edge=${edge} at=${at} />`)}
-    ${picture.boxes.map((box) => html`<${Box} key=${box.id} box=${box} colours=${colours} />`)}
+    ${picture.boxes.map((box) => html`<${Box} key=${box.id} box=${box} colors=${colors} />`)}
   </svg>`;
 }

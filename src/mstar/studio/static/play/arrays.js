@@ -1,5 +1,4 @@
-// Arrays as the API writes them, {dtype, shape, data: base64}, as typed arrays and back; and as pixels, where they have
-// the shape of pictures. Nothing is drawn here.
+// Conversion between arrays of the API, {dtype, shape, data: base64}, and typed arrays or images. Draws nothing.
 
 import { base64, decodeBase64 } from "./base64.js";
 
@@ -14,7 +13,7 @@ export const isArray = (value) => typeof value?.data === "string" && value.dtype
 export const count = (shape) => shape.reduce((product, size) => product * size, 1);
 export const sizeOf = ({ dtype, shape }) => count(shape) * KINDS[dtype].BYTES_PER_ELEMENT;
 
-/** {dtype, shape, values}: the numbers of an array. Integers of 64 bits are rounded to what a number can hold. */
+/** Decode to {dtype, shape, values}. 64-bit integers are rounded to doubles. */
 export function decode({ dtype, shape, data }) {
   const raw = new KINDS[dtype](decodeBase64(data).buffer);
   let values = raw;
@@ -31,7 +30,7 @@ function half(bits) {
   return sign * (power ? 2 ** (power - 15) * (1 + rest / 1024) : 2 ** -14 * (rest / 1024));
 }
 
-/** An array of numbers as the API wants it. */
+/** Encode numbers as an array of the API. */
 export function encode(dtype, shape, numbers) {
   const kind = KINDS[dtype];
   const isWide = dtype.endsWith("int64");
@@ -39,28 +38,28 @@ export function encode(dtype, shape, numbers) {
   return { dtype, shape, data: base64(new Uint8Array(values.buffer)) };
 }
 
-/** Where the pictures of a shape are: {many, height, width, isFirst (channels before pixels)}; null if it has none. */
+/** Image dimensions of a shape: {many, height, width, colors, isFirst (channels first)}. Null: not an image. */
 export function imageShape(shape) {
   const [a, b, c] = shape.slice(-3);
-  const isColour = (size) => size === 3 || size === 1;
-  if (shape.length < 3 || !(isColour(c) || isColour(a))) return null;
-  const isFirst = !isColour(c);
-  const [height, width, colours] = isFirst ? [b, c, a] : [a, b, c];
-  return Math.min(height, width) < 8 ? null : { many: count(shape.slice(0, -3)), height, width, colours, isFirst };
+  const isColor = (size) => size === 3 || size === 1;
+  if (shape.length < 3 || !(isColor(c) || isColor(a))) return null;
+  const isFirst = !isColor(c);
+  const [height, width, colors] = isFirst ? [b, c, a] : [a, b, c];
+  return Math.min(height, width) < 8 ? null : { many: count(shape.slice(0, -3)), height, width, colors, isFirst };
 }
 
 /** The pictures of a decoded array as ImageData, brightness by what values there are. */
 export function toImages({ dtype, shape, values }) {
-  const { many, height, width, colours, isFirst } = imageShape(shape);
+  const { many, height, width, colors, isFirst } = imageShape(shape);
   const [low, high] = dtype === "uint8" ? [0, 255] : span(values);
   const pixels = height * width;
   return Array.from({ length: many }, (_, number) => {
     const image = new ImageData(width, height);
     for (let at = 0; at < pixels; at++) {
-      for (let colour = 0; colour < 3; colour++) {
-        const which = colours === 1 ? 0 : colour;
-        const from = number * pixels * colours + (isFirst ? which * pixels + at : at * colours + which);
-        image.data[at * 4 + colour] = (255 * (values[from] - low)) / (high - low);
+      for (let color = 0; color < 3; color++) {
+        const which = colors === 1 ? 0 : color;
+        const from = number * pixels * colors + (isFirst ? which * pixels + at : at * colors + which);
+        image.data[at * 4 + color] = (255 * (values[from] - low)) / (high - low);
       }
       image.data[at * 4 + 3] = 255;
     }
@@ -75,7 +74,7 @@ function span(values) {
   return usual ?? [least, most];
 }
 
-/** The least and the most of some numbers, never the same. */
+/** Minimum and maximum of some numbers, never equal. */
 export function extent(values) {
   let [least, most] = [Infinity, -Infinity];
   for (const value of values) {

@@ -1,9 +1,8 @@
-// Sound as data: 16-bit samples, WAV files, and files of any kind the browser decodes.
-// Nothing is played or recorded here.
+// Audio data: 16-bit samples, WAV files, and any file the browser decodes. Plays and records nothing.
 
-export const RATE = 24000; // what the server hears and speaks, unless it says otherwise
+export const RATE = 24000; // default sample rate of the server
 
-/** 16-bit samples of bytes that may begin at an odd place, where a typed array cannot. */
+/** 16-bit samples from bytes at any offset (a typed array needs an aligned one). */
 export function toPcm(bytes) {
   return new Int16Array(bytes.slice(0, bytes.length - (bytes.length % 2)).buffer);
 }
@@ -41,22 +40,22 @@ export function wav(pcm, rate = RATE) {
   return new Blob([head, pcm], { type: "audio/wav" });
 }
 
-/** The samples of a file, mono at RATE: the browser resamples while it decodes. */
+/** Decode a file to mono samples at RATE. The browser resamples. */
 export async function decodeAudioFile(file) {
-  let sound;
+  let audio;
   try {
-    sound = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await file.arrayBuffer());
+    audio = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await file.arrayBuffer());
   } catch {
-    throw new Error(`${file.name} cannot be read as sound. Choose a WAV, MP3, FLAC or Ogg file.`);
+    throw new Error(`${file.name} is not an audio file. Choose a WAV, MP3, FLAC or Ogg file.`);
   }
-  const channels = Array.from({ length: sound.numberOfChannels }, (_, number) => sound.getChannelData(number));
+  const channels = Array.from({ length: audio.numberOfChannels }, (_, number) => audio.getChannelData(number));
   return Int16Array.from(channels[0], (_, at) => {
     const mean = channels.reduce((sum, one) => sum + one[at], 0) / channels.length;
     return Math.max(-1, Math.min(1, mean)) * 32767;
   });
 }
 
-/** The loudest of every 20 ms, from 0 to 1, of samples that are added as they come. */
+/** Peak of every 20 ms, from 0 to 1, of streamed samples. */
 export class Peaks {
   constructor(rate) {
     this.values = [];

@@ -1,4 +1,4 @@
-// Bytes as the API writes them in JSON, and back.
+// Base64 encoding of bytes.
 
 export function base64(bytes) {
   let text = "";

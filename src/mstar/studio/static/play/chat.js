@@ -1,5 +1,5 @@
-// Chat: a conversation in words, with pictures, sounds and texts attached, and answers that may be spoken.
-// The conversation is kept here, not by the server: each question is sent with all that was said before.
+// Chat panel: messages with image, audio and text attachments, and optional audio output.
+// The conversation is stored here, not on the server: each request contains all earlier messages.
 
 import { api } from "../api.js";
 import { ErrorMessage, seconds, secondsSince } from "../components.js";
@@ -13,8 +13,8 @@ import { RATE, concatPcm, toPcm, toFloatSamples, wav } from "./audio.js";
 
 const PATH = "/v1/chat/completions";
 
-// ---------------------------------------------------------------- what is sent
-/** A file as a part of a message. */
+// ---------------------------------------------------------------- request
+/** A file as a content part of a message. */
 export async function toContentPart(file) {
   const [kind, form] = file.type.split("/");
   if (kind === "image" || kind === "audio") {
@@ -25,23 +25,23 @@ export async function toContentPart(file) {
     return format ? { type: "input_audio", input_audio: { data, format } } : { type: "audio_url", audio_url: { url } };
   }
   const text = await file.text();
-  if (text.includes("\0")) throw new Error(`${file.name} is no picture, sound or text. Choose another file.`);
+  if (text.includes("\0")) throw new Error(`${file.name} is not an image, audio or text file. Choose another file.`);
   return { type: "text", text: `${file.name}:\n${text}\n` };
 }
 
-function question({ text, files }) {
+function userMessage({ text, files }) {
   if (!files.length) return { role: "user", content: text };
   return { role: "user", content: [...files.map((one) => one.part), ...(text ? [{ type: "text", text }] : [])] };
 }
 
-export function requestBody(model, { system, temperature, maxTokens, seed, speaks, voice }, exchanges, asked) {
-  const said = exchanges
+export function requestBody(model, { system, temperature, maxTokens, seed, speaks, voice }, exchanges, prompt) {
+  const history = exchanges
     .filter((one) => one.answer)
-    .flatMap((one) => [question(one), { role: "assistant", content: one.answer }]);
+    .flatMap((one) => [userMessage(one), { role: "assistant", content: one.answer }]);
   const first = system.trim() ? [{ role: "system", content: system }] : [];
   return {
     model,
-    messages: [...first, ...said, question(asked)],
+    messages: [...first, ...history, userMessage(prompt)],
     stream: true,
     stream_options: { include_usage: true },
     ...numbers({ temperature, max_completion_tokens: maxTokens, seed }),
@@ -49,11 +49,11 @@ export function requestBody(model, { system, temperature, maxTokens, seed, speak
   };
 }
 
-// ---------------------------------------------------------------- the conversation
+// ---------------------------------------------------------------- state
 class ChatStore extends Store {
   constructor(model) {
-    const wishes = { system: "", temperature: "", maxTokens: "", seed: "", speaks: false, voice: "" };
-    super(model, { ...wishes, exchanges: [], text: "", files: [] });
+    const params = { system: "", temperature: "", maxTokens: "", seed: "", speaks: false, voice: "" };
+    super(model, { ...params, exchanges: [], text: "", files: [] });
     this.player = new Player((report) => this.change({ report }));
   }
 
@@ -73,16 +73,16 @@ class ChatStore extends Store {
     this.player.stop();
   }
 
-  /** Asks what was written; or once more what failed. */
-  async ask(again) {
+  /** Send the composed message, or retry a failed exchange. */
+  async send(retried) {
     const { exchanges, text, files, speaks } = this.state;
-    const before = exchanges.filter((one) => one !== again);
-    const asked = again ?? { text: text.trim(), files };
-    const one = { text: asked.text, files: asked.files, id: newId(), answer: "", pieces: 0 };
+    const before = exchanges.filter((one) => one !== retried);
+    const prompt = retried ?? { text: text.trim(), files };
+    const one = { text: prompt.text, files: prompt.files, id: newId(), answer: "", pieces: 0 };
     const cancel = new AbortController();
     const body = requestBody(this.model, this.state, before, one);
     this.change({ exchanges: [...before, one], cancel, error: null, report: null });
-    if (!again) this.change({ text: "", files: [] });
+    if (!retried) this.change({ text: "", files: [] });
     this.player.stop();
     try {
       if (speaks && canPlay()) await this.player.open();
@@ -98,12 +98,12 @@ class ChatStore extends Store {
   }
 
   async #follow(one, body, signal) {
-    const begun = performance.now();
-    for await (const told of api.stream(PATH, { body, signal, headers: { "X-Request-Id": one.id } })) {
-      const data = check(told);
+    const startedAt = performance.now();
+    for await (const event of api.stream(PATH, { body, signal, headers: { "X-Request-Id": one.id } })) {
+      const data = check(event);
       if (data === "[DONE]") return;
       one.usage = data.usage ?? one.usage;
-      if (data.choices[0]) this.#take(one, data.choices[0], secondsSince(begun));
+      if (data.choices[0]) this.#take(one, data.choices[0], secondsSince(startedAt));
       this.change({});
     }
   }
@@ -129,7 +129,7 @@ class ChatStore extends Store {
   }
 }
 
-// ---------------------------------------------------------------- what is seen
+// ---------------------------------------------------------------- view
 function Files({ files, remove }) {
   const shown = ({ type, url, name }) =>
     type.startsWith("image/")
@@ -143,23 +143,23 @@ function Files({ files, remove }) {
 }
 
 function CopyAnswer({ text }) {
-  const [told, tell] = useState("Copy");
-  const copy = () => navigator.clipboard.writeText(text).then(() => tell("Copied"), () => tell("Not allowed"));
-  // There is no clipboard outside of a secure context.
-  return navigator.clipboard && html`<button class="button quiet" type="button" onClick=${copy}>${told}</button>`;
+  const [label, setLabel] = useState("Copy");
+  const copy = () => navigator.clipboard.writeText(text).then(() => setLabel("Copied"), () => setLabel("Not allowed"));
+  // There is no clipboard outside a secure context.
+  return navigator.clipboard && html`<button class="button quiet" type="button" onClick=${copy}>${label}</button>`;
 }
 
-const ENDS = { length: "at max tokens", stopped: "stopped", tool_calls: "with a call of a tool" };
+const FINISH_REASONS = { length: "max tokens reached", stopped: "stopped", tool_calls: "tool call" };
 
 function figures({ usage, pieces, first, last, firstSound, reason }, report) {
   const tokens = usage?.completion_tokens_details?.text_tokens ?? pieces;
   return [
-    ["first token", first && seconds(first), "from the request to the first words"],
-    ["tokens/s", tokens > 1 && last > first ? ((tokens - 1) / (last - first)).toFixed(1) : null, "after the first"],
+    ["TTFT", first && seconds(first), "time to first token"],
+    ["tokens/s", tokens > 1 && last > first ? ((tokens - 1) / (last - first)).toFixed(1) : null, "after the first token"],
     ["tokens", usage && `${usage.prompt_tokens} in, ${usage.completion_tokens} out`],
-    ["first sound", firstSound && seconds(firstSound)],
-    ["underruns", firstSound && report?.underruns, "gaps: the sound was not made in time"],
-    ["ended", ENDS[reason]],
+    ["first audio", firstSound && seconds(firstSound)],
+    ["underruns", firstSound && report?.underruns, "playback gaps: audio arrived too late"],
+    ["finish reason", FINISH_REASONS[reason]],
   ];
 }
 
@@ -167,12 +167,12 @@ function Exchange({ store, one }) {
   const { exchanges, cancel, report } = store.state;
   const isLast = one === exchanges.at(-1);
   const isLive = isLast && cancel;
-  const retry = one.error && !cancel && (() => store.ask(one));
+  const retry = one.error && !cancel && (() => store.send(one));
   return html`<${ChatMessage}><${Files} files=${one.files} />${one.text && html`<p>${one.text}</p>`}<//>
     <${ChatMessage} who=${store.model} isLive=${isLive}>
       <p>${one.answer}${isLive && html`<i class="caret"></i>`}</p>
-      ${one.sound && html`<audio controls src=${one.sound} aria-label="The answer"></audio>`}
-      <${ErrorMessage} error=${one.error} what="No answer" retry=${retry} />
+      ${one.sound && html`<audio controls src=${one.sound} aria-label="Response audio"></audio>`}
+      <${ErrorMessage} error=${one.error} what="Request failed" retry=${retry} />
       <div class="row" data-samples=${isLast && report?.samples}>
         <${Figures} items=${figures(one, isLast && report)} id=${one.id} />
         ${one.answer && !isLive && html`<${CopyAnswer} text=${one.answer} />`}</div>
@@ -184,25 +184,25 @@ function Composer({ store }) {
   const canAsk = !cancel && (text.trim() || files.length);
   const send = (event) => {
     event.preventDefault();
-    if (canAsk) store.ask();
+    if (canAsk) store.send();
   };
   const pressed = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
-  const renew = () => {
+  const reset = () => {
     store.stop();
     store.change({ exchanges: [] });
   };
   return html`<form class="composer" onSubmit=${send}>
-    <${ErrorMessage} error=${error} what="That file is not sent" />
+    <${ErrorMessage} error=${error} what="File not attached" />
     <${Files} files=${files} remove=${(file) => store.change({ files: files.filter((one) => one !== file) })} />
-    <textarea aria-label="Message" rows="2" placeholder="Ask something. Enter sends, Shift+Enter is a new line."
+    <textarea aria-label="Message" rows="2" placeholder="Message. Enter sends, Shift+Enter adds a line."
       value=${text} onInput=${(event) => store.change({ text: event.target.value })} onKeyDown=${pressed}></textarea>
     <div class="row">
       ${cancel
         ? html`<button class="button main" type="button" onClick=${() => store.stop()}>Stop</button>`
         : html`<button class="button main" disabled=${!canAsk}>Send</button>`}
-      <${FilePicker} text="Attach" label="Attach pictures, sounds or texts" accept="image/*,audio/*,text/*,.md,.json,.csv,.py"
+      <${FilePicker} text="Attach" label="Attach images, audio or text files" accept="image/*,audio/*,text/*,.md,.json,.csv,.py"
         multiple choose=${(chosen) => store.attach(chosen)} />
-      <button class="button quiet end" type="button" disabled=${!exchanges.length} onClick=${renew}
+      <button class="button quiet end" type="button" disabled=${!exchanges.length} onClick=${reset}
         >New conversation</button>
     </div>
   </form>`;
@@ -219,26 +219,26 @@ function ParamsPanel({ store, entry }) {
       <${ParamField} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
     </div>
     <label class="check"><input type="checkbox" checked=${speaks}
-      onChange=${(event) => store.change({ speaks: event.target.checked })} /> Speak the answer</label>
+      onChange=${(event) => store.change({ speaks: event.target.checked })} /> Audio output</label>
     ${speaks && html`<${Voice} store=${store} entry=${entry} />`}
-    ${speaks && !canPlay() && html`<p class="note">On a page that is neither on https nor on localhost, the answer can
-      be played when it is whole.</p>`}
+    ${speaks && !canPlay() && html`<p class="note">Without https or localhost, audio plays only when the response is
+      complete.</p>`}
   </section>`;
 }
 
-/** The body as it would be sent now; when nothing is written, as it was sent last. */
+/** The body of the next request, or of the last one if the composer is empty. */
 function shownBody({ model, state }) {
   const { exchanges, text, files } = state;
   const isWritten = text.trim() || files.length || !exchanges.length;
-  const asked = isWritten ? { text: text.trim() || "Good morning.", files } : exchanges.at(-1);
-  return requestBody(model, state, isWritten ? exchanges : exchanges.slice(0, -1), asked);
+  const prompt = isWritten ? { text: text.trim() || "Good morning.", files } : exchanges.at(-1);
+  return requestBody(model, state, isWritten ? exchanges : exchanges.slice(0, -1), prompt);
 }
 
 export default function Chat({ model, entry }) {
   const store = useStore(ChatStore, model);
   return html`<div class="play">
     <section class="panel chat" aria-label="Chat">
-      <${Log} label="Chat log" empty="Ask something: the answer is shown as it is written.">
+      <${Log} label="Chat log" empty="Send a message. The response streams in here.">
         ${store.state.exchanges.map((one) => html`<${Exchange} key=${one.id} store=${store} one=${one} />`)}
       <//>
       <${Composer} store=${store} />

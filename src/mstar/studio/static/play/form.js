@@ -1,31 +1,31 @@
-// What the panels of pictures, videos, robots and worlds share: one task at a time, and a form's values and controls.
-// It knows no surface of the server.
+// Shared by the image, video, robot and world panels: one task at a time, form values and controls.
+// It knows no endpoint.
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Field } from "../components.js";
 
-/** {isBusy, error, run, stop}: `run(work)` awaits `work(signal)`; what that throws is the error. */
+/** {isBusy, error, run, stop}: `run(work)` awaits `work(signal)` and stores its error. */
 export function useTask() {
-  const [state, tell] = useState({});
-  const going = useRef();
-  const stop = () => going.current?.abort();
+  const [state, setState] = useState({});
+  const running = useRef();
+  const stop = () => running.current?.abort();
   useEffect(() => stop, []);
   const run = async (work) => {
-    going.current = new AbortController();
-    tell({ isBusy: true });
+    running.current = new AbortController();
+    setState({ isBusy: true });
     try {
-      await work(going.current.signal);
-      tell({});
+      await work(running.current.signal);
+      setState({});
     } catch (error) {
-      tell(error.name === "AbortError" ? {} : { error });
+      setState(error.name === "AbortError" ? {} : { error });
     }
   };
   return { ...state, run, stop };
 }
 
-/** A link to what a request did. */
-export const Timeline = ({ id }) => id && html`<a href=${`#/requests/${encodeURIComponent(id)}`}>timeline</a>`;
+/** Link to the trace of a request. */
+export const Timeline = ({ id }) => id && html`<a href=${`#/requests/${encodeURIComponent(id)}`}>trace</a>`;
 
-/** {value}, or the {error} that making it threw. */
+/** {value}, or the {error} that `make` threw. */
 export function tryValue(make) {
   try {
     return { value: make() };
@@ -45,14 +45,14 @@ export function useForm(begin) {
 
 export const SEED = { type: "number", placeholder: "any", step: 1 };
 
-/** The prompt, and the wishes that only some models have. */
+/** The prompt field. */
 export function Prompt({ form: { values, set } }) {
   return html`<${Field} label="Prompt"><textarea value=${values.prompt} onInput=${set("prompt")} rows="3" /><//>`;
 }
 
 export function More({ form: { input }, children }) {
   return html`<details><summary>More parameters</summary>
-    <p class="note">Leave empty what the model does not have: an unsupported parameter is rejected.</p>
+    <p class="note">Leave unsupported parameters empty: the server rejects them.</p>
     <div class="fields">
       ${input("num_inference_steps", "Steps", { type: "number", min: 1, max: 1000 })}
       ${input("guidance_scale", "Guidance", { type: "number", min: 0, max: 100, step: "any" })}
@@ -62,10 +62,10 @@ export function More({ form: { input }, children }) {
   </details>`;
 }
 
-/** What was not left empty, as [name, value]. */
+/** Non-empty values as [name, value]. */
 export const nonEmptyFields = (values) => Object.entries(values).filter(([, value]) => value !== "");
 
-/** A form for the server; and the same for `Code`, which shows a file by its name. */
+/** Form data, and the same fields for `Code`, with files by name. */
 export function toForm(parts) {
   const form = new FormData();
   for (const [name, value] of parts) form.append(name, value);

@@ -1,4 +1,4 @@
-// Pictures: drawn from a text, or out of pictures; they get sharper as partial ones come.
+// Image panel: generate or edit images, with partial images as they arrive.
 import { html, useState } from "../vendor/preact.js";
 import { ApiError, api } from "../api.js";
 import { Choice, Field, Tabs, ErrorMessage, seconds, secondsSince } from "../components.js";
@@ -9,25 +9,25 @@ const KINDS = [{ id: "generations", label: "Generate" }, { id: "edits", label: "
 const SIZES = ["auto", "256x256", "512x512", "1024x1024", "1536x1024", "1024x1536"];
 const EMPTY = { prompt: "a portrait", size: "auto", n: "1", partial_images: "3", seed: "",
   num_inference_steps: "", guidance_scale: "", negative_prompt: "" };
-// The id of a request that is answered by a stream is chosen here, so that its timeline is found.
+// The request id is chosen here, so that the trace of a streamed response can be linked.
 const newId = () => `studio-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 const TEXTS = ["prompt", "size", "negative_prompt"];
 
-/** The values as the API has them: a stream shows one picture, so several come without. */
+/** Parameters of the request. Only a single image is streamed. */
 function requestParams(model, { n, partial_images: partials, ...rest }) {
-  const told = nonEmptyFields(rest).map(([name, value]) => [name, TEXTS.includes(name) ? value : Number(value)]);
+  const fields = nonEmptyFields(rest).map(([name, value]) => [name, TEXTS.includes(name) ? value : Number(value)]);
   const how = n === "1" ? [["stream", true], ["partial_images", Number(partials)]] : [["n", Number(n)]];
-  return [["model", model], ...told, ...how];
+  return [["model", model], ...fields, ...how];
 }
 
-/** Ask, and tell each picture as it comes. */
-async function draw(path, options, isStream, tell) {
-  const begun = performance.now();
+/** Send the request and call `onImage` for each image. */
+async function draw(path, options, isStream, onImage) {
+  const startedAt = performance.now();
   const shot = ({ b64_json: coded }, form, name, isLast) =>
-    tell({ src: `data:image/${form};base64,${coded}`, name, isLast, after: secondsSince(begun) });
+    onImage({ src: `data:image/${form};base64,${coded}`, name, isLast, after: secondsSince(startedAt) });
   if (!isStream) {
     const { data, output_format: form } = await api.json(path, options);
-    data.forEach((one, number) => shot(one, form, `picture ${number + 1}`, true));
+    data.forEach((one, number) => shot(one, form, `image ${number + 1}`, true));
     return;
   }
   for await (const { data } of api.stream(path, options)) {
@@ -54,12 +54,12 @@ export default function Images({ model }) {
     event.preventDefault();
     const id = newId();
     show({ shots: [], id });
-    const tell = (shot) => show((last) => ({ ...last, shots: [...last.shots, shot] }));
-    task.run((signal) => draw(call.path, { ...content, signal, headers: { "X-Request-Id": id } }, isStream, tell));
+    const onImage = (shot) => show((last) => ({ ...last, shots: [...last.shots, shot] }));
+    task.run((signal) => draw(call.path, { ...content, signal, headers: { "X-Request-Id": id } }, isStream, onImage));
   };
   return html`<div class="grid2 media-panels">
     <form class="panel stack" onSubmit=${begin}>
-      <${Tabs} tabs=${KINDS} chosen=${kind} choose=${choose} label="What to do" />
+      <${Tabs} tabs=${KINDS} chosen=${kind} choose=${choose} label="Mode" />
       <${ParamsPanel} form=${form} />
       ${isEdit && html`<${Sources} take=${take} />`}
       <div class="row">
@@ -69,7 +69,7 @@ export default function Images({ model }) {
       <${Code} call=${{ ...call, reads: isStream ? "events" : "json" }} />
     </form>
     <section class="panel stack" aria-label="Image">
-      <${ErrorMessage} error=${task.error} what="It was not drawn" />
+      <${ErrorMessage} error=${task.error} what="Image generation failed" />
       <${Result} ...${drawn} isBusy=${task.isBusy} />
     </section>
   </div>`;
@@ -95,14 +95,14 @@ function Sources({ take }) {
   const input = (name, isMany) => html`<input type="file" accept="image/*" multiple=${isMany}
     onChange=${(event) => take((last) => ({ ...last, [name]: [...event.target.files] }))} />`;
   return html`<div class="fields">
-    <${Field} label="Pictures to change">${input("image[]", true)}<//>
-    <${Field} label="Mask" hint="as large as the picture; may be left out">${input("mask", false)}<//>
+    <${Field} label="Input images">${input("image[]", true)}<//>
+    <${Field} label="Mask" hint="same size as the image; optional">${input("mask", false)}<//>
   </div>`;
 }
 
 function Result({ shots, id, isBusy }) {
   const last = shots.at(-1);
-  const none = isBusy ? "Waiting for the first picture…" : "There is no picture yet.";
+  const none = isBusy ? "Waiting for the first image…" : "No image yet.";
   if (!last) return html`<p class="note" role="status">${none}</p>`;
   const one = ({ src, name, after, isLast }) => html`<li><figure>
     <img src=${src} alt=${name} />
@@ -110,7 +110,7 @@ function Result({ shots, id, isBusy }) {
       ${isLast && html` <a href=${src} download="${name}.png">download</a>`}</figcaption>
   </figure></li>`;
   return html`
-    <img class="drawn" src=${last.src} alt=${`the picture, ${last.name}`} />
+    <img class="drawn" src=${last.src} alt=${`image, ${last.name}`} />
     <p class="row"><span role="status">${last.name} after ${seconds(last.after)}</span>
       ${!isBusy && html`<${Timeline} id=${id} />`}</p>
     <ol class="strip">${shots.map(one)}</ol>`;

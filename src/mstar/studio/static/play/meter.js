@@ -1,10 +1,10 @@
-// What is measured, as it is shown: levels, waves, and figures in a line. Nothing is measured here.
+// Level meters, waveforms and lists of metrics. Measures nothing.
 
 import { html } from "../vendor/preact.js";
 
 const BINS = 240;
 
-/** How loud something is, from 0 to 1; shown in decibels, as ears hear. */
+/** Audio level from 0 to 1, shown in decibels. */
 export function Level({ label, value }) {
   const part = Math.max(0, Math.min(1, 1 + Math.log10(Math.max(value, 1e-4)) / 2.5));
   return html`<div class="level" role="meter" aria-label=${label} aria-valuemin="0" aria-valuemax="1"
@@ -12,7 +12,7 @@ export function Level({ label, value }) {
     <i><b style=${{ transform: `scaleX(${part})` }}></b></i></div>`;
 }
 
-/** A wave of `peaks` (of 20 ms each), of which `played` seconds were heard. Short ones leave room for what comes. */
+/** Waveform of `peaks` (20 ms each), of which `played` seconds have been played. */
 export function Wave({ peaks, played }) {
   const each = Math.max(peaks.length, 150) / BINS;
   const most = Math.max(0.1, ...peaks);
@@ -21,14 +21,14 @@ export function Wave({ peaks, played }) {
     const half = Math.max(0.6, (30 * Math.max(...peaks.slice(bin * each, (bin + 1) * each + 1))) / most);
     paths[bin * each < played * 50 ? 1 : 0] += `M${bin + 0.5} ${32 - half}V${32 + half}`;
   }
-  const text = `${(peaks.length / 50).toFixed(1)} s of sound`;
+  const text = `${(peaks.length / 50).toFixed(1)} s of audio`;
   return html`<svg class="wave" viewBox="0 0 ${BINS} 64" preserveAspectRatio="none" role="img" aria-label=${text}>
     <path d=${paths[0]} /><path class="played" d=${paths[1]} /></svg>`;
 }
 
-/** Figures in a line: [[name, value, hint?]], those without a value left out, and where the call's timeline is. */
+/** List of metrics [[name, value, hint?]] without empty values, and a link to the trace of the request. */
 export function Figures({ items, id }) {
   const one = ([name, value, hint]) => html`<div key=${name} title=${hint}><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<div class="figures"><dl>${items.filter(([, value]) => value || value === 0).map(one)}</dl>
-    ${id && html`<a href=${`#/requests/${id}`}>timeline</a>`}</div>`;
+    ${id && html`<a href=${`#/requests/${id}`}>trace</a>`}</div>`;
 }

@@ -1,5 +1,4 @@
-// The microphone as frames of 40 ms of 16-bit samples at 24 kHz, and a file of sound that stands in for it.
-// What becomes of the frames is not decided here.
+// Microphone input in 40 ms frames of 16-bit samples at 24 kHz, or an audio file in its place.
 
 import { SECURE_CONTEXT_HINT, audioContext } from "./player.js";
 import { RATE, decodeAudioFile } from "./audio.js";
@@ -8,13 +7,13 @@ const FRAME = RATE / 25;
 
 export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia);
 
-const REFUSALS = {
-  NotAllowedError: "The browser was not allowed to use the microphone. Allow it for this page, next to the address.",
-  NotFoundError: "There is no microphone. Connect one, or send a file instead.",
-  NotReadableError: "The microphone is used by another program. Close that, and try again.",
+const ERRORS = {
+  NotAllowedError: "Microphone access denied. Allow it for this page in the address bar.",
+  NotFoundError: "No microphone found. Connect one, or send a file instead.",
+  NotReadableError: "Another program uses the microphone. Close it, then try again.",
 };
 
-/** Opens the microphone. `onFrame(pcm, level)` is called 25 times a second. Returns what ends it. */
+/** Open the microphone. Calls `onFrame(pcm, level)` 25 times per second. Returns a function that closes it. */
 export async function record(onFrame) {
   if (!canRecord()) throw new Error(SECURE_CONTEXT_HINT);
   const context = await audioContext("microphone");
@@ -23,13 +22,13 @@ export async function record(onFrame) {
     const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
     stream = await navigator.mediaDevices.getUserMedia({ audio });
   } catch (error) {
-    throw new Error(REFUSALS[error.name] ?? `The microphone cannot be used: ${error.message}`);
+    throw new Error(ERRORS[error.name] ?? `The microphone cannot be used: ${error.message}`);
   }
   const source = context.createMediaStreamSource(stream);
   const node = new AudioWorkletNode(context, "microphone", { outputChannelCount: [1] });
   node.port.onmessage = ({ data }) => onFrame(data.pcm, data.level);
   source.connect(node);
-  node.connect(context.destination); // it gives silence; a node that leads nowhere is not run
+  node.connect(context.destination); // outputs silence; an unconnected node does not run
   return () => {
     node.port.onmessage = null;
     node.port.postMessage("close");
@@ -39,14 +38,14 @@ export async function record(onFrame) {
   };
 }
 
-/** Gives a file as a microphone would: at its own pace, then `silence_ms` of silence. Returns what ends it. */
+/** Play a file in real time as microphone input, then `silence_ms` of silence. Returns a function that stops it. */
 export async function replay(file, onFrame, onEnd, silence_ms) {
   const pcm = await decodeAudioFile(file);
   const count = Math.ceil((pcm.length + (silence_ms * RATE) / 1000) / FRAME);
-  const begun = performance.now();
+  const startedAt = performance.now();
   let sent = 0;
   const timer = setInterval(() => {
-    const due = Math.min(count, Math.floor((performance.now() - begun) / 40)); // a page in the background ticks rarely
+    const due = Math.min(count, Math.floor((performance.now() - startedAt) / 40)); // timers of a background page are throttled
     for (; sent < due; sent += 1) {
       const frame = new Int16Array(FRAME);
       frame.set(pcm.subarray(sent * FRAME, (sent + 1) * FRAME));

@@ -1,4 +1,4 @@
-// What a robot or a world is shown: a form of arrays, as a model says it needs them, or as its user knows.
+// Form for the observation of a robot or world: arrays in the model's spec, or entered by the user.
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
 import { Choice, Field } from "../components.js";
@@ -9,34 +9,34 @@ import { Pixels } from "./plot.js";
 const SLIDERS = 16;
 const SIDE = 224;
 const SCALES = [["1 0", "0 to 1"], ["2 -1", "−1 to 1"], ["255 0", "0 to 255"]];
-const WRONG = "That cannot be read as a picture. Choose a PNG, JPEG or WebP file.";
+const WRONG = "Not an image file. Choose a PNG, JPEG or WebP file.";
 const field = (name, dtype, shape) => ({ name, dtype, shape, text: "0", pictures: [], scale: "1 0" });
 
-/** What a model says of its robot, once it is known; {} of one that does not act. */
+/** Robot spec of a model, once loaded. {} for a model without actions. */
 export function useRobot(model, acts = true) {
-  const [told, tell] = useState({});
+  const [spec, setSpec] = useState({});
   useEffect(() => {
-    tell({ robot: acts ? undefined : {} });
+    setSpec({ robot: acts ? undefined : {} });
     if (!acts) return;
     const path = `/v1/actions/metadata?model=${encodeURIComponent(model)}`;
-    api.json(path).then((robot) => tell({ robot }), (error) => tell({ error }));
+    api.json(path).then((robot) => setSpec({ robot }), (error) => setSpec({ error }));
   }, [model]);
-  return told;
+  return spec;
 }
 
-/** The fields of an observation, as far as a model says what it needs; models say it in three ways. */
+/** Fields of an observation from a robot spec, which has one of three formats. */
 export function observationFields({ observation, cameras = [], state, fields = {} }) {
   if (observation) return Object.entries(observation).map(([name, { dtype, shape }]) => field(name, dtype, shape));
-  const told = Object.entries(fields).flatMap(([name, what]) => {
+  const parsed = Object.entries(fields).flatMap(([name, what]) => {
     const [, dtype, sizes] = /^(\w+\d+) \[([^\]]*)\]/.exec(what) ?? [];
     if (!dtype) return what.includes("picture") ? [field(name, "uint8", [SIDE, SIDE, 3])] : [];
     return [field(name, dtype, sizes.split(",").map((size) => Number(size) || SIDE))];
   });
   const pose = state ? [field(state, "float32", [8])] : [];
-  return [...told, ...cameras.map((name) => field(name, "uint8", [SIDE, SIDE, 3])), ...pose];
+  return [...parsed, ...cameras.map((name) => field(name, "uint8", [SIDE, SIDE, 3])), ...pose];
 }
 
-/** The numbers that a text tells: as many as are needed, or one for all. Without a shape, as many as there are. */
+/** Parse numbers: as many as the shape needs, or one for all. Without a shape, any count. */
 export function parseNumbers(text, shape, name) {
   const numbers = text.split(/[\s,;]+/).filter(Boolean).map(Number);
   const needed = shape ? count(shape) : numbers.length;
@@ -46,7 +46,7 @@ export function parseNumbers(text, shape, name) {
   return numbers.length === needed ? numbers : new Array(needed).fill(numbers[0]);
 }
 
-/** An observation as the API wants it. Throws when a text is not what is needed. */
+/** Encode an observation. Throws if a field is invalid. */
 export function encodeObservation(fields) {
   return Object.fromEntries(fields.map((one) => {
     const { name, dtype, shape, text, pictures } = one;
@@ -55,21 +55,21 @@ export function encodeObservation(fields) {
 }
 
 function brightness({ dtype, shape, pictures, scale }) {
-  const { many, height, width, colours, isFirst } = imageShape(shape);
+  const { many, height, width, colors, isFirst } = imageShape(shape);
   const [factor, shift] = dtype.startsWith("float") ? scale.split(" ").map(Number) : [255, 0];
   const pixels = height * width;
-  const values = new Float32Array(many * pixels * colours);
+  const values = new Float32Array(many * pixels * colors);
   for (let at = 0; at < values.length; at++) {
-    const [number, rest] = [Math.floor(at / (pixels * colours)), at % (pixels * colours)];
-    const place = isFirst ? rest % pixels : Math.floor(rest / colours);
-    const colour = isFirst ? Math.floor(rest / pixels) : rest % colours;
+    const [number, rest] = [Math.floor(at / (pixels * colors)), at % (pixels * colors)];
+    const place = isFirst ? rest % pixels : Math.floor(rest / colors);
+    const color = isFirst ? Math.floor(rest / pixels) : rest % colors;
     const { data } = pictures[Math.min(number, pictures.length - 1)];
-    values[at] = (data[place * 4 + colour] / 255) * factor + shift;
+    values[at] = (data[place * 4 + color] / 255) * factor + shift;
   }
   return values;
 }
 
-/** A file as pixels of this size; what is too much at its sides is cut off. */
+/** Decode an image file and crop it to this size. */
 async function fitted(file, width, height) {
   const image = await createImageBitmap(file);
   const context = new OffscreenCanvas(width, height).getContext("2d");
@@ -79,14 +79,14 @@ async function fitted(file, width, height) {
   return context.getImageData(0, 0, width, height);
 }
 
-/** The form. `isFixed`: the model says exactly which fields there are. */
+/** The form. `isFixed`: the spec lists all fields. */
 export function Observation({ fields, change, isFixed }) {
-  const put = (at) => (news) => change((last) => last.map((one, i) => (i === at ? { ...one, ...news } : one)));
+  const put = (at) => (changes) => change((last) => last.map((one, i) => (i === at ? { ...one, ...changes } : one)));
   const drop = (at) => () => change((last) => last.filter((_, i) => i !== at));
-  const one = (told, at) => html`<fieldset class="stack" key=${at}>
-    <legend>${told.name} <small>${told.dtype} [${told.shape.join(", ")}]</small></legend>
-    <${imageShape(told.shape) ? Pictures : Numbers} told=${told} put=${put(at)} />
-    ${!isFixed && html`<div><${SmallButton} click=${drop(at)}>Remove ${told.name}<//></div>`}
+  const one = (field, at) => html`<fieldset class="stack" key=${at}>
+    <legend>${field.name} <small>${field.dtype} [${field.shape.join(", ")}]</small></legend>
+    <${imageShape(field.shape) ? Pictures : Numbers} field=${field} put=${put(at)} />
+    ${!isFixed && html`<div><${SmallButton} click=${drop(at)}>Remove ${field.name}<//></div>`}
   </fieldset>`;
   return html`${fields.map(one)} ${!isFixed && html`<${Add} add=${(more) => change((last) => [...last, more])} />`}`;
 }
@@ -94,7 +94,7 @@ export function Observation({ fields, change, isFixed }) {
 const SmallButton = ({ click, children }) =>
   html`<button class="button quiet" type="button" onClick=${click}>${children}</button>`;
 
-function Numbers({ told: { name, text, shape }, put }) {
+function Numbers({ field: { name, text, shape }, put }) {
   const many = count(shape);
   const { value: values = [] } = tryValue(() => parseNumbers(text, shape, name));
   const slide = (at) => (event) => put({ text: values.with(at, event.target.value).join(" ") });
@@ -103,7 +103,7 @@ function Numbers({ told: { name, text, shape }, put }) {
     <span>${value}</span></div>`;
   const random = () => put({ text: Array.from({ length: many }, () => (Math.random() * 2 - 1).toFixed(2)).join(" ") });
   return html`
-    <${Field} label=${`Numbers of ${name}`} hint=${`${many}, or one for all`}>
+    <${Field} label=${`Values of ${name}`} hint=${`${many}, or one for all`}>
       <input value=${text} onInput=${(event) => put({ text: event.target.value })} /><//>
     <div class="row">
       <${SmallButton} click=${() => put({ text: "0" })}>Zeros<//><${SmallButton} click=${random}>Random<//>
@@ -111,19 +111,19 @@ function Numbers({ told: { name, text, shape }, put }) {
     ${many <= SLIDERS && html`<div class="sliders">${values.map(slider)}</div>`}`;
 }
 
-function Pictures({ told: { name, dtype, shape, pictures, scale, wrong }, put }) {
+function Pictures({ field: { name, dtype, shape, pictures, scale, wrong }, put }) {
   const { many, height, width } = imageShape(shape);
   const taken = (event) => {
     const made = [...event.target.files].slice(0, many).map((file) => fitted(file, width, height));
     Promise.all(made).then((all) => put({ pictures: all, wrong: "" }), () => put({ pictures: [], wrong: WRONG }));
   };
   return html`
-    <${Field} label=${many > 1 ? `Up to ${many} pictures of ${name}` : `Picture of ${name}`}
-      hint=${`made ${width} × ${height}; the last stands for those that lack, black if there is none`}>
+    <${Field} label=${many > 1 ? `Up to ${many} images of ${name}` : `Image of ${name}`}
+      hint=${`resized to ${width} × ${height}; the last image repeats; default black`}>
       <input type="file" accept="image/*" multiple=${many > 1} onChange=${taken} /><//>
     ${wrong && html`<p class="error" role="alert">${wrong}</p>`}
     <div class="strip">${pictures.map((image, at) => html`<${Pixels} image=${image} label=${`${name} ${at}`} />`)}</div>
-    ${dtype.startsWith("float") && html`<${Choice} label=${`Values of ${name}`} value=${scale} options=${SCALES}
+    ${dtype.startsWith("float") && html`<${Choice} label=${`Range of ${name}`} value=${scale} options=${SCALES}
       choose=${(value) => put({ scale: value })} />`}`;
 }
 
@@ -136,8 +136,8 @@ function Add({ add }) {
     add(field(name, dtype, sizes));
     rename("");
   };
-  return html`<fieldset class="stack"><legend>Another field</legend>
-    <p class="note">The model does not say exactly what it needs to see: its documentation does.</p>
+  return html`<fieldset class="stack"><legend>Add a field</legend>
+    <p class="note">The model has no complete observation spec. See its documentation.</p>
     <div class="fields">
       <${Field} label="Name"><input value=${name} onInput=${(event) => rename(event.target.value)} /><//>
       <${Choice} label="Type" value=${dtype} options=${DTYPES} choose=${choose} />

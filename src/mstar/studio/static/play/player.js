@@ -1,53 +1,53 @@
-// Plays a stream of samples as they come. The buffer and the clock are in worklets/player.js;
-// here is what a page holds of it. Sound is neither fetched nor decoded here.
+// Streaming audio player: the page's side of worklets/player.js, which has the buffer and the clock.
+// It neither fetches nor decodes audio.
 
 let context = null;
 const modules = {};
 
-/** Whether the browser lets this page run worklets: only on https and on localhost. */
+/** Whether audio worklets are available: only on https and localhost. */
 export const canPlay = () => window.isSecureContext && "AudioWorkletNode" in window;
 
 const port = location.port || 8000;
-export const SECURE_CONTEXT_HINT = `The browser gives sound only to pages on https or on localhost. On your own machine run
+export const SECURE_CONTEXT_HINT = `Browsers allow audio only on https or localhost. On your own machine run
   ssh -L ${port}:127.0.0.1:${location.port || 80} ${location.hostname}
 and open http://localhost:${port}`;
 
-/** The page's one AudioContext with a worklet in it. The first call must come from a click or a key. */
+/** The page's AudioContext with a worklet loaded. The first call must come from a user gesture. */
 export async function audioContext(worklet) {
   if (!canPlay()) throw new Error(SECURE_CONTEXT_HINT);
   context ??= new AudioContext({ latencyHint: "interactive" });
-  if (context.state === "suspended") context.resume(); // not awaited: it may wait for a gesture for ever
+  if (context.state === "suspended") context.resume(); // not awaited: it can wait forever for a gesture
   modules[worklet] ??= context.audioWorklet.addModule(new URL(`worklets/${worklet}.js`, import.meta.url));
   await modules[worklet];
   return context;
 }
 
-const QUIET = { buffered: 0, played: 0, underruns: 0, level: 0, samples: 0, isOver: true };
+const SILENT = { buffered: 0, played: 0, underruns: 0, level: 0, samples: 0, isOver: true };
 
 export class Player {
   #node = null;
   #opening = null;
   #turn = 0;
   #stopped = null;
-  report = QUIET;
+  report = SILENT;
 
-  /** `onReport` is called ten times a second with {buffered, played (ms), underruns, level, samples, isOver}. */
+  /** Calls `onReport` ten times per second with {buffered, played (ms), underruns, level, samples, isOver}. */
   constructor(onReport = () => {}) {
     this.onReport = onReport;
   }
 
-  /** Get ready to play: call it in the click that will lead to sound. */
+  /** Prepare playback. Call it in the handler of the user gesture. */
   open() {
     this.#opening ??= audioContext("player").then((ready) => {
       this.#node = new AudioWorkletNode(ready, "player", { numberOfInputs: 0, outputChannelCount: [1] });
-      this.#node.port.onmessage = ({ data }) => this.#heard(data);
+      this.#node.port.onmessage = ({ data }) => this.#onReport(data);
       this.#node.connect(ready.destination);
     });
     return this.#opening;
   }
 
-  #heard(report) {
-    if (report.turn !== this.#turn) return; // of a stream that was stopped
+  #onReport(report) {
+    if (report.turn !== this.#turn) return; // of a stopped stream
     this.report = report;
     if (report.isStopped) this.#stopped?.(report.played);
     this.onReport(report);
@@ -57,33 +57,33 @@ export class Player {
     this.#node?.port.postMessage({ act, ...rest }, transfer);
   }
 
-  /** A new stream; what was left of the one before is dropped. */
+  /** Start a new stream, and drop the rest of the previous one. */
   begin(rate) {
     this.#turn += 1;
-    this.report = { ...QUIET, isOver: false };
+    this.report = { ...SILENT, isOver: false };
     this.#post("begin", { rate, turn: this.#turn });
   }
 
-  /** More of the stream: a Float32Array, which is given away. */
+  /** Append samples to the stream. The Float32Array is transferred. */
   push(samples) {
     this.#post("push", { samples }, [samples.buffer]);
   }
 
-  /** No more comes; what is buffered is still played. */
+  /** End the stream; buffered audio still plays. */
   end() {
     this.#post("end");
   }
 
-  /** Fall silent now. Returns how many milliseconds of the stream were heard. */
+  /** Stop now. Returns the milliseconds of the stream that were audible. */
   async stop() {
     if (this.report.isOver) return this.report.played;
-    const told = new Promise((resolve) => {
+    const played = new Promise((resolve) => {
       this.#stopped = resolve;
-      setTimeout(() => resolve(this.report.played), 250); // a context that does not run does not answer
+      setTimeout(() => resolve(this.report.played), 250); // a suspended context does not report
     });
     this.#post("stop");
-    const late = (context?.outputLatency || 0) * 1000; // handed to the device, but not heard yet
-    return Math.max(0, Math.floor((await told) - late));
+    const late = (context?.outputLatency || 0) * 1000; // sent to the device, but not audible yet
+    return Math.max(0, Math.floor((await played) - late));
   }
 
   close() {

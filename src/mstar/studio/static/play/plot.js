@@ -1,11 +1,11 @@
-// Small pictures of numbers: lines over time, bars, a histogram with a limit, heat maps and pixels.
+// Small plots: lines over time, bars, histogram with a limit, heat maps and images.
 import { html, useEffect, useRef } from "../vendor/preact.js";
 import { decode, extent, isArray, imageShape, toImages } from "./arrays.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [480, 184, 44, 20, 11];
 const INSIDE = WIDTH - LEFT - 6;
 const short = (x) => String(Number(x.toPrecision(3)));
-const colour = (number) => `var(--w${number % 8}-line)`;
+const color = (number) => `var(--w${number % 8}-line)`;
 
 function Frame({ label, low, high, begin, end, children }) {
   const y = (part) => TOP + (1 - part) * (HEIGHT - TOP - BOTTOM);
@@ -19,7 +19,7 @@ function Frame({ label, low, high, begin, end, children }) {
   </svg>`;
 }
 
-/** A line for each dimension of [time, dimension] values. */
+/** Line plot of [time, dimension] values, one line per dimension. */
 export function Lines({ values, shape, label, rate, name = "dimension" }) {
   const many = shape.at(-1) ?? 1;
   const steps = values.length / many;
@@ -29,7 +29,7 @@ export function Lines({ values, shape, label, rate, name = "dimension" }) {
   const line = (_, one) => {
     const point = (_, step) => `${x(step).toFixed(1)},${y(values[step * many + one]).toFixed(1)}`;
     const points = Array.from({ length: steps }, point).join(" ");
-    return html`<polyline points=${points} stroke=${colour(one)} stroke-dasharray=${one > 7 ? "6 3" : null} />`;
+    return html`<polyline points=${points} stroke=${color(one)} stroke-dasharray=${one > 7 ? "6 3" : null} />`;
   };
   const end = `step ${steps - 1}${rate ? `, ${short((steps - 1) / rate)} s` : ""}`;
   return html`<figure class="stack">
@@ -39,23 +39,23 @@ export function Lines({ values, shape, label, rate, name = "dimension" }) {
 }
 
 function Legend({ many, name }) {
-  const one = (_, at) => html`<li><i style=${{ background: colour(at) }}></i>${name} ${at}</li>`;
+  const one = (_, at) => html`<li><i style=${{ background: color(at) }}></i>${name} ${at}</li>`;
   return many <= 16 && html`<ul class="legend">${Array.from({ length: many }, one)}</ul>`;
 }
 
-/** One bar for each number. */
+/** Bar chart with one bar per number. */
 export function Bars({ values, label, name }) {
   const most = Math.max(...Array.from(values, Math.abs)) || 1;
   const bar = (value, at) => {
     const part = Math.abs(value) / most / 2;
-    const style = { left: `${50 - (value < 0 ? part * 100 : 0)}%`, width: `${part * 100}%`, background: colour(at) };
+    const style = { left: `${50 - (value < 0 ? part * 100 : 0)}%`, width: `${part * 100}%`, background: color(at) };
     return html`<li><span>${name} ${at}</span><span class="beam"><i style=${style}></i></span>
       <span>${value.toFixed(3)}</span></li>`;
   };
   return html`<ul class="bars" aria-label=${label}>${Array.from(values, bar)}</ul>`;
 }
 
-/** How often each duration (ms) came, with a line at the limit. */
+/** Histogram of durations (ms), with a line at the limit. */
 export function Histogram({ values, limit, label }) {
   const high = Math.max(...values, limit) * 1.05;
   const bins = new Array(40).fill(0);
@@ -75,7 +75,7 @@ export function Histogram({ values, limit, label }) {
   <//>`;
 }
 
-/** Pixels in a canvas. */
+/** An image in a canvas. */
 export function Pixels({ image, label, look = "pixels" }) {
   const canvas = useRef();
   useEffect(() => {
@@ -85,7 +85,7 @@ export function Pixels({ image, label, look = "pixels" }) {
     aria-label=${label} />`;
 }
 
-/** Rows of numbers as colours, from the least (dark) to the most (light). */
+/** Heat map of rows of numbers, from minimum (dark) to maximum (light). */
 function heat({ shape, values }) {
   const width = shape.at(-1);
   const image = new ImageData(width, values.length / width);
@@ -97,14 +97,14 @@ function heat({ shape, values }) {
   return image;
 }
 
-/** Any value that a model showed, by its shape: pictures, a heat map, lines, or text. */
+/** View of any output by its shape: images, heat map, bars, or JSON. */
 export function ArrayView({ value, label }) {
   if (!isArray(value)) return html`<pre class="code">${JSON.stringify(value, null, 1)}</pre>`;
   const array = decode(value);
   const { shape, dtype } = array;
-  const told = `${label}: ${dtype} [${shape.join(", ")}]`;
-  if (imageShape(shape)) return toImages(array).map((image) => html`<${Pixels} image=${image} label=${told} />`);
+  const text = `${label}: ${dtype} [${shape.join(", ")}]`;
+  if (imageShape(shape)) return toImages(array).map((image) => html`<${Pixels} image=${image} label=${text} />`);
   const isWide = shape.length > 1 && shape.at(-1) > 1 && array.values.length > 16;
-  if (isWide) return html`<${Pixels} image=${heat(array)} label=${told} look="pixels heat" />`;
-  return html`<${Bars} values=${array.values.slice(0, 32)} label=${told} name="" />`;
+  if (isWide) return html`<${Pixels} image=${heat(array)} label=${text} look="pixels heat" />`;
+  return html`<${Bars} values=${array.values.slice(0, 32)} label=${text} name="" />`;
 }

@@ -1,5 +1,5 @@
-// Conversation: the microphone and a model over one WebSocket, by turns, in speech. Who begins to speak interrupts.
-// The call is `RealtimeStore`, below the page: it goes on while its user looks at another one.
+// Conversation panel: speech-to-speech over a Realtime API WebSocket, with voice activity detection and barge-in.
+// `RealtimeStore` lives outside the page, so that the session continues while another page is open.
 
 import { api, ApiError } from "../api.js";
 import { Choice, ErrorMessage, seconds, secondsSince } from "../components.js";
@@ -13,10 +13,10 @@ import { SECURE_CONTEXT_HINT, Player, canPlay } from "./player.js";
 import { RATE, toPcm, toFloatSamples } from "./audio.js";
 
 const PATH = "/v1/realtime";
-const PHASES = { off: "Not connected", connecting: "Connecting", listening: "Listening", hearing: "You speak",
+const PHASES = { off: "Not connected", connecting: "Connecting", listening: "Listening", hearing: "Speech detected",
   thinking: "Thinking", speaking: "Speaking" };
 
-/** What the session is set to. `transcriptionModel` is the model that writes down what the client says, if there is one. */
+/** Session config. `transcriptionModel` transcribes the user's audio, if there is one. */
 export const sessionConfig = ({ instructions, voice, answers, silence }, transcriptionModel) => ({
   type: "realtime",
   output_modalities: [answers],
@@ -30,23 +30,23 @@ export const sessionConfig = ({ instructions, voice, answers, silence }, transcr
   },
 });
 
-// ---------------------------------------------------------------- the call
+// ---------------------------------------------------------------- session
 class RealtimeStore extends Store {
   #socket = null;
   #endSource = null;
   #isAnswering = false;
-  #playing = null; // the answer that is heard
-  #interrupted = new Set(); // answers that are not to be heard any more, though some of them may still be under way to here
-  #asked = null; // when the client's turn ended
+  #playing = null; // item id of the response that plays
+  #interrupted = new Set(); // responses cut by the user, whose late audio is dropped
+  #turnEndedAt = null; // end of the user's turn
 
   constructor(model) {
-    const wishes = { instructions: "", voice: "", answers: "audio", silence: "500" };
-    super(model, { ...wishes, phase: "off", lines: [], level: 0, underruns: 0, samples: 0 });
+    const params = { instructions: "", voice: "", answers: "audio", silence: "500" };
+    super(model, { ...params, phase: "off", lines: [], level: 0, underruns: 0, samples: 0 });
     this.player = new Player((report) => this.#played(report));
   }
 
-  // -------------------------------------------------------------- its beginning and end
-  /** Begins the call if it is not there. */
+  // -------------------------------------------------------------- lifecycle
+  /** Open the session if it is not open. */
   async #open() {
     if (this.#socket) return;
     this.change({ phase: "connecting", lines: [], report: null, answered: null, id: null, underruns: 0, samples: 0 });
@@ -59,10 +59,10 @@ class RealtimeStore extends Store {
         this[event.type]?.(event);
       };
       socket.onclose = ({ code, reason }) => {
-        const why = reason || (code === 1006 ? "the connection was lost, or refused" : `the server ended it (${code})`);
-        const error = new ApiError(why, { code: "unreachable" });
+        const problem = reason || (code === 1006 ? "connection lost or refused" : `closed by the server (${code})`);
+        const error = new ApiError(problem, { code: "unreachable" });
         reject(error);
-        if (this.#socket !== socket) return; // ended from here
+        if (this.#socket !== socket) return; // closed by this page
         this.stop();
         this.change({ error });
       };
@@ -82,23 +82,23 @@ class RealtimeStore extends Store {
     }
   }
 
-  /** Listens to the microphone; or to a file in its stead, then to silence, so that the end is noticed. */
+  /** Send microphone audio, or a file followed by silence, so that the VAD detects the end. */
   listen(file) {
-    const hear = (pcm, level) => {
+    const onFrame = (pcm, level) => {
       this.#send("input_audio_buffer.append", { audio: base64(new Uint8Array(pcm.buffer)) });
       this.change({ level });
     };
     const over = () => this.change({ source: null, level: 0 });
     return this.#within(async () => {
       this.#endSource?.();
-      this.#endSource = await (file ? replay(file, hear, over, Number(this.state.silence) + 400) : record(hear));
+      this.#endSource = await (file ? replay(file, onFrame, over, Number(this.state.silence) + 400) : record(onFrame));
       this.change({ source: file?.name ?? "You" });
     });
   }
 
   write(text) {
     return this.#within(async () => {
-      if (this.#isAnswering) this.#send("response.cancel"); // first: an answer is cut when it has ended
+      if (this.#isAnswering) this.#send("response.cancel"); // first: a response is truncated after it has ended
       await this.#interrupt();
       const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
       this.#send("conversation.item.create", { item });
@@ -122,7 +122,7 @@ class RealtimeStore extends Store {
     if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify({ type, ...fields }));
   }
 
-  /** Falls silent, and tells the server how much of the answer was heard. */
+  /** Stop playback, and report to the server how much was played. */
   async #interrupt() {
     const item_id = this.#playing;
     if (!item_id || this.player.report.isOver) return;
@@ -140,8 +140,8 @@ class RealtimeStore extends Store {
   }
 
   #answered() {
-    if (this.#asked !== null) this.change({ answered: secondsSince(this.#asked) });
-    this.#asked = null;
+    if (this.#turnEndedAt !== null) this.change({ answered: secondsSince(this.#turnEndedAt) });
+    this.#turnEndedAt = null;
     if (this.state.phase === "thinking") this.change({ phase: "speaking" });
   }
 
@@ -149,22 +149,22 @@ class RealtimeStore extends Store {
     this.change({ report });
     if (!report.isOver) return;
     this.change({ underruns: this.state.underruns + report.underruns, samples: this.state.samples + report.samples });
-    this.#rest();
+    this.#backToListening();
   }
 
-  #rest() {
+  #backToListening() {
     const { phase } = this.state;
     if ((phase === "speaking" || phase === "thinking") && !this.#isAnswering) this.change({ phase: "listening" });
   }
 
-  /** A browser is not told the id of a socket's request: it is the newest call that goes on. */
+  /** A browser cannot read the request id of a WebSocket: it is the newest running one. */
   async #findId() {
     const { data } = await api.json("/v1/requests").catch(() => ({ data: [] }));
     const own = data.find((one) => one.endpoint === PATH && one.model === this.model && one.status === null);
     if (own) this.change({ id: own.id });
   }
 
-  // -------------------------------------------------------------- what the server tells, by its events' names
+  // -------------------------------------------------------------- server events
   "input_audio_buffer.speech_started"({ item_id }) {
     this.#line(item_id, () => ({ isMine: true }));
     this.change({ phase: "hearing" });
@@ -173,7 +173,7 @@ class RealtimeStore extends Store {
 
   "input_audio_buffer.speech_stopped"() {
     this.change({ phase: "thinking" });
-    this.#asked = performance.now();
+    this.#turnEndedAt = performance.now();
   }
 
   "conversation.item.added"({ item: { id, role, content = [] } }) {
@@ -214,18 +214,18 @@ class RealtimeStore extends Store {
 
   "conversation.item.truncated"({ item_id }) {
     this.#line(item_id, () => ({ isCut: true }));
-    this.#send("conversation.item.retrieve", { item_id }); // what is left of its text is what was heard
+    this.#send("conversation.item.retrieve", { item_id }); // the remaining text is what was played
   }
 
   "conversation.item.retrieved"({ item: { id, content } }) {
-    this.#line(id, () => ({ heard: content[0].transcript }));
+    this.#line(id, () => ({ playedText: content[0].transcript }));
   }
 
   "response.done"({ response }) {
     this.#isAnswering = false;
     this.player.end();
     if (response.status_details?.error) this.error(response.status_details);
-    if (!this.#playing || this.player.report.isOver || !canPlay()) this.#rest();
+    if (!this.#playing || this.player.report.isOver || !canPlay()) this.#backToListening();
   }
 
   error({ error }) {
@@ -233,25 +233,25 @@ class RealtimeStore extends Store {
   }
 }
 
-// ---------------------------------------------------------------- what is seen
-function Line({ line: { isMine, text, heard, isCut, isWritten, note }, model }) {
-  const words = isCut && text.startsWith(heard ?? "?")
-    ? html`${heard}<del>${text.slice(heard.length)}</del>`
-    : text || (isMine && (isWritten ? "(nothing that could be understood)" : "…"));
+// ---------------------------------------------------------------- view
+function Line({ line: { isMine, text, playedText, isCut, isWritten, note }, model }) {
+  const words = isCut && text.startsWith(playedText ?? "?")
+    ? html`${playedText}<del>${text.slice(playedText.length)}</del>`
+    : text || (isMine && (isWritten ? "(no speech recognized)" : "…"));
   return html`<${ChatMessage} who=${isMine ? undefined : model}><p>${words}</p>
-    ${isCut && html`<small>interrupted: what is struck out was not heard</small>`}<small>${note}</small><//>`;
+    ${isCut && html`<small>interrupted: struck-out text was not played</small>`}<small>${note}</small><//>`;
 }
 
 function SessionStatus({ state: { phase, level, source, report, answered, id, underruns, samples } }) {
   return html`<div class="state">
     <strong class="phase-${phase}" role="status">${PHASES[phase]}</strong>
     <${Level} label=${source ?? "You"} value=${level} />
-    <${Level} label="Answer" value=${report && !report.isOver ? report.level : 0} />
+    <${Level} label="Response" value=${report && !report.isOver ? report.level : 0} />
     <div data-samples=${samples}><${Figures} id=${id} items=${[
-      ["response latency", answered && seconds(answered), "from the end of your turn to its first sound"],
+      ["response latency", answered && seconds(answered), "from the end of your turn to the first audio"],
       ["buffered", report && !report.isOver && `${Math.round(report.buffered)} ms`],
       ["played", report && seconds(report.played / 1000)],
-      ["underruns", report && underruns + (report.isOver ? 0 : report.underruns), "gaps: sound was not made in time"],
+      ["underruns", report && underruns + (report.isOver ? 0 : report.underruns), "playback gaps: audio arrived too late"],
     ]} /></div>
   </div>`;
 }
@@ -272,7 +272,7 @@ function Controls({ store }) {
       <button class="button" type="button" disabled=${phase === "off"} onClick=${() => store.stop()}>End</button>
     </div>
     <form class="row text-input" onSubmit=${write}>
-      <input type="text" aria-label="Text message" value=${text} placeholder="Or write"
+      <input type="text" aria-label="Text message" value=${text} placeholder="Or type a message"
         onInput=${(event) => set(event.target.value)} />
       <button class="button" disabled=${!text.trim()}>Send</button>
     </form>
@@ -285,11 +285,11 @@ function ParamsPanel({ store, entry }) {
   return html`<fieldset class="panel stack" disabled=${phase !== "off"}>
     <legend class="sr">Parameters</legend>
     <${ParamField} store=${store} name="instructions" label="Instructions" tag="textarea" rows="3" placeholder="none" />
-    <${Choice} label="Answers" value=${answers} options=${[["audio", "in speech"], ["text", "in text"]]}
+    <${Choice} label="Output" value=${answers} options=${[["audio", "audio"], ["text", "text"]]}
       choose=${(one) => store.change({ answers: one })} />
     <${Voice} store=${store} entry=${entry} />
-    <${ParamField} store=${store} name="silence" label="Silence that ends a turn, in ms" type="number" min="20" max="10000" />
-    ${phase !== "off" && html`<p class="note">These can be changed when the call has ended.</p>`}
+    <${ParamField} store=${store} name="silence" label="Silence that ends a turn (ms)" type="number" min="20" max="10000" />
+    ${phase !== "off" && html`<p class="note">End the session to change these.</p>`}
   </fieldset>`;
 }
 
@@ -301,10 +301,10 @@ export default function Conversation({ model, entry, models }) {
   return html`<div class="play">
     <section class="panel chat" aria-label="Conversation">
       <${SessionStatus} state=${state} />
-      <${Log} label="Chat log" empty="Press Talk and ask something. You may interrupt the answer.">
+      <${Log} label="Chat log" empty="Press Talk and speak. You can interrupt the response.">
         ${state.lines.map((line) => html`<${Line} key=${line.id} line=${line} model=${model} />`)}
       <//>
-      <${ErrorMessage} error=${state.error} what="The call" />
+      <${ErrorMessage} error=${state.error} what="Session error" />
       <${Controls} store=${store} />
     </section>
     <aside class="stack">

@@ -1,4 +1,4 @@
-// Speech: a text is said, and heard as it is made. What was said can be heard again and kept as a WAV file.
+// Speech panel: text-to-speech, played while it streams, with replay and WAV download.
 
 import { api, ApiError } from "../api.js";
 import { ErrorMessage, seconds, secondsSince } from "../components.js";
@@ -10,7 +10,7 @@ import { SECURE_CONTEXT_HINT, Player, canPlay } from "./player.js";
 import { Peaks, RATE, concatPcm, toPcm, toFloatSamples, wav } from "./audio.js";
 
 const PATH = "/v1/audio/speech";
-const TEXT = "Good morning. This is said as it is made: you hear the first words before the last ones are read.";
+const TEXT = "Good morning. This audio is streamed: you hear the first words before the last ones are generated.";
 
 export const requestBody = (model, { text, voice, speed, seed }) => ({
   model,
@@ -20,7 +20,7 @@ export const requestBody = (model, { text, voice, speed, seed }) => ({
   ...numbers({ speed: speed === "1" ? "" : speed, seed }),
 });
 
-/** Parts of whole samples, however the network has cut them. */
+/** Chunks of whole samples, regardless of network boundaries. */
 async function* wholeSamples(body) {
   const reader = body.getReader();
   let odd = [];
@@ -33,7 +33,7 @@ async function* wholeSamples(body) {
       yield toPcm(bytes);
     }
   } catch (error) {
-    throw isAbort(error) ? error : new ApiError("the sound was cut off before its end", { status: 500 });
+    throw isAbort(error) ? error : new ApiError("the audio was truncated", { status: 500 });
   }
 }
 
@@ -61,19 +61,19 @@ class SpeechStore extends Store {
   }
 
   async #follow(id, signal) {
-    const begun = performance.now();
+    const startedAt = performance.now();
     const headers = { "X-Request-Id": id };
-    const answer = await api.raw(PATH, { body: requestBody(this.model, this.state), headers, signal });
-    const rate = Number(answer.headers.get("X-Sample-Rate")) || RATE;
+    const response = await api.raw(PATH, { body: requestBody(this.model, this.state), headers, signal });
+    const rate = Number(response.headers.get("X-Sample-Rate")) || RATE;
     const peaks = new Peaks(rate);
     const parts = [];
     this.player.begin(rate);
     try {
-      for await (const pcm of wholeSamples(answer.body)) {
+      for await (const pcm of wholeSamples(response.body)) {
         parts.push(pcm);
         peaks.add(pcm);
         this.player.push(toFloatSamples(pcm));
-        const made = secondsSince(begun);
+        const made = secondsSince(startedAt);
         this.change({ peaks: peaks.values, length: peaks.count / rate, made, first: this.state.first ?? made });
       }
     } finally {
@@ -88,18 +88,18 @@ class SpeechStore extends Store {
 }
 
 function Sound({ state: { peaks, played, first, made, length, underruns, file, id, samples } }) {
-  if (!peaks.length) return html`<p class="note">What is said appears here as a wave.</p>`;
+  if (!peaks.length) return html`<p class="note">The waveform appears here.</p>`;
   return html`<${Wave} peaks=${peaks} played=${played} />
     <${Figures} id=${id} items=${[
-      ["first sound", seconds(first), "from the request to the first samples"],
+      ["first audio", seconds(first), "from the request to the first samples"],
       ["generated in", seconds(made)],
-      ["length", seconds(length)],
-      ["real-time factor", (made / length).toFixed(2), "how long it took, of how long it lasts"],
+      ["duration", seconds(length)],
+      ["real-time factor", (made / length).toFixed(2), "generation time divided by audio duration"],
       ["played", canPlay() ? seconds(played) : null],
-      ["underruns", canPlay() ? underruns : null, "gaps: the sound was not made in time"],
+      ["underruns", canPlay() ? underruns : null, "playback gaps: audio arrived too late"],
     ]} />
     <div class="row" data-samples=${samples}>
-      ${file && html`<audio controls src=${file} aria-label="What was said"></audio>
+      ${file && html`<audio controls src=${file} aria-label="Speech audio"></audio>
         <a class="button" href=${file} download="speech.wav">Download WAV</a>`}
     </div>`;
 }
@@ -120,10 +120,10 @@ export default function Speech({ model, entry }) {
           <button class="button" type="button" onClick=${() => store.stop()}>Stop</button>
           <span class="note" role="status">${cancel && "Speaking …"}</span>
         </div>
-        ${!canPlay() && html`<p class="note wrap">${SECURE_CONTEXT_HINT}. Until then it is played when it is whole.</p>`}
+        ${!canPlay() && html`<p class="note wrap">${SECURE_CONTEXT_HINT}. Otherwise audio plays when the response is complete.</p>`}
       </form>
-      <section class="panel stack" aria-label="Sound">
-        <${ErrorMessage} error=${error} what="Nothing more is said" /><${Sound} state=${store.state} />
+      <section class="panel stack" aria-label="Audio">
+        <${ErrorMessage} error=${error} what="Speech failed" /><${Sound} state=${store.state} />
       </section>
     </div>
     <aside class="stack">

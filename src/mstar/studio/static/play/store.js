@@ -1,20 +1,20 @@
-// What the panels of words and sound share: where a call's state lives, its fields, and how what was said is shown.
-// State lives outside of the components, so that a call goes on while its user looks at another page.
+// Shared by the chat, conversation, speech and transcription panels: state, form fields, chat log.
+// State lives outside the components, so that a request continues while another page is open.
 
 import { api, ApiError } from "../api.js";
 import { Choice, Field } from "../components.js";
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 
 const stores = new Map();
-api.onKey((what) => {
-  if (what !== "out") return;
-  for (const store of stores.values()) store.stop?.(); // what one holder of a key did is not the next one's
+api.onKey((change) => {
+  if (change !== "out") return;
+  for (const store of stores.values()) store.stop?.(); // do not leak one key's state to the next
   stores.clear();
 });
 
-/** A state that tells those who watch it when it changes. */
+/** Observable state. */
 export class Store {
-  #watchers = new Set();
+  #listeners = new Set();
 
   constructor(model, state) {
     this.model = model;
@@ -23,34 +23,34 @@ export class Store {
 
   change(fields) {
     this.state = { ...this.state, ...fields };
-    for (const told of this.#watchers) told();
+    for (const listener of this.#listeners) listener();
   }
 
-  watch(told) {
-    this.#watchers.add(told);
-    return () => this.#watchers.delete(told);
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
   }
 }
 
-/** The store of this kind for this model: the one there is, or a new one. */
+/** The store of this class for this model, created on first use. */
 export function useStore(Kind, model) {
   const key = `${Kind.name} ${model}`;
   if (!stores.has(key)) stores.set(key, new Kind(model));
   const store = stores.get(key);
-  const [, turn] = useState(0);
-  useEffect(() => store.watch(() => turn((count) => count + 1)), [store]);
+  const [, render] = useState(0);
+  useEffect(() => store.subscribe(() => render((count) => count + 1)), [store]);
   return store;
 }
 
-// ---------------------------------------------------------------- a call
-/** An id for a request, known before it is sent. */
+// ---------------------------------------------------------------- requests
+/** A new request id. */
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("");
 }
 
 export const failed = ({ message, code }) => new ApiError(message, { status: 400, code });
 
-/** What an event of a stream holds; throws what it says has failed. */
+/** Data of a stream event. Throws if it is an error. */
 export function check({ data }) {
   if (data.error) throw failed(data.error);
   return data;
@@ -58,41 +58,41 @@ export function check({ data }) {
 
 export const isAbort = (error) => error.name === "AbortError";
 
-/** Those of the wishes that were made, as numbers. */
-export const numbers = (wishes) =>
-  Object.fromEntries(Object.entries(wishes).flatMap(([name, text]) => (text === "" ? [] : [[name, Number(text)]])));
+/** Non-empty parameters as numbers. */
+export const numbers = (params) =>
+  Object.fromEntries(Object.entries(params).flatMap(([name, text]) => (text === "" ? [] : [[name, Number(text)]])));
 
 // ---------------------------------------------------------------- fields
-/** A field that is kept in a store under `name`; `tag` is the control, with the rest as its attributes. */
+/** Form field for `name` of a store. `tag` is the control; other props are its attributes. */
 export function ParamField({ store, name, label, tag = "input", ...rest }) {
   const take = (event) => store.change({ [name]: event.target.value });
   return html`<${Field} label=${label}><${tag} ...${rest} value=${store.state[name]} onInput=${take} /><//>`;
 }
 
-/** The voice of a model, kept in a store as `voice`. */
+/** Voice selection, stored as `voice`. */
 export function Voice({ store, entry }) {
-  const [voices, tell] = useState([]);
+  const [voices, setVoices] = useState([]);
   useEffect(() => {
     const path = `/v1/audio/voices?model=${encodeURIComponent(entry.id)}`;
-    // A failure is no harm: without a name the model's own voice is used.
-    if (entry.capabilities.includes("speech")) api.json(path).then((told) => tell(told.voices), () => {});
+    // Errors are ignored: without a list the default voice is used.
+    if (entry.capabilities.includes("speech")) api.json(path).then((response) => setVoices(response.voices), () => {});
   }, [entry.id]);
-  return html`<${Choice} label="Voice" value=${store.state.voice} options=${[["", "the model's own"], ...voices]}
+  return html`<${Choice} label="Voice" value=${store.state.voice} options=${[["", "default"], ...voices]}
     choose=${(voice) => store.change({ voice })} />`;
 }
 
-/** A button that chooses files. */
+/** File input styled as a button. */
 export function FilePicker({ text, label, choose, ...rest }) {
   const chosen = ({ target }) => {
     choose([...target.files]);
-    target.value = ""; // so that the same file can be chosen again
+    target.value = ""; // allows choosing the same file again
   };
   return html`<label class="button pick">${text}<input type="file" aria-label=${label ?? text} ...${rest}
     onChange=${chosen} /></label>`;
 }
 
-// ---------------------------------------------------------------- what was said
-/** All that was said, in order; it follows what comes, unless its reader is further up. */
+// ---------------------------------------------------------------- chat log
+/** Chat log. Scrolls to the end for new messages, unless the user has scrolled up. */
 export function Log({ label, empty, children }) {
   const place = useRef();
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Transcription: what is said in a file, or into the microphone, as text while it is heard or with its times.
+// Transcription panel: audio from a file or the microphone, as streamed text or with timestamps.
 
 import { api } from "../api.js";
 import { Choice, ErrorMessage, bytes, seconds, secondsSince } from "../components.js";
@@ -11,9 +11,9 @@ import { SECURE_CONTEXT_HINT } from "./player.js";
 import { concatPcm, wav } from "./audio.js";
 
 const PATH = "/v1/audio/transcriptions";
-const NOTHING = { text: "", segments: [], id: null, error: null, first: null, took: null, length: null };
+const EMPTY = { text: "", segments: [], id: null, error: null, first: null, took: null, length: null };
 
-/** The fields of the form. Words as they come, or times at the end: a stream has no times. */
+/** Form fields of the request: streamed text, or timestamps (which cannot be streamed). */
 export function formFields(model, { language, answer }, file) {
   const how = answer === "times"
     ? [["response_format", "verbose_json"], ["timestamp_granularities[]", "segment"]]
@@ -23,13 +23,13 @@ export function formFields(model, { language, answer }, file) {
 
 class TranscriptionStore extends Store {
   constructor(model) {
-    super(model, { ...NOTHING, language: "", answer: "stream" });
+    super(model, { ...EMPTY, language: "", answer: "stream" });
   }
 
   take(file) {
     if (!file) return;
     if (this.state.sound) URL.revokeObjectURL(this.state.sound);
-    this.change({ ...NOTHING, file, sound: URL.createObjectURL(file) });
+    this.change({ ...EMPTY, file, sound: URL.createObjectURL(file) });
   }
 
   async record() {
@@ -54,18 +54,18 @@ class TranscriptionStore extends Store {
   async transcribe() {
     const cancel = new AbortController();
     const id = newId();
-    const begun = performance.now();
-    this.change({ ...NOTHING, cancel, id });
+    const startedAt = performance.now();
+    this.change({ ...EMPTY, cancel, id });
     try {
-      await this.#ask(id, begun, cancel.signal);
-      this.change({ took: secondsSince(begun) });
+      await this.#send(id, startedAt, cancel.signal);
+      this.change({ took: secondsSince(startedAt) });
     } catch (error) {
       if (!isAbort(error)) this.change({ error });
     }
     this.change({ cancel: null });
   }
 
-  async #ask(id, begun, signal) {
+  async #send(id, startedAt, signal) {
     const form = new FormData();
     for (const [name, value] of formFields(this.model, this.state, this.state.file)) form.append(name, value);
     const options = { form, headers: { "X-Request-Id": id }, signal };
@@ -74,9 +74,9 @@ class TranscriptionStore extends Store {
       this.change({ text, segments, length: duration });
       return;
     }
-    for await (const told of api.stream(PATH, options)) {
-      const { delta, text, usage } = check(told);
-      if (delta) this.change({ first: this.state.first ?? secondsSince(begun), text: this.state.text + delta });
+    for await (const event of api.stream(PATH, options)) {
+      const { delta, text, usage } = check(event);
+      if (delta) this.change({ first: this.state.first ?? secondsSince(startedAt), text: this.state.text + delta });
       else this.change({ text, length: usage.seconds });
     }
   }
@@ -99,9 +99,9 @@ function Source({ store }) {
     </div>
     <p class="note">${file
       ? `${file.name}, ${bytes(file.size)}`
-      : "WAV, MP3, FLAC or Ogg; it can also be dropped here."}</p>
+      : "WAV, MP3, FLAC or Ogg. You can also drop a file here."}</p>
     ${!canRecord() && html`<p class="note wrap">${SECURE_CONTEXT_HINT}</p>`}
-    ${file && html`<audio controls src=${sound} aria-label="The sound"></audio>`}
+    ${file && html`<audio controls src=${sound} aria-label="Audio"></audio>`}
   </div>`;
 }
 
@@ -110,17 +110,17 @@ function Segments({ segments, seek }) {
     <td><button class="button quiet" type="button" aria-label=${`Play from ${start.toFixed(2)} s`}
       onClick=${() => seek(start)}>${start.toFixed(2)}</button></td>
     <td>${end.toFixed(2)}</td><td>${text.trim()}</td></tr>`;
-  return html`<table class="table"><caption class="sr">What was said, and when</caption>
-    <thead><tr><th scope="col">from (s)</th><th scope="col">to (s)</th><th scope="col">text</th></tr></thead>
+  return html`<table class="table"><caption class="sr">Transcript with timestamps</caption>
+    <thead><tr><th scope="col">Start (s)</th><th scope="col">End (s)</th><th scope="col">Text</th></tr></thead>
     <tbody>${segments.map(row)}</tbody></table>`;
 }
 
 function TranscriptView({ state: { text, segments, cancel, first, took, length, id }, seek }) {
-  const note = took ? "Nothing is said in it." : cancel ? "Listening …" : "The text appears here.";
+  const note = took ? "No speech detected." : cancel ? "Transcribing …" : "The transcript appears here.";
   return html`<div class="text" aria-live="polite">${text || html`<p class="note">${note}</p>`}</div>
     ${segments.length > 0 && html`<${Segments} segments=${segments} seek=${seek} />`}
     <${Figures} id=${id} items=${[
-      ["first words", first && seconds(first)],
+      ["first text", first && seconds(first)],
       ["duration", took && seconds(took)],
       ["audio length", length && seconds(length)],
       ["real-time factor", took && length && (took / length).toFixed(2)],
@@ -136,7 +136,7 @@ export default function Transcription({ model }) {
     player.currentTime = start;
     player.play();
   };
-  const form = formFields(model, store.state, { file: file?.name ?? "sound.wav" });
+  const form = formFields(model, store.state, { file: file?.name ?? "audio.wav" });
   const reads = answer === "times" ? "json" : "events";
   return html`<div class="play" ref=${place}>
     <div class="stack">
@@ -149,14 +149,14 @@ export default function Transcription({ model }) {
         </div>
       </div>
       <section class="panel stack" aria-label="Transcript">
-        <${ErrorMessage} error=${error} what="Nothing was written down" /><${TranscriptView} state=${store.state} seek=${seek} />
+        <${ErrorMessage} error=${error} what="Transcription failed" /><${TranscriptView} state=${store.state} seek=${seek} />
       </section>
     </div>
     <aside class="stack">
       <section class="panel stack" aria-label="Parameters">
         <${Choice} label="Output" value=${answer} choose=${(one) => store.change({ answer: one })}
           options=${[["stream", "streamed text"], ["times", "with timestamps"]]} />
-        <${ParamField} store=${store} name="language" label="Language" placeholder="found by the model, or en, de, …" />
+        <${ParamField} store=${store} name="language" label="Language" placeholder="auto, or en, de, …" />
       </section>
       <${Code} call=${{ method: "POST", path: PATH, form, reads }} />
     </aside>

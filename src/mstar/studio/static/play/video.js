@@ -1,4 +1,4 @@
-// Videos: jobs that are asked for, looked after, played and deleted.
+// Video panel: create, poll, play and delete video jobs.
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
 import { ProgressBar, Field, ErrorMessage, timeAgo } from "../components.js";
@@ -12,17 +12,17 @@ const LOOKS = { completed: "good", failed: "bad" };
 const isOver = ({ status }) => status === "completed" || status === "failed";
 const pathOf = ({ id }) => `/v1/videos/${encodeURIComponent(id)}`;
 
-/** The jobs of this key; while one of them is not over, they are looked at as often as the server says. */
+/** Jobs of this API key, polled at the server's interval while one is running. */
 function useJobs() {
-  const [{ jobs, wait }, tell] = useState({ jobs: [] });
+  const [{ jobs, wait }, setJobs] = useState({ jobs: [] });
   const [error, fail] = useState(null);
   const look = async () => {
     try {
       const { data } = await api.json("/v1/videos");
       const open = data.find((job) => !isOver(job));
-      // Only the answer about one job says when to look again.
+      // Only the response for a single job has the poll interval.
       const answer = open && (await api.raw(pathOf(open)));
-      tell({ jobs: data, wait: open && (Number(answer.headers.get("openai-poll-after-ms")) || POLL_MS) });
+      setJobs({ jobs: data, wait: open && (Number(answer.headers.get("openai-poll-after-ms")) || POLL_MS) });
       fail(null);
     } catch (failed) {
       fail(failed);
@@ -58,14 +58,14 @@ export default function Video({ model }) {
         <button class="button main" disabled=${task.isBusy || !form.values.prompt}>Generate</button>
         <${Timeline} id=${id} />
       </div>
-      <${ErrorMessage} error=${task.error} what="The job was not taken" />
+      <${ErrorMessage} error=${task.error} what="Creating the job failed" />
       <${Code} call=${{ method: "POST", path: "/v1/videos", form: content.shown, reads: "json" }} />
     </form>
     <section class="panel stack" aria-label="Videos">
       <h2>Videos</h2>
-      <${ErrorMessage} error=${error} retry=${look} what="The videos cannot be looked after" />
+      <${ErrorMessage} error=${error} retry=${look} what="Loading the videos failed" />
       <ul class="stack">${jobs.map(one)}</ul>
-      ${!jobs.length && html`<p class="note">There are none. Each is kept for an hour.</p>`}
+      ${!jobs.length && html`<p class="note">No videos. Each video is stored for one hour.</p>`}
     </section>
   </div>`;
 }
@@ -80,7 +80,7 @@ function ParamsPanel({ form }) {
       ${input("seed", "Seed", SEED)}
     </div>
     <${More} form=${form}>
-      <${Field} label="Picture to begin with"><input type="file" accept="image/*"
+      <${Field} label="First frame"><input type="file" accept="image/*"
         onChange=${(event) => set("input_reference")({ target: { value: event.target.files[0] ?? "" } })} /><//>
     <//>`;
 }
@@ -98,7 +98,7 @@ function Job({ job, look }) {
     <p class="row"><span class="tag ${LOOKS[job.status]}">${job.status.replace("_", " ")}</span> <b>${job.prompt}</b>
       <small>${job.model}, ${job.seconds} s, ${job.size}, ${timeAgo(job.created_at)}</small></p>
     ${!isOver(job) && html`<${ProgressBar} text=${`${job.progress} %`} done=${job.progress} total=${100} />`}
-    <${ErrorMessage} error=${job.error} what="It failed" />
+    <${ErrorMessage} error=${job.error} what="Generation failed" />
     <${ErrorMessage} error=${task.error} />
     ${src && html`<video src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}></video>`}
     <p class="row">

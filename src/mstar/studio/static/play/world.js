@@ -1,4 +1,4 @@
-// Worlds: begun with what is seen, moved by actions step by step, forked, and compared with what they were forked from.
+// World-model panel: create a world from an observation, step it with actions, fork it, compare it with its parent.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { api } from "../api.js";
 import { ProgressBar, Choice, ErrorMessage } from "../components.js";
@@ -11,26 +11,26 @@ import { ArrayView } from "./plot.js";
 const pathOf = ({ id }, verb = "") => `/v1/worlds/${encodeURIComponent(id)}${verb}`;
 const NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/** The worlds that were begun here: {id, name, from, begin, steps}. They end when the panel or the page is left. */
+/** Worlds of this panel: {id, name, from, begin, steps}. They are deleted when the panel or page closes. */
 function useWorlds() {
   const [worlds, change] = useState([]);
   const all = useRef([]);
   all.current = worlds;
   const end = (world) => api.json(pathOf(world), { method: "DELETE" });
   useEffect(() => {
-    const leave = () => all.current.forEach((world) => end(world).catch(() => {}));
-    const hide = ({ persisted }) => persisted || leave(); // who comes back to a kept page finds them
+    const endAll = () => all.current.forEach((world) => end(world).catch(() => {}));
+    const hide = ({ persisted }) => persisted || endAll(); // a page in the back-forward cache keeps its worlds
     addEventListener("pagehide", hide);
     return () => {
       removeEventListener("pagehide", hide);
-      leave();
+      endAll();
     };
   }, []);
   const others = (list, { id }) => list.filter((world) => world.id !== id);
   const put = (world) => change((last) => [...others(last, world), world].sort((a, b) => (a.name < b.name ? -1 : 1)));
-  const add = (told, more) => {
-    const name = [...NAMES].find((one) => !all.current.some((world) => world.name === one)) ?? told.id;
-    const world = { id: told.id, name, ...more };
+  const add = (created, more) => {
+    const name = [...NAMES].find((one) => !all.current.some((world) => world.name === one)) ?? created.id;
+    const world = { id: created.id, name, ...more };
     put(world);
     return world;
   };
@@ -43,8 +43,8 @@ function useWorlds() {
 
 export default function World({ model, entry }) {
   const { robot, error } = useRobot(model, entry.capabilities.includes("action"));
-  if (error) return html`<${ErrorMessage} error=${error} what="What it needs to see is not known" />`;
-  return robot ? html`<${Panel} model=${model} robot=${robot} />` : html`<${ProgressBar} text="Asking what it sees…" />`;
+  if (error) return html`<${ErrorMessage} error=${error} what="Loading the observation spec failed" />`;
+  return robot ? html`<${Panel} model=${model} robot=${robot} />` : html`<${ProgressBar} text="Loading the observation spec…" />`;
 }
 
 function Panel({ model, robot }) {
@@ -53,8 +53,8 @@ function Panel({ model, robot }) {
   const { worlds, put, add, drop } = useWorlds();
   const [id, choose] = useState("");
   const task = useTask();
-  const seen = useMemo(() => tryValue(() => encodeObservation(fields)), [fields]);
-  const begin = { model, observation: seen.value ?? {}, prompt: values.prompt || undefined, seed: Number(values.seed) };
+  const observation = useMemo(() => tryValue(() => encodeObservation(fields)), [fields]);
+  const begin = { model, observation: observation.value ?? {}, prompt: values.prompt || undefined, seed: Number(values.seed) };
   const world = worlds.find((one) => one.id === id) ?? worlds[0];
   const doing = tryValue(() => actionOf(values.action));
   const body = world && { action: doing.value, step: world.steps.length };
@@ -63,14 +63,14 @@ function Panel({ model, robot }) {
     choose(add(await api.json("/v1/worlds", { body: begin, signal }), { begin, steps: [] }).id);
   };
   const step = async (signal) => {
-    const answer = await api.raw(pathOf(world, "/step"), { body, signal });
-    const { emissions } = await answer.json();
-    const done = { emissions, action: values.action, id: answer.headers.get("X-Request-Id") };
+    const response = await api.raw(pathOf(world, "/step"), { body, signal });
+    const { emissions } = await response.json();
+    const done = { emissions, action: values.action, id: response.headers.get("X-Request-Id") };
     put({ ...world, steps: [...world.steps, done] });
   };
   const fork = async (signal) => {
-    const told = await api.json(pathOf(world, "/fork"), { method: "POST", signal });
-    choose(add(told, { begin: world.begin, steps: world.steps, from: world.id }).id);
+    const forked = await api.json(pathOf(world, "/fork"), { method: "POST", signal });
+    choose(add(forked, { begin: world.begin, steps: world.steps, from: world.id }).id);
   };
   const reset = async (signal) => {
     await api.json(pathOf(world, "/reset"), { method: "POST", signal });
@@ -78,7 +78,7 @@ function Panel({ model, robot }) {
   };
   const call = world ? { path: pathOf(world, "/step"), body, begin: world.begin } : { path: "/v1/worlds", body: begin };
   const button = (text, work, look = "") => html`<button class="button ${look}" type="button"
-    disabled=${task.isBusy || seen.error || doing.error} onClick=${ask(work)}>${text}</button>`;
+    disabled=${task.isBusy || observation.error || doing.error} onClick=${ask(work)}>${text}</button>`;
   return html`<div class="stack media-panels">
     <div class="grid2">
       <section class="panel stack" aria-label="Observation">
@@ -86,7 +86,7 @@ function Panel({ model, robot }) {
         <${Observation} fields=${fields} change=${change} isFixed=${Boolean(robot.observation)} />
         <div class="fields">${input("prompt", "Prompt")}${input("seed", "Seed", SEED)}</div>
         <div class="row">${button(world ? "Create another world" : "Create world", started, world ? "" : "main")}</div>
-        <${ErrorMessage} error=${seen.error} what="The observation is not complete" />
+        <${ErrorMessage} error=${observation.error} what="Incomplete observation" />
       </section>
       <section class="panel stack" aria-label="Controls">
         <h2>Controls</h2>
@@ -96,7 +96,7 @@ function Panel({ model, robot }) {
         ${world ? html`<div class="row">
           ${button("Step", step, "main")} ${button("Fork", fork)} ${button("Reset", reset)}
           ${button("End", () => drop(world))}
-        </div>` : html`<p class="note">Begin a world first.</p>`}
+        </div>` : html`<p class="note">Create a world first.</p>`}
         <${ErrorMessage} error=${doing.error ?? task.error} />
         <${Code} call=${{ ...call, method: "POST", reads: "json" }} />
       </section>
@@ -122,14 +122,14 @@ function Rollout({ world: { name, steps }, parent }) {
   return html`<section class="panel stack" aria-label=${`World ${name}`}>
     <h2>World ${name} ${parent && html`<small>forked from ${parent.name}</small>`}</h2>
     ${steps.length ? html`<ol class="strip" tabindex="0" aria-label=${`Steps of ${name}`}>${steps.map(one)}</ol>`
-      : html`<p class="note">Nothing was done in it yet.</p>`}
+      : html`<p class="note">No steps yet.</p>`}
   </section>`;
 }
 
-/** How far a value is from the same of another world, in words. */
+/** Mean difference to the same value of another world, as text. */
 function apart(value, other, name) {
   if (!isArray(value) || !isArray(other)) return "";
   const [a, b] = [decode(value).values, decode(other).values];
   const mean = a.reduce((sum, one, at) => sum + Math.abs(one - b[at]), 0) / a.length;
-  return mean ? `, ${Number(mean.toPrecision(3))} from ${name} on average` : `, as in ${name}`;
+  return mean ? `, ${Number(mean.toPrecision(3))} mean difference to ${name}` : `, same as ${name}`;
 }

@@ -1,11 +1,11 @@
-// Draws the rows of one trace on a canvas, for the part of the time that is looked at, which several may share.
-// It draws and finds what lies under a point; hands and keys are in `waterfall`.
+// Canvas chart of one trace for a time range, which several charts can share. Draws and hit-tests;
+// `waterfall` handles input.
 
 import { seconds } from "../components.js";
 import { ROW } from "./trace_summary.js";
 
-const SHORTEST_S = 2e-5; // closer than this, clocks of processes mean nothing
-const MARGIN = 1.04; // room at the right for what is written after the last bar
+const SHORTEST_S = 2e-5; // minimum range: below it, clock differences between processes dominate
+const MARGIN = 1.04; // space at the right for the last caption
 
 export class View {
   constructor() {
@@ -13,16 +13,16 @@ export class View {
     this.to = 1;
     this.length = 1;
     this.isFit = true;
-    this.watchers = new Set();
+    this.listeners = new Set();
   }
 
-  /** Be told of changes; returns what ends that. */
-  watch(watcher) {
-    this.watchers.add(watcher);
-    return () => this.watchers.delete(watcher);
+  /** Subscribe to changes. Returns a function that unsubscribes. */
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
   }
 
-  /** So long is the longest of what is shown. Who sees all of it goes on seeing all. */
+  /** Set the total length. A view that fits all keeps fitting all. */
   extend(length) {
     this.length = Math.max(length, SHORTEST_S);
     if (this.isFit) this.fit();
@@ -32,10 +32,10 @@ export class View {
     this.isFit = true;
     this.from = 0;
     this.to = this.length * MARGIN;
-    this.tell();
+    this.notify();
   }
 
-  /** Look at so many times the seconds, around a moment which stays where it is. */
+  /** Scale the time range by `factor` around a fixed point. */
   zoom(factor, around = (this.from + this.to) / 2) {
     const all = this.length * MARGIN;
     const wide = Math.max(SHORTEST_S, (this.to - this.from) * factor);
@@ -48,22 +48,22 @@ export class View {
     if (!this.isFit) this.show(this.from + seconds, this.to + seconds);
   }
 
-  /** Look from one moment to another; what lies outside of all that happened is not looked at. */
+  /** Show a time range, clamped to the trace. */
   show(from, to) {
     const all = this.length * MARGIN;
     const wide = Math.min(Math.max(to - from, SHORTEST_S), all);
     this.from = Math.min(Math.max(0, from), all - wide);
     this.to = this.from + wide;
     this.isFit = wide >= all;
-    this.tell();
+    this.notify();
   }
 
-  tell() {
-    for (const watcher of this.watchers) watcher();
+  notify() {
+    for (const listener of this.listeners) listener();
   }
 }
 
-/** Moments for an axis: at most `most`, a round number of seconds apart; and how many seconds that is. */
+/** Axis ticks: at most `most`, at round distances, and their distance. */
 function ticks(from, to, most) {
   const least = (to - from) / Math.max(1, most);
   const power = 10 ** Math.floor(Math.log10(least));
@@ -73,24 +73,24 @@ function ticks(from, to, most) {
   return { times, apart };
 }
 
-/** How high the time axis is, above the rows. */
+/** Height of the time axis above the rows. */
 export const AXIS = 26;
 const PAD = 3;
-const NEAR = 6; // pixels: so far beside a thin bar or a tick it is still meant
+const HIT_RADIUS = 6; // hit tolerance beside a thin bar or tick, in pixels
 const FONT = "12px system-ui, sans-serif";
-const COLOURS = ["paper", "panel", "line", "ink", "soft", "accent", "good", "warn", "bad"];
+const COLORS = ["paper", "panel", "line", "ink", "soft", "accent", "good", "warn", "bad"];
 
-/** The colours of the theme, as a canvas needs them: a property alone does not tell which of its themes holds. */
+/** Colors of the current theme, resolved for a canvas. */
 export function palette() {
   const probe = document.body.appendChild(document.createElement("i"));
   const read = (name) => {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const found = Object.fromEntries(COLOURS.map((name) => [name, read(name)]));
-  found.workers = [...Array(8).keys()].map((number) => ({ fill: read(`w${number}`), line: read(`w${number}-line`) }));
+  const colors = Object.fromEntries(COLORS.map((name) => [name, read(name)]));
+  colors.workers = [...Array(8).keys()].map((number) => ({ fill: read(`w${number}`), line: read(`w${number}-line`) }));
   probe.remove();
-  return found;
+  return colors;
 }
 
 export class Chart {
@@ -102,19 +102,19 @@ export class Chart {
     this.end = 0;
     this.size = { width: 1, height: 1 };
     this.scroll = 0;
-    this.chosen = null; // keys of items: items themselves are made anew when a running request is asked again
+    this.chosen = null; // keys, because items are rebuilt on every poll
     this.hovered = null;
     this.widths = new Map();
-    this.colours = palette();
+    this.colors = palette();
     this.frame = 0;
   }
 
-  /** Where the bars begin, after the names of lanes. */
+  /** Width of the labels before the bars. */
   get gutter() {
     return this.size.width < 600 ? 92 : 176;
   }
 
-  /** Pixels for a moment, and back. */
+  /** Pixel position of a time. `time` is the inverse. */
   x(time) {
     const { from, to } = this.view;
     return this.gutter + ((time - from) / (to - from)) * (this.size.width - this.gutter);
@@ -133,7 +133,7 @@ export class Chart {
     this.draw();
   }
 
-  /** Draw soon, once for all that changes until then. */
+  /** Schedule one redraw for all pending changes. */
   plan() {
     this.frame ||= requestAnimationFrame(() => this.draw());
   }
@@ -145,10 +145,10 @@ export class Chart {
   draw() {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    const { ink, colours, size } = this;
+    const { ink, colors, size } = this;
     const dots = this.canvas.width / size.width;
     ink.setTransform(dots, 0, 0, dots, 0, 0);
-    ink.fillStyle = colours.panel;
+    ink.fillStyle = colors.panel;
     ink.fillRect(0, 0, size.width, size.height);
     ink.font = FONT;
     ink.textBaseline = "middle";
@@ -168,16 +168,16 @@ export class Chart {
   }
 
   axis() {
-    const found = ticks(this.view.from, this.view.to, (this.size.width - this.gutter) / 90);
-    const { ink, colours } = this;
-    ink.fillStyle = colours.line;
-    for (const time of found.times) ink.fillRect(Math.round(this.x(time)), AXIS, 1, this.size.height);
-    return found;
+    const axis = ticks(this.view.from, this.view.to, (this.size.width - this.gutter) / 90);
+    const { ink, colors } = this;
+    ink.fillStyle = colors.line;
+    for (const time of axis.times) ink.fillRect(Math.round(this.x(time)), AXIS, 1, this.size.height);
+    return axis;
   }
 
   drawAxis({ times, apart }) {
-    const { ink, colours, size } = this;
-    ink.fillStyle = colours.soft;
+    const { ink, colors, size } = this;
+    ink.fillStyle = colors.soft;
     ink.textAlign = "left";
     for (const time of times) {
       const x = this.x(time);
@@ -185,34 +185,34 @@ export class Chart {
       if (x + this.wide(text) + 4 < size.width) ink.fillText(text, x + 4, AXIS / 2);
       ink.fillRect(Math.round(x), AXIS - 6, 1, 6);
     }
-    ink.fillStyle = colours.line;
+    ink.fillStyle = colors.line;
     ink.fillRect(0, AXIS - 1, size.width, 1);
     const end = Math.round(this.x(this.end));
     if (end < this.gutter || end > size.width) return;
-    ink.fillStyle = colours.ink; // where the request ended
+    ink.fillStyle = colors.ink; // end of the request
     for (let y = AXIS; y < size.height; y += 6) ink.fillRect(end, y, 1, 3);
   }
 
   drawHead(row, y) {
-    const { ink, colours, size } = this;
-    ink.fillStyle = colours.paper;
+    const { ink, colors, size } = this;
+    ink.fillStyle = colors.paper;
     ink.fillRect(0, y, size.width, row.height);
-    ink.fillStyle = this.tint(row.colour).line;
+    ink.fillStyle = this.tint(row.color).line;
     ink.fillRect(8, y + row.height / 2 - 5, 10, 10);
-    ink.fillStyle = colours.ink;
+    ink.fillStyle = colors.ink;
     ink.font = `600 ${FONT}`;
     ink.fillText(row.head, 24, y + row.height / 2 + 0.5);
     ink.font = FONT;
   }
 
-  /** The colours of a process: workers have theirs, the others are neutral. */
-  tint(colour) {
-    const { soft, line, workers } = this.colours;
-    return colour >= 0 ? workers[colour % workers.length] : { line: soft, fill: line };
+  /** Colors of a process: each worker has its own, other processes are neutral. */
+  tint(color) {
+    const { soft, line, workers } = this.colors;
+    return color >= 0 ? workers[color % workers.length] : { line: soft, fill: line };
   }
 
   drawRow(row, y) {
-    const { ink, colours, size } = this;
+    const { ink, colors, size } = this;
     ink.save();
     ink.beginPath();
     ink.rect(this.gutter, y, size.width - this.gutter, row.height);
@@ -220,33 +220,33 @@ export class Chart {
     row.items.forEach((item, number) => {
       const left = this.x(item.from);
       const right = this.x(item.end);
-      if (right < this.gutter - NEAR || left > size.width + NEAR) return;
+      if (right < this.gutter - HIT_RADIUS || left > size.width + HIT_RADIUS) return;
       if (item.emission) this.drawTick(item, y, row.items[number - 1]);
       else this.drawBar(item, y, row.items[number - 1], row.items[number + 1]);
       if (item.key === this.chosen || item.key === this.hovered) this.drawFrame(item, left, right, y);
     });
     ink.restore();
-    ink.fillStyle = colours.ink;
+    ink.fillStyle = colors.ink;
     ink.fillText(this.fitted(row.label, this.gutter - 30), 24, y + row.height / 2 + 0.5);
   }
 
   drawFrame(item, left, right, y) {
-    const { ink, colours } = this;
-    ink.strokeStyle = colours.ink;
+    const { ink, colors } = this;
+    ink.strokeStyle = colors.ink;
     ink.lineWidth = item.key === this.chosen ? 2 : 1;
     ink.strokeRect(left - 2, y + 1, Math.max(1.5, right - left) + 4, ROW - 2);
   }
 
-  /** A bar's solid part is as high as the part of the time in which it was computed: its area is the seconds. */
+  /** The height of a bar's solid part is the share of compute time, so its area is the compute time. */
   drawBar(item, y, last, next) {
     const { span, start, end } = item;
-    const { ink, colours } = this;
+    const { ink, colors } = this;
     const [top, high] = [y + PAD, ROW - 2 * PAD];
     const [x, right] = [this.x(start), Math.max(this.x(end), this.x(start) + 1.5)];
-    const tint = this.tint(item.colour);
-    const fill = (colour, alpha, ...place) => {
+    const tint = this.tint(item.color);
+    const fill = (color, alpha, ...place) => {
       ink.globalAlpha = alpha;
-      ink.fillStyle = colour;
+      ink.fillStyle = color;
       ink.fillRect(...place);
       ink.globalAlpha = 1;
     };
@@ -261,66 +261,66 @@ export class Chart {
       fill(tint.line, 1, x, top + high - part, right - x, part);
       if (light > 0) fill(tint.line, 0.4, x, top + high - part - light * high, right - x, light * high);
     } else if (span.kind === "queued") {
-      fill(colours.warn, 0.55, x, top, right - x, high);
+      fill(colors.warn, 0.55, x, top, right - x, high);
     } else if (span.kind === "walk") {
-      const begun = Math.min(right, this.x(start + span.waited));
-      fill(colours.accent, 0.25, x, top, begun - x, high);
-      fill(colours.accent, 0.75, begun, top, Math.max(1, right - begun - 1), high);
+      const startedAt = Math.min(right, this.x(start + span.waited));
+      fill(colors.accent, 0.25, x, top, startedAt - x, high);
+      fill(colors.accent, 0.75, startedAt, top, Math.max(1, right - startedAt - 1), high);
     } else {
-      fill(span.attempt > 1 ? colours.bad : colours.soft, 0.8, x, top + high / 2 - 2, right - x, 4);
+      fill(span.attempt > 1 ? colors.bad : colors.soft, 0.8, x, top + high / 2 - 2, right - x, 4);
     }
     const free = [last ? this.x(last.end) : this.gutter, next ? this.x(next.from) : this.size.width];
     this.caption(item, [x, right], y, free);
   }
 
-  /** What a bar says of itself, beside it or in it, where there is room. */
+  /** Caption of a bar, beside or inside it, where it fits. */
   caption({ span, from }, [x, right], y, [least, most]) {
-    const { ink, colours, size } = this;
+    const { ink, colors, size } = this;
     const text = captionOf(span);
     const wide = this.wide(text);
     const middle = y + ROW / 2 + 0.5;
     const before = this.x(from) - 6 - wide;
-    ink.fillStyle = colours.ink;
+    ink.fillStyle = colors.ink;
     if (right >= this.gutter && right + 12 + wide < most) ink.fillText(text, right + 6, middle);
     else if (before > Math.max(least + 6, this.gutter)) ink.fillText(text, before, middle);
     else if (Math.min(right, size.width) - Math.max(x, this.gutter) > wide + 12) this.inside(text, wide, x, y);
   }
 
   inside(text, wide, x, y) {
-    const { ink, colours } = this;
+    const { ink, colors } = this;
     const left = Math.max(x, this.gutter) + 4;
-    ink.fillStyle = colours.panel; // a label of its own, because bars have all colours
+    ink.fillStyle = colors.panel; // a background, because bars have any color
     ink.fillRect(left, y + PAD + 1, wide + 8, ROW - 2 * PAD - 2);
-    ink.fillStyle = colours.ink;
+    ink.fillStyle = colors.ink;
     ink.fillText(text, left + 4, y + ROW / 2 + 0.5);
   }
 
-  /** An emission; when it was due is a short mark, and what it was late by a line in between. */
+  /** Tick of an emission, with a mark at its deadline and a line for its lateness. */
   drawTick({ emission }, y, last) {
-    const { ink, colours } = this;
+    const { ink, colors } = this;
     const x = this.x(emission.at);
     const isLate = emission.late > 0;
     if (emission.skipped > 0) {
-      ink.fillStyle = colours.soft; // there were more in between, whose times were not kept
+      ink.fillStyle = colors.soft; // further emissions without timestamps
       for (let dot = this.x(last.start) + 6; dot < x - 4; dot += 6) ink.fillRect(dot, y + ROW / 2, 2, 1);
     }
     if (emission.due !== null) {
       const due = this.x(emission.due);
-      ink.fillStyle = isLate ? colours.bad : colours.good;
+      ink.fillStyle = isLate ? colors.bad : colors.good;
       ink.fillRect(due - 1, y + ROW - 6, 2, 5);
       if (isLate) ink.fillRect(due, y + ROW - 4, x - due, 2);
     }
-    ink.fillStyle = isLate ? colours.bad : colours.ink;
+    ink.fillStyle = isLate ? colors.bad : colors.ink;
     ink.fillRect(x - 1, y + 2, 2, ROW - 4);
   }
 
   wide(text) {
-    let found = this.widths.get(text);
-    if (found === undefined) {
+    let width = this.widths.get(text);
+    if (width === undefined) {
       if (this.widths.size > 2000) this.widths.clear();
-      this.widths.set(text, (found = this.ink.measureText(text).width));
+      this.widths.set(text, (width = this.ink.measureText(text).width));
     }
-    return found;
+    return width;
   }
 
   fitted(text, most) {
@@ -330,18 +330,18 @@ export class Chart {
     return `${text.slice(0, length)}…`;
   }
 
-  /** What lies under a point, or null. */
+  /** The item under a point, or null. */
   find(x, y) {
     if (x < this.gutter || y < AXIS) return null;
     const at = y - AXIS + this.scroll;
     const row = this.rows.find((each) => each.y <= at && at < each.y + each.height);
-    let [found, nearest] = [null, NEAR];
+    let [closest, distance] = [null, HIT_RADIUS];
     for (const item of row?.items ?? []) {
       const [left, right] = [this.x(item.emission ? item.start : item.from), this.x(item.end)];
       const away = Math.max(0, left - x, x - right);
-      if (away < nearest) [found, nearest] = [item, away];
+      if (away < distance) [closest, distance] = [item, away];
     }
-    return found;
+    return closest;
   }
 }
 
@@ -354,7 +354,7 @@ function captionOf(span) {
   return long;
 }
 
-/** A moment on an axis that goes to another, with as many digits as the distance of its ticks needs. */
+/** Label of an axis tick, with the digits that the tick distance needs. */
 function moment(time, apart, to) {
   if (time === 0) return "0";
   const [size, unit] = to >= 1 ? [1, "s"] : to >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];

@@ -1,13 +1,13 @@
-// A trace as tables: what each op came to, what was emitted, what differs between two, and every span in words for those
-// who cannot see bars.
+// Tables of a trace: time breakdown by op, emissions, comparison of two traces, and all spans as the accessible
+// counterpart of the waterfall.
 
 import { seconds } from "../components.js";
 import { html, useState } from "../vendor/preact.js";
 import { emissionTimes, totals } from "./trace_summary.js";
 
-const some = (x, say = String) => (x ? say(x) : "–");
+const some = (x, format = String) => (x ? format(x) : "–");
 
-/** A column whose head begins with # has numbers, one with * names its row. `rows`: `{key, look, cells}`. */
+/** Columns with a # prefix are numeric; one with a * prefix is the row header. `rows`: `{key, look, cells}`. */
 export function Table({ label, heads, rows }) {
   const look = (head) => (head[0] === "#" ? "number" : undefined);
   const head = (one, at) => html`<th scope="col" key=${at} class=${look(one)}>${one.replace(/^[#*]/, "")}</th>`;
@@ -29,7 +29,7 @@ function Share({ part }) {
 }
 
 export function Totals({ trace }) {
-  const heads = ["*What", "#Seconds", "Share", "#Calls", "#Each", "#Waited", "#Batch", "Where", "Walks"];
+  const heads = ["*Op", "#Duration", "Share", "#Calls", "#Per call", "#Queue wait", "#Batch size", "Process", "Walks"];
   const rows = totals(trace).map((one) => ({
     key: one.name,
     cells: [
@@ -45,16 +45,16 @@ export function Totals({ trace }) {
     ],
   }));
   if (rows.length) return html`<${Table} label="Time breakdown" heads=${heads} rows=${rows} />`;
-  return html`<p class="note">No process told what it did for this request: it ended too long ago, or the process has died
+  return html`<p class="note">No spans for this request: it ended too long ago, or its process has restarted
     since.</p>`;
 }
 
 export function Emissions({ trace }) {
-  if (!trace.emissions.length) return html`<p class="soft">Nothing was emitted.</p>`;
-  const heads = ["*Emission", "#Count", "#First at", "#Last at", "Deadline"];
+  if (!trace.emissions.length) return html`<p class="soft">No emissions.</p>`;
+  const heads = ["*Emission", "#Count", "#First", "#Last", "Deadline"];
   const against = (one) => {
     const lates = emissionTimes(one).filter((each) => each.late > 0);
-    if (!lates.length) return one.due?.length ? "all in time" : "has no clock";
+    if (!lates.length) return one.due?.length ? "all on time" : "no deadline";
     const by = lates.map((each) => `${each.number}. by ${seconds(each.late)}`).join(", ");
     return html`<span class="bad">${lates.length} late: ${by}</span>`;
   };
@@ -64,10 +64,10 @@ export function Emissions({ trace }) {
   return html`<${Table} label="Emissions" heads=${heads} rows=${rows} />`;
 }
 
-const TIMES = ["#Start", "#Length", "#Busy", "#Waited"];
-const COLUMNS = ["Process", "What", "*Name", "Walk", ...TIMES, "#Calls", "#Batch", "#Attempt", "Text"];
+const TIMES = ["#Start", "#Duration", "#Compute time", "#Queue wait"];
+const COLUMNS = ["Process", "Kind", "*Name", "Walk", ...TIMES, "#Calls", "#Batch size", "#Attempt", "Details"];
 
-/** Every span; rows are made only when somebody looks. */
+/** All spans. Rows are rendered only when the table is open. */
 export function Spans({ trace, label = "All spans as a table" }) {
   const [isOpen, open] = useState(false);
   const row = (one) => {
@@ -83,7 +83,7 @@ export function Spans({ trace, label = "All spans as a table" }) {
 
 const timed = (x) => some(x, seconds);
 
-/** What took how long in A and in B; what differs most comes first, after the whole. */
+/** Durations in A and B: the total, then ops by largest difference. */
 export function differences(a, b) {
   const [inA, inB] = [a, b].map((trace) => new Map(totals(trace).map((one) => [one.name, one])));
   const both = (name, a, b) => ({ name, a, b, more: (b?.busy ?? 0) - (a?.busy ?? 0) });
@@ -92,7 +92,7 @@ export function differences(a, b) {
   return [both("total", { busy: a.seconds }, { busy: b.seconds }), ...rows];
 }
 
-/** More than a tenth and a millisecond is worth a colour. */
+/** A difference above 10 % and 1 ms is colored. */
 function Difference({ more, before }) {
   const isSmall = Math.abs(more) < 0.001 || Math.abs(more) < 0.1 * before;
   const text = more ? (more > 0 ? "+" : "−") + seconds(Math.abs(more)) : "0";
@@ -100,7 +100,7 @@ function Difference({ more, before }) {
 }
 
 export function Differences({ a, b }) {
-  const heads = ["*What", "#Seconds in A", "#in B", "#Difference", "#Calls in A", "#in B", "#Waited in A", "#in B"];
+  const heads = ["*Op", "#Duration in A", "#in B", "#Difference", "#Calls in A", "#in B", "#Queue wait in A", "#in B"];
   const rows = differences(a, b).map((one) => ({
     key: one.name,
     cells: [

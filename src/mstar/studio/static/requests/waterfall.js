@@ -1,20 +1,20 @@
-// One trace as a picture: wheel and pinch zoom, dragging pans, arrows pan and go from bar to bar; what is pointed at is
-// told in words. Several may share a view. It asks the server nothing.
+// Waterfall of one trace: zoom by wheel and pinch, pan by dragging, navigate by arrow keys; details of the bar under the
+// pointer. Several waterfalls can share a view. It sends no requests.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { AXIS, Chart, palette } from "./chart.js";
 import { details, layout } from "./trace_summary.js";
 
-const STILL = 4; // pixels: who moves less has clicked
+const CLICK_TOLERANCE = 4; // maximum pointer movement of a click, in pixels
 
-/** Listen to all of it; returns what ends that. `point(item)`, `choose(item)`, `step(by)`, `closer()` are called. */
+/** Attach event listeners that call `point(item)`, `choose(item)`, `step(by)`, `closer()`. Returns a function that detaches. */
 function steer(box, chart, view, calls) {
-  const ended = new AbortController();
-  const on = (name, call, options) => box.addEventListener(name, call, { signal: ended.signal, ...options });
+  const abort = new AbortController();
+  const on = (name, call, options) => box.addEventListener(name, call, { signal: abort.signal, ...options });
   on("wheel", (event) => wheel(event, box, chart, view), { passive: false });
   on("keydown", (event) => press(event, view, calls));
   drag(on, box, chart, view, calls);
-  return () => ended.abort();
+  return () => abort.abort();
 }
 
 function place(event, box) {
@@ -24,13 +24,13 @@ function place(event, box) {
 
 function wheel(event, box, chart, view) {
   const [x] = place(event, box);
-  if (x < chart.gutter) return; // over the names, the wheel scrolls
+  if (x < chart.gutter) return; // over the labels, the wheel scrolls
   const lines = event.deltaMode === 1 ? 16 : 1;
   const wide = box.clientWidth - chart.gutter;
   if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
     view.pan((((event.deltaX || event.deltaY) * lines) / wide) * (view.to - view.from));
   } else {
-    if (view.isFit && event.deltaY > 0) return; // there is nothing more to see: the page scrolls on
+    if (view.isFit && event.deltaY > 0) return; // fully zoomed out: the page scrolls
     view.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * lines * 0.003))), chart.time(x));
   }
   event.preventDefault();
@@ -58,7 +58,7 @@ function press(event, view, { step, closer }) {
 }
 
 function drag(on, box, chart, view, { point, choose }) {
-  const down = new Map(); // pointers that are down, with where they are
+  const down = new Map(); // pressed pointers with their positions
   let moved = 0;
   on("pointerdown", (event) => {
     if (event.button > 0) return;
@@ -72,7 +72,7 @@ function drag(on, box, chart, view, { point, choose }) {
     const other = [...down].find(([id]) => id !== event.pointerId)?.[1];
     moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
     if (other) pinch(before, now, other, chart, view);
-    else if (moved > STILL) {
+    else if (moved > CLICK_TOLERANCE) {
       if (!box.hasPointerCapture(event.pointerId)) box.setPointerCapture(event.pointerId);
       view.pan(chart.time(before[0]) - chart.time(now[0]));
       if (event.pointerType === "mouse") box.scrollTop -= now[1] - before[1];
@@ -80,7 +80,7 @@ function drag(on, box, chart, view, { point, choose }) {
     down.set(event.pointerId, now);
   });
   on("pointerup", (event) => {
-    if (down.delete(event.pointerId) && moved <= STILL) choose(chart.find(...place(event, box)));
+    if (down.delete(event.pointerId) && moved <= CLICK_TOLERANCE) choose(chart.find(...place(event, box)));
   });
   on("pointercancel", (event) => down.delete(event.pointerId));
   on("pointerleave", (event) => {
@@ -89,7 +89,7 @@ function drag(on, box, chart, view, { point, choose }) {
   });
 }
 
-/** Two fingers: what is between them stays between them. */
+/** Pinch zoom: the content between the two fingers stays there. */
 function pinch(before, now, other, chart, view) {
   const was = Math.max(20, Math.abs(before[0] - other[0]));
   const is = Math.max(20, Math.abs(now[0] - other[0]));
@@ -97,39 +97,39 @@ function pinch(before, now, other, chart, view) {
 }
 
 const KEYS =
-  "Left and right arrows pan, up and down go from bar to bar, plus and minus zoom, 0 shows all, Enter zooms to a bar.";
+  "Left and right arrows pan, up and down select bars, plus and minus zoom, 0 fits all, Enter zooms to the selected bar.";
 
-/** Buttons for those who have neither wheel nor keys at hand. */
+/** Zoom buttons. */
 export function Zoom({ view }) {
   const button = (text, label, act) =>
     html`<button type="button" class="button" aria-label=${label} title=${label} onClick=${act}>${text}</button>`;
   return html`<div class="row zoom" role="group" aria-label="Zoom">
     ${button("+", "Zoom in", () => view.zoom(1 / 1.6))}
     ${button("−", "Zoom out", () => view.zoom(1.6))}
-    ${button("Fit", "Fit: show all of it", () => view.fit())}
+    ${button("Fit", "Fit all", () => view.fit())}
   </div>`;
 }
 
 export function Legend({ isTimed }) {
   const one = (look, text) => html`<li><i class=${`mark-${look}`} aria-hidden="true"></i>${text}</li>`;
   return html`<ul class="marks">
-    ${one("busy", "computed (height: share of the time)")} ${one("waits", "ready, but waited")}
+    ${one("busy", "compute (height: share of the time)")} ${one("waits", "queue wait")}
     ${one("idle", "between calls")} ${one("queue", "queued")} ${one("walk", "walk")} ${one("tick", "emission")}
-    ${isTimed && html`${one("due", "was due")} ${one("late", "late")}`}
+    ${isTimed && html`${one("due", "deadline")} ${one("late", "late")}`}
   </ul>`;
 }
 
-/** A chart that lives as long as its canvas, and what it is told by the theme, its size and the view. */
+/** The chart of a canvas, updated on changes of theme, size and view. */
 function useChart(box, canvas, view, calls) {
-  const held = useRef(null);
+  const reference = useRef(null);
   useEffect(() => {
     const chart = new Chart(canvas.current, view);
-    held.current = chart;
-    const ends = [view.watch(() => chart.plan()), steer(box.current, chart, view, calls)];
+    reference.current = chart;
+    const ends = [view.subscribe(() => chart.plan()), steer(box.current, chart, view, calls)];
     const sized = new ResizeObserver(() => chart.resize(box.current.clientWidth, box.current.clientHeight));
     sized.observe(box.current);
     const repaint = () => {
-      chart.colours = palette();
+      chart.colors = palette();
       chart.plan();
     };
     const themed = new MutationObserver(repaint);
@@ -144,11 +144,11 @@ function useChart(box, canvas, view, calls) {
       chart.stop();
     };
   }, [view]);
-  return held;
+  return reference;
 }
 
 function Details({ item }) {
-  if (!item) return html`<p class="soft">Point at a bar, or choose one with the arrow keys, to be told all of it.</p>`;
+  if (!item) return html`<p class="soft">Point at a bar, or select one with the arrow keys, for details.</p>`;
   const one = ([word, value, isBad]) =>
     html`<div key=${word} class=${isBad ? "bad" : undefined}><dt>${word}</dt><dd>${value}</dd></div>`;
   return html`<dl class="facts">${details(item).map(one)}</dl>`;
@@ -172,7 +172,7 @@ export function Waterfall({ trace, workers, view, label }) {
   }, [laid, chosen, hovered, view]);
   const scrolled = () => {
     chart.current.scroll = box.current.scrollTop;
-    chart.current.draw(); // at once: the browser has already moved the rest
+    chart.current.draw(); // immediately: the browser has already scrolled
   };
   const item = laid.items.find((each) => each.key === (hovered ?? chosen));
   const high = laid.height + AXIS + 6;
@@ -186,7 +186,7 @@ export function Waterfall({ trace, workers, view, label }) {
   </div>`;
 }
 
-/** What hands and keys do here. `now` is what is shown when they do it. */
+/** Actions of pointer and keyboard. `now` is the current layout and selection. */
 function steps(now, choose, hover, view, box) {
   const at = () => now.current.laid.items.findIndex((each) => each.key === now.current.chosen);
   const reveal = (item) => {

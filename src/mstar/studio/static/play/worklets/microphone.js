@@ -1,4 +1,4 @@
-// The audio thread's side of play/microphone.js: mono, brought to 24 kHz, in frames of 40 ms with their level.
+// Audio worklet of play/microphone.js: resamples to mono 24 kHz, in 40 ms frames with their level.
 
 const RATE = 24000;
 const FRAME = RATE / 25;
@@ -8,15 +8,15 @@ class MicrophoneProcessor extends AudioWorkletProcessor {
     super();
     this.isClosed = false;
     this.port.onmessage = () => (this.isClosed = true);
-    this.step = sampleRate / RATE; // input samples to one of ours
-    this.left = this.step; // how much of our next sample is still to come
+    this.step = sampleRate / RATE; // input samples per output sample
+    this.left = this.step; // remaining input for the next output sample
     this.sum = 0;
     this.frame = new Int16Array(FRAME);
     this.count = 0;
     this.power = 0;
   }
 
-  /** A sample of ours is the mean of the input it covers: that also keeps what is too high for 24 kHz down. */
+  /** An output sample is the mean of the input it covers, which also acts as a low-pass filter. */
   take(value) {
     let rest = 1;
     while (rest >= this.left) {
@@ -30,9 +30,9 @@ class MicrophoneProcessor extends AudioWorkletProcessor {
   }
 
   put(value) {
-    const kept = Math.max(-1, Math.min(1, value));
-    this.frame[this.count++] = kept * 32767;
-    this.power += kept * kept;
+    const clipped = Math.max(-1, Math.min(1, value));
+    this.frame[this.count++] = clipped * 32767;
+    this.power += clipped * clipped;
     if (this.count < FRAME) return;
     const pcm = this.frame;
     this.port.postMessage({ pcm, level: Math.sqrt(this.power / FRAME) }, [pcm.buffer]);

@@ -1,5 +1,5 @@
-// The audio thread's side of play/player.js: a ring of samples that is filled as they come and emptied at the
-// device's rate, resampled linearly. It waits for a little sound before it begins, and after each gap.
+// Audio worklet of play/player.js: a ring buffer of samples, played at the device's rate with linear resampling.
+// It prebuffers before it starts and after each underrun.
 
 const PREBUFFER_S = 0.15;
 const REPORT_S = 0.1;
@@ -17,8 +17,8 @@ class PlaybackProcessor extends AudioWorkletProcessor {
   begin({ rate, turn }) {
     this.rate = rate;
     this.turn = turn;
-    this.count = 0; // samples that have come
-    this.at = 0; // the place among them that is heard next, between two of them
+    this.count = 0; // samples received
+    this.at = 0; // fractional position of the next sample to play
     this.underruns = 0;
     this.level = 0;
     this.isPlaying = this.isStarved = this.isEnded = this.isOver = this.isStopped = false;
@@ -27,7 +27,7 @@ class PlaybackProcessor extends AudioWorkletProcessor {
 
   push({ samples }) {
     if (this.isOver) return;
-    if (this.isStarved) this.underruns += 1; // it was silent, and more was to come: that was a gap
+    if (this.isStarved) this.underruns += 1; // it ran empty before the end: an underrun
     this.isStarved = false;
     const start = Math.floor(this.at);
     while (this.count - start + samples.length > this.ring.length) this.grow(start);
@@ -90,9 +90,9 @@ class PlaybackProcessor extends AudioWorkletProcessor {
         this.report();
         return;
       }
-      const here = this.ring[from & mask];
+      const current = this.ring[from & mask];
       const next = from + 1 < this.count ? this.ring[(from + 1) & mask] : 0;
-      out[n] = here + (next - here) * (this.at - from);
+      out[n] = current + (next - current) * (this.at - from);
       this.level = Math.max(this.level, Math.abs(out[n]));
       this.at += step;
     }
