@@ -215,17 +215,17 @@ def test_what_was_not_recorded_is_named(model: Signals, even_trace: CallTrace):
 def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTrace):
     """As long a time as its op usually takes passes; it must not need a state."""
 
-    def matters(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
+    def key_function(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
         return None if op == "horn.blow" else digest_all_arguments(op, arguments)
 
-    trace = replace(even_trace, matters=matters, usual={BLOW: 0.1})
+    trace = replace(even_trace, key_function=key_function, mean_seconds_by_op={BLOW: 0.1})
     (receipt,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 2})])
     assert [seconds for _, seconds in receipt.chunks] == lengths(8, 2)
     assert receipt.chunks[-1][0] == pytest.approx(3 * 0.01 + 2 * 0.1 + (5 + 3) * HOP_S)
     with pytest.raises(NotRecorded, match=r"teller\.read uses a state"):
         simulate(
             planned_model(model),
-            {"model": replace(even_trace, matters=lambda *_: None)},
+            {"model": replace(even_trace, key_function=lambda *_: None)},
             [Arrival(0.0, {"seed": 8, "steps": 2})],
         )
 
