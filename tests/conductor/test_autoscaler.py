@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel, MessageReceived, Tick
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.sim.models import SimRequest, sim_model
 from mstar.wire import messages as m
 from mstar.wire.stats import WorkerLoad
+from mstar.wire.steps import MessageReceived, Tick
 
 LAUNCHER, FRONT = m.Peer("launcher", 0), m.Peer("front", 0)
 LIMITS = ConductorLimits(scale_down_delay_s=5.0, drain_timeout_s=30.0, heartbeat_timeout_s=1e9)
@@ -40,8 +43,8 @@ class Deployment:
         while self.now < until:
             self.now += 0.1
             for name, load in dict(loads).items():
-                if name in self.core.workers:
-                    self.deliver(self.core.workers[name].peer, m.Heartbeat(0.0, load))
+                if name in self.core.membership.workers:
+                    self.deliver(self.core.membership.workers[name].peer, m.Heartbeat(0.0, load))
             self.sent += [(send.to, send.message) for send in self.core.step(self.now, Tick())]
 
     def worker_up(self, name, incarnation=0, weights_version=0):
@@ -61,7 +64,7 @@ class Deployment:
 
     def finish_walk(self, rid):
         """Its only walk ends."""
-        request = self.core.requests[rid]
+        request = self.core.lifecycle.requests[rid]
         for seat, peer in enumerate(request.walk_run.seats):
             self.deliver(peer, m.SeatDone(rid, request.attempt, request.walk_run.number, seat, {}, {}, {"Text": 3}))
 
@@ -145,7 +148,7 @@ def test_it_scales_down_after_a_delay_and_never_below_min_replicas():
         one.advance_time(1.0)
         gone += one.stop_workers()
     assert len(gone) == 2
-    assert len(one.core.workers) == 1
+    assert len(one.core.membership.workers) == 1
 
 
 def test_a_draining_worker_gets_no_walks_and_stops_when_idle():
@@ -156,7 +159,7 @@ def test_a_draining_worker_gets_no_walks_and_stops_when_idle():
     one.submit("r1")
     seats = one.started_walks()
     assert {peer.name for peer in seats.values()} == {"a", "b"}
-    one.core.workers["b"].draining_since = one.now
+    one.core.membership.workers["b"].draining_since = one.now
     one.core.autoscaler.groups[0].target = 1
     one.advance_time(3.0)
     one.submit("r2")
@@ -176,7 +179,7 @@ def test_what_takes_too_long_is_tried_again_elsewhere():
     one.submit("r0")
     one.submit("r1")
     rid = next(rid for rid, peer in one.started_walks().items() if peer.name == "b")
-    one.core.workers["b"].draining_since = one.now
+    one.core.membership.workers["b"].draining_since = one.now
     one.core.autoscaler.groups[0].target = 1
     one.advance_time(2.5)
     assert one.started_walks() == {}
@@ -190,11 +193,11 @@ def test_a_draining_worker_stays_when_it_is_needed_again():
     for name in "abc":
         one.worker_up(name)
     one.advance_time(5.0)
-    one.core.workers["c"].draining_since = one.now
+    one.core.membership.workers["c"].draining_since = one.now
     one.core.autoscaler.groups[0].target = 2
     one.deliver(LAUNCHER, m.ProcessExited(m.Peer("a", 0), "killed"))
     one.advance_time(20.0)
-    assert one.core.workers["c"].draining_since is None or one.core.stats()["starting"]
+    assert one.core.membership.workers["c"].draining_since is None or one.core.stats()["starting"]
     assert one.sent_of_kind(m.StopWorker) == []
 
 
@@ -259,10 +262,10 @@ def test_a_rolling_update_replaces_workers_one_by_one():
         for wanted in one.sent_of_kind(m.StartWorker):
             lives[wanted.worker] += 1
             one.worker_up(wanted.worker, lives[wanted.worker], weights_version=1)
-        least = min(least, len(one.core.workers))
+        least = min(least, len(one.core.membership.workers))
     assert [renewed.weights_version for renewed in one.sent_of_kind(m.WeightsRolled)] == [1]
-    assert {worker.weights_version for worker in one.core.workers.values()} == {1}
-    assert (len(one.core.workers), least) == (2, 2)
+    assert {worker.weights_version for worker in one.core.membership.workers.values()} == {1}
+    assert (len(one.core.membership.workers), least) == (2, 2)
 
 
 def test_a_rolling_update_of_one_worker_makes_requests_wait():
@@ -304,7 +307,7 @@ def test_what_cannot_be_tried_with_its_weights_ends_and_says_why():
     one.advance_time(0.3)
     (end,) = one.sent_of_kind(m.RequestFinished)
     assert end.status == "not_retryable"
-    assert "edition 0 of the weights" in end.error_message
+    assert "version 0 of the weights" in end.error_message
 
 
 def test_an_unstarted_request_restarts_with_new_weights():

@@ -2,7 +2,9 @@
 
 import pytest
 
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.sim.models import SimRequest, sim_model
@@ -57,7 +59,7 @@ class LoadingDeployment(Deployment):
         gone = self.stop_workers()
         wanted = [one.worker for one in self.sent_of_kind(m.StartWorker)]
         for name in wanted:
-            if name not in self.core.workers:
+            if name not in self.core.membership.workers:
                 self.start_incarnation(name)
         return gone, wanted
 
@@ -79,7 +81,7 @@ def test_an_unloaded_model_has_no_workers():
     assert one.model_states == {TALK: "loaded"}
     assert one.unload() == m.ModelStatusReply(1, {TALK: "unloaded"})
     assert one.wait_until_quiet() == ["a", "b"]
-    assert (one.core.workers, one.model_states) == ({}, {TALK: "unloaded"})
+    assert (one.core.membership.workers, one.model_states) == ({}, {TALK: "unloaded"})
     one.advance_time(60.0)
     assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
 
@@ -111,7 +113,7 @@ def test_the_next_request_loads_the_model():
     one.advance_time(60.0)
     assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
     assert not one.core.autoscaler.is_active, "all is as it was"
-    assert one.core.autoscaler.inactive == set()
+    assert one.core.capacity.inactive == set()
 
 
 def test_a_load_command_loads_the_model():
@@ -143,7 +145,7 @@ def test_a_draining_worker_stays_when_a_request_arrives():
     one = talk_deployment()
     one.unload()
     one.advance_time(2.3)  # a conductor that has begun waits until it knows who is there
-    assert all(worker.draining_since is not None for worker in one.core.workers.values())
+    assert all(worker.draining_since is not None for worker in one.core.membership.workers.values())
     one.submit("r")
     one.advance_time(10.0)
     assert one.sent_of_kind(m.StopWorker | m.StartWorker) == []
@@ -224,7 +226,7 @@ def test_a_model_that_shares_all_its_workers_cannot_be_unloaded():
     one = LoadingDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start()
     refused = one.unload(GUIDE)
     assert refused.states == {TALK: "loaded", GUIDE: "loaded"}
-    assert refused.reason.startswith("all its workers serve talk too, which would stay;")
+    assert refused.reason.startswith("it shares all its workers with talk\n  fix:")
     assert one.wait_until_quiet(10) == []
     assert one.unload(TALK).reason == ""
     assert one.unload(GUIDE).reason == "", "nobody else stays"
@@ -251,7 +253,7 @@ def test_an_elastic_group_unloads_at_once_and_reloads_as_before(least):
     one.submit("r")
     one.advance_time(3.0, {"a": busy_load(waiting=9)})
     one.apply_launcher_commands()
-    assert len(one.core.workers) == 2
+    assert len(one.core.membership.workers) == 2
     one.finish_walk("r")
     one.unload()
     assert len(one.wait_until_quiet()) == 2
@@ -260,7 +262,7 @@ def test_an_elastic_group_unloads_at_once_and_reloads_as_before(least):
     assert len(one.apply_launcher_commands()[1]) == 1
     assert one.model_states == {TALK: "loaded"}
     one.wait_until_quiet(30)
-    assert len(one.core.workers) == least
+    assert len(one.core.membership.workers) == least
     assert one.model_states == {TALK: "loaded" if least else "unloaded"}
 
 
@@ -276,7 +278,7 @@ def test_weights_can_be_updated_while_a_model_is_unloaded():
             one.incarnations[wanted.worker] += 1
             one.worker_up(wanted.worker, one.incarnations[wanted.worker], weights_version=1)
     assert [renewed.weights_version for renewed in one.sent_of_kind(m.WeightsRolled)] == [1]
-    assert one.core.workers.keys() == {"b"}
+    assert one.core.membership.workers.keys() == {"b"}
     one.deliver(FRONT, m.Submit("r", TALK, m.Value(SimRequest(1, 3))))
     one.advance_time(0.3)
     assert [wanted.worker for wanted in one.sent_of_kind(m.StartWorker)] == ["a"]

@@ -1,6 +1,6 @@
 """500 simulated scenarios give clients the answers that were recorded before the cores were redesigned.
 
-Seeds below 1,000,000,000 have fixed workers, seeds above it autoscaled ones, seeds above 2,000,000,000 several conductors.
+Seeds below 1,000,000,000 have fixed workers, seeds above autoscaled ones, seeds above 2,000,000,000 several conductors.
 `recorded_answers.json` is not to be regenerated after a refactoring: a difference is a change of behavior.
 """
 

@@ -13,7 +13,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
 
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.config import RuntimeConfig
 from mstar.frontend import core
 from mstar.plan.planned_model import PlannedModel

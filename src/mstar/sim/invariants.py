@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from mstar.conductor.admission import Admission
+from mstar.conductor.attempts import Attempts
+from mstar.conductor.membership import Membership
+from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.scaling.autoscaler import Autoscaler
+from mstar.conductor.scaling.pending_workers import PendingWorkers
+from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected_outcome
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
@@ -39,29 +45,16 @@ MAX_POISON_KILLS = 3
 """How many workers one request can kill under one conductor. One that is spread dies in several places at once."""
 UNDETECTED_FAULTS = frozenset({"kill", "cut", "pause", "drop", "delay"})
 """Trouble because of which a conductor may not know in time whom a worker died with."""
+CHECKED_PARTS = (
+    *(Admission, Attempts, Autoscaler, Membership, PendingWorkers, RequestLifecycle, WeightsVersions),
+    *(EarlyMessages, Scheduler),
+)
+"""Parts of cores whose collections must be empty at the end."""
 BOUNDED_FIELDS = frozenset(
     {
-        *(
-            "models",
-            "plans",
-            "workers",
-            "frontends",
-            "dead_peers",
-            "groups",
-            "inactive",
-            "recent_versions",
-            "conductors",
-        ),
-        *(
-            "_known_workers",
-            "_initial_workers",
-            "_last_requested_at",
-            "_components",
-            "_ended",
-            "_cost",
-            "_finished_attempts",
-            "_generations",
-        ),
+        *("models", "plans", "workers", "frontends", "dead_peers", "groups", "conductors"),
+        *("_models", "_groups", "_known_workers", "_initial_workers", "_last_requested_at", "_recent_versions"),
+        *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
 )
 """What cores may keep when there is nothing to do: it grows with the deployment, or has a bound of its own."""
@@ -148,20 +141,20 @@ class InvariantChecker:
     def on_conductor_step(self, life: SimConductor, message: m.Message, *, is_old: bool) -> None:
         """A conductor has dealt with a message; one that speaks of an attempt that is over, it has to ignore."""
         core = life.core
-        if is_old and core.stale_messages == life.ignored_messages:
+        if is_old and core.lifecycle.stale_messages == life.ignored_messages:
             raise Violation(f"I7 {life.peer} heeds {message}, which is over")
-        life.ignored_messages = core.stale_messages
+        life.ignored_messages = core.lifecycle.stale_messages
         if isinstance(message, m.Submit):
-            if message.rid in core.requests:
+            if message.rid in core.lifecycle.requests:
                 # Who was promised something may still be turned away while it waits.
                 self.simulation.history.requests[message.rid].is_admitted = message.slo.ttft_s is None
                 waiting = core.stats()["queue"] - sum(
-                    one.submit.last_seen_attempt >= 0 for one in core.requests.values()
+                    one.submit.last_seen_attempt >= 0 for one in core.lifecycle.requests.values()
                 )
                 if message.last_seen_attempt < 0 and waiting > core.limits.max_queued_requests:
                     raise Violation(f"I6 {message.rid} is the {waiting}th that waits")
         elif isinstance(message, m.ProcessExited):
-            for request in core.requests.values():
+            for request in core.lifecycle.requests.values():
                 if request.needs(message.peer):
                     raise Violation(f"I10 {request.rid} goes on with {message.peer}, which is gone")
 
@@ -216,13 +209,13 @@ class InvariantChecker:
 
     def _check_failure_detected(self, life: SimWorker, conductor: SimConductor, since: float) -> None:
         is_watched = not conductor.is_dead and conductor.inbox is None and not life.is_dead
-        if is_watched and conductor.resumed_at < since and conductor.core.is_alive(life.peer):
+        if is_watched and conductor.resumed_at < since and conductor.core.membership.is_alive(life.peer):
             raise Violation(f"I10 {life.peer} has not answered for {FAILURE_DETECTION_S} s, and nobody has noticed")
 
     def on_drained(self, life: SimConductor) -> None:
         """The conductor says that nothing is left."""
-        if life.core.requests:
-            raise Violation(f"I5 drained with {sorted(life.core.requests)} left")
+        if life.core.lifecycle.requests:
+            raise Violation(f"I5 drained with {sorted(life.core.lifecycle.requests)} left")
 
     # ---------------------------------------------------------------- the end
     def is_quiet(self) -> bool:
@@ -247,9 +240,13 @@ class InvariantChecker:
             if isinstance(life, SimConductor):
                 workers = [world.peers[name] for name in world.shards.workers[life.peer.name] if name in names]
                 left += self.scaling.scaling_problems(life)
-                left += [f"the conductor does not know {peer}" for peer in workers if not life.core.is_alive(peer)]
                 left += [
-                    f"the conductor has a load at {one.peer}" for one in life.core.workers.values() if one.running_walks
+                    f"the conductor does not know {peer}" for peer in workers if not life.core.membership.is_alive(peer)
+                ]
+                left += [
+                    f"the conductor has a load at {one.peer}"
+                    for one in life.core.membership.workers.values()
+                    if one.running_walks
                 ]
                 del stock["workers"]
             elif isinstance(life, SimWorker):
@@ -273,10 +270,7 @@ class InvariantChecker:
         if twice:
             raise Violation(f"I7 a call that must not be repeated was: {twice}")
         for life in self.simulation.processes.values():
-            parts = [
-                life.core,
-                *(one for one in vars(life.core).values() if isinstance(one, EarlyMessages | Scheduler | Autoscaler)),
-            ]
+            parts = [life.core, *(part for part in vars(life.core).values() if isinstance(part, CHECKED_PARTS))]
             for part in parts:
                 for name, held in vars(part).items():
                     if name not in BOUNDED_FIELDS and isinstance(held, dict | list | deque | set) and held:

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mstar.conductor.core import ConductorModel
+from mstar.conductor.model import ConductorModel
 from mstar.graph import ir
 from mstar.plan.compile import plan
 from mstar.plan.placement import Placement, PlacementRule

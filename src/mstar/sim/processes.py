@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mstar.conductor import core as conducting
+from mstar.conductor.core import ConductorCore
 from mstar.frontend import core as serving
 from mstar.sim.engine import SimEngine
 from mstar.sim.history import Violation
@@ -15,6 +15,7 @@ from mstar.sim.models import WorkerCrash
 from mstar.sim.oracle import digest
 from mstar.sim.process import SimProcess
 from mstar.wire import messages as m
+from mstar.wire.steps import MessageReceived, SendMessage, Tick
 from mstar.worker import commands as working
 from mstar.worker.core import WorkerCore
 
@@ -96,7 +97,7 @@ class SimConductor(SimProcess):
     def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
         served = {name: simulation.planned_models[name] for name in simulation.shards.models[peer.name]}
-        self.core = conducting.ConductorCore(peer, LAUNCHER, served, simulation.scenario.conductor_limits)
+        self.core = ConductorCore(peer, LAUNCHER, served, simulation.scenario.conductor_limits)
         self.ignored_messages = 0
         """How many messages it had ignored when it was last looked at."""
 
@@ -109,17 +110,17 @@ class SimConductor(SimProcess):
         """Take a message."""
         is_old = False
         if isinstance(message, m.SeatDone | m.AttemptFailed | m.RetryNeeded) and (
-            request := self.core.requests.get(message.rid)
+            request := self.core.lifecycle.requests.get(message.rid)
         ):
             is_old = request.attempt != message.attempt
-        self._perform(self.core.step(self.simulation.now, conducting.MessageReceived(sender, message)))
+        self._perform(self.core.step(self.simulation.now, MessageReceived(sender, message)))
         self.simulation.checker.on_conductor_step(self, message, is_old=is_old)
 
     def tick(self) -> None:
         """Time has passed."""
-        self._perform(self.core.step(self.simulation.now, conducting.Tick()))
+        self._perform(self.core.step(self.simulation.now, Tick()))
 
-    def _perform(self, actions: list[conducting.SendMessage]) -> None:
+    def _perform(self, actions: list[SendMessage]) -> None:
         for action in actions:
             self.send(action.to, action.message)
             if isinstance(action.message, m.PeerDead):

@@ -35,12 +35,12 @@ class ScalingInvariants:
 
     def on_stop_worker(self, life: SimConductor, peer: m.Peer) -> None:
         """A conductor has a worker ended."""
-        for request in life.core.requests.values():
+        for request in life.core.lifecycle.requests.values():
             if request.needs(peer):
                 raise Violation(f"I14 {request.rid} goes on with {peer}, which is to end")
         is_new = self._simulation.weights_versions[peer] == self._simulation.weights_version
         for crew in life.core.autoscaler.groups:
-            count = len(crew.running(life.core))
+            count = len(life.core.membership.serving(crew.workers))
             if is_new and peer.name in crew.workers and count < crew.min_replicas:
                 raise Violation(f"I14 {peer} is to end, with {count} of {crew.workers}, not {crew.min_replicas}")
 
@@ -48,7 +48,7 @@ class ScalingInvariants:
         """Crews that are too small, or larger than they need be with nothing to do; weights that are old."""
         if not self._simulation.scenario.is_elastic:
             return []
-        crews = [(crew, len(crew.running(life.core))) for crew in life.core.autoscaler.groups]
+        crews = [(crew, len(life.core.membership.serving(crew.workers))) for crew in life.core.autoscaler.groups]
         left = [f"{crew.workers} has {crew.target}" for crew, _ in crews if crew.target > crew.min_replicas]
         left += [f"{crew.workers} has only {count}" for crew, count in crews if count < crew.min_replicas]
         is_behind = self._simulation.launcher.rolled_version < self._simulation.weights_version

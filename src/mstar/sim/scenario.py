@@ -10,7 +10,7 @@ import functools
 import random
 from dataclasses import dataclass, field, replace
 
-from mstar.conductor.core import ConductorLimits as ConductorLimits
+from mstar.conductor.limits import ConductorLimits
 from mstar.sim.engine import EngineCosts
 from mstar.sim.models import MODELS, PLACEMENT_VARIANTS, SimRequest, TrapError, sim_model
 from mstar.walk.client_input import ClientInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar.conductor.core import ConductorModel
+from mstar.conductor.model import ConductorModel
 from mstar.sim.scenario import Scenario
 
 CONDUCTOR = "conductor"

@@ -2,12 +2,13 @@
 
 import pytest
 
-from mstar.conductor.admission import Admission
-from mstar.conductor.core import ConductorModel
+from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.membership import WorkerLost
+from mstar.conductor.model import ConductorModel
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.sim.models import sim_model
-from mstar.wire.messages import Submit, Value
+from mstar.wire.messages import Peer, Submit, Value
 from mstar.wire.slo import Slo
 from mstar.wire.stats import StreamDemand, WorkerLoad
 
@@ -15,7 +16,7 @@ from mstar.wire.stats import StreamDemand, WorkerLoad
 def admission(placement=None):
     model = sim_model("talk")
     plans = plan(model.graphs(), parse_placement(placement, "a test") if placement else None)
-    found = Admission({"talk": ConductorModel.from_plans(model, plans)})
+    found = CapacityEstimator({"talk": ConductorModel.from_plans(model, plans)})
     return found, plans.workers
 
 
@@ -71,7 +72,7 @@ def test_one_replica_with_capacity_is_enough():
     assert one.has_room(submit(ttft_s=1.0))
     one.on_admitted(submit("r", ttft_s=1.0))
     assert not one.has_room(submit(ttft_s=1.0))
-    one.remove_worker("a")
+    one.on_worker_lost(0.0, WorkerLost(Peer("a", 0)))
     assert one.has_room(submit(ttft_s=1.0))  # it comes back with nothing to do
 
 
