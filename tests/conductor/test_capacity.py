@@ -1,4 +1,4 @@
-"""Whom a conductor takes on, by what workers say."""
+"""Capacity estimates from the load that workers report: room, time to first output, queueing delay."""
 
 import pytest
 
@@ -13,83 +13,83 @@ from mstar.wire.slo import Slo
 from mstar.wire.stats import StreamDemand, WorkerLoad
 
 
-def admission(placement=None):
+def estimator(placement=None):
     model = sim_model("talk")
     plans = plan(model.graphs(), parse_placement(placement, "a test") if placement else None)
-    found = CapacityEstimator({"talk": ConductorModel.from_plans(model, plans)})
-    return found, plans.workers
+    capacity = CapacityEstimator({"talk": ConductorModel.from_plans(model, plans)})
+    return capacity, plans.workers
 
 
-def submit(rid="r", **pace):
-    return Submit(rid, "talk", Value(None), slo=Slo(**pace))
+def submit(rid="r", **slo):
+    return Submit(rid, "talk", Value(None), slo=Slo(**slo))
 
 
-def load(share, extra=0.2, single_s=0.2, first=0.3, each=0.1):
-    return WorkerLoad(share, {"talk": StreamDemand(single_s, extra, first, each)})
+def load(utilization, added=0.2, solo=0.2, first_s=0.3, per_concurrent_s=0.1):
+    return WorkerLoad(utilization, {"talk": StreamDemand(solo, added, first_s, per_concurrent_s)})
 
 
 def test_a_request_without_statistics_is_admitted():
-    one, _ = admission()
-    assert one.has_room(submit(ttft_s=0.1))
-    assert one.predict_ttft_s(0.0, submit(), 0) == 0.0
+    capacity, _ = estimator()
+    assert capacity.has_room(submit(ttft_s=0.1))
+    assert capacity.predict_ttft_s(0.0, submit(), 0) == 0.0
 
 
 def test_an_slo_is_accepted_while_there_is_capacity():
-    one, (worker,) = admission()
-    one.update_load(worker, load(0.45))
-    taken = 0
-    while one.has_room(submit(ttft_s=1.0)):
-        one.on_admitted(submit(f"r{taken}", ttft_s=1.0))
-        taken += 1
-    assert taken == 2  # 0.45 + 2 * 0.2 is 0.85, and one more would be 1.05
-    assert one.predict_ttft_s(0.0, submit(best_effort=True), 0) == pytest.approx(0.3 + 2 * 0.1)
-    one.update_load(worker, load(0.5))  # the worker counts them from now on
-    assert one.has_room(submit(ttft_s=1.0))
+    capacity, (worker,) = estimator()
+    capacity.update_load(worker, load(0.45))
+    admitted = 0
+    while capacity.has_room(submit(ttft_s=1.0)):
+        capacity.on_admitted(submit(f"r{admitted}", ttft_s=1.0))
+        admitted += 1
+    assert admitted == 2  # 0.45 + 2 * 0.2 is 0.85, and one more would be 1.05
+    assert capacity.predict_ttft_s(0.0, submit(best_effort=True), 0) == pytest.approx(0.3 + 2 * 0.1)
+    capacity.update_load(worker, load(0.5))  # the report includes the admitted requests
+    assert capacity.has_room(submit(ttft_s=1.0))
 
 
 def test_without_an_slo_no_request_is_rejected():
-    one, (worker,) = admission()
-    one.update_load(worker, load(3.0))
-    assert one.has_room(submit())
-    one.on_admitted(submit("promised", ttft_s=1.0))
-    assert not one.has_room(submit())
-    assert one.has_room(submit(best_effort=True))
-    one.on_finished(1.0, "promised")
-    assert one.has_room(submit())
+    capacity, (worker,) = estimator()
+    capacity.update_load(worker, load(3.0))
+    assert capacity.has_room(submit())
+    capacity.on_admitted(submit("with-slo", ttft_s=1.0))
+    assert not capacity.has_room(submit())
+    assert capacity.has_room(submit(best_effort=True))
+    capacity.on_finished(1.0, "with-slo")
+    assert capacity.has_room(submit())
 
 
 def test_a_model_that_cannot_meet_its_slo_alone_is_served():
-    one, (worker,) = admission()
-    one.update_load(worker, load(2.0, single_s=1.5))
-    assert one.has_room(submit(ttft_s=1.0))
+    capacity, (worker,) = estimator()
+    capacity.update_load(worker, load(2.0, solo=1.5))
+    assert capacity.has_room(submit(ttft_s=1.0))
 
 
 def test_one_replica_with_capacity_is_enough():
-    one, workers = admission({"place": {"lm": ["a", "b"]}})
+    capacity, workers = estimator({"place": {"lm": ["a", "b"]}})
     assert workers == ("a", "b")
-    one.update_load("a", load(0.95))
-    one.update_load("b", load(0.6))
-    assert one.has_room(submit(ttft_s=1.0))
-    one.on_admitted(submit("r", ttft_s=1.0))
-    assert not one.has_room(submit(ttft_s=1.0))
-    one.on_worker_lost(0.0, WorkerLost(Peer("a", 0)))
-    assert one.has_room(submit(ttft_s=1.0))  # it comes back with nothing to do
+    capacity.update_load("a", load(0.95))
+    capacity.update_load("b", load(0.6))
+    assert capacity.has_room(submit(ttft_s=1.0))
+    capacity.on_admitted(submit("r", ttft_s=1.0))
+    assert not capacity.has_room(submit(ttft_s=1.0))
+    capacity.on_worker_lost(0.0, WorkerLost(Peer("a", 0)))
+    assert capacity.has_room(submit(ttft_s=1.0))  # its next incarnation starts idle
 
 
 def test_an_slo_that_cannot_be_met_is_rejected():
-    one, (worker,) = admission()
-    one.update_load(worker, load(0.2, first=0.5))
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=0) == 0.0
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.4), queued=0) == pytest.approx(0.1)
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=1) == pytest.approx(
+    capacity, (worker,) = estimator()
+    capacity.update_load(worker, load(0.2, first_s=0.5))
+    assert capacity.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=0) == 0.0
+    assert capacity.ttft_overrun_s(0.0, submit(ttft_s=0.4), queued=0) == pytest.approx(0.1)
+    assert capacity.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=1) == pytest.approx(
         1.9
-    )  # nobody has ended: a second each
-    assert one.ttft_overrun_s(0.0, submit(), queued=5) == 0.0
+    )  # no completions yet: 1 s each
+    assert capacity.ttft_overrun_s(0.0, submit(), queued=5) == 0.0
 
 
-def test_how_long_there_is_to_wait_follows_from_how_fast_others_end():
-    one, _ = admission()
+def test_the_queueing_delay_follows_from_the_completion_rate():
+    capacity, _ = estimator()
     for at in range(5):
-        one.on_finished(at / 2, f"r{at}")
-    assert one.estimate_wait_s(2.5, 4) == pytest.approx(2.0)
-    assert one.estimate_wait_s(2.5, 0) == 0.1
+        capacity.on_finished(at / 2, f"r{at}")
+    assert capacity.estimate_wait_s(2.5, 4) == pytest.approx(2.0)
+    assert capacity.estimate_wait_s(2.5, 0) == 0.1

@@ -1,0 +1,97 @@
+"""Admission control: rejection, running limit, queueing, and expiry of TTFT targets."""
+
+import pytest
+
+from mstar.conductor.limits import ConductorLimits
+from mstar.sim.models import SimRequest
+from mstar.wire import messages as m
+from mstar.wire.slo import Slo
+from mstar.wire.stats import StreamDemand, WorkerLoad
+from tests.conductor.deployment import FRONTEND, LAUNCHER, Deployment
+
+
+def talk(running=1024, queued=256):
+    limits = ConductorLimits(running, queued, heartbeat_timeout_s=1e9)
+    return Deployment({"talk": {"lm": "a"}}, limits).start_all()
+
+
+def statuses(deployment):
+    return {rejected.rid: rejected.status for rejected in deployment.sent_of_kind(m.RequestRejected)}
+
+
+def test_requests_start_up_to_the_running_limit_then_queue_then_get_429():
+    deployment = talk(running=2, queued=1)
+    for rid in ("r0", "r1", "r2", "r3"):
+        deployment.submit(rid)
+    assert deployment.started_walks().keys() == {"r0", "r1"}
+    assert deployment.core.stats()["queue"] == 1
+    assert statuses(deployment) == {"r3": 429}
+
+
+def test_a_429_has_a_retry_after_and_names_the_limit():
+    deployment = talk(running=1, queued=1)
+    for rid in ("r0", "r1", "r2"):
+        deployment.submit(rid)
+    (rejected,) = deployment.sent_of_kind(m.RequestRejected)
+    assert rejected.retry_after_s == 1.0  # one request, no completions yet
+    assert rejected.reason == "the queue is full (1 requests)"
+
+
+def test_a_slot_is_free_only_when_workers_have_released_the_attempt():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1")
+    attempt = deployment.requests["r0"].attempt
+    deployment.finish_walk("r0")
+    assert deployment.started_walks().keys() == {"r0"}
+    deployment.deliver(m.Peer("a", 0), m.AttemptReleased("r0", attempt))
+    assert deployment.started_walks().keys() == {"r1"}
+
+
+def test_the_slot_of_an_attempt_on_a_lost_worker_is_free():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1")
+    deployment.deliver(FRONTEND, m.Cancel("r0"))
+    deployment.started_walks()
+    deployment.exit_process(m.Peer("a", 0))
+    deployment.worker_up("a", 1)
+    assert deployment.started_walks() == {"r1": m.Peer("a", 1)}
+
+
+def test_a_resubmitted_request_is_never_rejected():
+    deployment = talk(running=1, queued=0)
+    deployment.submit("r0")
+    deployment.deliver(LAUNCHER, m.Drain())
+    deployment.submit("new")
+    deployment.submit("old", last_seen_attempt=0)
+    assert statuses(deployment) == {"new": 503}
+    assert deployment.core.stats()["queue"] == 1
+
+
+def test_an_unknown_model_is_404():
+    deployment = talk()
+    deployment.deliver(FRONTEND, m.Submit("r", "other", m.Value(SimRequest(1, 3))))
+    assert statuses(deployment) == {"r": 404}
+
+
+def test_a_request_that_would_miss_its_ttft_target_is_rejected():
+    deployment = talk()
+    demand = StreamDemand(solo_utilization=0.2, added_utilization=0.2, first_output_s=0.5, per_concurrent_s=0.1)
+    deployment.deliver(m.Peer("a", 0), m.Heartbeat(0.0, WorkerLoad(0.0, {"talk": demand})))
+    deployment.submit("fast", slo=Slo(ttft_s=0.3))
+    deployment.submit("slow", slo=Slo(ttft_s=0.6))
+    (rejected,) = deployment.sent_of_kind(m.RequestRejected)
+    assert (rejected.rid, rejected.status, rejected.retry_after_s) == ("fast", 429, pytest.approx(0.2))
+    assert deployment.started_walks().keys() == {"slow"}
+
+
+def test_a_queued_request_is_rejected_when_its_ttft_target_passes():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1", slo=Slo(ttft_s=2.0))
+    deployment.tick(1.9)
+    assert statuses(deployment) == {}
+    deployment.tick(0.2)
+    assert statuses(deployment) == {"r1": 429}
+    assert deployment.requests.keys() == {"r0"}
