@@ -246,7 +246,8 @@ class RequestLifecycle:
             text = f"gave up after {request.retries - 1} retries (max_retries); last reason: {reason}"
             self.finish(now, request, FinishStatus("unavailable", "Unavailable", text))
             return
-        repeated = [] if is_whole else [one.name for one in request.walk_results if from_scratch or not one.is_pure]
+        results = [] if is_whole else request.walk_results
+        repeated = [result.name for result in results if from_scratch or not result.is_pure]
         if run is not None and not run.is_waiting:
             repeated.append(run.call.name)
         if names := [name for name in repeated if name in request.model.non_idempotent_walks]:
