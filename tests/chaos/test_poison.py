@@ -62,7 +62,7 @@ def test_a_non_idempotent_op_is_not_run_twice(victims, tmp_path):
             os.kill(local.pid(name), signal.SIGKILL)
         end = client.wait().end
         assert (end.status, end.error_type) == ("not_retryable", "NotRetryable")
-        assert end.error_message.endswith("walk `act` does what must not be done twice")
+        assert end.error_message.endswith("walk `act` is not idempotent")
         wait_until(lambda: set(local.health().values()) == {"up"})
         time.sleep(0.2)
         moves = moved.read_text().split()

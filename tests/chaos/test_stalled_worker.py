@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mstar.conductor.core import ATTEMPTS_PER_INCARNATION
+from mstar.conductor.attempts import ATTEMPTS_PER_INCARNATION
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.transfer.codec import ArenaCodec
 from mstar.wire import messages as m
@@ -84,7 +84,7 @@ def test_a_stalled_worker_is_replaced_and_ignored(report):
             when, peer, why = local.recent_exits[before]
             took.append(when - stopped)
             assert peer.name == name
-            assert why.startswith("not heard of for")
+            assert why.startswith("no heartbeat for")
             what.wait_and_check()
         report(f"SIGSTOP: given up after {', '.join(f'{seconds:.2f}' for seconds in took)} s")
         assert max(took) <= DETECTION_S * SLOWDOWN_FACTOR

@@ -1,94 +1,97 @@
-"""Whom a conductor takes on, by what workers say."""
+"""Admission control: rejection, running limit, queueing, and expiry of TTFT targets."""
 
 import pytest
 
-from mstar.conductor.admission import Admission
-from mstar.conductor.core import ConductorModel
-from mstar.plan.compile import plan
-from mstar.plan.placement import parse_placement
-from mstar.sim.models import sim_model
-from mstar.wire.messages import Submit, Value
+from mstar.conductor.limits import ConductorLimits
+from mstar.sim.models import SimRequest
+from mstar.wire import messages as m
 from mstar.wire.slo import Slo
 from mstar.wire.stats import StreamDemand, WorkerLoad
+from tests.conductor.deployment import FRONTEND, LAUNCHER, Deployment
 
 
-def admission(placement=None):
-    model = sim_model("talk")
-    plans = plan(model.graphs(), parse_placement(placement, "a test") if placement else None)
-    found = Admission({"talk": ConductorModel.from_plans(model, plans)})
-    return found, plans.workers
+def talk(running=1024, queued=256):
+    limits = ConductorLimits(running, queued, heartbeat_timeout_s=1e9)
+    return Deployment({"talk": {"lm": "a"}}, limits).start_all()
 
 
-def submit(rid="r", **pace):
-    return Submit(rid, "talk", Value(None), slo=Slo(**pace))
+def statuses(deployment):
+    return {rejected.rid: rejected.status for rejected in deployment.sent_of_kind(m.RequestRejected)}
 
 
-def load(share, extra=0.2, single_s=0.2, first=0.3, each=0.1):
-    return WorkerLoad(share, {"talk": StreamDemand(single_s, extra, first, each)})
+def test_requests_start_up_to_the_running_limit_then_queue_then_get_429():
+    deployment = talk(running=2, queued=1)
+    for rid in ("r0", "r1", "r2", "r3"):
+        deployment.submit(rid)
+    assert deployment.started_walks().keys() == {"r0", "r1"}
+    assert deployment.core.stats()["queue"] == 1
+    assert statuses(deployment) == {"r3": 429}
 
 
-def test_a_request_without_statistics_is_admitted():
-    one, _ = admission()
-    assert one.has_room(submit(ttft_s=0.1))
-    assert one.predict_ttft_s(0.0, submit(), 0) == 0.0
+def test_a_429_has_a_retry_after_and_names_the_limit():
+    deployment = talk(running=1, queued=1)
+    for rid in ("r0", "r1", "r2"):
+        deployment.submit(rid)
+    (rejected,) = deployment.sent_of_kind(m.RequestRejected)
+    assert rejected.retry_after_s == 1.0  # one request, no completions yet
+    assert rejected.reason == "the queue is full (1 requests)"
 
 
-def test_an_slo_is_accepted_while_there_is_capacity():
-    one, (worker,) = admission()
-    one.update_load(worker, load(0.45))
-    taken = 0
-    while one.has_room(submit(ttft_s=1.0)):
-        one.on_admitted(submit(f"r{taken}", ttft_s=1.0))
-        taken += 1
-    assert taken == 2  # 0.45 + 2 * 0.2 is 0.85, and one more would be 1.05
-    assert one.predict_ttft_s(0.0, submit(best_effort=True), 0) == pytest.approx(0.3 + 2 * 0.1)
-    one.update_load(worker, load(0.5))  # the worker counts them from now on
-    assert one.has_room(submit(ttft_s=1.0))
+def test_a_slot_is_free_only_when_workers_have_released_the_attempt():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1")
+    attempt = deployment.requests["r0"].attempt
+    deployment.finish_walk("r0")
+    assert deployment.started_walks().keys() == {"r0"}
+    deployment.deliver(m.Peer("a", 0), m.AttemptReleased("r0", attempt))
+    assert deployment.started_walks().keys() == {"r1"}
 
 
-def test_without_an_slo_no_request_is_rejected():
-    one, (worker,) = admission()
-    one.update_load(worker, load(3.0))
-    assert one.has_room(submit())
-    one.on_admitted(submit("promised", ttft_s=1.0))
-    assert not one.has_room(submit())
-    assert one.has_room(submit(best_effort=True))
-    one.on_finished(1.0, "promised")
-    assert one.has_room(submit())
+def test_the_slot_of_an_attempt_on_a_lost_worker_is_free():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1")
+    deployment.deliver(FRONTEND, m.Cancel("r0"))
+    deployment.started_walks()
+    deployment.exit_process(m.Peer("a", 0))
+    deployment.worker_up("a", 1)
+    assert deployment.started_walks() == {"r1": m.Peer("a", 1)}
 
 
-def test_a_model_that_cannot_meet_its_slo_alone_is_served():
-    one, (worker,) = admission()
-    one.update_load(worker, load(2.0, single_s=1.5))
-    assert one.has_room(submit(ttft_s=1.0))
+def test_a_resubmitted_request_is_never_rejected():
+    deployment = talk(running=1, queued=0)
+    deployment.submit("r0")
+    deployment.deliver(LAUNCHER, m.Drain())
+    deployment.submit("new")
+    deployment.submit("old", last_seen_attempt=0)
+    assert statuses(deployment) == {"new": 503}
+    assert deployment.core.stats()["queue"] == 1
 
 
-def test_one_replica_with_capacity_is_enough():
-    one, workers = admission({"place": {"lm": ["a", "b"]}})
-    assert workers == ("a", "b")
-    one.update_load("a", load(0.95))
-    one.update_load("b", load(0.6))
-    assert one.has_room(submit(ttft_s=1.0))
-    one.on_admitted(submit("r", ttft_s=1.0))
-    assert not one.has_room(submit(ttft_s=1.0))
-    one.remove_worker("a")
-    assert one.has_room(submit(ttft_s=1.0))  # it comes back with nothing to do
+def test_an_unknown_model_is_404():
+    deployment = talk()
+    deployment.deliver(FRONTEND, m.Submit("r", "other", m.Value(SimRequest(1, 3))))
+    assert statuses(deployment) == {"r": 404}
 
 
-def test_an_slo_that_cannot_be_met_is_rejected():
-    one, (worker,) = admission()
-    one.update_load(worker, load(0.2, first=0.5))
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=0) == 0.0
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.4), queued=0) == pytest.approx(0.1)
-    assert one.ttft_overrun_s(0.0, submit(ttft_s=0.6), queued=1) == pytest.approx(
-        1.9
-    )  # nobody has ended: a second each
-    assert one.ttft_overrun_s(0.0, submit(), queued=5) == 0.0
+def test_a_request_that_would_miss_its_ttft_target_is_rejected():
+    deployment = talk()
+    demand = StreamDemand(solo_utilization=0.2, added_utilization=0.2, first_output_s=0.5, per_concurrent_s=0.1)
+    deployment.deliver(m.Peer("a", 0), m.Heartbeat(0.0, WorkerLoad(0.0, {"talk": demand})))
+    deployment.submit("fast", slo=Slo(ttft_s=0.3))
+    deployment.submit("slow", slo=Slo(ttft_s=0.6))
+    (rejected,) = deployment.sent_of_kind(m.RequestRejected)
+    assert (rejected.rid, rejected.status, rejected.retry_after_s) == ("fast", 429, pytest.approx(0.2))
+    assert deployment.started_walks().keys() == {"slow"}
 
 
-def test_how_long_there_is_to_wait_follows_from_how_fast_others_end():
-    one, _ = admission()
-    for at in range(5):
-        one.on_finished(at / 2, f"r{at}")
-    assert one.estimate_wait_s(2.5, 4) == pytest.approx(2.0)
-    assert one.estimate_wait_s(2.5, 0) == 0.1
+def test_a_queued_request_is_rejected_when_its_ttft_target_passes():
+    deployment = talk(running=1)
+    deployment.submit("r0")
+    deployment.submit("r1", slo=Slo(ttft_s=2.0))
+    deployment.tick(1.9)
+    assert statuses(deployment) == {}
+    deployment.tick(0.2)
+    assert statuses(deployment) == {"r1": 429}
+    assert deployment.requests.keys() == {"r0"}

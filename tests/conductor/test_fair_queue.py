@@ -1,23 +1,23 @@
-"""Requests that wait to be taken on."""
+"""Weighted fair queue: order within and between flows."""
 
 from mstar.conductor.fair_queue import FairQueue
 from mstar.wire.messages import Submit, Value
 from mstar.wire.slo import Slo
 
 
-def submit(rid, tenant="", **pace):
-    return Submit(rid, "m", Value(None), tenant, slo=Slo(**pace))
+def submit(rid, tenant="", **slo):
+    return Submit(rid, "m", Value(None), tenant, slo=Slo(**slo))
 
 
 def pop_all(queue):
-    found = []
+    order = []
     while queue:
-        found.append(queue.heads()[0])
-        queue.take(found[-1])
-    return found
+        order.append(queue.heads()[0])
+        queue.take(order[-1])
+    return order
 
 
-def test_one_key_in_its_own_order():
+def test_a_flow_is_fifo():
     queue = FairQueue()
     for number in range(5):
         queue.add(submit(f"a{number}", "a"))
@@ -27,7 +27,7 @@ def test_one_key_in_its_own_order():
     assert pop_all(queue) == ["a0", "a1", "a3", "a4"]
 
 
-def test_a_key_that_floods_does_not_keep_others_waiting():
+def test_a_tenant_that_floods_the_queue_does_not_delay_others():
     queue = FairQueue()
     for number in range(6):
         queue.add(submit(f"a{number}", "a"))
@@ -36,7 +36,7 @@ def test_a_key_that_floods_does_not_keep_others_waiting():
     assert pop_all(queue)[:4] == ["a0", "b0", "a1", "b1"]
 
 
-def test_by_weight():
+def test_flows_are_served_by_weight():
     queue = FairQueue()
     for number in range(9):
         queue.add(submit(f"a{number}", "a", weight=3.0))
@@ -44,8 +44,19 @@ def test_by_weight():
     assert sum(rid.startswith("a") for rid in pop_all(queue)[:8]) == 6
 
 
-def test_best_effort_requests_of_a_key_queue_separately():
+def test_best_effort_requests_of_a_tenant_queue_separately():
     queue = FairQueue()
     queue.add(submit("stream", "a"))
     queue.add(submit("job", "a", best_effort=True))
     assert queue.heads() == ["stream", "job"]
+
+
+def test_an_idle_flow_saves_up_no_credit():
+    queue = FairQueue()
+    for number in range(4):
+        queue.add(submit(f"a{number}", "a"))
+    for _ in range(3):
+        queue.take(queue.heads()[0])
+    queue.add(submit("b0", "b"))
+    queue.add(submit("b1", "b"))
+    assert pop_all(queue) == ["b0", "a3", "b1"]

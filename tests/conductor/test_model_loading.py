@@ -1,282 +1,246 @@
-"""Models that rest: what was there ends whole, workers of theirs end, and whoever comes next wakes them."""
+"""Loading and unloading of models: running requests finish, workers stop, the next request loads the model again."""
 
 import pytest
 
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
-from mstar.plan.compile import plan
-from mstar.plan.placement import parse_placement
-from mstar.sim.models import SimRequest, sim_model
+from mstar.conductor.limits import ConductorLimits
+from mstar.sim.models import SimRequest
 from mstar.wire import messages as m
-from tests.conductor.test_autoscaler import FRONT, LAUNCHER, LIMITS, Deployment, busy_load
+from tests.conductor.deployment import FRONTEND, LAUNCHER, LIMITS, Deployment, worker_load
 
 TALK, GUIDE = "talk", "guide"
 
 
-class LoadingDeployment(Deployment):
-    """A conductor of several models, each with a placement."""
+class ModelDeployment(Deployment):
+    """A deployment with the model commands of a front end."""
 
     def __init__(self, limits=LIMITS, **places):
-        served = {}
-        for name, place in places.items():
-            placement = parse_placement({"place": place}, "a test")
-            served[name] = ConductorModel.from_plans(sim_model(name), plan(sim_model(name).graphs(), placement))
-        self.model = next(iter(places))
-        self.core = ConductorCore(m.Peer("conductor", 0), LAUNCHER, served, limits)
-        self.now = 0.0
-        self.sent = []
-        self.incarnations = {}
+        super().__init__(places, limits)
 
-    def start(self):
-        for name in sorted({name for one in self.core.models.values() for name in one.plans.workers}):
-            self.start_incarnation(name)
-        return self
-
-    def start_incarnation(self, name):
-        self.incarnations[name] = self.incarnations.get(name, -1) + 1
-        self.worker_up(name, self.incarnations[name])
-
-    def send_query(self, message):
-        """What a front end is told to a question."""
-        self.deliver(FRONT, message)
-        (standing,) = self.sent_of_kind(m.ModelStatusReply)
-        assert standing.correlation_id == message.correlation_id
-        return standing
+    def send_command(self, message):
+        """Send a command; return the reply."""
+        self.deliver(FRONTEND, message)
+        (reply,) = self.sent_of_kind(m.ModelStatusReply)
+        assert reply.correlation_id == message.correlation_id
+        return reply
 
     def unload(self, model=TALK):
-        return self.send_query(m.UnloadModel(1, model))
+        return self.send_command(m.UnloadModel(1, model))
 
     def load(self, model=TALK):
-        return self.send_query(m.LoadModel(2, model))
+        return self.send_command(m.LoadModel(2, model))
 
     @property
     def model_states(self):
-        return self.send_query(m.ModelStatusQuery(3)).states
-
-    def apply_launcher_commands(self):
-        """Do as a launcher does: end who is to end, start who is wanted."""
-        gone = self.stop_workers()
-        wanted = [one.worker for one in self.sent_of_kind(m.StartWorker)]
-        for name in wanted:
-            if name not in self.core.workers:
-                self.start_incarnation(name)
-        return gone, wanted
-
-    def wait_until_quiet(self, seconds=6.0):
-        """Time passes until nothing more happens."""
-        ended = []
-        for _ in range(round(seconds)):
-            self.advance_time(1.0)
-            ended += self.stop_workers()
-        return sorted(ended)
+        return self.send_command(m.ModelStatusQuery(3)).states
 
 
 def talk_deployment(**more):
-    return LoadingDeployment(talk={"lm": ["a", "b"]}, **more).start()
+    return ModelDeployment(talk={"lm": ["a", "b"]}, **more).start_all()
 
 
 def test_an_unloaded_model_has_no_workers():
-    one = talk_deployment()
-    assert one.model_states == {TALK: "loaded"}
-    assert one.unload() == m.ModelStatusReply(1, {TALK: "unloaded"})
-    assert one.wait_until_quiet() == ["a", "b"]
-    assert (one.core.workers, one.model_states) == ({}, {TALK: "unloaded"})
-    one.advance_time(60.0)
-    assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
+    deployment = talk_deployment()
+    assert deployment.model_states == {TALK: "loaded"}
+    assert deployment.unload() == m.ModelStatusReply(1, {TALK: "unloaded"})
+    assert deployment.stop_idle_workers() == ["a", "b"]
+    assert (deployment.workers, deployment.model_states) == ({}, {TALK: "unloaded"})
+    deployment.advance_time(60.0)
+    assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
 
 
 def test_running_requests_finish_before_unloading():
-    one = talk_deployment()
-    one.submit("r")
-    one.submit("s")
-    one.unload()
-    assert one.wait_until_quiet(60) == []
-    one.finish_walk("r")
-    assert one.wait_until_quiet(60) == []
-    one.finish_walk("s")
-    assert [end.status for end in one.sent_of_kind(m.RequestFinished)] == ["ok", "ok"]
-    assert one.wait_until_quiet() == ["a", "b"]
+    deployment = talk_deployment()
+    deployment.submit("r")
+    deployment.submit("s")
+    deployment.unload()
+    assert deployment.stop_idle_workers(60) == []
+    deployment.finish_walk("r")
+    assert deployment.stop_idle_workers(60) == []
+    deployment.finish_walk("s")
+    assert [end.status for end in deployment.sent_of_kind(m.RequestFinished)] == ["ok", "ok"]
+    assert deployment.stop_idle_workers() == ["a", "b"]
 
 
 def test_the_next_request_loads_the_model():
-    one = talk_deployment()
-    one.unload()
-    one.wait_until_quiet()
-    one.submit("r")
-    assert one.model_states == {TALK: "loading"}
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a", "b"])
-    assert one.model_states == {TALK: "loaded"}
-    assert one.started_walks().keys() == {"r"}
-    one.finish_walk("r")
-    one.advance_time(60.0)
-    assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
-    assert not one.core.autoscaler.is_active, "all is as it was"
-    assert one.core.autoscaler.inactive == set()
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.stop_idle_workers()
+    deployment.submit("r")
+    assert deployment.model_states == {TALK: "loading"}
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.model_states == {TALK: "loaded"}
+    assert deployment.started_walks().keys() == {"r"}
+    deployment.finish_walk("r")
+    deployment.advance_time(60.0)
+    assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
+    assert not deployment.core.autoscaler.is_active, "nothing is left to scale"
+    assert deployment.core.capacity.inactive == set()
 
 
 def test_a_load_command_loads_the_model():
-    one = talk_deployment()
-    one.unload()
-    one.wait_until_quiet()
-    assert one.load() == m.ModelStatusReply(2, {TALK: "loading"})
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a", "b"])
-    one.advance_time(60.0)
-    assert one.model_states == {TALK: "loaded"}
-    assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.stop_idle_workers()
+    assert deployment.load() == m.ModelStatusReply(2, {TALK: "loading"})
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    deployment.advance_time(60.0)
+    assert deployment.model_states == {TALK: "loaded"}
+    assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
 
 
 def test_commands_are_idempotent():
-    one = talk_deployment()
-    assert one.load().states == {TALK: "loaded"}
+    deployment = talk_deployment()
+    assert deployment.load().states == {TALK: "loaded"}
     for _ in range(2):
         for _ in range(2):
-            assert one.unload().states == {TALK: "unloaded"}
-        assert one.wait_until_quiet() == ["a", "b"]
+            assert deployment.unload().states == {TALK: "unloaded"}
+        assert deployment.stop_idle_workers() == ["a", "b"]
         for _ in range(2):
-            assert one.load().states == {TALK: "loading"}
-        one.advance_time(0.3)
-        assert one.apply_launcher_commands() == ([], ["a", "b"])
+            assert deployment.load().states == {TALK: "loading"}
+        deployment.advance_time(0.3)
+        assert deployment.apply_launcher_commands() == ([], ["a", "b"])
 
 
 def test_a_draining_worker_stays_when_a_request_arrives():
-    one = talk_deployment()
-    one.unload()
-    one.advance_time(2.3)  # a conductor that has begun waits until it knows who is there
-    assert all(worker.draining_since is not None for worker in one.core.workers.values())
-    one.submit("r")
-    one.advance_time(10.0)
-    assert one.sent_of_kind(m.StopWorker | m.StartWorker) == []
-    assert one.started_walks().keys() == {"r"}
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.advance_time(2.3)  # startup_settle_s
+    assert all(worker.draining_since is not None for worker in deployment.workers.values())
+    deployment.submit("r")
+    deployment.advance_time(10.0)
+    assert deployment.sent_of_kind(m.StopWorker | m.StartWorker) == []
+    assert deployment.started_walks().keys() == {"r"}
 
 
 def test_a_stopping_worker_is_started_again_after_it_stopped():
-    one = talk_deployment()
-    one.unload()
-    one.advance_time(6.0)
-    ended = [retire.peer for retire in one.sent_of_kind(m.StopWorker)]
-    assert len(ended) == 2
-    one.submit("r")
-    one.advance_time(1.0)
-    assert one.sent_of_kind(m.StartWorker) == []
-    for peer in ended:
-        one.deliver(LAUNCHER, m.ProcessExited(peer, "retired"))
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a", "b"])
-    assert one.started_walks().keys() == {"r"}
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.advance_time(6.0)
+    stopping = [stop.peer for stop in deployment.sent_of_kind(m.StopWorker)]
+    assert len(stopping) == 2
+    deployment.submit("r")
+    deployment.advance_time(1.0)
+    assert deployment.sent_of_kind(m.StartWorker) == []
+    for peer in stopping:
+        deployment.exit_process(peer, "stopped")
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.started_walks().keys() == {"r"}
 
 
 def test_a_loading_model_can_be_unloaded():
-    one = talk_deployment()
-    one.unload()
-    one.wait_until_quiet()
-    one.load()
-    one.advance_time(0.3)
-    assert [wanted.worker for wanted in one.sent_of_kind(m.StartWorker)] == ["a", "b"]
-    assert one.unload().states == {TALK: "unloaded"}
-    one.advance_time(1.0)
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.stop_idle_workers()
+    deployment.load()
+    deployment.advance_time(0.3)
+    assert deployment.started_workers() == ["a", "b"]
+    assert deployment.unload().states == {TALK: "unloaded"}
+    deployment.advance_time(1.0)
     for name in "ab":
-        one.start_incarnation(name)
-    assert one.wait_until_quiet() == ["a", "b"]
-    one.submit("r")
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a", "b"])
-    assert one.started_walks().keys() == {"r"}
+        deployment.start_incarnation(name)
+    assert deployment.stop_idle_workers() == ["a", "b"]
+    deployment.submit("r")
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.started_walks().keys() == {"r"}
 
 
 def test_a_queued_request_is_served_before_unloading():
-    one = talk_deployment()
-    one.unload()
-    one.wait_until_quiet()
-    one.submit("r")
-    one.unload()  # before anybody was wanted
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a", "b"])
-    assert one.started_walks().keys() == {"r"}
-    one.finish_walk("r")
-    assert one.wait_until_quiet() == ["a", "b"]
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.stop_idle_workers()
+    deployment.submit("r")
+    deployment.unload()  # before a worker was started
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.started_walks().keys() == {"r"}
+    deployment.finish_walk("r")
+    assert deployment.stop_idle_workers() == ["a", "b"]
 
 
 def test_a_restarted_worker_is_unloaded_too():
-    one = talk_deployment()
-    one.unload()
-    one.deliver(LAUNCHER, m.ProcessExited(m.Peer("a", 0), "it died"))
-    one.start_incarnation("a")
-    assert one.wait_until_quiet() == ["a", "b"]
+    deployment = talk_deployment()
+    deployment.unload()
+    deployment.exit_process(m.Peer("a", 0))
+    deployment.start_incarnation("a")
+    assert deployment.stop_idle_workers() == ["a", "b"]
 
 
-def test_others_are_left_alone():
-    one = LoadingDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start()
-    assert one.unload(TALK).reason == ""
-    assert one.wait_until_quiet(60) == ["a"], "b serves the other one"
-    assert one.model_states == {TALK: "unloaded", GUIDE: "loaded"}
-    one.advance_time(30.0, {"b": busy_load(waiting=9, share=3.0)})
-    assert one.sent_of_kind(m.StartWorker) == []
-    one.submit("r")
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["a"])
-    one.finish_walk("r")
-    one.advance_time(60.0)
-    assert one.sent_of_kind(m.StartWorker | m.StopWorker) == []
+def test_workers_shared_with_a_loaded_model_stay():
+    deployment = ModelDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start_all()
+    assert deployment.unload(TALK).reason == ""
+    assert deployment.stop_idle_workers(60) == ["a"], "b serves the other one"
+    assert deployment.model_states == {TALK: "unloaded", GUIDE: "loaded"}
+    deployment.advance_time(30.0, {"b": worker_load(queued_batches=9, utilization=3.0)})
+    assert deployment.sent_of_kind(m.StartWorker) == []
+    deployment.submit("r")
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["a"])
+    deployment.finish_walk("r")
+    deployment.advance_time(60.0)
+    assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
 
 
 def test_a_model_that_shares_all_its_workers_cannot_be_unloaded():
-    one = LoadingDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start()
-    refused = one.unload(GUIDE)
+    deployment = ModelDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start_all()
+    refused = deployment.unload(GUIDE)
     assert refused.states == {TALK: "loaded", GUIDE: "loaded"}
-    assert refused.reason.startswith("all its workers serve talk too, which would stay;")
-    assert one.wait_until_quiet(10) == []
-    assert one.unload(TALK).reason == ""
-    assert one.unload(GUIDE).reason == "", "nobody else stays"
-    assert one.wait_until_quiet(10) == ["a", "b"]
-    one.load(GUIDE)
-    one.advance_time(0.3)
-    assert one.apply_launcher_commands() == ([], ["b"])
-    assert one.model_states == {TALK: "unloaded", GUIDE: "loaded"}
+    assert refused.reason.startswith("it shares all its workers with talk\n  fix:")
+    assert deployment.stop_idle_workers(10) == []
+    assert deployment.unload(TALK).reason == ""
+    assert deployment.unload(GUIDE).reason == "", "no other model stays"
+    assert deployment.stop_idle_workers(10) == ["a", "b"]
+    deployment.load(GUIDE)
+    deployment.advance_time(0.3)
+    assert deployment.apply_launcher_commands() == ([], ["b"])
+    assert deployment.model_states == {TALK: "unloaded", GUIDE: "loaded"}
 
 
-def test_workers_that_cannot_end_do_not():
-    one = talk_deployment(limits=ConductorLimits(has_fixed_workers=True, heartbeat_timeout_s=1e9))
-    assert "in-process" in one.unload().reason
-    assert one.load().states == {TALK: "loaded"}
-    one.advance_time(10.0)
-    assert one.sent_of_kind(m.StopWorker) == []
-    assert one.model_states == {TALK: "loaded"}
+def test_fixed_workers_cannot_be_unloaded():
+    deployment = talk_deployment(limits=ConductorLimits(has_fixed_workers=True, heartbeat_timeout_s=1e9))
+    assert "in-process" in deployment.unload().reason
+    assert deployment.load().states == {TALK: "loaded"}
+    deployment.advance_time(10.0)
+    assert deployment.sent_of_kind(m.StopWorker) == []
+    assert deployment.model_states == {TALK: "loaded"}
 
 
-@pytest.mark.parametrize("least", [0, 1])
-def test_an_elastic_group_unloads_at_once_and_reloads_as_before(least):
-    one = LoadingDeployment(talk={"lm": {"workers": ["a", "b", "c"], "min_replicas": least}})
-    one.start_incarnation("a")
-    one.submit("r")
-    one.advance_time(3.0, {"a": busy_load(waiting=9)})
-    one.apply_launcher_commands()
-    assert len(one.core.workers) == 2
-    one.finish_walk("r")
-    one.unload()
-    assert len(one.wait_until_quiet()) == 2
-    one.load()
-    one.advance_time(0.3)
-    assert len(one.apply_launcher_commands()[1]) == 1
-    assert one.model_states == {TALK: "loaded"}
-    one.wait_until_quiet(30)
-    assert len(one.core.workers) == least
-    assert one.model_states == {TALK: "loaded" if least else "unloaded"}
+@pytest.mark.parametrize("min_replicas", [0, 1])
+def test_an_elastic_group_unloads_at_once_and_reloads_as_before(min_replicas):
+    deployment = ModelDeployment(talk={"lm": {"workers": ["a", "b", "c"], "min_replicas": min_replicas}})
+    deployment.start_incarnation("a")
+    deployment.submit("r")
+    deployment.advance_time(3.0, {"a": worker_load(queued_batches=9)})
+    deployment.apply_launcher_commands()
+    assert len(deployment.workers) == 2
+    deployment.finish_walk("r")
+    deployment.unload()
+    assert len(deployment.stop_idle_workers()) == 2
+    deployment.load()
+    deployment.advance_time(0.3)
+    assert len(deployment.apply_launcher_commands()[1]) == 1
+    assert deployment.model_states == {TALK: "loaded"}
+    deployment.stop_idle_workers(30)
+    assert len(deployment.workers) == min_replicas
+    assert deployment.model_states == {TALK: "loaded" if min_replicas else "unloaded"}
 
 
 def test_weights_can_be_updated_while_a_model_is_unloaded():
-    one = LoadingDeployment(talk={"lm": ["a"]}, guide={"lm": ["b"]}).start()
-    one.unload(TALK)
-    assert one.wait_until_quiet() == ["a"]
-    one.deliver(LAUNCHER, m.RollWeights(1))
+    deployment = ModelDeployment(talk={"lm": ["a"]}, guide={"lm": ["b"]}).start_all()
+    deployment.unload(TALK)
+    assert deployment.stop_idle_workers() == ["a"]
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
     for _ in range(20):
-        one.advance_time(0.5)
-        one.stop_workers()
-        for wanted in one.sent_of_kind(m.StartWorker):
-            one.incarnations[wanted.worker] += 1
-            one.worker_up(wanted.worker, one.incarnations[wanted.worker], weights_version=1)
-    assert [renewed.weights_version for renewed in one.sent_of_kind(m.WeightsRolled)] == [1]
-    assert one.core.workers.keys() == {"b"}
-    one.deliver(FRONT, m.Submit("r", TALK, m.Value(SimRequest(1, 3))))
-    one.advance_time(0.3)
-    assert [wanted.worker for wanted in one.sent_of_kind(m.StartWorker)] == ["a"]
+        deployment.advance_time(0.5)
+        deployment.stop_workers()
+        for start in deployment.sent_of_kind(m.StartWorker):
+            deployment.incarnations[start.worker] += 1
+            deployment.worker_up(start.worker, deployment.incarnations[start.worker], weights_version=1)
+    assert [rolled.weights_version for rolled in deployment.sent_of_kind(m.WeightsRolled)] == [1]
+    assert deployment.workers.keys() == {"b"}
+    deployment.deliver(FRONTEND, m.Submit("r", TALK, m.Value(SimRequest(1, 3))))
+    deployment.advance_time(0.3)
+    assert deployment.started_workers() == ["a"]

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from mstar.conductor.core import ConductorCore, ConductorModel, MessageReceived
+from mstar.conductor.core import ConductorCore, MessageReceived
+from mstar.conductor.model import ConductorModel
 from mstar.frontend import actor as fronts
 from mstar.launch.in_process import InProcessLauncher
 from mstar.launch.local_launcher import LocalLauncher

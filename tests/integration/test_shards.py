@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from bench.scaling import MODEL
-from mstar.conductor.core import ATTEMPTS_PER_INCARNATION
+from mstar.conductor.attempts import ATTEMPTS_PER_INCARNATION
 from mstar.config import RuntimeConfig
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.walk.load import load_model

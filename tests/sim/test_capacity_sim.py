@@ -1,4 +1,4 @@
-"""Rehearsals: real cores, virtual time, and costs out of a book."""
+"""Capacity simulation: real cores, virtual time, recorded latencies."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ class Arrival:
 
 class Past(State):
     def __init__(self) -> None:
-        self.said: list[int] = []
+        self.numbers: list[int] = []
 
     def fork(self) -> Past:
         copy = Past()
-        copy.said = [*self.said]
+        copy.numbers = [*self.numbers]
         return copy
 
 
 class Teller(Component):
-    """Makes one number of the numbers before."""
+    """Sums the numbers before."""
 
     @op
     def read(self, seed: int, past: Past) -> Int64[Tensor, "1"]:
-        past.said.append(seed)
+        past.numbers.append(seed)
         return cast("Any", np.array([seed], np.int64))
 
     @op(batch=stacked)
     def tell(self, number: Int64[Tensor, "1"], past: Past) -> Int64[Tensor, "1"]:
-        time.sleep(0.002)  # as long for many as for one
-        for one, each in zip(number, rows(past), strict=True):
-            each.said.append(int(one[0]))
-        return cast("Any", np.array([[sum(each.said) % 97] for each in rows(past)], np.int64))
+        time.sleep(0.002)  # independent of the batch size
+        for row, state in zip(number, rows(past), strict=True):
+            state.numbers.append(int(row[0]))
+        return cast("Any", np.array([[sum(state.numbers) % 97] for state in rows(past)], np.int64))
 
 
 class Horn(Component):
-    """Sounds for as many hundredths of a second as a number says."""
+    """Returns as many samples as its input."""
 
     @op
     def blow(self, number: Int64[Tensor, "1"]) -> Float32[Tensor, "S"]:
@@ -106,7 +106,7 @@ def trace(model: Signals) -> CallTrace:
 
 @pytest.fixture
 def even_trace(trace: CallTrace) -> CallTrace:
-    """The same calls, and each takes a hundredth of a second, whoever is there."""
+    """The same calls; each takes 10 ms, without a gain by batching."""
     return replace(trace, call_seconds=dict.fromkeys(trace.call_seconds, 0.01), batch_scaling=CostModel())
 
 
@@ -115,41 +115,41 @@ def planned_model(model: Model, placement: Placement | None = None) -> dict[str,
 
 
 def lengths(seed: int, steps: int) -> list[float]:
-    """For how long each signal sounds, by the arithmetic of the teller."""
-    said, number, found = [seed], seed, []
+    """Expected seconds of each output."""
+    numbers, number, seconds = [seed], seed, []
     for _ in range(steps):
-        said.append(number)
-        number = sum(said) % 97
-        found.append((1 + number) / RATE)
-    return found
+        numbers.append(number)
+        number = sum(numbers) % 97
+        seconds.append((1 + number) / RATE)
+    return seconds
 
 
 def test_a_recorded_request_gives_the_same_outputs(model: Signals, trace: CallTrace):
-    (receipt,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 4})])
-    assert receipt.status == "ok"
-    assert [seconds for _, seconds in receipt.chunks] == lengths(8, 4)
+    (result,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 4})])
+    assert result.status == "ok"
+    assert [seconds for _, seconds in result.chunks] == lengths(8, 4)
 
 
 def test_time_passes_as_the_trace_says(model: Signals, even_trace: CallTrace):
     arrivals = [Arrival(1.0, {"seed": 3, "steps": 4})]
-    (receipt,) = simulate(planned_model(model), {"model": even_trace}, arrivals, hop_s=0.001)
-    # to the conductor, to the worker, and back to the client; a call to read and two for each signal, each reported
-    assert [at for at, _ in receipt.chunks] == pytest.approx([1.003 + 0.011 * calls for calls in (3, 5, 7, 9)])
-    assert receipt.ended_at == pytest.approx(1.003 + 0.099 + 0.001)  # its conductor has heard of it too
+    (result,) = simulate(planned_model(model), {"model": even_trace}, arrivals, hop_s=0.001)
+    # 3 hops: to the conductor, to the worker, to the client. Each call takes 10 ms and one hop for its report.
+    assert [at for at, _ in result.chunks] == pytest.approx([1.003 + 0.011 * calls for calls in (3, 5, 7, 9)])
+    assert result.ended_at == pytest.approx(1.003 + 0.099 + 0.001)  # one more hop: the report to the conductor
 
 
 def test_an_engine_runs_one_batch_after_the_other(model: Signals, even_trace: CallTrace):
     arrivals = [Arrival(0.0, {"seed": 3, "steps": 4}) for _ in range(5)]
-    receipts = simulate(planned_model(model), {"model": even_trace}, arrivals)
-    assert 5 * 0.09 < max(receipt.ended_at for receipt in receipts) <= 5 * 0.09 + (45 + 4) * HOP_S
+    results = simulate(planned_model(model), {"model": even_trace}, arrivals)
+    assert 5 * 0.09 < max(result.ended_at for result in results) <= 5 * 0.09 + (45 + 4) * HOP_S
     everywhere = PlacementRule(tuple(f"w{i}" for i in range(5)))
     spread = Placement({"teller": everywhere, "horn": everywhere})
-    receipts = simulate(planned_model(model, spread), {"model": even_trace}, arrivals)
-    assert [receipt.ended_at for receipt in receipts] == pytest.approx([0.09 + (9 + 4) * HOP_S] * 5)
+    results = simulate(planned_model(model, spread), {"model": even_trace}, arrivals)
+    assert [result.ended_at for result in results] == pytest.approx([0.09 + (9 + 4) * HOP_S] * 5)
 
 
-def test_who_shares_a_batch_takes_less_time(even_trace: CallTrace):
-    """As much less as crowds have shown; between two sizes of crowds, something between."""
+def test_batches_take_less_time_per_call(even_trace: CallTrace):
+    """By the measured factor; interpolated between measured batch sizes."""
     even_trace.batch_scaling.learn((str(TELL), 0), 1, 1.0)
     even_trace.batch_scaling.learn((str(TELL), 0), 5, 2.0)
     tell, blow = (next(call for call in even_trace.call_seconds if call[0] == key) for key in (TELL, BLOW))
@@ -169,30 +169,30 @@ def test_states_are_migrated_and_freed(model: Signals, even_trace: CallTrace):
 
     seeds = [3, 8] * 10
     arrivals = [Arrival(0.01 * i, {"seed": seed, "steps": 4}) for i, seed in enumerate(seeds)]
-    receipts = CapacitySimulation(planned_model(model, placement), engine).run(arrivals)
-    assert [[seconds for _, seconds in one.chunks] for one in receipts] == [lengths(seed, 4) for seed in seeds]
+    results = CapacitySimulation(planned_model(model, placement), engine).run(arrivals)
+    assert [[seconds for _, seconds in one.chunks] for one in results] == [lengths(seed, 4) for seed in seeds]
     assert [engine.states for engine in engines] == [{}, {}, {}]
 
 
-def test_the_same_traffic_gives_the_same(model: Signals, even_trace: CallTrace):
-    def receipts() -> list[Any]:
+def test_a_simulation_is_deterministic(model: Signals, even_trace: CallTrace):
+    def results() -> list[Any]:
         arrivals = [Arrival(0.03 * i, {"seed": (3, 8)[i % 3 % 2], "steps": 4}) for i in range(30)]
         return [(one.chunks, one.ended_at) for one in simulate(planned_model(model), {"model": even_trace}, arrivals)]
 
-    assert receipts() == receipts()
+    assert results() == results()
 
 
 def test_a_rejected_request_gets_retry_after(model: Signals, even_trace: CallTrace):
     arrivals = [Arrival(0.0, {"seed": 3, "steps": 4}) for _ in range(3)]
     options = RuntimeConfig(max_running_requests=1, max_queued_requests=1)
-    *_, receipt = simulate(planned_model(model), {"model": even_trace}, arrivals, options=options)
-    assert (receipt.status, receipt.chunks) == ("429", [])
-    assert receipt.retry_after > 0
-    assert receipt.ended_at == pytest.approx(2 * HOP_S)
+    *_, result = simulate(planned_model(model), {"model": even_trace}, arrivals, options=options)
+    assert (result.status, result.chunks) == ("429", [])
+    assert result.retry_after > 0
+    assert result.ended_at == pytest.approx(2 * HOP_S)
 
 
 class LastComeFirstServed:
-    """Whoever came last goes first."""
+    """LIFO."""
 
     def choose(self, now: float, able: RunnableCalls, costs: CostModel, most: Any) -> ChosenBatch:
         key = max(able, key=lambda key: max(waiter.walk_run.number for waiter in able[key]))
@@ -201,31 +201,31 @@ class LastComeFirstServed:
 
 def test_another_policy_gives_another_order(model: Signals, even_trace: CallTrace):
     arrivals = [Arrival(0.001 * i, {"seed": 3, "steps": 4}) for i in range(4)]
-    receipts = simulate(planned_model(model), {"model": even_trace}, arrivals, order=LastComeFirstServed())
-    ends = [receipt.ended_at for receipt in receipts]
-    assert ends[1:] == sorted(ends[1:], reverse=True)  # the first one was alone when it began
+    results = simulate(planned_model(model), {"model": even_trace}, arrivals, order=LastComeFirstServed())
+    ends = [result.ended_at for result in results]
+    assert ends[1:] == sorted(ends[1:], reverse=True)  # the first request was alone when it started
 
 
-def test_what_was_not_recorded_is_named(model: Signals, even_trace: CallTrace):
+def test_a_call_that_was_not_recorded_is_named(model: Signals, even_trace: CallTrace):
     arrivals = [Arrival(0.0, {"seed": 4, "steps": 4})]
-    with pytest.raises(NotRecorded, match=r"teller\.read was not recorded with .*\n  fix: record an ask"):
+    with pytest.raises(NotRecorded, match=r"teller\.read was not recorded with .*\n  fix: record a request"):
         simulate(planned_model(model), {"model": even_trace}, arrivals)
 
 
 def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTrace):
-    """As long a time as its op usually takes passes; it must not need a state."""
+    """It takes the mean time of its op; it must not use a state."""
 
-    def matters(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
+    def key_function(op: str, arguments: Mapping[str, Any]) -> Hashable | None:
         return None if op == "horn.blow" else digest_all_arguments(op, arguments)
 
-    trace = replace(even_trace, matters=matters, usual={BLOW: 0.1})
-    (receipt,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 2})])
-    assert [seconds for _, seconds in receipt.chunks] == lengths(8, 2)
-    assert receipt.chunks[-1][0] == pytest.approx(3 * 0.01 + 2 * 0.1 + (5 + 3) * HOP_S)
+    trace = replace(even_trace, key_function=key_function, mean_seconds_by_op={BLOW: 0.1})
+    (result,) = simulate(planned_model(model), {"model": trace}, [Arrival(0.0, {"seed": 8, "steps": 2})])
+    assert [seconds for _, seconds in result.chunks] == lengths(8, 2)
+    assert result.chunks[-1][0] == pytest.approx(3 * 0.01 + 2 * 0.1 + (5 + 3) * HOP_S)
     with pytest.raises(NotRecorded, match=r"teller\.read uses a state"):
         simulate(
             planned_model(model),
-            {"model": replace(even_trace, matters=lambda *_: None)},
+            {"model": replace(even_trace, key_function=lambda *_: None)},
             [Arrival(0.0, {"seed": 8, "steps": 2})],
         )
 
@@ -233,16 +233,18 @@ def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTr
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_gives_as_much_as_when_it_is_run(name: str):
-    """Twenty times at once, and with whatever walks, states and streams it has."""
+def test_an_example_gives_as_many_outputs_as_eagerly(name: str):
+    """Twenty concurrent requests, with all kinds of walks, states and streams."""
     module = load(name)
-    model, asks = model_of(module), module.requests()
-    receipts = simulate(
-        planned_model(model), {"model": record_trace(model, asks)}, [Arrival(0.0, ask) for ask in asks * 20]
+    model, requests = model_of(module), module.requests()
+    results = simulate(
+        planned_model(model),
+        {"model": record_trace(model, requests)},
+        [Arrival(0.0, request) for request in requests * 20],
     )
-    counts = [len(model_of(module).run(ask).emissions) for ask in asks]
-    assert {receipt.status for receipt in receipts} == {"ok"}
-    assert [len(receipt.chunks) for receipt in receipts] == counts * 20
+    counts = [len(model_of(module).run(request).emissions) for request in requests]
+    assert {result.status for result in results} == {"ok"}
+    assert [len(result.chunks) for result in results] == counts * 20
 
 
 class Reader(Component):
@@ -251,7 +253,7 @@ class Reader(Component):
 
 
 def test_a_long_call_is_chunked():
-    """As far as its batch is allowed to, and no further than the budget lets it."""
+    """Up to the time limit of the batch and the token budget."""
     key, reader = BatchKey("reader", "read"), Reader()
     call = (key, "long", (7,))
     trace = CallTrace({key: (reader, reader.ops()["read"])}, lambda *_: "long", {call: ()}, {call: 0.1})
@@ -259,33 +261,33 @@ def test_a_long_call_is_chunked():
     engine = TraceEngine({"model": trace}, token_budget=60)
     engine.states[1] = 7
 
-    def run(allowed: float) -> tuple[Any, float]:
-        ran = engine.execute(Batch(1, "model", key, [job], [], None, allowed))
-        assert isinstance(ran, BatchFinished)
-        return ran.results[0], ran.seconds
+    def run(time_limit_s: float) -> tuple[Any, float]:
+        report = engine.execute(Batch(1, "model", key, [job], [], None, time_limit_s))
+        assert isinstance(report, BatchFinished)
+        return report.results[0], report.seconds
 
     assert run(0.03) == (UNFINISHED, pytest.approx(0.03))
-    assert run(0.0) == (UNFINISHED, pytest.approx(0.016))  # a few positions all the same
+    assert run(0.0) == (UNFINISHED, pytest.approx(0.016))  # MIN_CHUNK_POSITIONS
     assert engine.states == {1: 7}
     assert run(inf) == (JobDone(()), pytest.approx(0.054))
     assert engine.states != {1: 7}
 
 
 def test_a_failing_request_is_not_recorded(model: Signals):
-    with pytest.raises(NotRecorded, match="1 of 1 asks ended failed"):
+    with pytest.raises(NotRecorded, match="1 of 1 requests ended with failed"):
         record_trace(model, [{"seed": "three", "steps": 1}])
 
 
 @pytest.mark.slow  # measured without coverage
-def test_fifty_streams_take_a_twentieth_of_their_time(model: Signals, even_trace: CallTrace):
-    """They come at once, and it takes 4.5 s to serve them."""
+def test_fifty_streams_are_simulated_at_twenty_times_real_time(model: Signals, even_trace: CallTrace):
+    """50 concurrent requests take 4.5 s of simulated time."""
     arrivals = [Arrival(0.0, {"seed": (3, 8)[i % 2], "steps": 4}) for i in range(50)]
 
     def spent() -> float:
-        begun = time.process_time()
-        receipts = simulate(planned_model(model), {"model": even_trace}, arrivals)
-        assert {receipt.status for receipt in receipts} == {"ok"}
-        return time.process_time() - begun
+        started_at = time.process_time()
+        results = simulate(planned_model(model), {"model": even_trace}, arrivals)
+        assert {result.status for result in results} == {"ok"}
+        return time.process_time() - started_at
 
     assert min(spent() for _ in range(3)) < 4.5 / 20
 
@@ -298,6 +300,6 @@ def test_a_trace_holds_call_latencies(trace: CallTrace):
     }
     assert all((0.001 if number % 2 else 0.003) <= seconds < 0.5 for number, seconds in blown.items())
     tell = [call for call in trace.call_seconds if call[0].op == "tell"]
-    assert trace.batch_seconds(tell[:1] * 8) < 4 * trace.batch_seconds(tell[:1])  # they share a batch
+    assert trace.batch_seconds(tell[:1] * 8) < 4 * trace.batch_seconds(tell[:1])  # batched
     blow = [call for call in trace.call_seconds if call[0] == BLOW]
-    assert trace.batch_seconds(blow[:1] * 8) == pytest.approx(8 * trace.batch_seconds(blow[:1]))  # they do not
+    assert trace.batch_seconds(blow[:1] * 8) == pytest.approx(8 * trace.batch_seconds(blow[:1]))  # not batched

@@ -1,4 +1,4 @@
-"""What clients may see."""
+"""Invariants of what clients see."""
 
 import re
 
@@ -16,15 +16,15 @@ def history() -> History:
     return history
 
 
-def test_a_whole_stream(history):
+def test_a_complete_stream(history):
     history.deliver("r", "Text", 0, b"a")
-    assert history.open() == ["r"]
+    assert history.pending_requests() == ["r"]
     history.deliver("r", "Text", 1, b"b")
     history.end(1.0, "r", "ok", b"result")
-    assert history.open() == []
+    assert history.pending_requests() == []
 
 
-def test_a_part_of_a_stream_that_failed(history):
+def test_a_failed_request_can_deliver_a_part(history):
     history.deliver("r", "Text", 0, b"a")
     history.end(1.0, "r", "failed", b"None")
     assert history.requests["r"].status == "failed"
@@ -33,14 +33,14 @@ def test_a_part_of_a_stream_that_failed(history):
 @pytest.mark.parametrize(
     ("delivered", "text"),
     [
-        ([(0, b"a"), (0, b"a")], "I1 r was given Text 0 after 1 of them"),
-        ([(1, b"b")], "I1 r was given Text 1 after 0 of them"),
-        ([(0, b"x")], "I1 r was given Text 0 = x, not a"),
-        ([(0, b"a"), (1, b"b"), (2, b"c")], "I1 r was given Text 2 = c, not nothing"),
+        ([(0, b"a"), (0, b"a")], "I1 r received Text 0 after 1 of them"),
+        ([(1, b"b")], "I1 r received Text 1 after 0 of them"),
+        ([(0, b"x")], "I1 r received Text 0 = x, expected a"),
+        ([(0, b"a"), (1, b"b"), (2, b"c")], "I1 r received Text 2 = c, expected nothing"),
     ],
     ids=["twice", "out of order", "wrong", "too many"],
 )
-def test_wrong_deliveries(history, delivered, text):
+def test_wrong_deliveries_raise(history, delivered, text):
     *before, (last, wrong) = delivered
     for index, digest in before:
         history.deliver("r", "Text", index, digest)
@@ -48,7 +48,7 @@ def test_wrong_deliveries(history, delivered, text):
         history.deliver("r", "Text", last, wrong)
 
 
-def test_ok_needs_everything(history):
+def test_ok_needs_all_outputs(history):
     history.deliver("r", "Text", 0, b"a")
     with pytest.raises(Violation, match="I3"):
         history.end(1.0, "r", "ok", b"result")
@@ -61,7 +61,7 @@ def test_ok_needs_the_result(history):
         history.end(1.0, "r", "ok", b"another")
 
 
-def test_one_end(history):
+def test_a_request_ends_once(history):
     history.end(1.0, "r", "failed", b"None")
     with pytest.raises(Violation, match="I2"):
         history.end(1.0, "r", "failed", b"None")
@@ -73,12 +73,12 @@ def test_nothing_after_the_end(history):
         history.deliver("r", "Text", 0, b"a")
 
 
-def test_refused_before_anything_is_fine(history):
+def test_a_request_can_be_rejected_before_it_is_admitted(history):
     history.end(1.0, "r", REFUSED, b"")
-    assert history.open() == []
+    assert history.pending_requests() == []
 
 
-def test_what_was_taken_on_is_not_refused(history):
+def test_an_admitted_request_is_not_rejected(history):
     history.deliver("r", "Text", 0, b"a")
     with pytest.raises(Violation, match="I4"):
         history.end(1.0, "r", REFUSED, b"")
@@ -86,7 +86,7 @@ def test_what_was_taken_on_is_not_refused(history):
 
 def test_nothing_after_a_client_left(history):
     history.disconnect("r")
-    assert history.open() == []
+    assert history.pending_requests() == []
     with pytest.raises(Violation, match="I8"):
         history.deliver("r", "Text", 0, b"a")
     with pytest.raises(Violation, match="I8"):

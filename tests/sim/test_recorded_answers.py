@@ -1,7 +1,7 @@
 """500 simulated scenarios give clients the answers that were recorded before the cores were redesigned.
 
-Seeds below 1,000,000,000 have fixed workers, seeds above it autoscaled ones, seeds above 2,000,000,000 several conductors.
-`recorded_answers.json` is not to be regenerated after a refactoring: a difference is a change of behavior.
+Seeds below 1,000,000,000 have fixed workers, seeds above autoscaled ones, seeds above 2,000,000,000 several conductors.
+Do not regenerate `recorded_answers.json` after a refactoring: a difference is a change of behavior.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ def digest_of_answers(seed: int) -> str:
     simulation, violation = run_scenario(seed)
     assert not violation, f"seed {seed}: {violation}"
     rows = []
-    for request_id, seen in sorted(simulation.history.requests.items()):
-        status = seen.status or ("left" if seen.has_disconnected else "open")
-        result = seen.expected_result.decode() if status == "ok" else ""
-        rows.append([request_id, status, dict(sorted(seen.delivered.items())), result])
+    for request_id, view in sorted(simulation.history.requests.items()):
+        status = view.status or ("left" if view.has_disconnected else "open")
+        result = view.expected_result.decode() if status == "ok" else ""
+        rows.append([request_id, status, dict(sorted(view.delivered.items())), result])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 

@@ -1,1 +1,1 @@
-"""The conductor: it owns requests, runs their routes, and has walks begun anew when a worker dies."""
+"""The conductor: admits requests, runs their routes, dispatches walks to workers, and retries them when workers die."""

@@ -1,44 +1,49 @@
-"""A conductor on a node: its core, driven by messages and by time."""
+"""Actor that drives a conductor core: feeds it messages and ticks of an actor loop, and sends what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mstar.conductor.core import ConductorCore, Event, MessageReceived, Tick
+from mstar.conductor.core import ConductorCore, Event
 from mstar.conductor.status import build_activity
 from mstar.wire import messages as m
 from mstar.wire.span_buffer import reply_to_query
+from mstar.wire.steps import MessageReceived, Tick
 from mstar.wire.transport.actor_loop import ActorLoop
 
 
 class ConductorActor:
-    """Hands events to the core, and sends what it says."""
+    """A conductor on an actor loop. It answers introspection queries itself; the core gets everything else."""
 
-    def __init__(self, node: ActorLoop, core: ConductorCore, process_stats: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, actor_loop: ActorLoop, core: ConductorCore, process_stats: Callable[[], dict[str, int]]) -> None:
         self.peer = core.peer
-        self._actor_loop = node
+        self._actor_loop = actor_loop
         self._core = core
         self._process_stats = process_stats
 
     def announce(self, peers: Iterable[m.Peer]) -> None:
-        """Tell everyone that this is the conductor now."""
+        """Register with peers, so that they switch from an earlier incarnation to this one."""
         for peer in peers:
             self._actor_loop.send(self.peer, peer, m.Register())
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
-        """A message has come."""
+        """Handle a message."""
+        core, reply = self._core, None
         if isinstance(message, m.StatsQuery):
-            stock = self._core.stats() | self._actor_loop.stats() | self._process_stats()
-            self._actor_loop.send(self.peer, sender, m.StatsReply(message.correlation_id, stock))
+            stats = core.stats() | self._actor_loop.stats() | self._process_stats()
+            reply = m.StatsReply(message.correlation_id, stats)
         elif isinstance(message, m.SpansQuery):
-            self._actor_loop.send(self.peer, sender, reply_to_query(message, self._core.request_spans))
+            reply = reply_to_query(message, core.request_spans)
         elif isinstance(message, m.ActivityQuery):
-            self._actor_loop.send(self.peer, sender, build_activity(now, message.correlation_id, self._core))
+            requests = core.lifecycle.requests
+            reply = build_activity(now, message.correlation_id, requests, core.membership, core.capacity)
         else:
             self._step(now, MessageReceived(sender, message))
+        if reply is not None:
+            self._actor_loop.send(self.peer, sender, reply)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Let the core check its timeouts."""
         self._step(now, Tick())
 
     def _step(self, now: float, event: Event) -> None:

@@ -1,135 +1,128 @@
-"""Whom a conductor takes on, by what workers say they have to do: nobody who would make a promise be broken.
+"""Admission control and load shedding: which requests are rejected, queued and started.
 
-A promise is given to who asked for it (see `wire.pace`). Nothing is refused for its sake while nobody has one, and a
-model whose streams cannot keep up even alone is served as well as it can be.
+A request is rejected at submission or while it waits in the queue, never after it has started. A request that an
+earlier conductor admitted (resubmitted after a failover) is never rejected.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Mapping, Set
-from typing import TYPE_CHECKING
+from mstar.conductor.attempts import Attempts
+from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.fair_queue import FairQueue
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.requests import is_resubmitted
+from mstar.wire.messages import RequestRejected, Submit
 
-from mstar.wire.messages import Submit
-from mstar.wire.stats import WorkerLoad
-
-if TYPE_CHECKING:
-    from mstar.conductor.core import ConductorModel
-
-MAX_STREAM_UTILIZATION = 0.9
-"""So much of a worker streams may need: costs are not known exactly, and others want something too."""
-WAIT_ESTIMATE_COMPLETIONS = 32
-"""By so many requests that ended last it is told how fast there is room for others."""
+SHUTDOWN_RETRY_S = 5.0
+"""`Retry-After` while the server shuts down."""
 
 
 class Admission:
-    """What workers have to do, as far as it is known."""
+    """Admission control of one conductor.
 
-    def __init__(self, models: Mapping[str, ConductorModel], inactive: Set[str] = frozenset()) -> None:
-        self._inactive = inactive
-        """Workers that nobody is sent to."""
-        self._worker_groups = {
-            name: {spot.workers for plan in one.plans.walks.values() for spot in plan.worker_sets}
-            for name, one in models.items()
-        }
-        """Of each model: groups of workers of which its requests use one each."""
-        self._loads: dict[str, WorkerLoad] = {}
-        self._admitted_since_report: dict[str, Counter[str]] = {}
-        """By worker: of which models requests were taken on since it last said what it has to do."""
-        self._slo_requests: set[str] = set()
-        self._completion_times: deque[float] = deque(maxlen=WAIT_ESTIMATE_COMPLETIONS)
+    On submission (`rejection`), for a request that is not resubmitted:
 
-    # ---------------------------------------------------------------- what happens
-    def update_load(self, worker: str, load: WorkerLoad) -> None:
-        """A worker says what it has to do."""
-        self._loads[worker] = load
-        self._admitted_since_report.pop(worker, None)
+    1. The server drains: reject with 503.
+    2. The queue has `max_queued_requests`, and the request could not start at once: reject with 429 (backpressure).
+    3. The predicted time to first output exceeds the target of the request: reject with 429.
+    4. Otherwise queue it.
 
-    def remove_worker(self, worker: str) -> None:
-        """A worker is gone."""
-        self._loads.pop(worker, None)
-        self._admitted_since_report.pop(worker, None)
+    After every step (`admit_next`), while running + unreleased < `max_running_requests`:
 
-    def on_admitted(self, submit: Submit) -> None:
-        """A request is taken on."""
-        if submit.slo.ttft_s is not None:
-            self._slo_requests.add(submit.rid)
-        for workers in self._candidate_groups(submit.model):
-            least = min(workers, key=lambda worker: self._projected_utilization(worker, submit.model))
-            self._admitted_since_report.setdefault(least, Counter())[submit.model] += 1
+    5. Look at the head of each flow of the fair queue, least served flow first.
+    6. Start the first one that fits (`CapacityEstimator.has_room`). If none fits, wait.
+
+    While queued (`is_expired`): a request whose TTFT target has passed is rejected with 429.
+
+    Example: `max_running_requests=2`, `max_queued_requests=1`. Of four requests at once, two start, one waits, and the
+    fourth gets 429 with the estimated wait as `Retry-After`.
+    """
+
+    def __init__(self, limits: ConductorLimits, capacity: CapacityEstimator, attempts: Attempts) -> None:
+        self.is_draining = False
+        """Whether new requests are rejected because the server shuts down."""
+        self._limits = limits
+        self._capacity = capacity
+        self._attempts = attempts
+        self._queue = FairQueue()
+        self._queued: dict[str, Submit] = {}
+        self._running: set[str] = set()
+
+    @property
+    def queue_length(self) -> int:
+        """Number of requests waiting to start."""
+        return len(self._queue)
+
+    def is_queued(self, rid: str) -> bool:
+        """Return whether a request waits to start."""
+        return rid in self._queued
+
+    # ---------------------------------------------------------------- submission
+    def rejection(self, now: float, submit: Submit) -> RequestRejected | None:
+        """Return why a request cannot be accepted, or None."""
+        if is_resubmitted(submit):
+            return None
+        if self.is_draining:
+            return RequestRejected(submit.rid, 503, "the server is shutting down", SHUTDOWN_RETRY_S)
+        limit = self._limits.max_queued_requests
+        if len(self._queue) >= limit and self._must_wait(submit):
+            return RequestRejected(submit.rid, 429, f"the queue is full ({limit} requests)", self.estimate_wait_s(now))
+        overrun_s = self._capacity.ttft_overrun_s(now, submit, len(self._queue) + int(self._is_full()))
+        if overrun_s:
+            text = f"predicted time to first output exceeds the target of {submit.slo.ttft_s} s by {overrun_s:.1f} s"
+            return RequestRejected(submit.rid, 429, text, overrun_s)
+        return None
+
+    def predict_ttft_s(self, now: float, submit: Submit) -> float:
+        """Predict the time to first output of a request that is about to be queued; 0 if unknown."""
+        is_full = self._is_full(additional=1)
+        return self._capacity.predict_ttft_s(now, submit, len(self._queue) + int(is_full))
+
+    def enqueue(self, submit: Submit) -> None:
+        """Queue an accepted request."""
+        self._queue.add(submit)
+        self._queued[submit.rid] = submit
+
+    def _must_wait(self, submit: Submit) -> bool:
+        """Whether a request could not start at once."""
+        return self._is_full() or self._queue.is_flow_waiting(submit) or not self._capacity.has_room(submit)
+
+    def _is_full(self, additional: int = 0) -> bool:
+        """Whether no further request can start, with `additional` more running."""
+        return len(self._running) + additional + len(self._attempts) >= self._limits.max_running_requests
+
+    # ---------------------------------------------------------------- start and end
+    def admit_next(self) -> str | None:
+        """Take the next request that can start off the queue; return its id, or None."""
+        if not self._queue or self._is_full():
+            return None
+        rid = next((rid for rid in self._queue.heads() if self._fits(self._queued[rid])), None)
+        if rid is not None:
+            self._queue.take(rid)
+            self._running.add(rid)
+            self._capacity.on_admitted(self._queued.pop(rid))
+        return rid
+
+    def _fits(self, submit: Submit) -> bool:
+        return is_resubmitted(submit) or self._capacity.has_room(submit)
+
+    def is_expired(self, now: float, rid: str, last_input_at: float) -> bool:
+        """Return whether a request waits in the queue and its TTFT target has passed."""
+        submit = self._queued.get(rid)
+        if submit is None or is_resubmitted(submit):
+            return False
+        target_s = submit.slo.ttft_s
+        return target_s is not None and now - last_input_at > target_s
+
+    def estimate_wait_s(self, now: float) -> float:
+        """Estimate the seconds until the queue of now has started."""
+        return self._capacity.estimate_wait_s(now, len(self._queue))
 
     def on_finished(self, now: float, rid: str) -> None:
-        """A request is over."""
-        self._slo_requests.discard(rid)
-        self._completion_times.append(now)
-
-    # ---------------------------------------------------------------- what follows
-    def worker_load(self, worker: str) -> WorkerLoad | None:
-        """What a worker has to do, as it last said."""
-        return self._loads.get(worker)
-
-    def _candidate_groups(self, model: str) -> Collection[tuple[str, ...]]:
-        """Groups of workers of which a request uses one each; those asleep count only where all are."""
-        asleep = self._inactive
-        if not asleep:
-            return self._worker_groups[model]
-        return [tuple(one for one in group if one not in asleep) or group for group in self._worker_groups[model]]
-
-    def has_room(self, submit: Submit) -> bool:
-        """Whether this one can be served beside those that are."""
-        is_bound = self._slo_requests or submit.slo.ttft_s is not None
-        if submit.slo.best_effort or not is_bound:
-            return True
-        for workers in self._candidate_groups(submit.model):
-            if all(self._would_overload(worker, submit.model) for worker in workers):
-                return False
-        return True
-
-    def _ttft_s(self, submit: Submit) -> float:
-        """In how many seconds its first emission would come if it began now."""
-        groups = self._candidate_groups(submit.model)
-        return sum(min(self._worker_ttft_s(worker, submit.model) for worker in workers) for workers in groups)
-
-    def predict_ttft_s(self, now: float, submit: Submit, queued: int) -> float:
-        """In how many seconds the first emission of a request will come, behind so many that wait; 0: nobody knows."""
-        first = self._ttft_s(submit)
-        has_to_wait = first and (queued or not self.has_room(submit))
-        return first + self.estimate_wait_s(now, queued + 1) if has_to_wait else first
-
-    def ttft_overrun_s(self, now: float, submit: Submit, queued: int) -> float:
-        """By how many seconds the promise that a request asks for would be broken."""
-        wanted = submit.slo.ttft_s
-        return 0.0 if wanted is None else max(0.0, self.predict_ttft_s(now, submit, queued) - wanted)
-
-    def estimate_wait_s(self, now: float, queued: int) -> float:
-        """For how many seconds so many wait for room, by how fast requests have ended lately."""
-        ended = self._completion_times
-        each = (now - ended[0]) / len(ended) if ended else 1.0
-        return min(30.0, max(0.1, each * queued))
-
-    def _projected_utilization(self, worker: str, model: str) -> float:
-        """What a worker would have to do with one more of a model."""
-        load = self._loads.get(worker)
-        if load is None:
-            return 0.0
-        new = self._admitted_since_report.get(worker, Counter()) + Counter([model])
-        return load.utilization + sum(
-            load.demands[name].added_utilization * count for name, count in new.items() if name in load.demands
-        )
-
-    def _would_overload(self, worker: str, model: str) -> bool:
-        """Whether one more of a model would be too much for a worker that could keep up with it alone."""
-        load = self._loads.get(worker)
-        keeps_up = (
-            load is not None
-            and model in load.demands
-            and load.demands[model].solo_utilization <= MAX_STREAM_UTILIZATION
-        )
-        return keeps_up and self._projected_utilization(worker, model) > MAX_STREAM_UTILIZATION
-
-    def _worker_ttft_s(self, worker: str, model: str) -> float:
-        load = self._loads.get(worker)
-        if load is None or model not in load.demands:
-            return 0.0
-        need = load.demands[model]
-        return need.first_output_s + need.per_concurrent_s * self._admitted_since_report.get(worker, Counter())[model]
+        """Remove a request that is finished, whether it was queued or running."""
+        if rid in self._queued:
+            self._queue.remove(rid)
+            del self._queued[rid]
+        else:
+            self._running.discard(rid)
+            self._capacity.on_finished(now, rid)

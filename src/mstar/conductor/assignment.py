@@ -1,4 +1,7 @@
-"""Which worker takes which seat of a walk: the one that has its states, else the one with the least to do."""
+"""Assignment of workers to the seats of a walk: state affinity first, then least loaded.
+
+A seat is a partition of a walk that one worker executes. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,46 @@ from mstar.plan.tables import Plan
 from mstar.wire.messages import Peer
 
 
-def assign_workers(walk_run: WalkRun, alive: Mapping[str, Peer], load: Mapping[str, int]) -> tuple[Peer, ...] | None:
-    """Who sits where, among the workers that are there; None while there is nobody for some seat."""
-    held = _state_workers(walk_run)
+def assign_workers(walk_run: WalkRun, eligible: Mapping[str, Peer], load: Mapping[str, int]) -> tuple[Peer, ...] | None:
+    """Choose a worker for each seat; return None while some seat has no eligible worker.
+
+    1. A seat that starts with a state goes to the worker that holds the state, if that worker is eligible.
+    2. Other seats go to the worker with the fewest running walks.
+    3. Seats with a spread index are distributed round robin, starting at the worker of rule 2.
+    """
+    state_workers = _state_workers(walk_run)
     chosen: list[Peer] = []
-    first: dict[tuple[str, ...], int] = {}
-    for number, spot in enumerate(walk_run.plan.worker_sets):
-        able = [name for name in spot.workers if name in alive]
-        if not able:
+    least_loaded: dict[tuple[str, ...], int] = {}
+    for seat, worker_set in enumerate(walk_run.plan.worker_sets):
+        names = [name for name in worker_set.workers if name in eligible]
+        if not names:
             return None
-        at = held.get(number)
-        if at is not None and at.name in able and alive[at.name] == at:
-            chosen.append(at)
+        peer = state_workers.get(seat)
+        if peer is not None and peer.name in names and eligible[peer.name] == peer:
+            chosen.append(peer)
             continue
-        # States of one request that are spread go to different workers: they count on from where the first one went.
-        if spot.workers not in first:
-            first[spot.workers] = min(range(len(able)), key=lambda i: load.get(able[i], 0))
-        chosen.append(alive[able[(first[spot.workers] + spot.spread_index) % len(able)]])
+        if worker_set.workers not in least_loaded:
+            least_loaded[worker_set.workers] = min(range(len(names)), key=lambda i: load.get(names[i], 0))
+        index = (least_loaded[worker_set.workers] + worker_set.spread_index) % len(names)
+        chosen.append(eligible[names[index]])
     return tuple(chosen)
 
 
 def _state_workers(walk_run: WalkRun) -> dict[int, Peer]:
-    """For each seat, the worker that holds the first state it begins with."""
+    """For each seat, the worker that holds the first state it starts with."""
     handles = walk_run.handles
-    found: dict[int, Peer] = {}
-    for part in walk_run.plan.programs:
-        for index, _ in part.inputs:
-            kept = handles[index].location if index in handles else None
-            if kept is not None:
-                found.setdefault(part.seat, kept.peer)
-    return found
+    workers: dict[int, Peer] = {}
+    for program in walk_run.plan.programs:
+        for index, _ in program.inputs:
+            location = handles[index].location if index in handles else None
+            if location is not None:
+                workers.setdefault(program.seat, location.peer)
+    return workers
 
 
 def inputs_by_worker(plan: Plan, seats: tuple[Peer, ...]) -> dict[Peer, set[int]]:
-    """Every worker that takes part, and which inputs it needs."""
-    found: dict[Peer, set[int]] = {}
-    for part, peer in zip(plan.programs, seats, strict=True):
-        found.setdefault(peer, set()).update(index for index, _ in part.inputs)
-    return found
+    """For each worker that takes part, the indices of the inputs it needs."""
+    inputs: dict[Peer, set[int]] = {}
+    for program, peer in zip(plan.programs, seats, strict=True):
+        inputs.setdefault(peer, set()).update(index for index, _ in program.inputs)
+    return inputs

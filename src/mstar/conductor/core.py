@@ -1,105 +1,53 @@
-"""A conductor's core: told what happened, it says what to send. No IO, no clock, no threads, no tensors.
+"""The conductor's sans-IO core: takes events, returns messages to send. No IO, clock, threads or tensors.
 
-It admits requests, drives their routes, has each walk begun on workers, and is then out of the way until the walk has
-ended. When a worker dies, every request that needs it is tried again. How a request goes on is in `course`.
+The core wires its parts together and dispatches events to them; each part owns its data:
+
+| part | owns |
+|---|---|
+| `Membership` | workers, front ends, heartbeats, dead peers, readiness |
+| `Admission` (`FairQueue`, `CapacityEstimator`) | queue, running limit, load reports |
+| `Attempts` | attempt numbers, attempts that workers have not released |
+| `RequestLifecycle` (`WalkDispatcher`, `RequestTimeouts`) | requests, their routes, walks and retries |
+| `Autoscaler`, `Rollout`, `ModelLoading` | replica targets, rolling updates, unloaded models |
+| `Fleet` (`ReplicaGroup`, `PendingWorkers`, `WeightsVersions`) | groups, starting workers, weights versions |
+| `RequestSpans` | trace spans |
+
+Parts get the parts they use in their constructors and write messages to one `Outbox`. Started and lost workers reach
+them through `Membership.subscribe`. No part imports this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Mapping
 from typing import assert_never
 
-from mstar.conductor import request_lifecycle
 from mstar.conductor.admission import Admission
-from mstar.conductor.fair_queue import FairQueue
-from mstar.conductor.requests import Request
+from mstar.conductor.attempts import Attempts
+from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.membership import Membership, WorkerLost
+from mstar.conductor.model import ConductorModel
+from mstar.conductor.outbox import Outbox
+from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.scaling.autoscaler import Autoscaler
-from mstar.conductor.scaling.model_loading import on_model_command
+from mstar.conductor.scaling.fleet import Fleet
+from mstar.conductor.scaling.model_loading import ModelLoading
+from mstar.conductor.scaling.pending_workers import PendingWorkers
+from mstar.conductor.scaling.replica_group import build_replica_groups
+from mstar.conductor.scaling.rollout import Rollout
+from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
+from mstar.conductor.timeouts import RequestTimeouts
+from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.failpoints import hit
-from mstar.plan.tables import Plans
-from mstar.walk.model import Model
 from mstar.wire import messages as m
 from mstar.wire.steps import MessageReceived, SendMessage, Tick
-
-HEARTBEAT_INTERVAL_S = 0.2
-"""Seconds between two signs of life."""
-HEARTBEAT_TIMEOUT_S = 1.1
-"""For so many seconds a process that lives is never silent: it beats in a thread of its own."""
-ATTEMPTS_PER_INCARNATION = 1 << 40
-"""How many attempts there can be under one conductor, at all requests; those of a later one are numbered higher."""
-COMPUTE_GRACE_S = 60.0
-"""For so many seconds a worker may be silent while it computes: a library that is loaded, or a call that lets nobody
-else run."""
-BATCH_TIMEOUT_S = 120.0
-"""A worker whose batch has run for so many seconds is given up."""
-
 
 Event = MessageReceived | Tick
 
 
-@dataclass(frozen=True, slots=True)
-class ConductorModel:
-    """A model that is served: its route, its plans, which of its walks must not be run twice, and which emit."""
-
-    model: Model
-    plans: Plans
-    non_idempotent_walks: frozenset[str]
-    emitting_walks: frozenset[str]
-
-    @classmethod
-    def from_plans(cls, model: Model, plans: Plans) -> ConductorModel:
-        """A model with its plans."""
-        components = model.components()
-        ops = [components[key.component].ops()[key.op] for key in plans.keys]
-        walks = plans.walks.items()
-        once = frozenset(name for name, plan in walks if any(not ops[key].idempotent for key, _ in plan.calls))
-        return cls(model, plans, once, frozenset(name for name, plan in walks if plan.emits))
-
-
-@dataclass(frozen=True, slots=True)
-class ConductorLimits:
-    """What a conductor takes on."""
-
-    max_running_requests: int = 1024
-    """How many requests run at a time."""
-    max_queued_requests: int = 256
-    """How many more may wait."""
-    max_retries: int = 20
-    """How often a request is tried again."""
-    worker_wait_s: float = 30.0
-    """For how many seconds one waits for a worker."""
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
-    """A worker that was not heard of for so many seconds is given up."""
-    scale_down_delay_s: float = 5.0
-    """For so many seconds fewer workers must do before one leaves: crowds come in waves."""
-    drain_timeout_s: float = 30.0
-    """For so many seconds walks may go on at a worker that leaves: most end by then, and need not be run again."""
-    has_fixed_workers: bool = False
-    """Whether workers can be neither started nor ended."""
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    """A worker that is there."""
-
-    peer: m.Peer
-    last_alive_at: float
-    """When there was a sign of its life."""
-    last_message_at: float
-    """When it spoke itself."""
-    weights_version: int = 0
-    """Which edition of the weights it has loaded."""
-    draining_since: float | None = None
-    """Since when it is to leave, if it is."""
-    running_walks: int = 0
-    """How many walks have a seat there."""
-
-
 class ConductorCore:
-    """The state of one conductor."""
+    """One conductor: `step(now, event)` returns the messages to send."""
 
     def __init__(
         self,
@@ -110,35 +58,42 @@ class ConductorCore:
     ) -> None:
         self.peer = peer
         self.models = models
-        self.limits = limits or ConductorLimits()
-        self.requests: dict[str, Request] = {}
-        self.workers: dict[str, Worker] = {}
-        self.frontends: dict[m.Peer, None] = {}
-        self.dead_peers: dict[str, m.Peer] = {}
-        """By name: the last life of a worker that everyone was told to forget."""
-        self.first_attempt = peer.incarnation * ATTEMPTS_PER_INCARNATION
-        """Attempts with smaller numbers were made under conductors before this one."""
-        self.attempts = count(self.first_attempt)
-        """Numbers for attempts: no two are the same, not even when a request comes again after it has ended."""
-        self.outbox: list[SendMessage] = []
-        """What is to be sent after this step."""
-        self.request_spans = RequestSpans()
-        self.stale_messages = 0
-        """How many messages spoke of what is over."""
-        self._launcher = launcher
-        self._known_workers = {name for one in models.values() for name in one.plans.workers}
-        self.autoscaler = Autoscaler(launcher, models)
-        self._initial_workers = {name for crew in self.autoscaler.groups for name in crew.workers[: crew.min_replicas]}
-        self.admission = Admission(models, self.autoscaler.inactive)
-        self._queue = FairQueue()
-        self._unreleased: dict[tuple[str, int], set[m.Peer]] = {}
-        self._is_ready = False
-        self.is_draining = False
+        self.limits = limits = limits or ConductorLimits()
+        self._outbox = outbox = Outbox(launcher)
+        self.request_spans = spans = RequestSpans()
+        groups = build_replica_groups(models)
+        known = {name for model in models.values() for name in model.plans.workers}
+        initial = {name for group in groups for name in group.workers[: group.min_replicas]}
+        self.membership = membership = Membership(outbox, limits, known, initial)
+        self.capacity = CapacityEstimator(models)
+        self.attempts = attempts = Attempts(peer, limits, membership, outbox)
+        self.admission = Admission(limits, self.capacity, attempts)
+        self.versions = versions = WeightsVersions(groups, membership)
+        self.pending_workers = PendingWorkers(membership, outbox)
+        fleet = Fleet(groups, membership, self.pending_workers, versions)
+        dispatcher = WalkDispatcher(membership, versions, outbox, spans)
+        self.lifecycle = RequestLifecycle(dispatcher, self.admission, attempts, versions, outbox, spans)
+        self.model_loading = ModelLoading(models, fleet, limits, outbox)
+        self.rollout = Rollout(fleet, outbox)
+        self.autoscaler = Autoscaler(fleet, limits, self.capacity, self.lifecycle, self.rollout, self.model_loading)
+        self._timeouts = RequestTimeouts(self.lifecycle, self.admission, fleet, limits)
+        membership.subscribe(
+            started=(
+                self.capacity.on_worker_started,
+                self.autoscaler.on_worker_started,
+                lambda now, _: self.lifecycle.place_waiting(now),
+            ),
+            lost=(
+                self.capacity.on_worker_lost,
+                self.autoscaler.on_worker_lost,
+                attempts.on_worker_lost,
+                self.lifecycle.on_worker_lost,
+            ),
+        )
         self._is_drained = False
-        self._last_heartbeat_at = float("-inf")
 
     def step(self, now: float, event: Event) -> list[SendMessage]:
-        """Take note of an event; what to send now, in order."""
+        """Handle an event; return the messages to send, in order."""
         self.request_spans.now = now
         match event:
             case MessageReceived():
@@ -148,294 +103,100 @@ class ConductorCore:
             case _:
                 assert_never(event)
         self._admit(now)
-        out, self.outbox = self.outbox, []
-        return out
-
-    def send(self, to: m.Peer, message: m.Message) -> None:
-        """Have something sent."""
-        self.outbox.append(SendMessage(to, message))
+        return self._outbox.drain()
 
     def stats(self) -> dict[str, int]:
-        """What it holds, counted."""
+        """Return the number of requests, workers and so on, for metrics."""
         return {
-            "requests": len(self.requests),
-            "queue": len(self._queue),
-            "unreleased": len(self._unreleased),
-            "workers": len(self.workers),
-        } | self.autoscaler.stats(self)
+            "requests": len(self.lifecycle.requests),
+            "queue": self.admission.queue_length,
+            "unreleased": len(self.attempts),
+            "workers": len(self.membership.workers),
+        } | self.autoscaler.stats()
 
-    # ---------------------------------------------------------------- messages
+    # ---------------------------------------------------------------- dispatch
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
-        if self.is_alive(sender):
-            worker = self.workers[sender.name]
-            worker.last_alive_at = worker.last_message_at = now
+        self.membership.on_message(now, sender)
         match message:
             case m.SeatDone() | m.AttemptFailed() | m.RetryNeeded():
-                self._on_walk_report(now, sender, message)
+                self.lifecycle.on_walk_report(now, sender, message)
             case m.AttemptReleased():
-                self._on_released(message.rid, message.attempt, sender)
+                self.attempts.on_released(message.rid, message.attempt, sender)
             case m.Submit():
                 self._submit(now, sender, message)
-            case m.ClientInput() if message.rid in self.requests:
-                request_lifecycle.on_client_input(self, now, self.requests[message.rid], message)
+            case m.ClientInput():
+                self.lifecycle.on_client_input(now, message)
             case m.Cancel():
-                _cancel(self, now, message.rid)
+                self.lifecycle.cancel(now, message.rid)
+            case _:
+                self._on_cluster_message(now, sender, message)
+
+    def _on_cluster_message(self, now: float, sender: m.Peer, message: m.Message) -> None:
+        """Dispatch what concerns workers, models or the whole server."""
+        match message:
             case m.Register():
-                self._register(now, sender, message.weights_version)
+                self.membership.register(now, sender, message.weights_version)
             case m.ProcessExited():
                 self._on_process_exited(now, message)
+            case m.Heartbeat():
+                self._on_heartbeat(now, sender, message)
+            case m.StillComputing():
+                self.membership.on_still_computing(now, message.peer)
+            case m.UnloadModel() | m.LoadModel() | m.ModelStatusQuery():
+                self.model_loading.on_command(sender, message)
+            case m.RollWeights():
+                self.rollout.start(message.weights_version)
+            case m.Drain():
+                self.admission.is_draining = True
+                self.lifecycle.close_inputs(now)
             case _:
-                _on_control(self, now, sender, message)
-
-    def _on_walk_report(
-        self, now: float, sender: m.Peer, message: m.SeatDone | m.AttemptFailed | m.RetryNeeded
-    ) -> None:
-        request = self.requests.get(message.rid)
-        if request is None or request.attempt != message.attempt or sender not in request.workers:
-            self.stale_messages += 1
-        elif isinstance(message, m.SeatDone):
-            request_lifecycle.on_seat_done(self, now, request, sender, message)
-        elif isinstance(message, m.AttemptFailed):
-            request_lifecycle.finish(
-                self, now, request, request_lifecycle.FinishStatus("failed", message.error_type, message.error_message)
-            )
-        else:
-            request_lifecycle.retry(self, now, request, message.reason)
-
-    # ---------------------------------------------------------------- requests come and go
-    def _submit(self, now: float, frontend: m.Peer, submit: m.Submit) -> None:
-        hit("conductor.submit")
-        _register_frontend(self, frontend)
-        if (request := self.requests.get(submit.rid)) is not None:
-            if submit.last_seen_attempt >= request.attempt:  # the client misses something of this attempt
-                request_lifecycle.retry(self, now, request, "an emission was lost on its way", from_scratch=True)
-            return
-        if submit.model not in self.models:
-            self.send(frontend, m.RequestRejected(submit.rid, 404, f"no model is called {submit.model!r}"))
-        elif submit.last_seen_attempt < 0 and self.is_draining:
-            self.send(frontend, m.RequestRejected(submit.rid, 503, "the server is shutting down", 5.0))
-        elif (
-            submit.last_seen_attempt < 0
-            and len(self._queue) >= self.limits.max_queued_requests
-            and self._would_wait(submit)
-        ):
-            wait = self.admission.estimate_wait_s(now, len(self._queue))
-            self.send(frontend, m.RequestRejected(submit.rid, 429, "too many requests are waiting", wait))
-        elif submit.last_seen_attempt < 0 and (
-            late := self.admission.ttft_overrun_s(now, submit, len(self._queue) + self.is_full)
-        ):
-            why = f"its first emission would come {late:.1f} s later than it is wanted"
-            self.send(frontend, m.RequestRejected(submit.rid, 429, why, late))
-        else:
-            request = self.requests[submit.rid] = Request(submit, frontend, now)
-            if submit.model in self.autoscaler.model_loading.unloaded:
-                self.autoscaler.model_loading.load(self, submit.model)
-            request.weights_version = self.autoscaler.recent_versions.get(submit.rid)
-            request.predicted_ttft_s = self.admission.predict_ttft_s(now, submit, len(self._queue) + self.is_full)
-            self.request_spans.on_queued(submit.rid)
-            self._queue.add(submit)
-            for say in submit.inputs:
-                request_lifecycle.on_client_input(self, now, request, say)
-
-    def _would_wait(self, submit: m.Submit) -> bool:
-        """Whether a request that comes now would not begin at once."""
-        return self.is_full or self._queue.is_flow_waiting(submit) or not self.admission.has_room(submit)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request may begin now."""
-        return len(self.requests) - len(self._queue) + len(self._unreleased) >= self.limits.max_running_requests
-
-    def _admit(self, now: float) -> None:
-        hit("conductor.admit")
-        while self._queue and not self.is_full:
-            heads = (self.requests[rid] for rid in self._queue.heads())
-            request = next(
-                (one for one in heads if one.submit.last_seen_attempt >= 0 or self.admission.has_room(one.submit)), None
-            )
-            if request is None:
-                break
-            self._queue.take(request.rid)
-            self.admission.on_admitted(request.submit)
-            request.attempt = next(self.attempts)
-            self.request_spans.on_attempt(request)
-            request_lifecycle.start_route(self, now, request)
-        if self.is_draining and not self.requests and not self._unreleased and not self._is_drained:
-            self._is_drained = True
-            self.send(self._launcher, m.Drained())
-
-    def remove_request(self, now: float, request: Request) -> None:
-        """A request is over: it is forgotten, and its workers are told."""
-        hit("conductor.remove_request")
-        del self.requests[request.rid]
-        self.autoscaler.on_request_finished(request)
-        if request.rid in self._queue:
-            self._queue.remove(request.rid)
-        else:
-            self.admission.on_finished(now, request.rid)
-        self.request_spans.on_finished(request.rid)
-        self.release_attempt(request)
-
-    def release_attempt(self, request: Request, *, keeps_states: bool = False) -> None:
-        """Have workers drop an attempt. It counts as running until they say that nothing of it is left."""
-        hit("conductor.release_attempt")
-        peers = {peer for peer in request.workers if self.is_alive(peer)}
-        for peer in sorted(peers, key=lambda peer: peer.name):
-            self.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states))
-        if peers:
-            self._unreleased[request.rid, request.attempt] = peers
-        if not keeps_states:
-            request.workers = set()
-
-    def _on_released(self, rid: str, attempt: int, peer: m.Peer) -> None:
-        hit("conductor.on_released")
-        waiting = self._unreleased.get((rid, attempt))
-        if waiting is not None:
-            waiting.discard(peer)
-            if not waiting:
-                del self._unreleased[rid, attempt]
-
-    # ---------------------------------------------------------------- workers come and go
-    def is_alive(self, peer: m.Peer) -> bool:
-        """Whether this life of a worker is there."""
-        worker = self.workers.get(peer.name)
-        return worker is not None and worker.peer == peer
-
-    def _register(self, now: float, peer: m.Peer, weights_version: int) -> None:
-        """A worker, or a front end, has started."""
-        hit("conductor.register")
-        if peer.name not in self._known_workers:
-            _register_frontend(self, peer)
-            return
-        before = self.workers.get(peer.name)
-        if self.autoscaler.stopping.get(peer.name) == peer:
-            return
-        if before is not None:
-            if before.peer.incarnation >= peer.incarnation:
-                return
-            self.on_worker_lost(now, before.peer, ())
-        if peer.incarnation:  # it has died before, perhaps under another conductor
-            _mark_dead(self, m.Peer(peer.name, peer.incarnation - 1))
-        worker = self.workers[peer.name] = Worker(peer, now, now, weights_version)
-        self.autoscaler.on_worker_started(self, now, worker)
-        for dead in self.dead_peers.values():
-            self.send(peer, m.PeerDead(dead))
-        self._check_ready()
-        request_lifecycle.place_waiting(self)
-
-    def _check_ready(self) -> None:
-        """Say so when all are there that run from the start."""
-        if not self._is_ready and self._initial_workers <= self.workers.keys():
-            self._is_ready = True
-            self.send(self._launcher, m.Ready())
-
-    def _on_process_exited(self, now: float, exited: m.ProcessExited) -> None:
-        if exited.peer in self.frontends:
-            del self.frontends[exited.peer]
-            for rid in [rid for rid, request in self.requests.items() if request.frontend == exited.peer]:
-                _cancel(self, now, rid)
-        _mark_dead(self, exited.peer)
-        was_dismissed = self.autoscaler.on_process_exited(exited.peer)
-        if self.is_alive(exited.peer):
-            self.on_worker_lost(now, exited.peer, exited.suspects)
-        elif not was_dismissed:  # else it was ended while it computed, which is nobody's fault
-            request_lifecycle.isolate_suspects(self, now, exited.peer, exited.suspects)
-
-    def on_worker_lost(self, now: float, peer: m.Peer, suspects: Sequence[m.Suspect], reason: str = "") -> None:
-        """A worker is dead, or as good as dead: all that needs it begins anew elsewhere, or when it is back."""
-        del self.workers[peer.name]
-        self.admission.remove_worker(peer.name)
-        self.autoscaler.on_worker_lost(self, now, peer)
-        for key, waiting in list(self._unreleased.items()):
-            waiting.discard(peer)
-            if not waiting:
-                del self._unreleased[key]
-        request_lifecycle.isolate_suspects(self, now, peer, suspects)
-        for request in [one for one in self.requests.values() if one.needs(peer)]:
-            request_lifecycle.retry(self, now, request, reason or f"worker {peer} was lost")
-        for request in self.requests.values():
-            request.workers.discard(peer)
+                pass
 
     def _tick(self, now: float) -> None:
-        if now - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
-            self._last_heartbeat_at = now
-            for worker in self.workers.values():
-                self.send(worker.peer, m.Heartbeat())
-        for worker in list(self.workers.values()):
-            if now - worker.last_alive_at > self.limits.heartbeat_timeout_s:
-                self.kill_worker(now, worker.peer, f"not heard of for {now - worker.last_alive_at:.1f} s")
-        for request in list(self.requests.values()):
-            if now > request.deadline:
-                request_lifecycle.finish(
-                    self,
-                    now,
-                    request,
-                    request_lifecycle.FinishStatus("deadline", "Deadline", "it took longer than it may"),
-                )
-            elif request.walk_run is not None and not request.walk_run.seats:
-                request_lifecycle.check_worker_wait(self, now, request)
-            elif request.rid in self._queue and request.submit.last_seen_attempt < 0:
-                _reject_expired(self, now, request)
-        self._check_ready()
-        self.autoscaler.step(self, now)
+        self.membership.tick(now)
+        self._timeouts.tick(now)
+        self.membership.check_ready()
+        self.autoscaler.step(now)
 
-    def kill_worker(self, now: float, peer: m.Peer, reason: str) -> None:
-        """Have a worker killed, and go on as if it were."""
-        self.send(self._launcher, m.Kill(peer, reason))
-        self.on_worker_lost(now, peer, ())
+    def _submit(self, now: float, frontend: m.Peer, submit: m.Submit) -> None:
+        hit("conductor.submit")
+        self.membership.register_frontend(frontend)
+        if submit.rid in self.lifecycle.requests:
+            self.lifecycle.resubmit(now, submit)
+        elif submit.model not in self.models:
+            self._outbox.send(frontend, m.RequestRejected(submit.rid, 404, f"no model is called {submit.model!r}"))
+        elif (rejected := self.admission.rejection(now, submit)) is not None:
+            self._outbox.send(frontend, rejected)
+        else:
+            self.model_loading.on_submit(submit.model)
+            self.lifecycle.submit(now, frontend, self.models[submit.model], submit)
 
+    def _admit(self, now: float) -> None:
+        """Start queued requests that fit; report `Drained` once when nothing is left at shutdown."""
+        hit("conductor.admit")
+        while (rid := self.admission.admit_next()) is not None:
+            self.lifecycle.start(now, rid)
+        is_idle = not self.lifecycle.requests and not self.attempts
+        if self.admission.is_draining and is_idle and not self._is_drained:
+            self._is_drained = True
+            self._outbox.send_launcher(m.Drained())
 
-def _cancel(core: ConductorCore, now: float, rid: str) -> None:
-    hit("conductor.cancel")
-    if (request := core.requests.get(rid)) is not None:
-        request_lifecycle.finish(core, now, request, request_lifecycle.FinishStatus("cancelled"))
+    def _on_heartbeat(self, now: float, sender: m.Peer, message: m.Heartbeat) -> None:
+        if self.membership.is_alive(sender):
+            if message.load is not None:
+                self.capacity.update_load(sender.name, message.load)
+            self.membership.on_batch_running(now, sender, message.batch_running_s)
 
-
-def _reject_expired(core: ConductorCore, now: float, request: Request) -> None:
-    """A request that waits is refused once what it was promised cannot be kept: nothing of it has run."""
-    wanted = request.submit.slo.ttft_s
-    if wanted is not None and now - request.last_input_at > wanted:
-        why = "there was no room for it in the time in which it wanted its first emission"
-        core.send(
-            request.frontend,
-            m.RequestRejected(request.rid, 429, why, core.admission.estimate_wait_s(now, core.stats()["queue"])),
-        )
-        core.remove_request(now, request)
-
-
-def _on_control(core: ConductorCore, now: float, sender: m.Peer, message: m.Message) -> None:
-    """What an operator wants; or a worker computes: that it is silent is borne for a while, a batch without end not."""
-    if isinstance(message, m.Drain):
-        core.is_draining = True
-        request_lifecycle.close_inputs(core, now)
-    elif isinstance(message, m.RollWeights):
-        core.autoscaler.start_rollout(message.weights_version)
-    elif isinstance(message, m.UnloadModel | m.LoadModel | m.ModelStatusQuery):
-        on_model_command(core, sender, message)
-    elif isinstance(message, m.StillComputing) and core.is_alive(message.peer):
-        worker = core.workers[message.peer.name]
-        if now - worker.last_message_at <= COMPUTE_GRACE_S:
-            worker.last_alive_at = now
-    elif isinstance(message, m.Heartbeat) and core.is_alive(sender):
-        if message.load is not None:
-            core.admission.update_load(sender.name, message.load)
-        if message.batch_running_s > BATCH_TIMEOUT_S:
-            core.kill_worker(now, sender, f"its batch has run for {message.batch_running_s:.0f} s")
-
-
-def _mark_dead(core: ConductorCore, peer: m.Peer) -> None:
-    """Have nobody keep anything for a life that is over: it has ended, and is not only given up."""
-    last = core.dead_peers.get(peer.name)
-    if last is None or last.incarnation < peer.incarnation:
-        core.dead_peers[peer.name] = peer
-        for other in (*(worker.peer for worker in core.workers.values()), *core.frontends):
-            if other != peer:
-                core.send(other, m.PeerDead(peer))
-
-
-def _register_frontend(core: ConductorCore, frontend: m.Peer) -> None:
-    """A front end is there; perhaps it still keeps something for lives that are over."""
-    if frontend not in core.frontends:
-        core.frontends[frontend] = None
-        for dead in core.dead_peers.values():
-            core.send(frontend, m.PeerDead(dead))
+    def _on_process_exited(self, now: float, exited: m.ProcessExited) -> None:
+        peer, membership = exited.peer, self.membership
+        if membership.remove_frontend(peer):
+            for rid in [rid for rid, request in self.lifecycle.requests.items() if request.frontend == peer]:
+                self.lifecycle.cancel(now, rid)
+        membership.mark_dead(peer)
+        was_stopped = membership.confirm_stopped(peer)
+        if not was_stopped:
+            self.pending_workers.on_exited(peer.name)
+        if membership.is_alive(peer):
+            membership.remove(now, WorkerLost(peer, exited.suspects))
+        elif not was_stopped:  # a worker that was stopped while it computed accuses no request
+            self.lifecycle.isolate_suspects(now, peer, exited.suspects)

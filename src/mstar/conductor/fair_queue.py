@@ -1,6 +1,12 @@
-"""Requests that wait to be taken on: each key in its own order, and between keys by weight.
+"""Weighted fair queue of requests by (tenant, class).
 
-What is promised nothing waits apart, so that a stream for which there is no room holds up no job of the same key.
+Each flow is FIFO. Between flows, the one with the smallest virtual time is served next; serving a request adds
+`1 / weight` to the virtual time of its flow. A flow that was empty starts at the current virtual time, so that it
+cannot save up credit.
+
+Best-effort requests of a tenant form a flow of their own: a stream that does not fit blocks no background job.
+
+Example: flow `a` has weight 2, flow `b` has weight 1. With both backlogged, the order is a b a a b a a b …
 """
 
 from __future__ import annotations
@@ -10,10 +16,11 @@ from collections import deque
 from mstar.wire.messages import Submit
 
 FlowKey = tuple[str, bool]
+"""Tenant, and whether the requests are best effort."""
 
 
 class FairQueue:
-    """Names of requests by lane. A lane that was empty begins where the others are."""
+    """Ids of queued requests by flow."""
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, deque[str]] = {}
@@ -29,38 +36,37 @@ class FairQueue:
         return rid in self._flow_by_request
 
     def add(self, submit: Submit) -> None:
-        """One more waits."""
-        lane = _flow_key(submit)
-        if lane not in self._flows:
-            self._flows[lane] = deque()
-            self._virtual_times[lane] = self._virtual_now
-        self._weights[lane] = submit.slo.weight
-        self._flows[lane].append(submit.rid)
-        self._flow_by_request[submit.rid] = lane
+        """Append a request to its flow. The weight of the flow becomes that of its newest request."""
+        flow = _flow_key(submit)
+        if flow not in self._flows:
+            self._flows[flow] = deque()
+            self._virtual_times[flow] = self._virtual_now
+        self._weights[flow] = submit.slo.weight
+        self._flows[flow].append(submit.rid)
+        self._flow_by_request[submit.rid] = flow
 
     def is_flow_waiting(self, submit: Submit) -> bool:
-        """Whether others of its lane wait already."""
+        """Return whether other requests of the same flow are queued."""
         return _flow_key(submit) in self._flows
 
     def heads(self) -> list[str]:
-        """The first of each lane; the one whose lane had least comes first."""
-        return [
-            self._flows[lane][0] for lane in sorted(self._flows, key=lambda lane: (self._virtual_times[lane], lane))
-        ]
+        """Return the first request of each flow, least served flow first."""
+        flows = sorted(self._flows, key=lambda flow: (self._virtual_times[flow], flow))
+        return [self._flows[flow][0] for flow in flows]
 
     def take(self, rid: str) -> None:
-        """The first of its lane is taken on."""
-        lane = self._flow_by_request[rid]
-        self._virtual_now = max(self._virtual_now, self._virtual_times[lane])
-        self._virtual_times[lane] += 1 / self._weights[lane]
+        """Remove a request because it starts, and charge its flow."""
+        flow = self._flow_by_request[rid]
+        self._virtual_now = max(self._virtual_now, self._virtual_times[flow])
+        self._virtual_times[flow] += 1 / self._weights[flow]
         self.remove(rid)
 
     def remove(self, rid: str) -> None:
-        """One waits no more."""
-        lane = self._flow_by_request.pop(rid)
-        self._flows[lane].remove(rid)
-        if not self._flows[lane]:
-            del self._flows[lane], self._virtual_times[lane], self._weights[lane]
+        """Remove a request without charging its flow."""
+        flow = self._flow_by_request.pop(rid)
+        self._flows[flow].remove(rid)
+        if not self._flows[flow]:
+            del self._flows[flow], self._virtual_times[flow], self._weights[flow]
 
 
 def _flow_key(submit: Submit) -> FlowKey:

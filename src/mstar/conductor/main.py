@@ -1,4 +1,4 @@
-"""A conductor as a process: it loads the models' routes, no weights, and serves until it is told to stop."""
+"""Entry point of a conductor process: loads the models' routes, no weights, and serves until its loop stops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import threading
 
 from mstar import failpoints, process_tuning
 from mstar.conductor.actor import ConductorActor
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.config import ConductorConfig
 from mstar.plan.planned_model import load_planned_models
 from mstar.transfer.codec import ArenaCodec
@@ -17,29 +19,29 @@ from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 
 
-def main(settings: ConductorConfig) -> None:
-    """Be a conductor until the node stops."""
-    if settings.incarnation == 0:
-        failpoints.arm(settings.options.failpoints)
-    deployed = load_planned_models(settings.models, settings.placements)
-    whereabouts = AddressBook.from_config(settings)
-    codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, whereabouts.is_local))
-    node = ActorLoop(whereabouts, settings.key, codec)
-    me = Peer(settings.name, settings.incarnation)
-    launcher = Peer("launcher", settings.peers["launcher"])
+def main(config: ConductorConfig) -> None:
+    """Run a conductor until its actor loop stops."""
+    if config.incarnation == 0:  # a failpoint that kills a conductor must not kill its successor
+        failpoints.arm(config.options.failpoints)
+    planned_models = load_planned_models(config.models, config.placements)
+    address_book = AddressBook.from_config(config)
+    codec = ArenaCodec(endpoint=HostEndpoint(config.ip, config.key, address_book.is_local))
+    actor_loop = ActorLoop(address_book, config.key, codec)
+    peer = Peer(config.name, config.incarnation)
+    launcher = Peer("launcher", config.peers["launcher"])
     limits = ConductorLimits(
-        max_running_requests=settings.options.max_running_requests,
-        max_queued_requests=settings.options.max_queued_requests,
+        max_running_requests=config.options.max_running_requests,
+        max_queued_requests=config.options.max_queued_requests,
     )
-    served = {name: ConductorModel.from_plans(one.model, one.plans) for name, one in deployed.items()}
+    models = {name: ConductorModel.from_plans(planned.model, planned.plans) for name, planned in planned_models.items()}
 
-    def stock() -> dict[str, int]:
+    def process_stats() -> dict[str, int]:
         return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stats()
 
-    actor = ConductorActor(node, ConductorCore(me, launcher, served, limits), stock)
-    node.add(actor)
-    others = [Peer(name, incarnation) for name, incarnation in settings.peers.items()]
-    node.call_soon(lambda: node.announce_address(me, launcher))
-    node.call_soon(lambda: actor.announce(peer for peer in others if peer.name != me.name))
+    actor = ConductorActor(actor_loop, ConductorCore(peer, launcher, models, limits), process_stats)
+    actor_loop.add(actor)
+    others = [Peer(name, incarnation) for name, incarnation in config.peers.items() if name != peer.name]
+    actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))
+    actor_loop.call_soon(lambda: actor.announce(others))
     process_tuning.freeze_heap()
-    node.run()
+    actor_loop.run()

@@ -1,34 +1,57 @@
-"""One request as its conductor knows it: its route, the walk that runs, what earlier ones gave, where its states are.
+"""State of one request at the conductor: its route, its walk in execution, finished walks and state locations.
 
-Nothing here sends anything; see `core`.
+Data and small queries only. Transitions are in `request_lifecycle`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mstar.walk.client_input import ClientInput, InputLog
+from mstar.conductor.model import ConductorModel
+from mstar.plan.tables import Plan
+from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, emission_totals_after
 from mstar.walk.model import RouteRun, WalkCall
 from mstar.walk.states import State
 from mstar.wire import messages as m
+from mstar.wire.frame import UnreadableValue
 from mstar.wire.messages import Peer, Submit
 
-if TYPE_CHECKING:
-    from mstar.plan.tables import Plan
+ISOLATION_MARGIN_CALLS = 2
+"""Calls past the one that killed a worker until a suspect is batched with other requests again."""
+
+
+def is_resubmitted(submit: Submit) -> bool:
+    """Return whether an earlier conductor admitted this request: the client can already have output of it."""
+    return submit.last_seen_attempt >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishStatus:
+    """Final status of a request."""
+
+    status: str
+    error: str = ""
+    text: str = ""
+    result: Any = None
+
+    @classmethod
+    def from_exception(cls, error: Exception) -> FinishStatus:
+        """The model author's code raised."""
+        return cls("failed", type(error).__name__, str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class StateLocation:
-    """Where a state is: the worker that has it, and its number there."""
+    """The worker that holds a state, and the state's number there."""
 
     peer: Peer
     number: int
 
 
 class StateHandle(State):
-    """What a route holds for a state. A fresh one is made where it is first used."""
+    """A route's reference to a state on a worker. A new state is created where it is first used."""
 
     def __init__(self, request: Request, component: str, kind: str, location: StateLocation | None = None) -> None:
         self.request = request
@@ -38,7 +61,7 @@ class StateHandle(State):
         request.handles.append(self)
 
     def fork(self) -> StateHandle:
-        """A handle for a copy of the state as it is now."""
+        """Return a handle for a copy of the state as it is now. The copy is made when the next walk starts."""
         if self.location is None:
             return StateHandle(self.request, self.component, self.kind)
         copy = StateLocation(self.location.peer, self.request.new_state_number())
@@ -48,107 +71,169 @@ class StateHandle(State):
 
 @dataclass(slots=True)
 class WalkResult:
-    """What a walk that has ended gave."""
+    """Result of a finished walk."""
 
     name: str
     result: Any
     counts: dict[str, int]
+    """Emissions by kind."""
     is_pure: bool
-    """It neither took nor gave a state: what it gave holds whatever happens to workers."""
+    """Whether it neither took nor gave a state. A pure result stays valid when workers die."""
 
 
 @dataclass(eq=False, slots=True)
 class WalkRun:
-    """The walk that runs, and who runs it."""
+    """One walk of one request in execution."""
 
     call: WalkCall[Any, Any]
     plan: Plan
     number: int
-    """How many walks of the request came before it."""
+    """Number of earlier walks of the request."""
     seats: tuple[Peer, ...] = ()
-    """Empty while it waits for a worker."""
+    """The worker of each seat; empty while the walk waits for workers."""
     waiting_since: float = 0.0
-    """When it began to wait."""
+    """Time since which it waits for workers."""
     pending_seats: set[int] = field(default_factory=set[int])
-    """Seats that have not come to their end."""
+    """Seats that have not reported `SeatDone`."""
     outputs: dict[int, Any] = field(default_factory=dict[int, Any])
     emission_counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
     state_locations: dict[int, StateLocation] = field(default_factory=dict[int, StateLocation])
-    """Where the last version of each input state is."""
+    """By input index, where the last version of each input state is."""
 
     @property
     def handles(self) -> dict[int, StateHandle]:
-        """Its inputs that are states."""
+        """By input index, the inputs that are states."""
         values = ((i, self.call.arguments[name]) for i, name in enumerate(self.plan.input_names))
         return {index: value for index, value in values if isinstance(value, StateHandle)}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no workers are assigned yet."""
+        return not self.seats
+
+    def add_seat_result(self, peer: Peer, done: m.SeatDone) -> UnreadableValue | None:
+        """Record what one seat returned. Return the first output that could not be decoded, if any."""
+        self.pending_seats.discard(done.seat)
+        for index, output in done.outputs.items():
+            value = StateLocation(peer, output.state) if isinstance(output, m.LocalState) else output.value.content
+            self.outputs[index] = value
+            if isinstance(value, UnreadableValue):
+                return value
+        for index, number in done.states.items():
+            self.state_locations[index] = StateLocation(peer, number)
+        for kind, count in done.emission_counts.items():  # a worker with two seats reports the count of both twice
+            self.emission_counts[kind] = max(self.emission_counts[kind], count)
+        return None
+
 
 class Request:
-    """One request."""
+    """One request, from submission until it is finished."""
 
-    def __init__(self, submit: Submit, frontend: Peer, now: float) -> None:
+    def __init__(self, submit: Submit, model: ConductorModel, frontend: Peer, now: float) -> None:
         self.submit = submit
         self.rid = submit.rid
+        self.model = model
         self.frontend = frontend
         self.deadline = now + submit.timeout_s
         self.submitted_at = now
-        """When it was first heard of."""
         self.last_input_at = now
-        """When its client last said something: from then on it waits for the first of an answer."""
+        """Time of the client's last input. Time to first output counts from here."""
         self.next_due: dict[str, float] = {}
-        """When the client will have nothing left, by kind, as far as walks that have ended told."""
+        """By kind, when the client's playback buffer runs empty, as reported by finished walks."""
         self.predicted_ttft_s = 0.0
-        """How many seconds it was thought to take until the first emission, when it was taken on."""
+        """Time to first output predicted at submission; 0 if unknown."""
         self.attempt = 0
         self.retries = 0
-        self.has_emitted = submit.last_seen_attempt >= 0
-        """Whether its client may have something of it."""
+        self.has_emitted = is_resubmitted(submit)
+        """Whether the client can have output of it."""
         self.weights_version: int | None = None
-        """The edition of the weights that it began with; it is finished with the same."""
+        """Version of the weights it started with. It finishes with the same version."""
         self.route: RouteRun | None = None
+        """None while the request is queued."""
         self.walk_run: WalkRun | None = None
         self.inputs = InputLog()
         self.is_awaiting_input = False
-        """Whether the route waits for what its client says."""
+        """Whether the route waits for the client's next input."""
         self.walk_count = 0
-        """How many walks the route has asked for in this attempt."""
+        """Number of walks that the route has completed in this attempt."""
         self.max_walk_started = 0
-        """The largest number of a walk that was begun, in any attempt."""
+        """Highest number of a walk started in any attempt."""
         self.walk_results: list[WalkResult] = []
         self.handles: list[StateHandle] = []
         self.pending_forks: list[tuple[StateLocation, StateLocation]] = []
-        """Copies that the route has asked for and nobody has been told of."""
+        """State copies that the route made and workers have not been sent."""
         self.workers: set[Peer] = set()
-        """Who holds something of this attempt."""
+        """Workers that hold something of this attempt."""
         self.worker_deaths: dict[Peer, int] = {}
-        """Workers that died while they computed for it, and how many of its calls they had completed."""
+        """Workers that died while computing this request, with the number of its calls they had completed."""
         self.isolate_at_call = 0
-        """About the so-manieth call of each op it is run alone: see `Start`."""
+        """Run this request alone around this call of each op (0: never); see `StartWalk`."""
         self._last_state_number = 0
 
     def add_input(self, client_input: m.ClientInput) -> ClientInput | None:
-        """The client says something; None if that was known. When it was heard is kept, so that it is again."""
+        """Append an input to the log; return None if it is a duplicate or out of order.
+
+        The walk it arrived in is recorded, so that a retry replays it at the same place.
+        """
         if client_input.index != len(self.inputs.inputs):
             return None
         walk = client_input.walk_index if client_input.walk_index >= 0 else max(self.walk_count, self.max_walk_started)
         self.inputs.inputs.append(ClientInput(client_input.value.content, walk, client_input.received_counts))
         return self.inputs.inputs[-1]
 
+    def consume_input(self) -> Any:
+        """Return the client's next input for the route; the end of inputs if there is none."""
+        self.is_awaiting_input = False
+        return self.inputs.consume()
+
+    def record_interrupted(self, name: str, interruption: ClientInput) -> None:
+        """Record the current walk as interrupted. The record is pure: it stays valid when workers die."""
+        before = self.totals
+        after = emission_totals_after(before, interruption)
+        counts = {kind: count - before.get(kind, 0) for kind, count in after.items()}
+        self.walk_results[self.walk_count :] = [WalkResult(name, INTERRUPTED, counts, is_pure=True)]
+
+    def record_worker_death(self, peer: Peer, calls_completed: int) -> bool:
+        """Isolate the request around the call at which a worker died.
+
+        Return whether another worker died at the same call (±1) before.
+        """
+        is_repeated = any(abs(calls - calls_completed) <= 1 for calls in self.worker_deaths.values())
+        self.worker_deaths[peer] = calls_completed
+        # Only the last place counts: an earlier death can have had another cause.
+        self.isolate_at_call = calls_completed + ISOLATION_MARGIN_CALLS
+        return is_repeated
+
     def new_state_number(self) -> int:
-        """A number for a state that the route has copied: below zero, so that it is nobody else's."""
+        """Return a negative number for a forked state; workers use positive numbers."""
         self._last_state_number -= 1
         return self._last_state_number
 
     @property
     def totals(self) -> dict[str, int]:
-        """How many emissions of each kind its walks have made."""
-        found: defaultdict[str, int] = defaultdict(int)
-        for record in self.walk_results[: self.walk_count]:
-            for kind, count in record.counts.items():
-                found[kind] += count
-        return dict(found)
+        """Emissions by kind of the walks completed in this attempt."""
+        totals: defaultdict[str, int] = defaultdict(int)
+        for walk_result in self.walk_results[: self.walk_count]:
+            for kind, count in walk_result.counts.items():
+                totals[kind] += count
+        return dict(totals)
+
+    @property
+    def is_waiting_for_worker(self) -> bool:
+        """Whether its next walk has no workers yet."""
+        return self.walk_run is not None and self.walk_run.is_waiting
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether no walk that a restart would repeat is non-idempotent."""
+        repeated = [walk_result.name for walk_result in self.walk_results if not walk_result.is_pure]
+        if self.walk_run is not None and not self.walk_run.is_waiting:
+            repeated.append(self.walk_run.call.name)
+        return self.model.non_idempotent_walks.isdisjoint(repeated)
 
     def needs(self, peer: Peer) -> bool:
-        """Whether it cannot go on without this worker."""
-        is_there = self.walk_run is not None and peer in self.walk_run.seats
-        return is_there or any(handle.location is not None and handle.location.peer == peer for handle in self.handles)
+        """Return whether it runs on this worker or has a state there."""
+        is_running_there = self.walk_run is not None and peer in self.walk_run.seats
+        return is_running_there or any(
+            handle.location is not None and handle.location.peer == peer for handle in self.handles
+        )

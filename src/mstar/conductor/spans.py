@@ -1,6 +1,6 @@
-"""What each request did at the conductor: when it waited, what was tried and why again, and which walks ran where.
+"""Trace spans of requests at the conductor: time in the queue, attempts and their reasons, walks and their workers.
 
-What its ops did is known to workers. Nothing is decided by this, and nothing is sent (see `wire.recent`).
+Spans of ops are recorded by workers. Nothing is decided from spans and nothing is sent; see `wire.span_buffer`.
 """
 
 from __future__ import annotations
@@ -13,35 +13,34 @@ from mstar.wire.stats import Span
 
 
 class RequestSpans(SpanBuffer):
-    """The spans of requests at one conductor. Each kind of span has at most one open for a request."""
+    """Spans of one conductor. A request has at most one open span of each kind."""
 
     def on_queued(self, rid: str) -> None:
-        """A request waits for its turn."""
+        """Open the span of the time in the queue."""
         self.spans(rid).append(Span("queued", "queued", "", 0, 0, self.now, inf))
 
     def on_attempt(self, request: Request, reason: str = "") -> None:
-        """A request is tried; a second time because something was lost."""
+        """Open the span of an attempt; `reason` is why it is a retry."""
         self._close(request.rid, "queued", "walk", "attempt")
         span = Span("attempt", "attempt", "", request.walk_count, request.attempt, self.now, inf, detail=reason)
         self.spans(request.rid).append(span)
 
     def on_walk_started(self, request: Request) -> None:
-        """Workers were found for the walk that is to run."""
-        tour = request.walk_run
-        assert tour is not None
-        seats = ", ".join(str(peer) for peer in tour.seats)
-        span = Span(
-            "walk", tour.call.name, tour.call.name, tour.number, request.attempt, tour.waiting_since, inf, detail=seats
-        )
-        span.wait_s = self.now - tour.waiting_since
+        """Open the span of a walk. It includes the time it waited for workers."""
+        run = request.walk_run
+        assert run is not None
+        seats = ", ".join(str(peer) for peer in run.seats)
+        name, since = run.call.name, run.waiting_since
+        span = Span("walk", name, name, run.number, request.attempt, since, inf, detail=seats)
+        span.wait_s = self.now - since
         self.spans(request.rid).append(span)
 
     def on_walk_finished(self, rid: str) -> None:
-        """The walk that ran has come to its end."""
+        """Close the span of the walk."""
         self._close(rid, "walk")
 
     def on_finished(self, rid: str) -> None:
-        """A request is over."""
+        """Close all spans of a request."""
         self._close(rid, "queued", "walk", "attempt")
         self.finish(rid)
 

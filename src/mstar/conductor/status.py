@@ -1,50 +1,55 @@
-"""How things are at a conductor, for those who look on: who is under way, and who is there. Nothing is kept for it."""
+"""Activity snapshot of a conductor for live views: its requests and workers. Nothing is stored for it."""
 
 from __future__ import annotations
 
 from itertools import islice
 
-from mstar.conductor.core import ConductorCore, Worker
+from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.membership import Membership
 from mstar.conductor.requests import Request
+from mstar.conductor.worker import Worker
 from mstar.wire.activity import RequestStatus, WorkerActivity
 from mstar.wire.messages import ActivityReply
 
 MAX_REPORTED_REQUESTS = 1024
-"""Of so many requests it is told how they are, the newest."""
+"""Maximum requests in a snapshot, newest first."""
+UNKNOWN_UTILIZATION = -1.0
 
 
-def build_activity(now: float, ticket: int, core: ConductorCore) -> ActivityReply:
-    """How things are now."""
-    newest = islice(reversed(core.requests.values()), MAX_REPORTED_REQUESTS)
+def build_activity(
+    now: float,
+    correlation_id: int,
+    requests: dict[str, Request],
+    membership: Membership,
+    capacity: CapacityEstimator,
+) -> ActivityReply:
+    """Build the reply to an `ActivityQuery`."""
+    newest = islice(reversed(requests.values()), MAX_REPORTED_REQUESTS)
     return ActivityReply(
-        ticket,
-        requests=[_request_status(now, one) for one in newest],
-        workers=[_worker_status(core, one) for one in core.workers.values()],
-        queue_length=sum(one.route is None for one in core.requests.values()),
+        correlation_id,
+        requests=[_request_status(now, request) for request in newest],
+        workers=[_worker_status(worker, capacity) for worker in membership.workers.values()],
+        queue_length=sum(request.route is None for request in requests.values()),
     )
 
 
 def _request_status(now: float, request: Request) -> RequestStatus:
-    tour = request.walk_run
-    if tour is None:
-        state = "queued" if request.route is None else "awaiting_input" if request.is_awaiting_input else "running"
-        return RequestStatus(
-            request.rid,
-            request.submit.model,
-            state,
-            "",
-            request.walk_count,
-            request.retries + 1,
-            (),
-            now - request.submitted_at,
-        )
-    seats = tuple(dict.fromkeys(peer.name for peer in tour.seats))
-    state = "running" if seats else "waiting"
-    told = (request.rid, request.submit.model, state, tour.call.name, tour.number, request.retries + 1, seats)
-    return RequestStatus(*told, now - request.submitted_at)
+    run = request.walk_run
+    name, number, seats = "", request.walk_count, ()
+    if run is not None:
+        name, number = run.call.name, run.number
+        seats = tuple(dict.fromkeys(peer.name for peer in run.seats))
+        state = "waiting" if run.is_waiting else "running"
+    elif request.route is None:
+        state = "queued"
+    else:
+        state = "awaiting_input" if request.is_awaiting_input else "running"
+    age_s = now - request.submitted_at
+    return RequestStatus(request.rid, request.submit.model, state, name, number, request.retries + 1, seats, age_s)
 
 
-def _worker_status(core: ConductorCore, worker: Worker) -> WorkerActivity:
-    name, state = worker.peer.name, "up" if worker.draining_since is None else "draining"
-    load = core.admission.worker_load(name)
-    return WorkerActivity(name, worker.peer.incarnation, state, -1.0 if load is None else load.utilization)
+def _worker_status(worker: Worker, capacity: CapacityEstimator) -> WorkerActivity:
+    name, load = worker.peer.name, capacity.worker_load(worker.peer.name)
+    state = "up" if worker.draining_since is None else "draining"
+    utilization = UNKNOWN_UTILIZATION if load is None else load.utilization
+    return WorkerActivity(name, worker.peer.incarnation, state, utilization)

@@ -14,7 +14,9 @@ from math import inf
 from typing import Self
 
 from mstar.conductor.actor import ConductorActor
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.config import RuntimeConfig
 from mstar.engine.engine import Engine
 from mstar.plan.planned_model import PlannedModel

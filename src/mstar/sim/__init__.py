@@ -1,4 +1,4 @@
-"""The simulator: the real cores of all processes in one process, in virtual time, under faults drawn from a seed.
+"""Deterministic simulation testing: the real cores of all processes in virtual time, under faults drawn from a seed.
 
-It replaces what is around the cores: sockets, clocks, threads, processes and devices. It replaces no core.
+The simulator replaces what is around the cores: sockets, clocks, threads, processes and devices. It replaces no core.
 """

@@ -1,6 +1,6 @@
-"""`python -m mstar.sim FIRST LAST MINUTES`: one process's share of the scenarios; says what came of them in JSON.
+"""`python -m mstar.sim FIRST LAST MINUTES`: runs a range of seeds in this process and prints a summary as JSON.
 
-People use `mstar sim run`, which starts these.
+`mstar sim run` starts one of these per core.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""A rehearsal: a whole deployment in virtual time, to see what clients would get of it and when.
+"""Discrete-event capacity simulation: a whole deployment in virtual time, to predict what clients receive and when.
 
-The real cores decide. How long a batch takes and what it gives, an engine says: see `book`. All that is said arrives, a
-fixed time later. Nobody dies here, no frame is lost and no memory runs out: for what then happens there is `world`.
+The real cores decide. An engine provides outputs and latencies of batches; see `call_trace`. Messages arrive after a
+fixed delay. There are no failures, lost frames or memory limits; see `simulation` for those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
 
-from mstar.conductor.core import ConductorCore, ConductorLimits, ConductorModel
+from mstar.conductor.core import ConductorCore
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.model import ConductorModel
 from mstar.config import RuntimeConfig
 from mstar.frontend import core
 from mstar.plan.planned_model import PlannedModel
@@ -28,19 +30,21 @@ from mstar.worker.scheduling.policy import SchedulingPolicy
 from mstar.worker.scheduling.scheduler import BatchLimits as WorkerLimits
 
 HOP_S = 0.0005
-"""Seconds from one process to another, and from an engine's thread to its worker."""
+"""Seconds of one hop between processes, and from an engine thread to its worker."""
 START_AT_S = -0.5
-"""When processes start: who comes at 0 finds them there."""
+"""Time at which processes start, so that they are up at time 0."""
 TAIL_S = 1.0
-"""For so many seconds after the last request time goes on, so that everybody can let go of it."""
-LAUNCHER, CONDUCTOR, FRONT = m.Peer("launcher", 0), m.Peer("conductor", 0), m.Peer("front", 0)
+"""Seconds to run after the last request, so that all processes release it."""
+LAUNCHER = m.Peer("launcher", 0)
+CONDUCTOR = m.Peer("conductor", 0)
+FRONTEND = m.Peer("front", 0)
 
 
 class Arrival(Protocol):
-    """A request that will come: when, to which model, and what its client is promised."""
+    """A future request: its time, model and SLO."""
 
     @property
-    def at(self) -> float: ...  # noqa: D102 - said above
+    def at(self) -> float: ...  # noqa: D102 - see the class
     @property
     def request(self) -> Any: ...  # noqa: D102
     @property
@@ -51,30 +55,31 @@ class Arrival(Protocol):
 
 @dataclass(eq=False, slots=True)
 class ClientResult:
-    """What one client got: when, and how many seconds of it."""
+    """What one client received."""
 
     submitted_at: float
     chunks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """Time of arrival and duration of each output, in seconds."""
     ended_at: float = 0.0
     status: str = ""
-    """ok, or what else it came to; of one who was refused, the status in HTTP."""
+    """Final status; the HTTP status of a rejected request."""
     retry_after: float = 0.0
 
 
 class Engine(Protocol):
-    """What executes the commands of one worker, in order. Only a batch takes time; what came of it says how much."""
+    """Executes the commands of one worker in order. Only a batch takes time: its `BatchFinished.seconds`."""
 
     def execute(self, command: Command) -> BatchFinished | ExportFinished | None:
-        """What came of it."""
+        """Execute a command and return its report, if it has one."""
         ...
 
 
 class CapacitySimulation:
-    """One run of a deployment. `engine` makes the engine of a worker, `order` is another rule for the next batch."""
+    """One simulated run. `engine` creates the engine of a worker; `order` replaces the scheduling policy."""
 
     def __init__(
         self,
-        deployed: Mapping[str, PlannedModel],
+        models: Mapping[str, PlannedModel],
         engine: Callable[[], Engine],
         *,
         options: RuntimeConfig | None = None,
@@ -84,62 +89,62 @@ class CapacitySimulation:
         options = options or RuntimeConfig()
         self.now = START_AT_S
         self.unfinished_requests = 0
-        """How many requests have not ended."""
+        """Number of requests that have not ended."""
         self.hop_s = hop_s
         self._event_count = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        served = {name: ConductorModel.from_plans(one.model, one.plans) for name, one in deployed.items()}
+        conductor_models = {name: ConductorModel.from_plans(model.model, model.plans) for name, model in models.items()}
         limits = ConductorLimits(
             max_running_requests=options.max_running_requests,
             max_queued_requests=options.max_queued_requests,
             heartbeat_timeout_s=inf,
             has_fixed_workers=True,
         )
-        self._frontend = _SimFrontend(self, dict.fromkeys(served, CONDUCTOR))
+        self._frontend = _SimFrontend(self, dict.fromkeys(models, CONDUCTOR))
         self._actors: dict[m.Peer, _SimConductor | _SimWorker | _SimFrontend] = {
-            CONDUCTOR: _SimConductor(self, ConductorCore(CONDUCTOR, LAUNCHER, served, limits)),
-            FRONT: self._frontend,
+            CONDUCTOR: _SimConductor(self, ConductorCore(CONDUCTOR, LAUNCHER, conductor_models, limits)),
+            FRONTEND: self._frontend,
         }
-        plans = {name: one.plans for name, one in deployed.items()}
-        single = {name: one.unbatched_keys() for name, one in deployed.items()}
-        sharing = WorkerLimits(options.max_batch_size, options.max_undelivered_outputs, order, single)
-        for name in dict.fromkeys(name for one in plans.values() for name in one.workers):
-            core = WorkerCore(m.Peer(name, 0), CONDUCTOR, plans, (), sharing)
+        plans = {name: model.plans for name, model in models.items()}
+        unbatched = {name: model.unbatched_keys() for name, model in models.items()}
+        worker_limits = WorkerLimits(options.max_batch_size, options.max_undelivered_outputs, order, unbatched)
+        for name in dict.fromkeys(name for model_plans in plans.values() for name in model_plans.workers):
+            core = WorkerCore(m.Peer(name, 0), CONDUCTOR, plans, (), worker_limits)
             self._actors[core.peer] = _SimWorker(self, core, engine())
             self.send(core.peer, SendMessage(CONDUCTOR, m.Register()))
 
     def run(self, arrivals: Iterable[Arrival]) -> list[ClientResult]:
-        """Have requests come at their times, from 0 on; what each got, when all have ended. It is done once."""
-        receipts: list[ClientResult] = []
+        """Submit requests at their times (from 0) and run until all have ended. Can be called once."""
+        results: list[ClientResult] = []
         for arrival in arrivals:
-            receipts.append(ClientResult(arrival.at))
-            self._schedule_at(arrival.at, self._frontend.submit, f"{len(receipts)}", arrival, receipts[-1])
-        self.unfinished_requests = len(receipts)
+            results.append(ClientResult(arrival.at))
+            self._schedule_at(arrival.at, self._frontend.submit, f"{len(results)}", arrival, results[-1])
+        self.unfinished_requests = len(results)
         self._tick()
         while self.unfinished_requests:
             self._run_next()
         until = self.now + TAIL_S
         while self._heap[0][0] < until:
             self._run_next()
-        return receipts
+        return results
 
     # ---------------------------------------------------------------- time
     def send(self, sender: m.Peer, send: SendMessage) -> None:
-        """Something is said."""
+        """Deliver a message after one hop; messages to the launcher are dropped."""
         if (actor := self._actors.get(send.to)) is not None:
             self.schedule_after(self.hop_s, actor.step, MessageReceived(sender, send.message))
 
-    def schedule_after(self, seconds: float, do: Callable[..., None], *given: Any) -> None:
-        """Have something done after a while."""
-        self._schedule_at(self.now + seconds, do, *given)
+    def schedule_after(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back after some seconds."""
+        self._schedule_at(self.now + seconds, callback, *arguments)
 
-    def _schedule_at(self, when: float, do: Callable[..., None], *given: Any) -> None:
+    def _schedule_at(self, when: float, callback: Callable[..., None], *arguments: Any) -> None:
         self._event_count += 1
-        heappush(self._heap, (when, self._event_count, do, given))
+        heappush(self._heap, (when, self._event_count, callback, arguments))
 
     def _run_next(self) -> None:
-        self.now, _, do, given = heappop(self._heap)
-        do(*given)
+        self.now, _, callback, arguments = heappop(self._heap)
+        callback(*arguments)
 
     def _tick(self) -> None:
         for actor in self._actors.values():
@@ -148,7 +153,7 @@ class CapacitySimulation:
 
 
 class _SimConductor:
-    """A conductor: its core."""
+    """Drives a conductor core."""
 
     def __init__(self, simulation: CapacitySimulation, core: ConductorCore) -> None:
         self._simulation = simulation
@@ -160,7 +165,7 @@ class _SimConductor:
 
 
 class _SimWorker:
-    """A worker: its core, and an engine that executes one command after the other."""
+    """Drives a worker core and its engine, which executes one command at a time."""
 
     def __init__(self, simulation: CapacitySimulation, core: WorkerCore, engine: Engine) -> None:
         self._simulation = simulation
@@ -178,7 +183,7 @@ class _SimWorker:
         self._execute_ready(is_awake=False)
 
     def _execute_ready(self, *, is_awake: bool) -> None:
-        """Execute what can be executed. No thread is woken for a short batch; one that is awake runs it."""
+        """Execute commands up to the next batch. A short batch runs inline, unless the engine thread is awake."""
         while self._commands and not self._is_busy:
             report = self._engine.execute(self._commands.popleft())
             if isinstance(report, BatchFinished):
@@ -188,19 +193,19 @@ class _SimWorker:
             elif report is not None:
                 self._simulation.schedule_after(self._simulation.hop_s, self.step, report)
 
-    def _batch_finished(self, ran: BatchFinished, hop_s: float) -> None:
+    def _batch_finished(self, report: BatchFinished, hop_s: float) -> None:
         self._is_busy = False
-        self._simulation.schedule_after(hop_s, self.step, ran)
-        self._execute_ready(is_awake=True)  # what is queued does not wait until the worker has heard of what has run
+        self._simulation.schedule_after(hop_s, self.step, report)
+        self._execute_ready(is_awake=True)  # queued commands do not wait for the report to arrive
 
 
 class _SimFrontend:
-    """A front end: its core, and clients who take at once what they are given and have nothing more to say."""
+    """Drives a front-end core, and clients that consume outputs at once and send no further input."""
 
     def __init__(self, simulation: CapacitySimulation, conductors: Mapping[str, m.Peer]) -> None:
         self._simulation = simulation
-        # Nobody dies: nothing is made and compared again.
-        self._core = core.FrontendCore(FRONT, conductors, lambda _: b"")
+        # Without failures nothing is computed twice, so the digest for comparison can be empty.
+        self._core = core.FrontendCore(FRONTEND, conductors, lambda _: b"")
         self._clients: dict[str, tuple[Arrival, ClientResult]] = {}
 
     def submit(self, rid: str, arrival: Arrival, result: ClientResult) -> None:
@@ -210,7 +215,7 @@ class _SimFrontend:
     def step(self, event: core.Event) -> None:
         for action in self._core.step(self._simulation.now, event):
             if isinstance(action, SendMessage):
-                self._simulation.send(FRONT, action)
+                self._simulation.send(FRONTEND, action)
             elif isinstance(action, core.Deliver):
                 self._deliver(action)
             elif isinstance(action, core.AwaitingInput):
@@ -219,14 +224,14 @@ class _SimFrontend:
                 self._end(action)
 
     def _deliver(self, event: core.Deliver) -> None:
-        arrival, receipt = self._clients[event.rid]
+        arrival, result = self._clients[event.rid]
         seconds = duration_of(event.kind, event.value, dict(event.clock), arrival.slo)
-        receipt.chunks.append((self._simulation.now, seconds or 0.0))
+        result.chunks.append((self._simulation.now, seconds or 0.0))
         self.step(core.OutputsConsumed(event.rid, event.kind, event.index + 1))
 
     def _end(self, event: core.RequestEnded) -> None:
-        _, receipt = self._clients.pop(event.rid)
-        receipt.ended_at, receipt.status = self._simulation.now, str(event.end.status)
+        _, result = self._clients.pop(event.rid)
+        result.ended_at, result.status = self._simulation.now, str(event.end.status)
         if isinstance(event.end, m.RequestRejected):
-            receipt.retry_after = event.end.retry_after_s
+            result.retry_after = event.end.retry_after_s
         self._simulation.unfinished_requests -= 1

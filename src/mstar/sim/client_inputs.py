@@ -1,6 +1,6 @@
-"""What clients of one world say to requests that run, and whether what they are told then is right.
+"""Inputs of simulated clients to running requests, and a check of the answers they receive.
 
-What they should be given depends on when they were heard, which a front end learns; so that is decided here, each time.
+The expected output depends on the walk in which an input is accepted. It is recomputed after each input.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from mstar.wire import messages as m
 
 
 class ClientInputs:
-    """All that is said in one world."""
+    """All client inputs of one simulation."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._unacknowledged: defaultdict[str, deque[ClientInput]] = defaultdict(deque)
         self._accepted: Counter[str] = Counter()
-        """How many things of each request were heard by a conductor."""
+        """By request, the number of inputs that a conductor accepted."""
         self._answered: dict[str, int] = {}
-        """How many things that a client said were answered."""
+        """By request, the number of inputs that were answered."""
 
     def on_input(self, client: SimClient, value: int | None) -> None:
-        """A client says more: to a route that waits for it, or to one that does something."""
-        said = ClientInput(value, NEVER_INTERRUPTS, dict(client.delivered))
-        unheard = self._unacknowledged[client.rid]
-        is_awaited = self._answered.get(client.rid) == len(client.accepted_inputs) + len(unheard)
-        (client.accepted_inputs if is_awaited else unheard).append(said)
+        """A client sends an input, to a route that waits for it or to one that is busy."""
+        client_input = ClientInput(value, NEVER_INTERRUPTS, dict(client.delivered))
+        unacknowledged = self._unacknowledged[client.rid]
+        is_awaited = self._answered.get(client.rid) == len(client.accepted_inputs) + len(unacknowledged)
+        (client.accepted_inputs if is_awaited else unacknowledged).append(client_input)
         self._update_expected(client)
 
-    def on_accepted(self, client: SimClient, heard: m.InputAccepted) -> None:
-        """It is known when a client was heard. Later conductors say so again."""
-        self._accepted[client.rid] = max(self._accepted[client.rid], heard.index + 1)
-        if heard.index == len(client.accepted_inputs) and self._unacknowledged[client.rid]:
-            client.accepted_inputs.append(replace(self._unacknowledged[client.rid].popleft(), walk=heard.walk_index))
+    def on_accepted(self, client: SimClient, accepted: m.InputAccepted) -> None:
+        """Record the walk in which an input was accepted. Later conductors repeat the message."""
+        self._accepted[client.rid] = max(self._accepted[client.rid], accepted.index + 1)
+        if accepted.index == len(client.accepted_inputs) and self._unacknowledged[client.rid]:
+            client.accepted_inputs.append(replace(self._unacknowledged[client.rid].popleft(), walk=accepted.walk_index))
             self._update_expected(client)
 
     def on_end(self, client: SimClient) -> None:
-        """A request has ended: what its client said too late for it does not count."""
+        """Discard inputs that arrived after the request had ended."""
         del client.accepted_inputs[self._accepted[client.rid] :]
         self._update_expected(client)
 
     def _update_expected(self, client: SimClient) -> None:
-        seen = self._history.requests[client.rid]
-        seen.expected_streams, seen.expected_result, _ = expected_outcome(client)
+        view = self._history.requests[client.rid]
+        view.expected_streams, view.expected_result, _ = expected_outcome(client)
 
     def on_answer(self, client: SimClient, number: int, answer: Any) -> None:
-        """A client is told what came of so many things that it said."""
+        """Check the answer to the first `number` inputs."""
         answers = expected_outcome(client)[2]
         self._answered[client.rid] = number
         if number > len(client.accepted_inputs) or digest(answer) != answers[number]:
-            raise Violation(f"I1 {client.rid} was told {answer} of {number} things, not {answers[number : number + 1]}")
+            expected = answers[number : number + 1]
+            raise Violation(f"I1 {client.rid} got answer {answer} after {number} inputs, expected {expected}")

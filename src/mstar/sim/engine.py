@@ -1,6 +1,6 @@
-"""A worker's engine in virtual time: commands in the order given, real op bodies, made-up costs, memory that runs out.
+"""Simulated engine of a worker: real op bodies, simulated latencies, limited memory with LRU eviction.
 
-It has no threads and knows no requests; who is told of what has run is its owner's business.
+Commands are executed in order, without threads. The owner advances time and delivers the reports.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ from mstar.worker.commands import (
 
 
 class NeverFits(Exception):
-    """A call needs more memory than there is."""
+    """A call needs more memory than the engine has."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """What a scenario's engines cost and can hold."""
+    """Latencies and memory of the engines of a scenario."""
 
     batch_s: float
-    """Seconds for a batch."""
+    """Seconds per batch."""
     job_s: float
-    """Seconds more for each of its jobs."""
+    """Additional seconds per job."""
     pages: int
-    """How much all resident states of a worker may take."""
+    """Maximum total size of the resident states of a worker."""
     unfinished_probability: float
-    """How likely it is that a job has to be handed in once more."""
+    """Probability that a job is unfinished and must be submitted again."""
 
 
 @functools.cache
 def resolve_op(model: str, key: BatchKey) -> tuple[Callable[..., Any], Any, bool, int, bool]:
-    """How to run an op: its body, its component, whether it gives a tuple, how many values, whether only once."""
+    """Return body, component, whether it returns a tuple, number of outputs, and whether it is non-idempotent."""
     component = sim_model(model).components()[key.component]
     op = component.ops()[key.op]
     return op.body, component, op.signature.gives_tuple, len(op.signature.outs), not op.idempotent
 
 
 class SimEngine:
-    """The engine of one life of a worker.
+    """Engine of one worker incarnation.
 
-    `start` is told how many seconds the batch takes that begins; its owner calls `end` when they are over.
+    `submit` returns the latency of the batch that starts, if one does. The owner calls `finish_batch` after that time.
     """
 
     def __init__(self, rng: random.Random, costs: EngineCosts, non_idempotent_calls: list[tuple[int, ...]]) -> None:
         self.states: dict[int, DigestState] = {}
         self.batch: Batch | None = None
-        """What runs."""
+        """The batch in execution."""
         self.outputs: list[ExportFinished] = []
-        """What its owner is to be told."""
+        """Reports for the owner to deliver."""
         self._rng = rng
         self._costs = costs
         self._non_idempotent_calls = non_idempotent_calls
         self._queue: deque[Command] = deque()
-        self._resident: dict[int, None] = {}  # the one that was not used for longest comes first
+        self._resident: dict[int, None] = {}  # least recently used first
         self._used = 0
         self._submissions: dict[int, int] = {}
 
     @property
     def suspects(self) -> list[Suspect]:
-        """Whose calls run."""
+        """Requests in the current batch."""
         return self.batch.suspects if self.batch is not None else []
 
     def submit(self, command: Command) -> float | None:
-        """A new command. How long the batch takes that begins with it, if one does."""
+        """Queue a command; return the latency of the batch that starts, if one does."""
         self._queue.append(command)
         return self._start_next() if self.batch is None else None
 
@@ -119,7 +119,7 @@ class SimEngine:
 
     def _store_state(self, number: int, state: DigestState) -> None:
         if number in self.states:
-            raise AssertionError(f"state {number} is made twice")
+            raise AssertionError(f"state {number} is created twice")
         self.states[number] = state
 
     def _evict(self, number: int) -> None:
@@ -129,7 +129,7 @@ class SimEngine:
 
     # ---------------------------------------------------------------- batches
     def finish_batch(self) -> tuple[BatchFinished, float | None]:
-        """The batch has run: what came of it, and how long the next one takes. A trap may raise Crash."""
+        """Finish the current batch; return its report and the latency of the next one. A trap can raise WorkerCrash."""
         batch = self.batch
         assert batch is not None
         evicted: list[int] = []
@@ -146,7 +146,7 @@ class SimEngine:
         ):
             job.done += 1
             return UNFINISHED
-        body, component, gives_tuple, count, is_once = resolve_op(batch.model, batch.key)
+        body, component, gives_tuple, count, is_non_idempotent = resolve_op(batch.model, batch.key)
         arguments, used = job.arguments, None
         for name, value in arguments.items():
             if isinstance(value, StateRef):
@@ -154,28 +154,28 @@ class SimEngine:
                     arguments, used = dict(arguments), []
                 used.append(value.number)
                 arguments[name] = self.states[value.number]
-        if is_once:
+        if is_non_idempotent:
             self._non_idempotent_calls.append(tuple(job.arguments.values()))
         try:
-            given = (
+            value = (
                 self._run_with_states(body, component, arguments, used, evicted)
                 if used
                 else body(component, **arguments)
             )
-        except Exception as error:  # noqa: BLE001 - whatever a request makes an op raise ends that request only
+        except Exception as error:  # noqa: BLE001 - an exception of an op ends its request only
             return JobFailed(strip_traceback(error))
-        return JobDone(given if gives_tuple else (given,) if count else ())
+        return JobDone(value if gives_tuple else (value,) if count else ())
 
     def _run_with_states(
         self, body: Callable[..., Any], component: Any, arguments: dict[str, Any], used: list[int], evicted: list[int]
     ) -> Any:
-        """Run a body whose states have to be resident; others make room."""
+        """Run a body with resident states, and evict others if memory is short."""
         states = [self.states[number] for number in used]
         before = [(state.digest, state.size) for state in states]
         for number in used:
             self._evict(number)
         try:
-            given = body(component, **arguments)
+            value = body(component, **arguments)
             size = sum(state.size for state in states)
             if size > self._costs.pages:
                 raise NeverFits(f"{size} pages of {self._costs.pages}")
@@ -191,4 +191,4 @@ class SimEngine:
             oldest = next(iter(self._resident))
             self._evict(oldest)
             evicted.append(oldest)
-        return given
+        return value

@@ -1,4 +1,4 @@
-"""What goes wrong at a moment: processes are killed, stand still, get slow, or cannot reach each other."""
+"""Fault injection at a point in time: kills, pauses, slow workers, network partitions, operator commands."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
 
 SLOW_FACTOR = 10.0
+"""Factor on batch latencies of a slow worker."""
 ROLL_RETRY_S = 0.05
-"""After so many seconds it is looked again whether the last renewal is over."""
+"""Seconds until a rolling update is tried again while the previous one runs."""
 
 
 class FaultInjector:
-    """Strikes one world."""
+    """Injects the faults of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.is_draining = False
@@ -25,42 +26,42 @@ class FaultInjector:
         self._slow_until: dict[str, float] = {}
 
     def inject(self, fault: Fault) -> None:
-        """Something goes wrong."""
-        world = self._simulation
-        names = list(world.processes)
+        """Inject one fault."""
+        simulation = self._simulation
+        names = list(simulation.processes)
         if fault.kind in ("kill", "slow"):
-            names = [name for name in names if name in world.workers]
+            names = [worker for worker in names if worker in simulation.workers]
         if fault.kind == "conductor":
-            names = [name for name in world.shards.models if name in world.processes]
+            names = [conductor for conductor in simulation.shards.models if conductor in simulation.processes]
         if not names:
             return
-        who = names[int(fault.target * len(names))]
-        world.log(fault.kind, who, f"{fault.duration_s:.3f} s")
+        name = names[int(fault.target * len(names))]
+        simulation.log(fault.kind, name, f"{fault.duration_s:.3f} s")
         match fault.kind:
             case "slow":
-                self._slow_until[who] = world.now + fault.duration_s
+                self._slow_until[name] = simulation.now + fault.duration_s
             case "pause":
-                self._pause(world.processes[who], fault.duration_s)
+                self._pause(simulation.processes[name], fault.duration_s)
             case "cut":
-                self._partition(who, fault)
+                self._partition(name, fault)
             case _:
-                world.kill(world.peers[who], "it was struck")
+                simulation.kill(simulation.peers[name], "a fault was injected")
 
     def slow_factor(self, name: str) -> float:
-        """How many times longer a worker's batches take now."""
+        """Return the current factor on the batch latencies of a worker."""
         return SLOW_FACTOR if self._slow_until.get(name, 0.0) > self._simulation.now else 1.0
 
     def _partition(self, target: str, fault: Fault) -> None:
-        """Cut a process off from another: in one direction or in both."""
-        world = self._simulation
-        every = [LAUNCHER.name, *world.peers]
-        place = fault.other_target * len(every)
-        other = every[int(place)]
-        until = world.now + fault.duration_s
-        world.network.partition(target, other, until)
+        """Partition two processes, in one direction or both."""
+        simulation = self._simulation
+        names = [LAUNCHER.name, *simulation.peers]
+        place = fault.other_target * len(names)
+        other = names[int(place)]
+        until = simulation.now + fault.duration_s
+        simulation.network.partition(target, other, until)
         if place % 1 < 0.5:
-            world.network.partition(other, target, until)
-        world.log("cut off from", other, "both ways" if place % 1 < 0.5 else "one way")
+            simulation.network.partition(other, target, until)
+        simulation.log("cut off from", other, "both ways" if place % 1 < 0.5 else "one way")
 
     def _pause(self, process: AnyProcess, seconds: float) -> None:
         if process.inbox is None and process.is_up:
@@ -71,38 +72,37 @@ class FaultInjector:
     def _resume(self, process: AnyProcess) -> None:
         if process.is_dead:
             return
-        self._simulation.log(process.peer, "goes on")
+        self._simulation.log(process.peer, "resumes")
         process.resumed_at = self._simulation.now
         waiting, process.inbox = process.inbox or [], None
-        for do, given in waiting:
+        for callback, arguments in waiting:
             if not process.is_dead:
-                do(*given)
+                callback(*arguments)
         if not process.is_dead:
             process.flush()
 
     def drain(self) -> None:
-        """The operator wants it to end."""
-        world = self._simulation
-        world.log("drain")
+        """Shut the server down gracefully."""
+        simulation = self._simulation
+        simulation.log("drain")
         self.is_draining = True
-        world.launcher.broadcast(Drain(), *world.shards.models)
+        simulation.launcher.broadcast(Drain(), *simulation.shards.models)
 
     def load_or_unload(self, model: str, is_unload: bool) -> None:
-        """The operator wants a model to rest, or to be there again."""
-        world = self._simulation
-        world.log(model, "is to rest" if is_unload else "is to be there")
-        front = world.processes[world.scenario.frontends[0]]
-        conductor = world.peers[world.shards.conductor(model)]
-        world.schedule_for(
-            0.0, front, front.send, conductor, UnloadModel(0, model) if is_unload else LoadModel(0, model)
-        )
+        """Unload or load a model."""
+        simulation = self._simulation
+        simulation.log("unload" if is_unload else "load", model)
+        frontend = simulation.processes[simulation.scenario.frontends[0]]
+        conductor = simulation.peers[simulation.shards.conductor(model)]
+        message = UnloadModel(0, model) if is_unload else LoadModel(0, model)
+        simulation.schedule_for(0.0, frontend, frontend.send, conductor, message)
 
     def roll_weights(self) -> None:
-        """There are new weights."""
-        world = self._simulation
-        if world.launcher.rolled_version < world.weights_version:  # one after the other
-            world.schedule_at(world.now + ROLL_RETRY_S, self.roll_weights)
+        """Start a rolling update, once the previous one is complete."""
+        simulation = self._simulation
+        if simulation.launcher.rolled_version < simulation.weights_version:
+            simulation.schedule_at(simulation.now + ROLL_RETRY_S, self.roll_weights)
             return
-        world.weights_version += 1
-        world.log("edition", world.weights_version)
-        world.launcher.broadcast(RollWeights(world.weights_version), *world.shards.models)
+        simulation.weights_version += 1
+        simulation.log("weights version", simulation.weights_version)
+        simulation.launcher.broadcast(RollWeights(simulation.weights_version), *simulation.shards.models)

@@ -1,9 +1,17 @@
-"""Whether what happens in a simulated world may happen. What clients see is judged by `history`.
+"""Invariants of a simulated deployment. Those that clients see (I1 to I4, I8) are checked in `history`.
 
-Its complaints are numbered: I5 nothing is left, I6 the queue is bounded, I7 what is over is over, and what must not be
-done twice is not, I9 requests end in time and as they should, I10 deaths are noticed in time, I12 nothing grows without
-bound, I13 no request kills worker after worker, I15 nobody conducts the workers of another. I1 to I4 and I8 are those
-of a history, I14 is in `comings`; I11: a seed gives one run.
+| invariant | meaning |
+|---|---|
+| I5 | nothing is left when everything is idle |
+| I6 | the queue is bounded |
+| I7 | messages and work of ended attempts have no effect; a non-idempotent call runs at most once |
+| I9 | requests end in time, with an allowed status |
+| I10 | failures are detected in time |
+| I11 | a seed determines a run (checked by a test) |
+| I12 | nothing grows without bound |
+| I13 | no request kills worker after worker |
+| I14 | scaling and rolling updates; see `scaling_invariants` |
+| I15 | a conductor commands only its own workers |
 """
 
 from __future__ import annotations
@@ -11,7 +19,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from mstar.conductor.admission import Admission
+from mstar.conductor.attempts import Attempts
+from mstar.conductor.membership import Membership
+from mstar.conductor.request_lifecycle import RequestLifecycle
+from mstar.conductor.requests import is_resubmitted
 from mstar.conductor.scaling.autoscaler import Autoscaler
+from mstar.conductor.scaling.pending_workers import PendingWorkers
+from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected_outcome
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
@@ -26,49 +41,38 @@ if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
 
 FAILURE_DETECTION_S = 1.6
-"""A worker that does not answer is given up within so many seconds."""
+"""Maximum seconds until a worker that does not respond is detected."""
 ZOMBIE_COMPUTE_S = 0.5
-"""A worker that can be reached computes nothing for an attempt that has been over for so long."""
+"""Maximum seconds a reachable worker computes for an attempt that has ended."""
 MAX_OVERSHOOT_OUTPUTS = 4
-"""How many emissions more than its window a client can get: those whose calls had begun."""
+"""Maximum outputs beyond `max_undelivered_outputs`: those whose calls had started."""
 MAX_DEADLINE_DELAY_S = 0.4
-"""How late a request may be told that its time is over when its conductor can do so."""
+"""Maximum seconds between the deadline of a request and its end."""
+RECOVERY_S = 4.0
+"""Seconds after the last fault until deployments are expected to have recovered."""
 DELAYING_FAULTS = frozenset({"pause", "cut", "conductor", "drop", "delay"})
-"""Trouble that keeps conductor and front end apart."""
+"""Faults that can delay messages between conductor and front end."""
 MAX_POISON_KILLS = 3
-"""How many workers one request can kill under one conductor. One that is spread dies in several places at once."""
+"""Maximum workers that one request can kill under one conductor. A spread request runs on several at once."""
 UNDETECTED_FAULTS = frozenset({"kill", "cut", "pause", "drop", "delay"})
-"""Trouble because of which a conductor may not know in time whom a worker died with."""
+"""Faults after which a conductor can miss the crash suspects of a worker."""
+CHECKED_PARTS = (
+    *(Admission, Attempts, Autoscaler, Membership, PendingWorkers, RequestLifecycle, WeightsVersions),
+    *(EarlyMessages, Scheduler),
+)
+"""Parts of cores whose collections must be empty at the end."""
 BOUNDED_FIELDS = frozenset(
     {
-        *(
-            "models",
-            "plans",
-            "workers",
-            "frontends",
-            "dead_peers",
-            "groups",
-            "inactive",
-            "recent_versions",
-            "conductors",
-        ),
-        *(
-            "_known_workers",
-            "_initial_workers",
-            "_last_requested_at",
-            "_components",
-            "_ended",
-            "_cost",
-            "_finished_attempts",
-            "_generations",
-        ),
+        *("models", "plans", "workers", "frontends", "dead_peers", "groups", "conductors"),
+        *("_models", "_groups", "_known_workers", "_initial_workers", "_last_requested_at", "_recent_versions"),
+        *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
 )
-"""What cores may keep when there is nothing to do: it grows with the deployment, or has a bound of its own."""
+"""Collections that can be non-empty at the end: their size is bounded by the deployment or by a constant."""
 
 
 class InvariantChecker:
-    """Watches one world."""
+    """Checks the invariants of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -80,35 +84,35 @@ class InvariantChecker:
 
     # ---------------------------------------------------------------- clients
     def on_submit(self, client: SimClient) -> None:
-        """A client asks."""
+        """A client submits its request."""
         streams, result, _ = expected_outcome(client)
         self.simulation.history.submit(self.simulation.now, client.rid, streams, result)
 
     def on_delivered(self, client: SimClient, kind: str) -> None:
-        """A client was given an emission."""
+        """A client received an output."""
         behind = client.delivered[kind] - client.consumed.get(kind, 0)
         if behind > self.simulation.scenario.worker_limits.max_undelivered_outputs + MAX_OVERSHOOT_OUTPUTS:
-            raise Violation(f"I12 {client.rid} is given {behind} of {kind} that it did not take")
+            raise Violation(f"I12 {client.rid} has {behind} undelivered outputs of {kind}")
 
     def on_end(self, client: SimClient, end: m.RequestFinished | m.RequestRejected) -> None:
-        """A client was told how its request ended."""
-        world = self.simulation
+        """A client received the final status."""
+        simulation = self.simulation
         if isinstance(end, m.RequestRejected):
             status, result = REFUSED, b""
         else:
             status, result = end.status, digest(end.result.content)
-        world.log("end", client.rid, status)
-        world.history.end(world.now, client.rid, status, result)
+        simulation.log("end", client.rid, status)
+        simulation.history.end(simulation.now, client.rid, status, result)
         if (
-            world.now > client.submit_at + client.timeout_s + MAX_DEADLINE_DELAY_S
-            and not world.scenario.kinds & DELAYING_FAULTS
+            simulation.now > client.submit_at + client.timeout_s + MAX_DEADLINE_DELAY_S
+            and not simulation.scenario.kinds & DELAYING_FAULTS
         ):
-            raise Violation(f"I9 {client.rid} ended {status} after its time, {client.timeout_s:.2f} s, was over")
+            raise Violation(f"I9 {client.rid} ended {status} after its timeout of {client.timeout_s:.2f} s")
         if not self._is_allowed_end(client, end, status):
             raise Violation(f"I9 {client.rid} of {client.model} with trap {client.request.trap!r} ended with {end}")
 
     def _is_allowed_end(self, client: SimClient, end: Any, status: str) -> bool:
-        world, kinds = self.simulation, self.simulation.scenario.kinds
+        simulation, kinds = self.simulation, self.simulation.scenario.kinds
         match status:
             case "ok":
                 return not client.hits_trap
@@ -118,19 +122,19 @@ class InvariantChecker:
             case "poison":
                 return self._is_poison(client.rid)
             case "not_retryable":
-                is_bound = client.model == "reach" or world.weights_version > 0
+                is_bound = client.model == "reach" or simulation.weights_version > 0
                 return is_bound and bool(kinds & DISTURBING_FAULTS or "trap" in kinds)
             case "deadline":
                 return client.timeout_s < REQUEST_TIMEOUT_S
             case "refused":
                 if end.status == 429:
                     return "burst" in kinds or client.slo.ttft_s is not None
-                return end.status == 503 and world.fault_injector.is_draining
+                return end.status == 503 and simulation.fault_injector.is_draining
             case _:
                 return False
 
     def _is_poison(self, rid: str) -> bool:
-        """Whether it was computed at two deaths at the same place, the second time alone."""
+        """Whether two workers died at the same call of it, one of them while it ran alone."""
         deaths = self._deaths_by_request[rid]
         return any(
             abs(calls - other) <= 1 and 1 in (count, count_then)
@@ -140,63 +144,66 @@ class InvariantChecker:
 
     # ---------------------------------------------------------------- processes
     def check_delivery(self, client: SimClient, emit: m.Emit, count: int) -> None:
-        """A front end gives a client so much because of this."""
-        if count and emit.attempt < client.attempt and not client.inputs:  # who cuts a walk wants all of those before
-            raise Violation(f"I7 {client.rid} was given what attempt {emit.attempt} made, after {client.attempt}")
+        """A front end delivers `count` outputs because of a message."""
+        # After an interruption, outputs of earlier walks are still delivered.
+        if count and emit.attempt < client.attempt and not client.inputs:
+            raise Violation(f"I7 {client.rid} received output of attempt {emit.attempt} after {client.attempt}")
         client.attempt = max(client.attempt, emit.attempt)
 
-    def on_conductor_step(self, life: SimConductor, message: m.Message, *, is_old: bool) -> None:
-        """A conductor has dealt with a message; one that speaks of an attempt that is over, it has to ignore."""
-        core = life.core
-        if is_old and core.stale_messages == life.ignored_messages:
-            raise Violation(f"I7 {life.peer} heeds {message}, which is over")
-        life.ignored_messages = core.stale_messages
+    def on_conductor_step(self, process: SimConductor, message: m.Message, *, is_old: bool) -> None:
+        """A conductor handled a message; it must ignore one of an ended attempt (`is_old`)."""
+        core = process.core
+        if is_old and core.lifecycle.stale_messages == process.ignored_messages:
+            raise Violation(f"I7 {process.peer} handled {message} of an ended attempt")
+        process.ignored_messages = core.lifecycle.stale_messages
         if isinstance(message, m.Submit):
-            if message.rid in core.requests:
-                # Who was promised something may still be turned away while it waits.
+            if message.rid in core.lifecycle.requests:
+                # A queued request with a TTFT target can still be rejected.
                 self.simulation.history.requests[message.rid].is_admitted = message.slo.ttft_s is None
-                waiting = core.stats()["queue"] - sum(
-                    one.submit.last_seen_attempt >= 0 for one in core.requests.values()
-                )
-                if message.last_seen_attempt < 0 and waiting > core.limits.max_queued_requests:
-                    raise Violation(f"I6 {message.rid} is the {waiting}th that waits")
+                resubmitted = sum(is_resubmitted(request.submit) for request in core.lifecycle.requests.values())
+                waiting = core.admission.queue_length - resubmitted
+                if not is_resubmitted(message) and waiting > core.limits.max_queued_requests:
+                    raise Violation(f"I6 {message.rid} is number {waiting} in the queue")
         elif isinstance(message, m.ProcessExited):
-            for request in core.requests.values():
+            for request in core.lifecycle.requests.values():
                 if request.needs(message.peer):
-                    raise Violation(f"I10 {request.rid} goes on with {message.peer}, which is gone")
+                    raise Violation(f"I10 {request.rid} still uses {message.peer}, which exited")
 
     def on_attempt_ended(self, end: m.ReleaseAttempt) -> None:
-        """A conductor has ended an attempt."""
+        """A conductor released an attempt."""
         self._ended_attempts.setdefault((end.rid, end.attempt), self.simulation.now)
 
-    def on_batch_submitted(self, life: SimWorker) -> None:
-        """A worker gives its engine a batch."""
-        unheard = self.simulation.now - life.conductor_seen_at
-        if unheard > CONDUCTOR_LEASE_S:
-            raise Violation(f"I7 {life.peer} goes on {unheard:.2f} s after it heard of its conductor")
+    def on_batch_submitted(self, process: SimWorker) -> None:
+        """A worker submits a batch to its engine."""
+        silent_s = self.simulation.now - process.conductor_seen_at
+        if silent_s > CONDUCTOR_LEASE_S:
+            raise Violation(f"I7 {process.peer} computes {silent_s:.2f} s after the last message of its conductor")
 
-    def on_batch_started(self, life: SimWorker) -> None:
-        """A worker begins with a batch."""
-        world = self.simulation
-        is_calm = not world.scenario.kinds & DISTURBING_FAULTS or world.now > world.scenario.end + 4.0
-        for suspect in life.engine.suspects:
-            over = self._ended_attempts.get((suspect.rid, suspect.attempt), world.now)
-            if is_calm and world.now - over > ZOMBIE_COMPUTE_S:
-                raise Violation(f"I7 {life.peer} computes for {suspect}, {world.now - over:.2f} s after its end")
+    def on_batch_started(self, process: SimWorker) -> None:
+        """A worker starts a batch."""
+        simulation = self.simulation
+        scenario = simulation.scenario
+        is_undisturbed = not scenario.kinds & DISTURBING_FAULTS or simulation.now > scenario.end + RECOVERY_S
+        for suspect in process.engine.suspects:
+            ended_at = self._ended_attempts.get((suspect.rid, suspect.attempt), simulation.now)
+            if is_undisturbed and simulation.now - ended_at > ZOMBIE_COMPUTE_S:
+                raise Violation(
+                    f"I7 {process.peer} computes for {suspect}, {simulation.now - ended_at:.2f} s after its end"
+                )
 
-    def on_attempt_released(self, life: SimWorker, released: m.AttemptReleased) -> None:
-        """A worker says that nothing of an attempt is left."""
-        for suspect in life.engine.suspects:
+    def on_attempt_released(self, process: SimWorker, released: m.AttemptReleased) -> None:
+        """A worker confirms the release of an attempt."""
+        for suspect in process.engine.suspects:
             if suspect.rid == released.rid and suspect.attempt == released.attempt:
-                raise Violation(f"I7 {life.peer} says {released} and still computes for it")
+                raise Violation(f"I7 {process.peer} sent {released} and still computes for it")
 
-    def on_process_died(self, life: AnyProcess, suspects: list[m.Suspect]) -> None:
-        """A process has died while it computed for these."""
+    def on_process_died(self, process: AnyProcess, suspects: list[m.Suspect]) -> None:
+        """A process died while it computed these requests."""
         for suspect in suspects:
             self._deaths_by_request[suspect.rid].append((suspect.calls_completed, len(suspects)))
-        if not isinstance(life, SimWorker):
+        if not isinstance(process, SimWorker):
             return
-        clients = [self._clients[one.rid] for one in suspects]
+        clients = [self._clients[suspect.rid] for suspect in suspects]
         trapped = [client for client in clients if client.request.trap == "crash" and client.model != "guide"]
         if len(trapped) == 1 and not self.simulation.scenario.kinds & UNDETECTED_FAULTS:
             rid = trapped[0].rid
@@ -205,79 +212,77 @@ class InvariantChecker:
             if self._crashes[rid] > MAX_POISON_KILLS * (conductor.incarnation + 1):
                 raise Violation(f"I13 {rid} has killed {self._crashes[rid]} workers")
 
-    def on_pause(self, life: AnyProcess, seconds: float) -> None:
-        """A process stands still."""
-        world = self.simulation
-        if not isinstance(life, SimWorker) or seconds <= FAILURE_DETECTION_S or "cut" in world.scenario.kinds:
+    def on_pause(self, process: AnyProcess, seconds: float) -> None:
+        """A process is paused."""
+        simulation = self.simulation
+        if not isinstance(process, SimWorker) or seconds <= FAILURE_DETECTION_S or "cut" in simulation.scenario.kinds:
             return
-        conductor = world.processes.get(world.shards.conductor(life.peer.name))
+        conductor = simulation.processes.get(simulation.shards.conductor(process.peer.name))
         if isinstance(conductor, SimConductor) and conductor.is_up and conductor.inbox is None:
-            world.schedule_at(world.now + FAILURE_DETECTION_S, self._check_failure_detected, life, conductor, world.now)
+            simulation.schedule_at(
+                simulation.now + FAILURE_DETECTION_S, self._check_failure_detected, process, conductor, simulation.now
+            )
 
-    def _check_failure_detected(self, life: SimWorker, conductor: SimConductor, since: float) -> None:
-        is_watched = not conductor.is_dead and conductor.inbox is None and not life.is_dead
-        if is_watched and conductor.resumed_at < since and conductor.core.is_alive(life.peer):
-            raise Violation(f"I10 {life.peer} has not answered for {FAILURE_DETECTION_S} s, and nobody has noticed")
+    def _check_failure_detected(self, process: SimWorker, conductor: SimConductor, since: float) -> None:
+        is_watched = not conductor.is_dead and conductor.inbox is None and not process.is_dead
+        if is_watched and conductor.resumed_at < since and conductor.core.membership.is_alive(process.peer):
+            raise Violation(f"I10 {process.peer} did not respond for {FAILURE_DETECTION_S} s and was not detected")
 
-    def on_drained(self, life: SimConductor) -> None:
-        """The conductor says that nothing is left."""
-        if life.core.requests:
-            raise Violation(f"I5 drained with {sorted(life.core.requests)} left")
+    def on_drained(self, process: SimConductor) -> None:
+        """A conductor reports that it is drained."""
+        if process.core.lifecycle.requests:
+            raise Violation(f"I5 drained with {sorted(process.core.lifecycle.requests)} left")
 
     # ---------------------------------------------------------------- the end
     def is_quiet(self) -> bool:
-        """Whether nothing is left to do anywhere."""
+        """Return whether no work is left anywhere."""
         return not self._remaining_work()
 
     def _remaining_work(self) -> list[str]:
-        """What is still going on, or was left."""
-        world = self.simulation
-        history, lives = world.history, world.processes
-        if len(history.requests) < len(world.scenario.clients):
-            return ["not everybody has asked"]
+        """Describe unfinished work and leftovers."""
+        simulation = self.simulation
+        history, processes = simulation.history, simulation.processes
+        if len(history.requests) < len(simulation.scenario.clients):
+            return ["not all clients have submitted"]
         left = [f"{rid} is open" for rid in history.pending_requests()]
-        names = [name for name in world.peers if name not in world.inactive]
-        left += [f"{name} is not up" for name in names if name not in lives or not lives[name].is_up]
+        names = [name for name in simulation.peers if name not in simulation.inactive]
+        left += [f"{name} is not up" for name in names if name not in processes or not processes[name].is_up]
         if left:
             return left
-        if world.fault_injector.is_draining and not world.launcher.is_drained:
-            left.append("the launcher waits for Drained")
-        for life in lives.values():
-            stock = process_stats(life)
-            if isinstance(life, SimConductor):
-                workers = [world.peers[name] for name in world.shards.workers[life.peer.name] if name in names]
-                left += self.scaling.scaling_problems(life)
-                left += [f"the conductor does not know {peer}" for peer in workers if not life.core.is_alive(peer)]
-                left += [
-                    f"the conductor has a load at {one.peer}" for one in life.core.workers.values() if one.running_walks
-                ]
-                del stock["workers"]
-            elif isinstance(life, SimWorker):
-                stock["in the engine"] = len(life.engine.states) + (life.engine.batch is not None)
-            left += [f"{life.peer} has {count} {what}" for what, count in stock.items() if count]
-            left += [f"{life.peer} is paused"] if life.inbox is not None else []
-        left += (
-            [f"the launcher has {world.launcher.unacked_frames()} unacked"] if world.launcher.unacked_frames() else []
-        )
+        if simulation.fault_injector.is_draining and not simulation.launcher.is_drained:
+            left.append("the launcher did not receive Drained")
+        for process in processes.values():
+            stats = process_stats(process)
+            if isinstance(process, SimConductor):
+                membership, own = process.core.membership, simulation.shards.workers[process.peer.name]
+                workers = [simulation.peers[name] for name in own if name in names]
+                left += self.scaling.scaling_problems(process)
+                left += [f"the conductor does not know {peer}" for peer in workers if not membership.is_alive(peer)]
+                busy = [worker.peer for worker in membership.workers.values() if worker.running_walks]
+                left += [f"the conductor counts running walks at {peer}" for peer in busy]
+                del stats["workers"]
+            elif isinstance(process, SimWorker):
+                stats["in the engine"] = len(process.engine.states) + (process.engine.batch is not None)
+            left += [f"{process.peer} has {count} {name}" for name, count in stats.items() if count]
+            left += [f"{process.peer} is paused"] if process.inbox is not None else []
+        if unacked := simulation.launcher.unacked_frames():
+            left.append(f"the launcher has {unacked} unacked")
         return left
 
     def raise_not_quiet(self) -> None:
-        """It should have been quiet long ago."""
+        """Raise: work is left long after the last fault."""
         left = self._remaining_work()
-        number = "I9" if any("is open" in what for what in left) else "I5"
-        raise Violation(f"{number} long after trouble ended: {', '.join(left)}")
+        number = "I9" if any("is open" in problem for problem in left) else "I5"
+        raise Violation(f"{number} long after the last fault: {', '.join(left)}")
 
     def check_final_state(self) -> None:
-        """All is quiet: look at what is known only now."""
-        twice = [call for call, count in Counter(self.simulation.non_idempotent_calls).items() if count > 1]
-        if twice:
-            raise Violation(f"I7 a call that must not be repeated was: {twice}")
-        for life in self.simulation.processes.values():
-            parts = [
-                life.core,
-                *(one for one in vars(life.core).values() if isinstance(one, EarlyMessages | Scheduler | Autoscaler)),
-            ]
+        """Check what can only be checked when everything is idle."""
+        repeated = [call for call, count in Counter(self.simulation.non_idempotent_calls).items() if count > 1]
+        if repeated:
+            raise Violation(f"I7 non-idempotent calls ran twice: {repeated}")
+        for process in self.simulation.processes.values():
+            parts = [process.core, *(part for part in vars(process.core).values() if isinstance(part, CHECKED_PARTS))]
             for part in parts:
-                for name, held in vars(part).items():
-                    if name not in BOUNDED_FIELDS and isinstance(held, dict | list | deque | set) and held:
-                        raise Violation(f"I12 {life.peer} is left with {len(held)} in {type(part).__name__}.{name}")
+                for name, field in vars(part).items():
+                    if name not in BOUNDED_FIELDS and isinstance(field, dict | list | deque | set) and field:
+                        raise Violation(f"I12 {process.peer} is left with {len(field)} in {type(part).__name__}.{name}")

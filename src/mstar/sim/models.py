@@ -1,8 +1,8 @@
-"""Models for the simulator: what large ones do, on plain numbers.
+"""Toy models for the simulator: the structure of large models, on plain integers.
 
-Every output is a function of all inputs, of their order and of the state, so any mix-up changes what comes out. Nothing
-here knows that it is simulated. A request may hold a trap that springs at a certain call; without it, the same request
-gives what the trapped one would have given, so that is what its output is compared with.
+Every output is a hash of all inputs, their order and the state, so any mix-up changes it. Nothing here knows that it is
+simulated. A request can have a trap at a certain call. Without the trap the same request gives the output that the
+trapped one is compared with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mstar.conductor.core import ConductorModel
+from mstar.conductor.model import ConductorModel
 from mstar.graph import ir
 from mstar.plan.compile import plan
 from mstar.plan.placement import Placement, PlacementRule
@@ -26,56 +26,57 @@ from mstar.walk.states import State
 from mstar.walk.types import View
 
 PRIME = 2_147_483_647
+"""Modulus of the hash."""
 HUGE_STATE_SIZE = 1_000_000
-"""How much a state grows that fits nowhere."""
+"""Growth of a state that fits into no memory."""
 PLACEMENT_VARIANTS = 8
-"""How many placements there are for a model and a number of workers."""
+"""Number of placements for a model and a number of workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """A request. Its key makes all that it gives its own."""
+    """A request. Its key makes its outputs unique."""
 
     key: int
     steps: int
     trap: str = ""
-    """What happens to the call at which its state has `at` entries: raise, crash or huge."""
+    """Effect of the call at which its state has `trap_at` entries: raise, crash or huge."""
     trap_at: int = 0
 
 
 class WorkerCrash(BaseException):
-    """A call of an op that takes its worker with it."""
+    """A call that kills its worker."""
 
 
 class TrapError(Exception):
-    """A call of an op that fails, and would fail again."""
+    """A call that fails deterministically."""
 
 
 class DigestState(State):
-    """A digest of all that went in, and how much that was."""
+    """Hash and number of everything that was written to it."""
 
     def __init__(self, digest: int = 1, size: int = 0) -> None:
         self.digest = digest
         self.size = size
 
     def fork(self) -> DigestState:
-        """A copy of two numbers."""
+        """Return a copy."""
         return DigestState(self.digest, self.size)
 
-    def extend(self, ask: SimRequest, *numbers: int) -> None:
-        """Take numbers in, unless the request has a trap here."""
-        if ask.trap and self.size == ask.trap_at:
-            if ask.trap == "crash":
+    def extend(self, request: SimRequest, *numbers: int) -> None:
+        """Add numbers, unless the request has a trap here."""
+        if request.trap and self.size == request.trap_at:
+            if request.trap == "crash":
                 raise WorkerCrash
-            if ask.trap == "raise":
-                raise TrapError(f"request {ask.key} at {ask.trap_at}")
+            if request.trap == "raise":
+                raise TrapError(f"request {request.key} at {request.trap_at}")
             self.size += HUGE_STATE_SIZE
         self.digest = hash_numbers(self.digest, *numbers)
         self.size += 1
 
 
 def hash_numbers(*numbers: int) -> int:
-    """A number that depends on all of these and on their order."""
+    """Hash numbers in order."""
     total = 17
     for number in numbers:
         total = (total * 48_271 + number + 1) % PRIME
@@ -84,58 +85,58 @@ def hash_numbers(*numbers: int) -> int:
 
 # ---------------------------------------------------------------- components
 class ToyLM(Component):
-    """Reads a request and tells one number after the other."""
+    """A toy autoregressive language model."""
 
     @op
-    def read(self, ask: SimRequest, memory: DigestState) -> int:
-        """Take the request in; the first number."""
-        memory.extend(ask, ask.key)
+    def read(self, request: SimRequest, memory: DigestState) -> int:
+        """Prefill; return the first token."""
+        memory.extend(request, request.key)
         return hash_numbers(memory.digest, 2)
 
     @op
-    def tell(self, token: int, memory: DigestState, ask: SimRequest) -> int:
-        """Take a number in; the next one."""
-        memory.extend(ask, token)
+    def tell(self, token: int, memory: DigestState, request: SimRequest) -> int:
+        """Decode one step; return the next token."""
+        memory.extend(request, token)
         return hash_numbers(memory.digest, token)
 
     @op
     def is_last(self, token: int) -> bool:
-        """Whether this number ends the story."""
+        """Return whether a token is the stop token."""
         return token % 23 == 0
 
     @op
-    def weigh(self, one: View[DigestState], other: View[DigestState], token: int) -> int:
-        """A number that depends on two memories."""
-        return hash_numbers(one.digest, other.digest, token)
+    def weigh(self, first: View[DigestState], second: View[DigestState], token: int) -> int:
+        """Hash two states."""
+        return hash_numbers(first.digest, second.digest, token)
 
     @op
-    def lean(self, token: int, memory: DigestState, ask: SimRequest, side: int) -> int:
-        """What one side makes of a number."""
-        memory.extend(ask, token, side)
+    def lean(self, token: int, memory: DigestState, request: SimRequest, side: int) -> int:
+        """Decode one step of one guidance branch."""
+        memory.extend(request, token, side)
         return hash_numbers(memory.digest, side)
 
     @op
-    def join(self, one: int, other: int, third: int) -> int:
-        """One number of three."""
-        return hash_numbers(one, other, third)
+    def join(self, first: int, second: int, third: int) -> int:
+        """Hash three numbers."""
+        return hash_numbers(first, second, third)
 
 
 class ToyVocoder(Component):
-    """Turns numbers into sound, and remembers what it said before."""
+    """A toy streaming vocoder with a state."""
 
     @op
-    def sound(self, codes: list[int], past: DigestState, ask: SimRequest) -> tuple[int, int]:
-        """The sound of a window: its length, and a number for what is in it."""
-        past.extend(replace(ask, trap=""), *codes)
+    def sound(self, codes: list[int], past: DigestState, request: SimRequest) -> tuple[int, int]:
+        """Decode a window of codes; return its length and its hash."""
+        past.extend(replace(request, trap=""), *codes)
         return len(codes), hash_numbers(past.digest, *codes)
 
 
 class ToyActuator(Component):
-    """Acts on the world."""
+    """A toy robot with a non-idempotent op."""
 
     @op(idempotent=False)
     def move(self, key: int, aim: int) -> int:
-        """Move, once."""
+        """Move. Must not run twice."""
         return hash_numbers(key, aim)
 
 
@@ -147,18 +148,18 @@ class Talk(Model):
         self.lm = ToyLM()
 
     @walk
-    def talk(self, ask: SimRequest) -> Iterator[Text]:
-        """Tell numbers until one is the last."""
+    def talk(self, request: SimRequest) -> Iterator[Text]:
+        """Generate tokens until the stop token."""
         memory = self.lm.state(DigestState)
-        s = loop(steps=ask.steps, token=self.lm.read(ask, memory))
+        s = loop(steps=request.steps, token=self.lm.read(request, memory))
         for _ in s:
             yield Text(s.token)
-            s.token = self.lm.tell(s.token, memory, ask)
+            s.token = self.lm.tell(s.token, memory, request)
             s.stop_when(self.lm.is_last(s.token))
 
-    async def route(self, ask: SimRequest) -> None:
+    async def route(self, request: SimRequest) -> None:
         """One walk."""
-        await self.talk(ask)
+        await self.talk(request)
 
 
 class Sing(Model):
@@ -169,170 +170,170 @@ class Sing(Model):
         self.voice = ToyVocoder()
 
     @walk
-    def sing(self, ask: SimRequest) -> Iterator[Text | Audio]:
-        """Tell numbers, and sound each window of them."""
+    def sing(self, request: SimRequest) -> Iterator[Text | Audio]:
+        """Generate tokens and decode windows of them to audio."""
         memory, past = self.lm.state(DigestState), self.voice.state(DigestState)
         codes = Stream("codes")
-        s = loop(steps=ask.steps, token=self.lm.read(ask, memory))
+        s = loop(steps=request.steps, token=self.lm.read(request, memory))
         for _ in s:
             codes.put(s.token)
             yield Text(s.token)
-            s.token = self.lm.tell(s.token, memory, ask)
+            s.token = self.lm.tell(s.token, memory, request)
         for window in windows(codes, size=3, stride=2, first=1, flush=True):
-            length, sound = self.voice.sound(window, past, ask)
-            yield Audio(self.lm.join(length, sound, ask.key), rate=8)
+            length, sound = self.voice.sound(window, past, request)
+            yield Audio(self.lm.join(length, sound, request.key), rate=8)
 
-    async def route(self, ask: SimRequest) -> None:
+    async def route(self, request: SimRequest) -> None:
         """One walk."""
-        await self.sing(ask)
+        await self.sing(request)
 
 
 class Story(Model):
-    """A route of several walks, with states that it holds, forks and moves, and a result that says how it goes on."""
+    """A route of several walks with states that it keeps, forks and moves, and data-dependent control flow."""
 
     def __init__(self) -> None:
         self.lm = ToyLM()
 
     @walk
-    def theme(self, ask: SimRequest) -> int:
-        """A number without a state."""
-        return self.lm.join(ask.key, ask.steps, 7)
+    def theme(self, request: SimRequest) -> int:
+        """A walk without a state."""
+        return self.lm.join(request.key, request.steps, 7)
 
     @walk
-    def begin(self, ask: SimRequest, memory: DigestState) -> int:
-        """Take the request in."""
-        return self.lm.read(ask, memory)
+    def begin(self, request: SimRequest, memory: DigestState) -> int:
+        """Prefill."""
+        return self.lm.read(request, memory)
 
     @walk
-    def write(self, token: int, ask: SimRequest, memory: DigestState) -> Generator[Text, None, int]:
-        """Tell some numbers; the last one."""
-        s = loop(steps=ask.steps, token=token)
+    def write(self, token: int, request: SimRequest, memory: DigestState) -> Generator[Text, None, int]:
+        """Generate tokens; return the last one."""
+        s = loop(steps=request.steps, token=token)
         for _ in s:
-            s.token = self.lm.tell(s.token, memory, ask)
+            s.token = self.lm.tell(s.token, memory, request)
             yield Text(s.token)
         return s.token
 
     @walk
-    def compare(self, one: DigestState, other: DigestState, token: int) -> int:
-        """A number of two memories."""
-        return self.lm.weigh(one, other, token)
+    def compare(self, first: DigestState, second: DigestState, token: int) -> int:
+        """Hash two states."""
+        return self.lm.weigh(first, second, token)
 
-    async def route(self, ask: SimRequest) -> int:
-        """The first part decides how many follow."""
-        theme = await self.theme(ask)
+    async def route(self, request: SimRequest) -> int:
+        """The first part decides the number of further parts."""
+        theme = await self.theme(request)
         memory = self.lm.state(DigestState)
-        token = await self.begin(ask, memory)
+        token = await self.begin(request, memory)
         other = memory.fork()
-        token = await self.write(hash_numbers(token, theme), ask, memory)
+        token = await self.write(hash_numbers(token, theme), request, memory)
         for _ in range(token % 3):
             third = other.fork()
-            token = await self.write(token, ask, third)
+            token = await self.write(token, request, third)
             token = await self.compare(memory, third, token)
         return await self.compare(memory, other, token)
 
 
 class Guide(Model):
-    """Guidance: three forks of one state, which may be on three workers."""
+    """Guidance: three forks of one state, which can be on three workers."""
 
     def __init__(self) -> None:
         self.lm = ToyLM()
 
     @walk
-    def guide(self, ask: SimRequest) -> Generator[Text, None, int]:
-        """Each step joins what three sides say."""
+    def guide(self, request: SimRequest) -> Generator[Text, None, int]:
+        """Each step joins three branches."""
         memory = self.lm.state(DigestState)
-        first = self.lm.read(ask, memory)
+        first = self.lm.read(request, memory)
         other, third = memory.fork(), memory.fork()
-        s = loop(steps=ask.steps, token=first)
+        s = loop(steps=request.steps, token=first)
         for _ in s:
-            one = self.lm.lean(s.token, memory, ask, 1)
-            two = self.lm.lean(s.token, other, ask, 2)
-            three = self.lm.lean(s.token, third, ask, 3)
-            s.token = self.lm.join(one, two, three)
+            a = self.lm.lean(s.token, memory, request, 1)
+            b = self.lm.lean(s.token, other, request, 2)
+            c = self.lm.lean(s.token, third, request, 3)
+            s.token = self.lm.join(a, b, c)
             yield Text(s.token)
         return s.token
 
-    async def route(self, ask: SimRequest) -> int:
+    async def route(self, request: SimRequest) -> int:
         """One walk."""
-        return await self.guide(ask)
+        return await self.guide(request)
 
 
 class Reach(Model):
-    """Thinks, which may be done again, and then acts, which may not."""
+    """An idempotent walk, then a non-idempotent one."""
 
     def __init__(self) -> None:
         self.lm = ToyLM()
         self.arm = ToyActuator()
 
     @walk
-    def think(self, ask: SimRequest) -> Generator[Text, None, int]:
-        """Where to reach."""
+    def think(self, request: SimRequest) -> Generator[Text, None, int]:
+        """Compute the target."""
         memory = self.lm.state(DigestState)
-        s = loop(steps=ask.steps, token=self.lm.read(ask, memory))
+        s = loop(steps=request.steps, token=self.lm.read(request, memory))
         for _ in s:
-            s.token = self.lm.tell(s.token, memory, ask)
+            s.token = self.lm.tell(s.token, memory, request)
             yield Text(s.token)
         return s.token
 
     @walk
-    def act(self, ask: SimRequest, aim: int) -> Iterator[Action]:
-        """Reach there in two moves."""
+    def act(self, request: SimRequest, aim: int) -> Iterator[Action]:
+        """Move in two steps."""
         s = loop(steps=2, aim=aim)
         for _ in s:
-            s.aim = self.arm.move(ask.key, s.aim)
+            s.aim = self.arm.move(request.key, s.aim)
             yield Action(s.aim, rate=2)
 
-    async def route(self, ask: SimRequest) -> int:
+    async def route(self, request: SimRequest) -> int:
         """Two walks."""
-        aim = await self.think(ask)
-        await self.act(ask, aim)
+        aim = await self.think(request)
+        await self.act(request, aim)
         return aim
 
 
 class Chat(Model):
-    """Waits for its client, who may cut it short; what was cut, it forgets but for what its client has heard."""
+    """A multi-turn model whose answers the client can interrupt."""
 
     def __init__(self) -> None:
         self.lm = ToyLM()
         self.voice = ToyVocoder()
 
     @walk
-    def listen(self, word: int, ask: SimRequest, memory: DigestState) -> int:
-        """Take in what the client said."""
-        return self.lm.tell(word, memory, ask)
+    def listen(self, word: int, request: SimRequest, memory: DigestState) -> int:
+        """Add the client's input to the state."""
+        return self.lm.tell(word, memory, request)
 
     @walk
-    def answer(self, token: int, ask: SimRequest, memory: DigestState) -> Generator[Text | Audio, None, int]:
-        """Tell some numbers, and sound each window of them."""
+    def answer(self, token: int, request: SimRequest, memory: DigestState) -> Generator[Text | Audio, None, int]:
+        """Generate tokens and decode windows of them to audio."""
         codes, past = Stream("codes"), self.voice.state(DigestState)
-        s = loop(steps=ask.steps, token=token)
+        s = loop(steps=request.steps, token=token)
         for _ in s:
             codes.put(s.token)
             yield Text(s.token)
-            s.token = self.lm.tell(s.token, memory, ask)
+            s.token = self.lm.tell(s.token, memory, request)
         for window in windows(codes, size=2, flush=True):
-            length, sound = self.voice.sound(window, past, ask)
-            yield Audio(self.lm.join(length, sound, ask.key), rate=8)
+            length, sound = self.voice.sound(window, past, request)
+            yield Audio(self.lm.join(length, sound, request.key), rate=8)
         return s.token
 
-    async def route(self, ask: SimRequest) -> int:
-        """Answer until no more is said."""
-        memory, turns, word = self.lm.state(DigestState), 0, ask.key
+    async def route(self, request: SimRequest) -> int:
+        """Answer inputs until there are no more."""
+        memory, turns, word = self.lm.state(DigestState), 0, request.key
         while word is not None:
             turns += 1
-            token = await self.listen(word, ask, memory)
-            told = await self.answer(token, ask, memory).interruptible()
-            word = await self.next_input(turns if told is INTERRUPTED else hash_numbers(turns, told))
+            token = await self.listen(word, request, memory)
+            answer = await self.answer(token, request, memory).interruptible()
+            word = await self.next_input(turns if answer is INTERRUPTED else hash_numbers(turns, answer))
         return turns
 
 
 MODELS: dict[str, type[Model]] = {model.__name__.lower(): model for model in (Talk, Sing, Story, Guide, Reach, Chat)}
 
 
-# ---------------------------------------------------------------- made once, shared by all scenarios
+# ---------------------------------------------------------------- cached, shared by all scenarios
 @functools.cache
 def sim_model(name: str) -> Model:
-    """The model of this name."""
+    """Return the model of a name."""
     return MODELS[name]()
 
 
@@ -345,35 +346,35 @@ def _graphs(name: str) -> Any:
 def planned_model(
     name: str, workers: int, variant: int, *, is_elastic: bool = False, prefix: str = "w"
 ) -> ConductorModel:
-    """A model with its plans on so many workers, under one of the placements that there are for it.
+    """Return a model with plans for a number of workers and one of its placements.
 
-    If it is elastic, most lines of the placement say how many of their workers run at least.
+    If it is elastic, most placement rules set `min_replicas`.
     """
     graphs = _graphs(name)
     names = [f"{prefix}{number}" for number in range(workers)]
-    drawn = random.Random(f"{name}/{workers}/{variant}")
+    rng = random.Random(f"{name}/{workers}/{variant}")
     model = sim_model(name)
     place: dict[str, PlacementRule] = {}
     for component, owner in model.components().items():
-        place[component] = _random_rule(drawn, names)
-        for each_op in owner.ops():
-            if drawn.random() < 0.3 and _is_called(graphs, component, each_op):
-                place[f"{component}.{each_op}"] = _random_rule(drawn, names)
+        place[component] = _random_rule(rng, names)
+        for op_name in owner.ops():
+            if rng.random() < 0.3 and _is_called(graphs, component, op_name):
+                place[f"{component}.{op_name}"] = _random_rule(rng, names)
     if is_elastic:
-        place = {key: _with_replicas(drawn, entry) for key, entry in place.items()}
+        place = {key: _with_replicas(rng, rule) for key, rule in place.items()}
     return ConductorModel.from_plans(model, plan(graphs, Placement(place)))
 
 
-def _with_replicas(drawn: random.Random, entry: PlacementRule) -> PlacementRule:
-    least = drawn.randint(0, len(entry.workers)) if drawn.random() < 0.5 else drawn.choice((0, 1, None))
-    return PlacementRule(entry.workers, entry.spread, least)
+def _with_replicas(rng: random.Random, rule: PlacementRule) -> PlacementRule:
+    min_replicas = rng.randint(0, len(rule.workers)) if rng.random() < 0.5 else rng.choice((0, 1, None))
+    return PlacementRule(rule.workers, rule.spread, min_replicas)
 
 
-def _random_rule(drawn: random.Random, names: list[str]) -> PlacementRule:
-    chosen = tuple(drawn.sample(names, drawn.randint(1, len(names))))
-    return PlacementRule(chosen, drawn.random() < 0.5)
+def _random_rule(rng: random.Random, names: list[str]) -> PlacementRule:
+    chosen = tuple(rng.sample(names, rng.randint(1, len(names))))
+    return PlacementRule(chosen, rng.random() < 0.5)
 
 
-def _is_called(graphs: Any, component: str, each_op: str) -> bool:
+def _is_called(graphs: Any, component: str, op_name: str) -> bool:
     nodes = (node for graph in graphs.values() for node in ir.flat(graph.body))
-    return any(isinstance(node, ir.Call) and (node.component, node.op) == (component, each_op) for node in nodes)
+    return any(isinstance(node, ir.Call) and (node.component, node.op) == (component, op_name) for node in nodes)

@@ -1,4 +1,4 @@
-"""The network of a simulated world: frames come late, twice, in another order, or not at all."""
+"""Simulated network: delays, duplicates, reorders and drops frames, with partitions."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
 
 LATENCY_S = 0.0002
+"""Minimum seconds of a frame in transit."""
 
 
 class Network:
-    """All that is on its way."""
+    """The network of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._partitions: dict[tuple[str, str], float] = {}
 
     def partition(self, sender: str, receiver: str, until: float) -> None:
-        """Let nothing through from one process to another for a while."""
+        """Drop frames from one process to another until a time."""
         self._partitions[sender, receiver] = until
 
-    def transmit(self, process: SimProcess, to: Peer, sent: OutgoingFrame) -> None:
-        """A frame is on its way."""
-        world = self._simulation
-        now, draw, scenario = world.now, world.rng.random, world.scenario
+    def transmit(self, process: SimProcess, to: Peer, frame: OutgoingFrame) -> None:
+        """Send a frame; it arrives late, twice, or not at all. After the last fault it arrives once and soon."""
+        simulation = self._simulation
+        now, draw, scenario = simulation.now, simulation.rng.random, simulation.scenario
         if now >= scenario.end:
-            world.schedule_at(now + LATENCY_S * (1 + draw()), self._deliver, process.peer, to, sent)
+            simulation.schedule_at(now + LATENCY_S * (1 + draw()), self._deliver, process.peer, to, frame)
             return
         delay = LATENCY_S + scenario.max_delay_s * draw()
         if scenario.repeat_probability and draw() < scenario.repeat_probability:
-            world.schedule_at(now + delay + 3 * scenario.max_delay_s * draw(), self._deliver, process.peer, to, sent)
+            simulation.schedule_at(
+                now + delay + 3 * scenario.max_delay_s * draw(), self._deliver, process.peer, to, frame
+            )
         if not scenario.drop_probability or draw() >= scenario.drop_probability:
-            world.schedule_at(now + delay, self._deliver, process.peer, to, sent)
+            simulation.schedule_at(now + delay, self._deliver, process.peer, to, frame)
 
-    def _deliver(self, sender: Peer, to: Peer, sent: OutgoingFrame) -> None:
-        world = self._simulation
-        life = world.launcher if to is LAUNCHER else world.processes.get(to.name)
-        if life is None or life.peer != to or not life.is_up:
+    def _deliver(self, sender: Peer, to: Peer, frame: OutgoingFrame) -> None:
+        simulation = self._simulation
+        process = simulation.launcher if to is LAUNCHER else simulation.processes.get(to.name)
+        if process is None or process.peer != to or not process.is_up:
             return
-        if self._partitions and self._partitions.get((sender.name, to.name), 0.0) > world.now:
+        if self._partitions and self._partitions.get((sender.name, to.name), 0.0) > simulation.now:
             return
-        if life.inbox is None:
-            life.on_frame(sender, *sent)
+        if process.inbox is None:
+            process.on_frame(sender, *frame)
         else:
-            life.inbox.append((life.on_frame, (sender, *sent)))
+            process.inbox.append((process.on_frame, (sender, *frame)))

@@ -1,4 +1,4 @@
-"""What a request should give, by running its model eagerly."""
+"""Test oracle: the expected output of a request, from eager execution of its model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def digest(value: Any) -> bytes:
-    """A few bytes for a value of a toy model."""
+    """Digest of a value of a simulator model."""
     return repr(value).encode()
 
 
 def expected_outcome(client: SimClient) -> tuple[dict[str, list[bytes]], bytes, list[bytes]]:
-    """The digests of all emissions by kind, of the result, and of what the client is told between what it says."""
-    said = tuple((one.value, one.walk, tuple(one.counts.items())) for one in client.accepted_inputs)
-    return _eager_outcome(client.model, client.request.key, client.request.steps, said)
+    """Return the digests of the outputs by kind, of the result, and of the answers between inputs."""
+    inputs = tuple((each.value, each.walk, tuple(each.counts.items())) for each in client.accepted_inputs)
+    return _eager_outcome(client.model, client.request.key, client.request.steps, inputs)
 
 
 @functools.lru_cache(4096)
 def _eager_outcome(
-    model: str, key: int, steps: int, said: tuple[tuple[int, int, tuple[tuple[str, int], ...]], ...]
+    model: str, key: int, steps: int, inputs: tuple[tuple[int, int, tuple[tuple[str, int], ...]], ...]
 ) -> tuple[dict[str, list[bytes]], bytes, list[bytes]]:
-    heard = [ClientInput(value, walk, dict(counts)) for value, walk, counts in said]
-    outcome = sim_model(model).run(SimRequest(key, steps), heard)
+    client_inputs = [ClientInput(value, walk, dict(counts)) for value, walk, counts in inputs]
+    outcome = sim_model(model).run(SimRequest(key, steps), client_inputs)
     streams: defaultdict[str, list[bytes]] = defaultdict(list)
     for emission in outcome.emissions:
         streams[type(emission).__name__].append(digest(emission.value))

@@ -1,7 +1,7 @@
-"""One life of a simulated process: what a node is to a real one, with the real links and without sockets.
+"""One incarnation of a simulated process: what the actor loop does for a real one, with real links and without sockets.
 
-It lets nobody speak whose life is over, sends all that is said to one peer in a turn as one frame, and sends again what
-was not confirmed. What the process does with messages is in `processes`.
+It ignores dead incarnations, sends all messages of a turn to one peer as one frame, and retransmits unacknowledged
+frames. What the process does with messages is in `processes`.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
 
 TICK_S = 0.1
-"""How often cores and links are told that time has passed. Real nodes do it more often; a busy machine may not."""
+"""Seconds between ticks. Real actor loops tick more often, except on an overloaded host."""
 
 
 class SimProcess:
-    """One life of one process."""
+    """One incarnation of one process."""
 
     def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
         self.simulation = simulation
         self.peer = peer
         self.is_up = False
-        """Whether it has started: before, nothing reaches it."""
+        """Whether it has started. Before that, frames to it are lost."""
         self.is_dead = False
         self.inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
-        """While it is paused: what it will find when it goes on."""
+        """While it is paused, the callbacks to run when it resumes; otherwise None."""
         self.resumed_at = 0.0
-        """When its last pause ended."""
+        """Time at which its last pause ended."""
         self.links: dict[m.Peer, Link] = {}
         self.outbox: dict[m.Peer, list[m.Message]] = {}
         self._oldest_incarnations: dict[str, int] = {}
 
-    # ---------------------------------------------------------------- what a process does
+    # ---------------------------------------------------------------- implemented by each kind of process
     def receive(self, sender: m.Peer, message: m.Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the core check its timeouts."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- what its node does
+    # ---------------------------------------------------------------- actor loop
     def send(self, to: m.Peer, message: m.Message) -> None:
-        """Put a message into the next frame."""
+        """Add a message to the next frame to a peer, unless the peer is dead."""
         if to in self.outbox:
             self.outbox[to].append(message)
         elif to.incarnation >= self._oldest_incarnations.get(to.name, -1):
             self.outbox[to] = [message]
 
     def on_frame(self, sender: m.Peer, number: int, ack: int, payload: list[m.Message]) -> None:
-        """A frame has come."""
+        """Handle a frame: deduplicate, reorder, and deliver its messages."""
         oldest = self._oldest_incarnations.get(sender.name, -1)
         if sender.incarnation != oldest:
             if sender.incarnation < oldest:
@@ -72,59 +72,59 @@ class SimProcess:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was said."""
+        """Send one frame per peer with the messages of this turn."""
         if self.outbox:
-            world, links = self.simulation, self.links
+            simulation, links = self.simulation, self.links
             outbox, self.outbox = self.outbox, {}
             for to, messages in outbox.items():
                 link = links.get(to)
                 if link is None:
                     link = links[to] = Link()
-                if (sent := link.send(world.now, messages)) is not None:
-                    world.network.transmit(self, to, sent)
+                if (frame := link.send(simulation.now, messages)) is not None:
+                    simulation.network.transmit(self, to, frame)
 
     def run_tick(self) -> None:
-        """Some time has passed: what a core and links do then."""
+        """Tick the core, then retransmit frames that are due."""
         self.tick()
         self.flush()
         now = self.simulation.now
         for to, link in self.links.items():
             if now >= link.due:
-                for sent in link.tick(now):
-                    self.simulation.network.transmit(self, to, sent)
+                for frame in link.tick(now):
+                    self.simulation.network.transmit(self, to, frame)
 
     def mark_peer_dead(self, peer: m.Peer) -> None:
-        """That life is over."""
+        """Drop links to a dead incarnation."""
         self._drop_links(peer.name, peer.incarnation + 1)
 
     def _drop_links(self, name: str, oldest: int) -> None:
         if self._oldest_incarnations.get(name, -1) < oldest:
             self._oldest_incarnations[name] = oldest
-            for held in (self.links, self.outbox):
-                for peer in [peer for peer in held if peer.name == name and peer.incarnation < oldest]:
-                    del held[peer]
+            for by_peer in (self.links, self.outbox):
+                for peer in [peer for peer in by_peer if peer.name == name and peer.incarnation < oldest]:
+                    del by_peer[peer]
 
     def unacked_frames(self) -> int:
-        """How many frames nobody has confirmed. There may always be a beat on its way to those that are there."""
+        """Count unacknowledged frames, apart from heartbeats in transit to live peers."""
         peers = self.simulation.peers
-        held = ((peer, link.unacked) for peer, link in self.links.items())
-        return sum(count if peers.get(peer.name, peer) != peer else max(0, count - 2) for peer, count in held)
+        unacked = ((peer, link.unacked) for peer, link in self.links.items())
+        return sum(count if peers.get(peer.name, peer) != peer else max(0, count - 2) for peer, count in unacked)
 
 
 def copy_message(message: Any) -> Any:
-    """A message as it would come out of a codec: nothing in it that its receiver changes is its sender's."""
+    """Copy what a receiver can modify, as a codec would."""
     kind = type(message)
     if kind is m.StateInput:
         return m.StateInput(
             message.rid, message.attempt, message.walk_index, message.input_index, m.Value(message.payload.content)
         )
     if kind is m.DataBatch:
-        notes = [_copy_note(note) for note in message.events]
-        return m.DataBatch(message.rid, message.attempt, message.walk_index, message.seat, notes)
+        events = [_copy_event(event) for event in message.events]
+        return m.DataBatch(message.rid, message.attempt, message.walk_index, message.seat, events)
     return message
 
 
-def _copy_note(note: m.SeatEvent) -> m.SeatEvent:
-    if isinstance(note, m.ValueSent) and isinstance(note.payload.content, ExportedState):
-        return m.ValueSent(note.value, note.path, m.Value(note.payload.content))
-    return note
+def _copy_event(event: m.SeatEvent) -> m.SeatEvent:
+    if isinstance(event, m.ValueSent) and isinstance(event.payload.content, ExportedState):
+        return m.ValueSent(event.value, event.path, m.Value(event.payload.content))
+    return event

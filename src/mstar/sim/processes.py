@@ -1,13 +1,13 @@
-"""The processes of a simulated deployment: the real cores, and drivers that do for them what real drivers do.
+"""Processes of a simulated deployment: the real cores with simulated drivers.
 
-Drivers decide nothing about requests. When processes die and start is the world's business.
+Drivers decide nothing about requests. Start and death of processes are in `simulation`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mstar.conductor import core as conducting
+from mstar.conductor.core import ConductorCore
 from mstar.frontend import core as serving
 from mstar.sim.engine import SimEngine
 from mstar.sim.history import Violation
@@ -15,6 +15,7 @@ from mstar.sim.models import WorkerCrash
 from mstar.sim.oracle import digest
 from mstar.sim.process import SimProcess
 from mstar.wire import messages as m
+from mstar.wire.steps import MessageReceived, SendMessage, Tick
 from mstar.worker import commands as working
 from mstar.worker.core import WorkerCore
 
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
 
 LAUNCHER = m.Peer("launcher", 0)
+ENGINE_REPORT_S = 0.001
+"""Seconds until a worker gets a report of its engine."""
 
 
 class SimWorker(SimProcess):
-    """A worker: its core, and an engine that it gives commands."""
+    """A worker core with a simulated engine."""
 
     def __init__(self, simulation: Simulation, peer: m.Peer, conductor: m.Peer) -> None:
         super().__init__(simulation, peer)
@@ -34,25 +37,25 @@ class SimWorker(SimProcess):
         self.core = WorkerCore(peer, conductor, plans, (), simulation.scenario.worker_limits)
         self.engine = SimEngine(simulation.rng, simulation.scenario.costs, simulation.non_idempotent_calls)
         self.conductor_seen_at = simulation.now
-        """When it last heard of its conductor."""
+        """Time of the last message from its conductor."""
 
     def start(self, _: list[m.Peer]) -> None:
-        """It is up: say so."""
+        """Register with conductor and launcher."""
         for peer in (self.core.conductor, LAUNCHER):
             self.send(peer, m.Register(weights_version=self.core.weights_version))
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         if sender.name == self.core.conductor.name:
             self.conductor_seen_at = self.simulation.now
         elif sender.name in self.simulation.shards:
-            raise Violation(f"I15 {self.peer} is told {message} by {sender}, which does not conduct it")
+            raise Violation(f"I15 {self.peer} got {message} from {sender}, which is not its conductor")
         if isinstance(message, m.PeerDead):
             self.mark_peer_dead(message.peer)
         self._perform(self.core.step(self.simulation.now, working.MessageReceived(sender, message)))
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the core check its timeouts."""
         self._perform(self.core.step(self.simulation.now, working.Tick()))
 
     def _perform(self, actions: list[working.Action]) -> None:
@@ -67,59 +70,61 @@ class SimWorker(SimProcess):
                 self._schedule_batch(self.engine.submit(action))
 
     def _schedule_batch(self, seconds: float | None) -> None:
-        """A batch begins that takes so long; and what the engine has to say is said soon."""
-        world = self.simulation
+        """Schedule the end of a batch that starts, and deliver the engine's reports."""
+        simulation = self.simulation
         if seconds is not None:
-            world.checker.on_batch_started(self)
-            world.schedule_for(seconds * world.fault_injector.slow_factor(self.peer.name), self, self._finish_batch)
-        for answer in self.engine.outputs:
-            world.schedule_for(0.001, self, self._report, answer)
+            simulation.checker.on_batch_started(self)
+            simulation.schedule_for(
+                seconds * simulation.fault_injector.slow_factor(self.peer.name), self, self._finish_batch
+            )
+        for report in self.engine.outputs:
+            simulation.schedule_for(ENGINE_REPORT_S, self, self._report, report)
         self.engine.outputs.clear()
 
-    def _report(self, answer: working.ExportFinished) -> None:
-        self._perform(self.core.step(self.simulation.now, answer))
+    def _report(self, report: working.ExportFinished) -> None:
+        self._perform(self.core.step(self.simulation.now, report))
 
     def _finish_batch(self) -> None:
-        """The batch has run."""
+        """Report the batch that ends; a crash trap kills the worker."""
         try:
-            ran, seconds = self.engine.finish_batch()
+            report, seconds = self.engine.finish_batch()
         except WorkerCrash:
-            self.simulation.kill(self.peer, "a trap")
+            self.simulation.kill(self.peer, "a crash trap")
             return
         self._schedule_batch(seconds)
-        self._perform(self.core.step(self.simulation.now, ran))
+        self._perform(self.core.step(self.simulation.now, report))
 
 
 class SimConductor(SimProcess):
-    """A conductor: its core."""
+    """A conductor core."""
 
     def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
-        served = {name: simulation.planned_models[name] for name in simulation.shards.models[peer.name]}
-        self.core = conducting.ConductorCore(peer, LAUNCHER, served, simulation.scenario.conductor_limits)
+        models = {name: simulation.planned_models[name] for name in simulation.shards.models[peer.name]}
+        self.core = ConductorCore(peer, LAUNCHER, models, simulation.scenario.conductor_limits)
         self.ignored_messages = 0
-        """How many messages it had ignored when it was last looked at."""
+        """Value of `stale_messages` after the last message."""
 
-    def start(self, roster: list[m.Peer]) -> None:
-        """It is up: say so to everyone."""
-        for peer in roster:
+    def start(self, peers: list[m.Peer]) -> None:
+        """Register with all peers."""
+        for peer in peers:
             self.send(peer, m.Register())
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         is_old = False
         if isinstance(message, m.SeatDone | m.AttemptFailed | m.RetryNeeded) and (
-            request := self.core.requests.get(message.rid)
+            request := self.core.lifecycle.requests.get(message.rid)
         ):
             is_old = request.attempt != message.attempt
-        self._perform(self.core.step(self.simulation.now, conducting.MessageReceived(sender, message)))
+        self._perform(self.core.step(self.simulation.now, MessageReceived(sender, message)))
         self.simulation.checker.on_conductor_step(self, message, is_old=is_old)
 
     def tick(self) -> None:
-        """Time has passed."""
-        self._perform(self.core.step(self.simulation.now, conducting.Tick()))
+        """Let the core check its timeouts."""
+        self._perform(self.core.step(self.simulation.now, Tick()))
 
-    def _perform(self, actions: list[conducting.SendMessage]) -> None:
+    def _perform(self, actions: list[SendMessage]) -> None:
         for action in actions:
             self.send(action.to, action.message)
             if isinstance(action.message, m.PeerDead):
@@ -135,7 +140,7 @@ class SimConductor(SimProcess):
 
 
 class SimFrontend(SimProcess):
-    """A front end: its core, and its clients."""
+    """A front-end core with its clients."""
 
     def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
@@ -146,12 +151,12 @@ class SimFrontend(SimProcess):
         self.clients: dict[str, SimClient] = {}
 
     def start(self, _: list[m.Peer]) -> None:
-        """It is up: say so."""
+        """Register with conductor and launcher."""
         for conductor in dict.fromkeys(self.core.conductors.values()):
             self.send(conductor, m.Register())
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         if isinstance(message, m.PeerDead):
             self.mark_peer_dead(message.peer)
         if isinstance(message, m.ModelStatusReply):
@@ -161,36 +166,36 @@ class SimFrontend(SimProcess):
         actions = self.core.step(self.simulation.now, serving.MessageReceived(sender, message))
         if isinstance(message, m.Emit) and (client := self.clients.get(message.rid)):
             self.simulation.checker.check_delivery(
-                client, message, sum(isinstance(one, serving.Deliver) for one in actions)
+                client, message, sum(isinstance(action, serving.Deliver) for action in actions)
             )
         self._perform(actions)
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the core check its timeouts."""
         self._perform(self.core.step(self.simulation.now, serving.Tick()))
 
-    # ---------------------------------------------------------------- what its clients do
+    # ---------------------------------------------------------------- clients
     def submit(self, client: SimClient) -> None:
-        """A client asks for something."""
+        """Submit the request of a client."""
         self.clients[client.rid] = client
-        ask = m.Value(client.request)
-        submit = m.Submit(client.rid, client.model, ask, client.tenant, client.timeout_s, slo=client.slo)
+        request = m.Value(client.request)
+        submit = m.Submit(client.rid, client.model, request, client.tenant, client.timeout_s, slo=client.slo)
         self._perform(self.core.step(self.simulation.now, serving.RequestOpened(submit)))
 
     def disconnect(self, client: SimClient) -> None:
-        """A client goes away."""
+        """Disconnect a client, unless its request has ended."""
         if self.clients.pop(client.rid, None) is not None:
             self.simulation.history.disconnect(client.rid)
             self._perform(self.core.step(self.simulation.now, serving.ClientLeft(client.rid)))
 
     def send_input(self, client: SimClient, value: int | None) -> None:
-        """A client says more."""
+        """Send an input of a client, unless its request has ended."""
         if client.rid in self.clients:
             self.simulation.client_inputs.on_input(client, value)
             self._perform(self.core.step(self.simulation.now, serving.InputSent(client.rid, value)))
 
     def consume_outputs(self, client: SimClient) -> None:
-        """A client has taken all that it was given."""
+        """A client consumes everything it has received."""
         for kind, count in client.delivered.items():
             if client.consumed.get(kind) != count:
                 client.consumed[kind] = count
@@ -208,13 +213,13 @@ class SimFrontend(SimProcess):
                 self.send(action.to, action.message)
 
     def _deliver(self, delivery: serving.Deliver) -> None:
-        world, rid = self.simulation, delivery.rid
-        world.history.deliver(rid, delivery.kind, delivery.index, digest(delivery.value))
-        world.log("deliver", rid, delivery.kind, delivery.index)
+        simulation, rid = self.simulation, delivery.rid
+        simulation.history.deliver(rid, delivery.kind, delivery.index, digest(delivery.value))
+        simulation.log("deliver", rid, delivery.kind, delivery.index)
         client = self.clients[rid]
         client.delivered[delivery.kind] = delivery.index + 1
-        world.checker.on_delivered(client, delivery.kind)
-        if world.now >= client.stalled_until:
+        simulation.checker.on_delivered(client, delivery.kind)
+        if simulation.now >= client.stalled_until:
             self.consume_outputs(client)
 
     def _end_request(self, rid: str, end: m.RequestFinished | m.RequestRejected) -> None:
@@ -224,32 +229,32 @@ class SimFrontend(SimProcess):
 
 
 class SimLauncher(SimProcess):
-    """The launcher as an actor. It never dies; what it does about deaths is in the world."""
+    """The launcher. It never dies; it restarts processes in `Simulation`."""
 
     def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
         self._drained_conductors: set[str] = set()
         self._rolled_versions = dict.fromkeys(simulation.shards.models, 0)
-        """The newest edition that every worker of a conductor has."""
+        """By conductor, the newest weights version that all its workers have."""
 
     @property
     def is_drained(self) -> bool:
-        """Whether every conductor has said that nothing is left."""
+        """Whether every conductor reported that it is drained."""
         return self._drained_conductors == self.simulation.shards.models.keys()
 
     @property
     def rolled_version(self) -> int:
-        """The newest edition that every worker has."""
+        """The newest weights version that all workers have."""
         return min(self._rolled_versions.values())
 
     def broadcast(self, message: m.Message, *conductors: str) -> None:
-        """Tell those of these conductors that are there."""
-        for life in [life for name in conductors if (life := self.simulation.processes.get(name)) is not None]:
-            self.send(life.peer, message)
+        """Send a message to those of the named conductors that run."""
+        for process in [process for name in conductors if (process := self.simulation.processes.get(name)) is not None]:
+            self.send(process.peer, message)
             self.flush()
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         match message:
             case m.Kill():
                 self.simulation.kill(message.peer, message.reason)
@@ -263,20 +268,20 @@ class SimLauncher(SimProcess):
                 self._rolled_versions[sender.name] = max(self._rolled_versions[sender.name], message.weights_version)
             case m.Register() if sender.name in self.simulation.shards:
                 if self.simulation.fault_injector.is_draining:
-                    self.send(sender, m.Drain())  # the one that was asked is dead
+                    self.send(sender, m.Drain())  # its predecessor got the message
                 if self.rolled_version < self.simulation.weights_version:
                     self.send(sender, m.RollWeights(self.simulation.weights_version))
             case _:
                 pass
 
     def tick(self) -> None:
-        """Nothing to do."""
+        """The launcher has no timeouts."""
 
 
 AnyProcess = SimWorker | SimConductor | SimFrontend
-"""The lives that can end."""
+"""The processes that can die."""
 
 
 def process_stats(process: Any) -> dict[str, int]:
-    """What a life holds, counted."""
+    """Return the counts of what a process holds."""
     return process.core.stats() | {"unacked": process.unacked_frames()}

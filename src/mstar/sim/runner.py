@@ -1,7 +1,4 @@
-"""Runs scenarios: one, or many of them in as many processes as there are cores.
-
-A process stops at its first violation: what follows from a bug that is known teaches nothing.
-"""
+"""Runs scenarios: one, or ranges of seeds in several processes. A process stops at its first violation."""
 
 from __future__ import annotations
 
@@ -23,24 +20,24 @@ from mstar.sim.scenario import make_scenario
 from mstar.sim.simulation import Simulation
 
 GC_EVERY_SCENARIOS = 100
-"""After how many scenarios what they left is collected. Never within one: when that happens must not matter."""
+"""Number of scenarios between garbage collections. None happens within a scenario, to keep runs deterministic."""
 
 
 @dataclass
 class Summary:
-    """What came of many scenarios."""
+    """Summary of many scenarios."""
 
     scenarios: int = 0
     events: int = 0
     seconds: float = 0.0
-    """How long they took in all, of the longest process."""
+    """Duration of the slowest process."""
     statuses: Counter[str] = field(default_factory=Counter[str])
-    """How many requests ended how."""
+    """Number of requests by final status."""
     violations: dict[int, str] = field(default_factory=dict[int, str])
-    """By seed."""
+    """Violations by seed."""
 
     def merge(self, other: Summary) -> None:
-        """Take in what another process has run."""
+        """Add the summary of another process."""
         self.scenarios += other.scenarios
         self.events += other.events
         self.seconds = max(self.seconds, other.seconds)
@@ -48,53 +45,53 @@ class Summary:
         self.violations |= other.violations
 
     def to_json(self) -> str:
-        """As one line."""
+        """Encode as one line."""
         return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, line: str) -> Summary:
-        """The reverse."""
-        told = json.loads(line)
-        violations = {int(seed): text for seed, text in told.pop("violations").items()}
-        return cls(statuses=Counter(told.pop("statuses")), violations=violations, **told)
+        """Decode what `to_json` returned."""
+        fields = json.loads(line)
+        violations = {int(seed): text for seed, text in fields.pop("violations").items()}
+        return cls(statuses=Counter(fields.pop("statuses")), violations=violations, **fields)
 
 
 def run_scenario(seed: int, trace: list[str] | None = None) -> tuple[Simulation, str]:
-    """Run the scenario of a seed: the world at its end, and what went wrong, if something did."""
-    world = Simulation(make_scenario(seed), trace)
+    """Run the scenario of a seed; return the simulation at its end and the violation, if any."""
+    simulation = Simulation(make_scenario(seed), trace)
     try:
-        world.run()
+        simulation.run()
     except Violation as violation:
-        return world, str(violation)
-    except Exception as error:  # noqa: BLE001 - a core that raises has lost whatever it was about to do
-        return world, f"{type(error).__name__} was raised: {error}"
-    return world, ""
+        return simulation, str(violation)
+    except Exception as error:  # noqa: BLE001 - an exception in a core is a violation
+        return simulation, f"{type(error).__name__} was raised: {error}"
+    return simulation, ""
 
 
 def run_in_process(seeds: range, minutes: float = inf) -> Summary:
-    """Run scenarios in this process, until one goes wrong or the time is over."""
+    """Run scenarios in this process until a violation or the time limit."""
     summary = Summary()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with _manual_gc():
         for seed in seeds:
-            world, violation = run_scenario(seed)
+            simulation, violation = run_scenario(seed)
             summary.scenarios += 1
-            summary.events += world.events
-            seen = world.history.requests.values()
-            summary.statuses.update(one.status or ("left" if one.has_disconnected else "open") for one in seen)
+            summary.events += simulation.events
+            views = simulation.history.requests.values()
+            summary.statuses.update(view.status or ("left" if view.has_disconnected else "open") for view in views)
             if violation:
                 summary.violations[seed] = violation
                 break
             if summary.scenarios % GC_EVERY_SCENARIOS == 0:
                 gc.collect()
-                if time.monotonic() - begun > 60 * minutes:
+                if time.monotonic() - started_at > 60 * minutes:
                     break
-    summary.seconds = time.monotonic() - begun
+    summary.seconds = time.monotonic() - started_at
     return summary
 
 
 def run_in_subprocesses(seeds: range, jobs: int, minutes: float = inf) -> Summary:
-    """Run scenarios in so many other processes."""
+    """Run scenarios in `jobs` subprocesses."""
     size = -(-len(seeds) // jobs)
     parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     summary = Summary()
@@ -108,13 +105,15 @@ def _run_subprocess(seeds: range, minutes: float) -> Summary:
     command = [sys.executable, "-P", "-m", "mstar.sim", str(seeds.start), str(seeds.stop), str(minutes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MstarError(f"a simulator ended with {done.returncode}: {done.stderr[-2000:]}\n  fix: see what it says")
+        raise MstarError(
+            f"a simulator exited with {done.returncode}: {done.stderr[-2000:]}\n  fix: see the error above"
+        )
     return Summary.from_json(done.stdout)
 
 
 @contextmanager
 def _manual_gc() -> Iterator[None]:
-    """Have garbage collected only when it is asked for, and only of what is made from here on."""
+    """Disable automatic garbage collection, and exclude existing objects from manual collections."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()

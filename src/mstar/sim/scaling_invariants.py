@@ -1,6 +1,7 @@
-"""Whether workers of a simulated world come and go as they may: I14, beside what `judge` looks at.
+"""Invariant I14: scaling and rolling updates.
 
-A worker leaves when nobody needs it, its crew keeps as many as it must have, and no request mixes weights.
+A worker stops only when no request needs it, its group keeps its minimum replicas, and no request mixes weights
+versions.
 """
 
 from __future__ import annotations
@@ -16,40 +17,44 @@ if TYPE_CHECKING:
 
 
 class ScalingInvariants:
-    """Watches who comes and goes in one world."""
+    """Checks I14 in one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._weights_versions: dict[tuple[m.Peer, str], set[int]] = {}
-        """With which edition each request runs, under each conductor."""
+        """By conductor and request, the weights versions of its last walk."""
 
-    def on_start_walk(self, life: SimConductor, start: m.StartWalk) -> None:
-        """A conductor has a walk begun: with one edition, and with that of what its client has."""
-        world, key = self._simulation, (life.peer, start.rid)
-        editions = {world.weights_versions[peer] for peer in start.seats}
-        before = self._weights_versions.setdefault(key, editions)
-        has_something = world.history.requests[start.rid].delivered or start.emitted_counts
-        if len(editions) > 1 or (editions != before and has_something):
-            raise Violation(f"I14 {start.rid} is to go on with editions {editions}, not {before}")
-        self._weights_versions[key] = editions
+    def on_start_walk(self, process: SimConductor, start: m.StartWalk) -> None:
+        """A walk starts: all seats must have one version, the same as before if the client has output."""
+        simulation, key = self._simulation, (process.peer, start.rid)
+        versions = {simulation.weights_versions[peer] for peer in start.seats}
+        before = self._weights_versions.setdefault(key, versions)
+        has_output = simulation.history.requests[start.rid].delivered or start.emitted_counts
+        if len(versions) > 1 or (versions != before and has_output):
+            raise Violation(f"I14 {start.rid} continues with weights versions {versions}, not {before}")
+        self._weights_versions[key] = versions
 
-    def on_stop_worker(self, life: SimConductor, peer: m.Peer) -> None:
-        """A conductor has a worker ended."""
-        for request in life.core.requests.values():
+    def on_stop_worker(self, process: SimConductor, peer: m.Peer) -> None:
+        """A conductor stops a worker."""
+        for request in process.core.lifecycle.requests.values():
             if request.needs(peer):
-                raise Violation(f"I14 {request.rid} goes on with {peer}, which is to end")
+                raise Violation(f"I14 {request.rid} needs {peer}, which is being stopped")
         is_new = self._simulation.weights_versions[peer] == self._simulation.weights_version
-        for crew in life.core.autoscaler.groups:
-            count = len(crew.running(life.core))
-            if is_new and peer.name in crew.workers and count < crew.min_replicas:
-                raise Violation(f"I14 {peer} is to end, with {count} of {crew.workers}, not {crew.min_replicas}")
+        for group in process.core.autoscaler.groups:
+            count = len(process.core.membership.serving(group.workers))
+            if is_new and peer.name in group.workers and count < group.min_replicas:
+                raise Violation(f"I14 {peer} stops, and {group.workers} has {count} of {group.min_replicas} replicas")
 
-    def scaling_problems(self, life: SimConductor) -> list[str]:
-        """Crews that are too small, or larger than they need be with nothing to do; weights that are old."""
+    def scaling_problems(self, process: SimConductor) -> list[str]:
+        """Describe groups below their minimum, groups that did not scale down, and an incomplete rollout."""
         if not self._simulation.scenario.is_elastic:
             return []
-        crews = [(crew, len(crew.running(life.core))) for crew in life.core.autoscaler.groups]
-        left = [f"{crew.workers} has {crew.target}" for crew, _ in crews if crew.target > crew.min_replicas]
-        left += [f"{crew.workers} has only {count}" for crew, count in crews if count < crew.min_replicas]
+        groups = [
+            (group, len(process.core.membership.serving(group.workers))) for group in process.core.autoscaler.groups
+        ]
+        left = [
+            f"{group.workers} has target {group.target}" for group, _ in groups if group.target > group.min_replicas
+        ]
+        left += [f"{group.workers} has only {count} replicas" for group, count in groups if count < group.min_replicas]
         is_behind = self._simulation.launcher.rolled_version < self._simulation.weights_version
-        return left + (["the launcher waits for Renewed"] if is_behind else [])
+        return left + (["the launcher did not receive WeightsRolled"] if is_behind else [])

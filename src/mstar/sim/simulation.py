@@ -1,7 +1,6 @@
-"""The world: virtual time, and the processes that are born and die in it.
+"""Deterministic simulation of a deployment: virtual time, an event queue, and processes that start and die.
 
-One seed gives one run, event by event. What is on its way is in `net`, what goes wrong in `trouble`; whether what
-happened may happen is judged in `judge`.
+A seed determines a run event by event. Frames in transit are in `network`, faults in `faults`, checks in `invariants`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,19 @@ from mstar.sim.shards import ConductorShards
 from mstar.wire import messages as m
 
 QUIET_POLL_S = 0.3
-"""Seconds between two looks whether all is quiet."""
+"""Seconds between checks whether all work is done."""
 MAX_QUIET_WAIT_S = 60.0
-"""So many seconds after the end of trouble everything has to be quiet."""
-MAX_DEATH_DETECTION_S, MAX_START_S = 0.05, 0.3
-"""How long it may take until a death is seen, and until a process is up."""
+"""Maximum seconds after the last fault until all work is done."""
+MAX_DEATH_DETECTION_S = 0.05
+"""Maximum seconds until the launcher sees that a process died."""
+MAX_START_S = 0.3
+"""Maximum seconds until a restarted process is up."""
+MAX_FIRST_START_S = 0.02
+"""Maximum seconds until a process is up at the start of the run."""
 
 
 class Simulation:
-    """One run."""
+    """One run of a scenario."""
 
     def __init__(self, scenario: Scenario, trace: list[str] | None = None) -> None:
         self.scenario = scenario
@@ -58,34 +61,34 @@ class Simulation:
         self.network = Network(self)
         self.fault_injector = FaultInjector(self)
         self.non_idempotent_calls: list[tuple[int, ...]] = []
-        """Every call that must not be repeated, as often as it was run."""
+        """Arguments of all executed calls of non-idempotent ops."""
         self.events = 0
         self.deaths: Counter[str] = Counter()
         self.hash = 0
         self.launcher = SimLauncher(self, LAUNCHER)
         self.launcher.is_up = True
-        names = dict.fromkeys(name for served in self.planned_models.values() for name in served.plans.workers)
+        names = dict.fromkeys(name for planned in self.planned_models.values() for name in planned.plans.workers)
         self.workers = tuple(names)
         self.peers = {name: m.Peer(name, 0) for name in (*self.shards.models, *scenario.frontends, *names)}
-        """The newest life of each process, whether it still lasts or not."""
+        """The newest incarnation of each process, live or dead."""
         self.processes: dict[str, AnyProcess] = {}
-        """The processes that are there."""
-        crews = [crew for served in self.planned_models.values() for crew in served.plans.replica_groups]
-        self.inactive = {*names} - {name for workers, least in crews for name in workers[:least]}
-        """Workers that do not run and are not to."""
+        """Live processes by name."""
+        groups = [group for planned in self.planned_models.values() for group in planned.plans.replica_groups]
+        self.inactive = {*names} - {name for workers, min_replicas in groups for name in workers[:min_replicas]}
+        """Workers that are stopped on purpose."""
         self.weights_version = 0
-        """The newest edition of the weights."""
+        """The newest version of the weights."""
         self.weights_versions: dict[m.Peer, int] = {}
-        """The one that each worker has loaded."""
+        """The version that each worker has loaded."""
         self._never_started = set(self.inactive)
         self._initial_workers = [name for name in names if name not in self.inactive]
         self._restarting: set[str] = set()
-        """Workers that are dead and whose next life has not begun."""
+        """Dead workers whose next incarnation has not started."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     # ---------------------------------------------------------------- time
     def run(self) -> None:
-        """Run until all is quiet. Raises Violation."""
+        """Run until all work is done. Raises Violation."""
         scenario = self.scenario
         for name in self.peers:
             if name not in self.inactive:
@@ -93,48 +96,48 @@ class Simulation:
         self._tick(self.launcher)
         for client in scenario.clients:
             self.schedule_at(client.submit_at, self._submit, client)
-        for strike in scenario.faults:
-            self.schedule_at(strike.at, self.fault_injector.inject, strike)
+        for fault in scenario.faults:
+            self.schedule_at(fault.at, self.fault_injector.inject, fault)
         if scenario.drain_at is not None:
             self.schedule_at(scenario.drain_at, self.fault_injector.drain)
         for when in scenario.weight_rolls:
             self.schedule_at(when, self.fault_injector.roll_weights)
-        for when, model, is_rest in scenario.model_commands:
-            self.schedule_at(when, self.fault_injector.load_or_unload, model, is_rest)
+        for when, model, is_unload in scenario.model_commands:
+            self.schedule_at(when, self.fault_injector.load_or_unload, model, is_unload)
         self.schedule_at(scenario.end, self._check_quiet)
         heap = self._heap
         while heap:
-            self.now, count, do, given = heappop(heap)
+            self.now, count, callback, arguments = heappop(heap)
             self.hash = hash((self.hash, self.now, count))
-            do(*given)
+            callback(*arguments)
 
-    def schedule_at(self, when: float, do: Callable[..., None], *given: Any) -> None:
-        """Have something done at a time."""
+    def schedule_at(self, when: float, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back at a time."""
         self.events += 1
-        heappush(self._heap, (when, self.events, do, given))
+        heappush(self._heap, (when, self.events, callback, arguments))
 
-    def schedule_for(self, seconds: float, life: SimProcess, do: Callable[..., None], *given: Any) -> None:
-        """Have a life do something after so many seconds, if it lasts so long."""
-        self.schedule_at(self.now + seconds, self._run_in_process, life, do, given)
+    def schedule_for(self, seconds: float, process: SimProcess, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back after some seconds, if the process is alive by then."""
+        self.schedule_at(self.now + seconds, self._run_in_process, process, callback, arguments)
 
-    def _run_in_process(self, life: SimProcess, do: Callable[..., None], given: tuple[Any, ...]) -> None:
-        if life.is_dead:
+    def _run_in_process(self, process: SimProcess, callback: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if process.is_dead:
             return
-        if life.inbox is not None:
-            life.inbox.append((do, given))
+        if process.inbox is not None:
+            process.inbox.append((callback, arguments))
             return
-        do(*given)
-        life.flush()
+        callback(*arguments)
+        process.flush()
 
-    def log(self, *what: Any) -> None:
-        """Something that a reader of the trace wants to know."""
-        text = " ".join(map(str, what))
+    def log(self, *parts: Any) -> None:
+        """Add a line to the trace and to the hash of the run."""
+        text = " ".join(map(str, parts))
         self.hash ^= crc32(text.encode())
         if self.trace is not None:
             self.trace.append(f"{self.now:8.4f}  {text}")
 
     def _check_quiet(self) -> None:
-        """End the run if all is quiet."""
+        """End the run if all work is done."""
         if self.checker.is_quiet():
             self.checker.check_final_state()
             self._heap.clear()
@@ -143,67 +146,68 @@ class Simulation:
         else:
             self.schedule_at(self.now + QUIET_POLL_S, self._check_quiet)
 
-    # ---------------------------------------------------------------- birth and death
+    # ---------------------------------------------------------------- start and death of processes
     def _spawn(self, name: str) -> None:
         peer = self.peers[name]
-        life: AnyProcess
+        process: AnyProcess
         if name in self.shards:
-            life = SimConductor(self, peer)
+            process = SimConductor(self, peer)
         elif name in self.scenario.frontends:
-            life = SimFrontend(self, peer)
+            process = SimFrontend(self, peer)
         else:
-            life = SimWorker(self, peer, self.peers[self.shards.conductor(name)])
-            life.core.weights_version = self.weights_versions[peer] = self.weights_version
-        roster = [LAUNCHER, *(one.peer for one in self.processes.values() if self.shards.has_link(name, one.peer.name))]
-        self.processes[name] = life
-        is_first = not peer.incarnation
-        self.schedule_at(
-            self.now + self.rng.random() * (0.02 if is_first else MAX_START_S), self._mark_up, life, roster
-        )
+            process = SimWorker(self, peer, self.peers[self.shards.conductor(name)])
+            process.core.weights_version = self.weights_versions[peer] = self.weights_version
+        others = (other.peer for other in self.processes.values())
+        peers = [LAUNCHER, *(other for other in others if self.shards.has_link(name, other.name))]
+        self.processes[name] = process
+        max_start_s = MAX_START_S if peer.incarnation else MAX_FIRST_START_S
+        self.schedule_at(self.now + self.rng.random() * max_start_s, self._mark_up, process, peers)
 
-    def _mark_up(self, life: AnyProcess, roster: list[m.Peer]) -> None:
-        if not life.is_dead:
-            self.log(life.peer, "is up")
-            life.is_up = True
-            life.start(roster)
-            life.flush()
-            self.schedule_at(self.now + TICK_S * self.rng.random(), self._tick, life)
+    def _mark_up(self, process: AnyProcess, peers: list[m.Peer]) -> None:
+        if not process.is_dead:
+            self.log(process.peer, "is up")
+            process.is_up = True
+            process.start(peers)
+            process.flush()
+            self.schedule_at(self.now + TICK_S * self.rng.random(), self._tick, process)
 
-    def _tick(self, life: SimProcess) -> None:
-        if life.is_dead:
+    def _tick(self, process: SimProcess) -> None:
+        if process.is_dead:
             return
-        if life.inbox is None:
-            life.run_tick()
-        self.schedule_at(self.now + TICK_S, self._tick, life)
+        if process.inbox is None:
+            process.run_tick()
+        self.schedule_at(self.now + TICK_S, self._tick, process)
 
-    def kill(self, peer: m.Peer, why: str) -> None:
-        """End a life."""
-        life = self.processes.get(peer.name)
-        if life is None or life.peer != peer:
+    def kill(self, peer: m.Peer, reason: str) -> None:
+        """Kill an incarnation, if it is live."""
+        process = self.processes.get(peer.name)
+        if process is None or process.peer != peer:
             return
-        self.log(peer, "dies:", why)
+        self.log(peer, "dies:", reason)
         del self.processes[peer.name]
         self._restarting.add(peer.name)
-        life.is_dead = True
-        suspects = life.engine.suspects if isinstance(life, SimWorker) else []
-        self.checker.on_process_died(life, suspects)
-        self.schedule_at(self.now + MAX_DEATH_DETECTION_S * self.rng.random(), self._report_death, peer, why, suspects)
+        process.is_dead = True
+        suspects = process.engine.suspects if isinstance(process, SimWorker) else []
+        self.checker.on_process_died(process, suspects)
+        self.schedule_at(
+            self.now + MAX_DEATH_DETECTION_S * self.rng.random(), self._report_death, peer, reason, suspects
+        )
 
-    def _report_death(self, peer: m.Peer, why: str, suspects: list[m.Suspect]) -> None:
-        """The launcher sees that a process is dead."""
+    def _report_death(self, peer: m.Peer, reason: str, suspects: list[m.Suspect]) -> None:
+        """The launcher detects a death, reports it, and restarts the process with exponential backoff."""
         self.launcher.mark_peer_dead(peer)
-        self.launcher.broadcast(m.ProcessExited(peer, why, suspects), self.shards.conductor(peer.name))
+        self.launcher.broadcast(m.ProcessExited(peer, reason, suspects), self.shards.conductor(peer.name))
         self.deaths[peer.name] += 1
         deaths = self.deaths[peer.name]
-        wait = 0.0 if deaths == 1 else min(0.1 * 2 ** (deaths - 2), 1.0)
-        self.schedule_at(self.now + wait, self._restart, peer)
+        backoff_s = 0.0 if deaths == 1 else min(0.1 * 2 ** (deaths - 2), 1.0)
+        self.schedule_at(self.now + backoff_s, self._restart, peer)
 
     def _restart(self, peer: m.Peer) -> None:
         self._restarting.discard(peer.name)
         if peer.name not in self.inactive:
             self.peers[peer.name] = m.Peer(peer.name, peer.incarnation + 1)
             self._spawn(peer.name)
-        if peer.name in self.shards:  # it does not know of models that rest
+        if peer.name in self.shards:  # a new conductor has all models loaded
             for name in self.shards.workers[peer.name]:
                 if name in self._initial_workers:
                     self.start_worker(name)
@@ -212,7 +216,7 @@ class Simulation:
         """Start a worker, if it does not run."""
         if name not in self.inactive:
             return
-        self.log(name, "is wanted")
+        self.log(name, "is requested")
         self.inactive.discard(name)
         if name in self._never_started:
             self._never_started.discard(name)
@@ -221,14 +225,14 @@ class Simulation:
             self._restart(self.peers[name])
 
     def stop_worker(self, peer: m.Peer) -> None:
-        """End a worker that is not to be started again."""
+        """Stop a worker and do not restart it."""
         if self.peers[peer.name] == peer:
             self.inactive.add(peer.name)
-            self.kill(peer, "nobody uses it any more")
+            self.kill(peer, "stopped by its conductor")
 
     # ---------------------------------------------------------------- clients
     def _submit(self, client: SimClient) -> None:
-        front = self._frontend(client)
+        frontend = self._frontend(client)
         if client.disconnect_at is not None:
             self.schedule_at(client.disconnect_at, self._disconnect, client)
         if client.stalled_until:
@@ -236,21 +240,21 @@ class Simulation:
         for when, value in client.inputs:
             self.schedule_at(when, self._send_input, client, value)
         self.checker.on_submit(client)
-        self._run_in_process(front, front.submit, (client,))
+        self._run_in_process(frontend, frontend.submit, (client,))
 
     def _send_input(self, client: SimClient, value: int | None) -> None:
-        front = self._frontend(client)
-        self._run_in_process(front, front.send_input, (client, value))
+        frontend = self._frontend(client)
+        self._run_in_process(frontend, frontend.send_input, (client, value))
 
     def _disconnect(self, client: SimClient) -> None:
-        front = self._frontend(client)
-        self._run_in_process(front, front.disconnect, (client,))
+        frontend = self._frontend(client)
+        self._run_in_process(frontend, frontend.disconnect, (client,))
 
     def _consume(self, client: SimClient) -> None:
-        front = self._frontend(client)
-        self._run_in_process(front, front.consume_outputs, (client,))
+        frontend = self._frontend(client)
+        self._run_in_process(frontend, frontend.consume_outputs, (client,))
 
     def _frontend(self, client: SimClient) -> SimFrontend:
-        front = self.processes[client.front]
-        assert isinstance(front, SimFrontend)
-        return front
+        frontend = self.processes[client.front]
+        assert isinstance(frontend, SimFrontend)
+        return frontend

@@ -1,1 +1,1 @@
-"""How many workers run: autoscaler, rolling updates of weights, loading and unloading of models."""
+"""Number of workers: autoscaler, rolling updates of weights, loading and unloading of models."""

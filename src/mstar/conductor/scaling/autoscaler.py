@@ -1,304 +1,237 @@
-"""Which workers should run: as many as there is work for, and all of one edition of the weights.
+"""Autoscaler: keeps as many workers running as each replica group needs.
 
-A worker that is to go *leaves*: it gets no new requests, what runs there may end, states go elsewhere with the next
-walk that uses them. When nothing of any request is there it is dismissed, and the launcher ends it. Whoever is still
-there after a while is tried again elsewhere, unless that cannot be.
+`ReplicaGroup` computes the targets. The autoscaler starts workers, drains surplus ones and stops those that are
+drained. A draining worker gets no new requests, its walks finish, and its states move with the next walk that uses
+them. After `drain_timeout_s` walks that still run there are retried elsewhere, unless that is impossible.
 
-When there is a new edition, workers are replaced one by one. First each crew gets one that has it, then the others
-leave. A request stays with the edition that it began with.
-
-All of this happens on ticks. A deployment whose crews all run whole sends nothing.
+Everything happens on ticks. A deployment without elastic groups, rollout or unloaded models sends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from mstar.conductor import request_lifecycle
+from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.membership import WorkerLost
+from mstar.conductor.request_lifecycle import RequestLifecycle
+from mstar.conductor.requests import Request
+from mstar.conductor.scaling.fleet import Fleet
 from mstar.conductor.scaling.model_loading import ModelLoading
-from mstar.conductor.scaling.pending_workers import PendingWorkers
-from mstar.conductor.scaling.replica_group import ReplicaGroup, build_replica_groups, scale_down, update_target
-from mstar.wire import messages as m
+from mstar.conductor.scaling.replica_group import GroupLoad, ReplicaGroup
+from mstar.conductor.scaling.rollout import Rollout
+from mstar.conductor.worker import Worker
 
-if TYPE_CHECKING:
-    from mstar.conductor.core import ConductorCore, ConductorModel, Worker
-    from mstar.conductor.requests import Request
-    from mstar.plan.tables import Plan
 
-EVALUATION_INTERVAL_S = 0.2
-"""Seconds between two looks: workers say so often what they have to do."""
-STARTUP_SETTLE_S = 2.0
-"""A conductor that has started waits so many seconds until it knows who is there."""
-STOP_DELAY_S = 1.0
-"""So many seconds after nothing is there any more a worker is dismissed: what it said last has arrived."""
-MAX_RECENT_REQUESTS = 4096
-"""Of so many requests that ended last it is known which edition they had."""
+@dataclass(frozen=True, slots=True)
+class AutoscalerTuning:
+    """Timing of the autoscaler."""
+
+    evaluation_interval_s: float = 0.2
+    """Seconds between evaluations, the interval at which workers report their load."""
+    startup_settle_s: float = 2.0
+    """Seconds after the start of a conductor in which workers register before it scales."""
+    stop_delay_s: float = 1.0
+    """Seconds an idle draining worker is kept: its last messages can still be in transit."""
 
 
 class Autoscaler:
-    """Who should run, under one conductor."""
+    """Autoscaler of one conductor.
 
-    def __init__(self, launcher: m.Peer, models: Mapping[str, ConductorModel]) -> None:
-        self.groups = build_replica_groups(models)
-        self.model_loading = ModelLoading(self.groups)
-        self.weights_version = 0
-        """The newest edition that is known of."""
-        self.inactive: set[str] = set()
-        """Workers that nobody is sent to: they do not run, or will not for long."""
-        self.stopping: dict[str, m.Peer] = {}
-        """Workers that were dismissed and have not ended."""
-        self.recent_versions: dict[str, int] = {}
-        """With which edition requests were served that have ended: a client may miss something and come again."""
-        self.pending_workers = PendingWorkers()
-        self._launcher = launcher
-        self._is_elastic = any(crew.is_elastic for crew in self.groups)
-        self._is_rolling_out = False
-        self._is_uniform = True
-        """Whether all workers have one edition, and none leaves."""
+    Every `evaluation_interval_s`:
+
+    1. Update the target of each elastic group from its load; see `ReplicaGroup`.
+    2. Scale up: un-drain workers of the newest version, then start stopped ones, until running + starting = target.
+    3. During a rollout replace one worker (`Rollout.step`). Otherwise scale down: lower the targets of groups with a
+       surplus, and drain the least loaded worker that no group needs.
+    4. Stop draining workers that no request needs for `stop_delay_s`.
+    5. If workers drain or versions differ, place walks that wait: eligibility can have changed.
+
+    In the first `startup_settle_s` only groups that have a request and no worker scale up: workers that an earlier
+    conductor started are still registering.
+    """
+
+    tuning = AutoscalerTuning()
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        limits: ConductorLimits,
+        capacity: CapacityEstimator,
+        lifecycle: RequestLifecycle,
+        rollout: Rollout,
+        model_loading: ModelLoading,
+    ) -> None:
+        self.groups = fleet.groups
+        self._fleet = fleet
+        self._limits = limits
+        self._capacity = capacity
+        self._lifecycle = lifecycle
+        self._rollout = rollout
+        self._model_loading = model_loading
+        self._membership = fleet.membership
+        self._pending_workers = fleet.pending_workers
+        self._versions = fleet.versions
+        self._is_elastic = any(group.is_elastic for group in fleet.groups)
         self._idle_since: dict[str, float] = {}
-        """Since when nothing is at workers that leave."""
+        """By name, since when no request needs a draining worker."""
         self._started_at: float | None = None
         self._is_settled = False
         self._last_evaluated_at = float("-inf")
 
-    # ---------------------------------------------------------------- what happens
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to decide."""
-        return self._is_elastic or self._is_rolling_out or bool(self.model_loading)
+        """Whether there is anything to scale."""
+        return self._is_elastic or self._rollout.is_active or self._model_loading.is_active
 
-    def start_rollout(self, weights_version: int) -> None:
-        """There is a new edition, which workers that are started load."""
-        if weights_version >= self.weights_version:
-            self.weights_version = weights_version
-            self._is_rolling_out = True
+    # ---------------------------------------------------------------- events
+    def on_worker_started(self, now: float, worker: Worker) -> None:
+        """Note that a worker registered."""
+        self._pending_workers.on_started(now, worker.peer.name)
+        self._rollout.on_worker_started(worker)
+        self._versions.refresh()
 
-    def on_request_finished(self, request: Request) -> None:
-        """A request is over."""
-        if request.weights_version is not None:
-            self.recent_versions[request.rid] = request.weights_version
-            if len(self.recent_versions) > MAX_RECENT_REQUESTS:
-                del self.recent_versions[next(iter(self.recent_versions))]
+    def on_worker_lost(self, now: float, lost: WorkerLost) -> None:
+        """Expect a lost worker to be restarted by the launcher, unless it was stopped."""
+        name = lost.peer.name
+        self._idle_since.pop(name, None)
+        if self.is_active and not self._membership.is_stopping(lost.peer):
+            self._pending_workers.on_lost(now, name)
+        self._versions.refresh()
 
-    def on_worker_started(self, core: ConductorCore, now: float, worker: Worker) -> None:
-        """A worker is up."""
-        name = worker.peer.name
-        self.pending_workers.on_started(now, name)
-        self.inactive.discard(name)
-        self.weights_version = max(self.weights_version, worker.weights_version)
-        self._is_rolling_out |= any(one.weights_version < self.weights_version for one in core.workers.values())
-        self._update_uniformity(core)
-
-    def on_worker_lost(self, core: ConductorCore, now: float, peer: m.Peer) -> None:
-        """A worker is no longer there; unless it was dismissed, the launcher starts it again."""
-        self._idle_since.pop(peer.name, None)
-        if self.is_active and self.stopping.get(peer.name) != peer:
-            self.pending_workers.on_lost(now, peer.name)
-        self._update_uniformity(core)
-
-    def _update_uniformity(self, core: ConductorCore) -> None:
-        workers = core.workers.values()
-        self._is_uniform = all(
-            one.draining_since is None and one.weights_version == self.weights_version for one in workers
-        )
-
-    def on_process_exited(self, peer: m.Peer) -> bool:
-        """A process has ended; whether it was dismissed before."""
-        if self.stopping.get(peer.name) == peer:
-            del self.stopping[peer.name]
-            return True
-        self.pending_workers.on_exited(peer.name)
-        return False
-
-    def stats(self, core: ConductorCore) -> dict[str, int]:
-        """Workers that are wanted and not up, those that leave, those that are being ended; and each by its name."""
-        leaving = {name for name, worker in core.workers.items() if worker.draining_since is not None}
-        wanted = self.pending_workers.pending_since
-        counts = {"starting": len(wanted), "draining": len(leaving), "stopping": len(self.stopping)}
+    def stats(self) -> dict[str, int]:
+        """Count workers that start, drain and stop; while active, also by worker."""
+        draining = {worker.peer.name for worker in self._membership.draining()}
+        starting = self._pending_workers.pending_since
+        stopping = self._membership.stopping
+        counts = {"starting": len(starting), "draining": len(draining), "stopping": len(stopping)}
         if self.is_active:
-            for name in dict.fromkeys(name for crew in self.groups for name in crew.workers):
-                counts |= {f"starting {name}": int(name in wanted), f"draining {name}": int(name in leaving)}
+            for name in dict.fromkeys(name for group in self.groups for name in group.workers):
+                counts |= {f"starting {name}": int(name in starting), f"draining {name}": int(name in draining)}
         return counts
 
-    # ---------------------------------------------------------------- seats
-    def eligible_workers(self, core: ConductorCore, request: Request, plan: Plan) -> dict[str, m.Peer]:
-        """The workers that a walk may use. Of those that leave, only where no other has its edition."""
-        if self._is_uniform and request.weights_version in (None, self.weights_version):
-            return {name: worker.peer for name, worker in core.workers.items()}
-        edition = (
-            request.weights_version if request.weights_version is not None else _weights_version_for(core, request)
-        )
-        fit = [worker for worker in core.workers.values() if worker.weights_version == edition]
-        found = {worker.peer.name: worker.peer for worker in fit if worker.draining_since is None}
-        if request.weights_version is not None:
-            for spot in plan.worker_sets:
-                if not any(name in found for name in spot.workers):
-                    found |= {one.peer.name: one.peer for one in fit if one.peer.name in spot.workers}
-        return found
-
-    def is_weights_version_lost(self, core: ConductorCore, request: Request, plan: Plan) -> bool:
-        """Whether nobody has the edition that a request began with, and nobody will."""
-        if request.weights_version is None or request.weights_version >= self.weights_version:
-            return False
-        names = {name for name, worker in core.workers.items() if worker.weights_version == request.weights_version}
-        return any(names.isdisjoint(spot.workers) for spot in plan.worker_sets)
-
-    def is_worker_starting(self, core: ConductorCore, plan: Plan) -> bool:
-        """Whether somebody starts who could take a seat, or leaves and is then started again."""
-        leaving = {name for name, worker in core.workers.items() if worker.draining_since is not None}
-        names = {name for spot in plan.worker_sets for name in spot.workers}
-        return not names.isdisjoint(leaving | self.pending_workers.pending_since.keys() | self.stopping.keys())
-
-    # ---------------------------------------------------------------- on ticks
-    def step(self, core: ConductorCore, now: float) -> None:
-        """See who is needed, and who is not."""
-        if not self.is_active or core.limits.has_fixed_workers or now - self._last_evaluated_at < EVALUATION_INTERVAL_S:
+    # ---------------------------------------------------------------- evaluation
+    def step(self, now: float) -> None:
+        """Evaluate all groups, at most once per `evaluation_interval_s`."""
+        is_due = now - self._last_evaluated_at >= self.tuning.evaluation_interval_s
+        if not self.is_active or self._limits.has_fixed_workers or not is_due:
             return
-        self._last_evaluated_at, was_even = now, self._is_uniform
-        is_settled = self._check_settled(core, now)
-        self._scale_up(core, now, is_settled=is_settled)
+        self._last_evaluated_at = now
+        was_uniform = self._versions.is_uniform
+        is_settled = self._check_settled(now)
+        self._scale_up(now, is_settled=is_settled)
         if is_settled:
-            if self._is_rolling_out:
-                self._continue_rollout(core, now)
+            if self._rollout.is_active:
+                self._rollout.step(now)
             else:
-                for crew in self.groups:
-                    scale_down(core, now, crew, self.pending_workers.last_start_s)
-                _drain_surplus(core, now)
-            self._stop_drained(core, now)
-        there = {
-            name for name, worker in core.workers.items() if worker.draining_since is None
-        } | self.pending_workers.pending_since.keys()
-        self.inactive.clear()
-        self.inactive.update({name for crew in self.groups if crew.is_elastic for name in crew.workers} - there)
-        self._update_uniformity(core)
-        if not (was_even and self._is_uniform):  # who may sit where may have changed
-            request_lifecycle.place_waiting(core)
+                self._scale_down(now)
+            self._stop_drained(now)
+        self._update_inactive()
+        self._versions.refresh()
+        if not (was_uniform and self._versions.is_uniform):
+            self._lifecycle.place_waiting(now)
 
-    def _scale_up(self, core: ConductorCore, now: float, *, is_settled: bool) -> None:
-        """Have as many started as there is work for."""
-        models = {request.submit.model for request in core.requests.values()} | self.model_loading.loading(core)
-        waits = [one.submit.model for one in core.requests.values() if one.route is None]
-        self.pending_workers.expire(now)
-        for crew in self.groups:
-            if not models.isdisjoint(crew.models):
-                crew.last_requested_at = now
-            if crew.is_elastic:
-                update_target(core, now, crew, waits, self.pending_workers.pending_since)
-            if is_settled or (crew.last_requested_at == now and not crew.running(core)):
-                self._start_missing(core, now, crew)
-
-    def _check_settled(self, core: ConductorCore, now: float) -> bool:
-        """Whether it is known by now who is there."""
+    def _check_settled(self, now: float) -> bool:
+        """Whether all workers had time to register. Then the running workers become the initial targets."""
         if self._started_at is None:
             self._started_at = now
-        is_settled = now - self._started_at >= min(STARTUP_SETTLE_S, core.limits.scale_down_delay_s)
+        settle_s = min(self.tuning.startup_settle_s, self._limits.scale_down_delay_s)
+        is_settled = now - self._started_at >= settle_s
         if is_settled and not self._is_settled:
             self._is_settled = True
-            for crew in self.groups:  # they were started for a reason, which a conductor before this one knew
-                crew.target = max(crew.target, len(crew.running(core)))
+            for group in self.groups:  # an earlier conductor needed them
+                group.target = max(group.target, len(self._fleet.serving(group)))
         return is_settled
 
-    def _start_missing(self, core: ConductorCore, now: float, group: ReplicaGroup) -> None:
-        """Have as many started as are lacking; one that leaves, and could stay, comes first."""
-        lacking = group.target - len(group.running(core)) - len(self.pending_workers.expected(now, group.workers))
-        for worker in [core.workers[name] for name in group.workers if name in core.workers]:
-            if lacking > 0 and worker.draining_since is not None and worker.weights_version == self.weights_version:
+    def _update_inactive(self) -> None:
+        serving = {worker.peer.name for worker in self._membership.serving(self._membership.workers)}
+        active = serving | self._pending_workers.pending_since.keys()
+        self._capacity.set_inactive(
+            {name for group in self.groups if group.is_elastic for name in group.workers} - active
+        )
+
+    # ---------------------------------------------------------------- scale up
+    def _scale_up(self, now: float, *, is_settled: bool) -> None:
+        requests = self._lifecycle.requests.values()
+        models = {request.submit.model for request in requests} | self._model_loading.loading()
+        queued_models = {request.submit.model for request in requests if request.route is None}
+        self._pending_workers.expire(now)
+        for group in self.groups:
+            if not models.isdisjoint(group.models):
+                group.last_requested_at = now
+            if group.is_elastic:
+                group.update_target(now, self._group_load(group, queued_models), self._limits.scale_down_delay_s)
+            if is_settled or (group.last_requested_at == now and not self._fleet.serving(group)):
+                self._start_missing(now, group)
+
+    def _group_load(self, group: ReplicaGroup, queued_models: Collection[str]) -> GroupLoad:
+        serving = self._fleet.serving(group)
+        reports = (self._capacity.worker_load(worker.peer.name) for worker in serving)
+        loads = [load for load in reports if load is not None]
+        return GroupLoad(
+            replicas=len(serving),
+            utilization=sum(load.utilization for load in loads),
+            queued_batches=sum(load.queued_batches for load in loads),
+            walks=sum(worker.running_walks for worker in serving),
+            deadline_misses=sum(load.deadline_misses for load in loads),
+            is_starting=any(name in group.workers for name in self._pending_workers.pending_since),
+            has_queued_requests=not group.models.isdisjoint(queued_models),
+        )
+
+    def _start_missing(self, now: float, group: ReplicaGroup) -> None:
+        """Bring a group to its target: un-drain workers first, then start stopped ones."""
+        pending, workers = self._pending_workers, self._membership.workers
+        missing = group.target - len(self._fleet.serving(group)) - len(pending.expected(now, group.workers))
+        for worker in [workers[name] for name in group.workers if name in workers]:
+            is_newest = worker.weights_version == self._versions.newest
+            if missing > 0 and worker.draining_since is not None and is_newest:
                 worker.draining_since = None
                 self._idle_since.pop(worker.peer.name, None)
-                lacking -= 1
-        for name in self._stopped_workers(core, group)[: max(0, lacking)]:
-            self._start_worker(core, now, name)
-        for name in self.pending_workers.due_for_retry(now, group.workers):
-            core.send(self._launcher, m.StartWorker(name))
+                missing -= 1
+        for name in pending.stopped(group.workers)[: max(0, missing)]:
+            pending.request_start(now, name)
+        pending.retry_starts(now, group.workers)
 
-    def _stopped_workers(self, core: ConductorCore, group: ReplicaGroup) -> list[str]:
-        """Those that do not run, the one that was not wanted for the longest time first."""
-        taken = core.workers.keys() | self.pending_workers.pending_since.keys() | self.stopping.keys()
-        return self.pending_workers.least_recently_requested(name for name in group.workers if name not in taken)
+    # ---------------------------------------------------------------- scale down
+    def _scale_down(self, now: float) -> None:
+        """Lower targets, then drain one worker per group above its target, the least loaded first."""
+        for group in self.groups:
+            group.scale_down(now, self._limits.scale_down_delay_s, self._pending_workers.last_start_s)
+        for group in self.groups:
+            serving = self._fleet.serving(group)
+            if len(serving) > group.target:
+                surplus = [worker for worker in reversed(serving) if self._is_surplus(worker)]
+                if surplus:
+                    min(surplus, key=lambda worker: worker.running_walks).draining_since = now
 
-    def _start_worker(self, core: ConductorCore, now: float, name: str) -> None:
-        self.pending_workers.request_start(now, name)
-        core.send(self._launcher, m.StartWorker(name))
+    def _is_surplus(self, worker: Worker) -> bool:
+        """Whether every group of a worker reaches its target without it."""
+        own = 0 if worker.draining_since is not None else 1
+        groups = self._fleet.groups_of_worker(worker.peer.name)
+        return all(len(self._fleet.serving(group)) - own >= group.target for group in groups)
 
-    def _continue_rollout(self, core: ConductorCore, now: float) -> None:
-        """Replace one worker that has an older edition, when nothing else is under way."""
-        is_awaited = bool(self.pending_workers.expected(now, self.pending_workers.pending_since))
-        if is_awaited or self.stopping or any(worker.draining_since is not None for worker in core.workers.values()):
-            return
-        stale = {name for name, worker in core.workers.items() if worker.weights_version < self.weights_version}
-        if not stale:
-            self._is_rolling_out = False
-            core.send(self._launcher, m.WeightsRolled(self.weights_version))
-            return
-        crews = [crew for crew in self.groups if not stale.isdisjoint(crew.workers)]
-        behind = [
-            crew
-            for crew in crews
-            if all(worker.weights_version < self.weights_version for worker in crew.running(core))
-        ]
-        crew = (behind or crews)[0]
-        spare = self._stopped_workers(core, crew)
-        if spare and len(crew.running(core)) <= crew.target:
-            self._start_worker(core, now, spare[0])
-        else:
-            old = [worker for worker in crew.running(core) if worker.weights_version < self.weights_version]
-            min(old, key=lambda worker: (worker.weights_version, worker.running_walks)).draining_since = now
-
-    # ---------------------------------------------------------------- leaving
-    def _stop_drained(self, core: ConductorCore, now: float) -> None:
-        """Have those ended that leave and hold nothing."""
-        for worker in [worker for worker in core.workers.values() if worker.draining_since is not None]:
-            peer = worker.peer
-            if worker.weights_version == self.weights_version and not _is_surplus(core, worker):
-                continue  # it will be asked to stay
-            if any(_needs_draining_worker(core, now, request, worker) for request in core.requests.values()):
+    def _stop_drained(self, now: float) -> None:
+        """Stop draining workers that no request needs, or that have drained for too long."""
+        for worker in self._membership.draining():
+            peer, requests = worker.peer, self._lifecycle.requests.values()
+            if worker.weights_version == self._versions.newest and not self._is_surplus(worker):
+                continue  # the next scale-up un-drains it
+            if any(self._must_wait_for(now, request, worker) for request in requests):
                 self._idle_since.pop(peer.name, None)
                 continue
-            is_needed = any(request.needs(peer) for request in core.requests.values())
-            if is_needed or now - self._idle_since.setdefault(peer.name, now) >= STOP_DELAY_S:
-                self.stopping[peer.name] = peer
-                core.send(self._launcher, m.StopWorker(peer))
-                core.on_worker_lost(now, peer, (), f"worker {peer} was to leave")
+            is_overdue = any(request.needs(peer) for request in requests)
+            idle_s = 0.0 if is_overdue else now - self._idle_since.setdefault(peer.name, now)
+            if is_overdue or idle_s >= self.tuning.stop_delay_s:
+                self._membership.stop(now, peer)
 
-
-def _weights_version_for(core: ConductorCore, request: Request) -> int | None:
-    """The edition that a request begins with: the newest that is everywhere; the oldest if it began before."""
-    is_again = request.submit.last_seen_attempt >= 0
-    editions = sorted({worker.weights_version for worker in core.workers.values()}, reverse=not is_again)
-    crews = [crew.running(core) for crew in core.autoscaler.groups if request.submit.model in crew.models]
-    for edition in editions:
-        is_newest = edition == core.autoscaler.weights_version  # whoever is started will have that
-        if all(any(one.weights_version == edition for one in crew) or (is_newest and not crew) for crew in crews):
-            return edition
-    return None
-
-
-def _drain_surplus(core: ConductorCore, now: float) -> None:
-    """Have those leave that no crew needs, the idlest first."""
-    for crew in core.autoscaler.groups:
-        running = crew.running(core)
-        free = [worker for worker in running if _is_surplus(core, worker)] if len(running) > crew.target else []
-        if free:
-            min(reversed(free), key=lambda worker: worker.running_walks).draining_since = now
-
-
-def _is_surplus(core: ConductorCore, worker: Worker) -> bool:
-    """Whether all crews of a worker that stays have more than they should, or of one that leaves, enough."""
-    more = worker.draining_since is None
-    crews = [crew for crew in core.autoscaler.groups if worker.peer.name in crew.workers]
-    return all(len(crew.running(core)) >= crew.target + more for crew in crews)
-
-
-def _needs_draining_worker(core: ConductorCore, now: float, request: Request, worker: Worker) -> bool:
-    """Whether a worker that leaves has to stay for a request."""
-    if request.weights_version == worker.weights_version:
-        crews = [crew for crew in core.autoscaler.groups if request.submit.model in crew.models]
-        others = [crew.running(core) for crew in crews if worker.peer.name in crew.workers]
-        if any(all(one.weights_version != worker.weights_version for one in crew) for crew in others):
-            return True  # nobody else could go on with it
-    if worker.draining_since is None or not request.needs(worker.peer):
-        return False
-    return now - worker.draining_since < core.limits.drain_timeout_s or request_lifecycle.is_non_retryable(
-        core, request
-    )
+    def _must_wait_for(self, now: float, request: Request, worker: Worker) -> bool:
+        """Whether a draining worker must stay for a request."""
+        version, name = worker.weights_version, worker.peer.name
+        if request.weights_version == version:
+            groups = [group for group in self.groups if request.submit.model in group.models and name in group.workers]
+            if any(all(other.weights_version != version for other in self._fleet.serving(group)) for group in groups):
+                return True  # no other worker has the version that the request started with
+        if worker.draining_since is None or not request.needs(worker.peer):
+            return False
+        return now - worker.draining_since < self._limits.drain_timeout_s or not request.is_retryable

@@ -1,108 +1,114 @@
-"""Models that rest: their workers are ended although there is room for them, until somebody wants them again.
+"""Loading and unloading of models on request.
 
-A model that is told to rest does so once nothing of it is under way. Then workers that no other model needs leave, as
-they do when there is nothing to do: see `scaling`. The next request, or being told to, wakes it. None of this is kept
-beyond the life of a conductor.
+An unloaded model keeps no worker to itself: once its requests are finished, the autoscaler drains and stops the workers
+that no other model needs. The next request for the model, or a load command, loads it again. A conductor that restarts
+has all models loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from math import inf
-from typing import TYPE_CHECKING
 
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.outbox import Outbox
+from mstar.conductor.scaling.fleet import Fleet
+from mstar.conductor.scaling.replica_group import ReplicaGroup
 from mstar.wire import messages as m
 
-if TYPE_CHECKING:
-    from mstar.conductor.core import ConductorCore
-    from mstar.conductor.scaling.replica_group import ReplicaGroup
+LOADED = "loaded"
+LOADING = "loading"
+UNLOADED = "unloaded"
 
-LOADED, LOADING, UNLOADED = "loaded", "loading", "unloaded"
+ModelCommand = m.UnloadModel | m.LoadModel | m.ModelStatusQuery
 
 
 class ModelLoading:
-    """Which models rest, and which are being woken, under one conductor."""
+    """Unloaded and loading models of one conductor."""
 
-    def __init__(self, groups: Sequence[ReplicaGroup]) -> None:
-        self.unloaded: set[str] = set()
-        """Those that were told to rest."""
+    def __init__(self, models: Collection[str], fleet: Fleet, limits: ConductorLimits, outbox: Outbox) -> None:
+        self._models = models
+        self._fleet = fleet
+        self._has_fixed_workers = limits.has_fixed_workers
+        self._outbox = outbox
+        self._unloaded: set[str] = set()
+        """Models that were unloaded on request."""
         self._loading: set[str] = set()
-        """Those that were woken and are not whole."""
-        self._groups = groups
+        """Models that were loaded again and do not have their minimum replicas yet."""
 
-    def __bool__(self) -> bool:
-        return bool(self.unloaded or self._loading)
+    @property
+    def is_active(self) -> bool:
+        """Whether some model is unloaded or loading."""
+        return bool(self._unloaded or self._loading)
 
-    def unload(self, core: ConductorCore, model: str) -> str:
-        """Have a model rest; why it cannot, if it cannot."""
-        if why := self._unload_blocker(core, model):
-            return why
-        self.unloaded.add(model)
-        self._loading.discard(model)
-        for crew in self._groups:
-            if not crew.is_unloaded and crew.models <= self.unloaded:
-                crew.is_unloaded, crew.surplus_since, crew.overloaded_since = True, inf, inf
-        return ""
+    def on_command(self, frontend: m.Peer, message: ModelCommand) -> None:
+        """Execute a command of a front end and reply with the states of all models."""
+        reason = ""
+        if isinstance(message, m.UnloadModel):
+            reason = self._unload(message.model)
+        elif isinstance(message, m.LoadModel):
+            self._load(message.model)
+        states = {model: self._state(model) for model in self._models}
+        self._outbox.send(frontend, m.ModelStatusReply(message.correlation_id, states, reason))
 
-    def _unload_blocker(self, core: ConductorCore, model: str) -> str:
-        if core.limits.has_fixed_workers:
-            return "its workers are the server's own process; serve without --in-process to have workers that end"
-        rest = self.unloaded | {model}
-        staying = [crew for crew in self._groups if not crew.models <= rest]
-        own = {name for crew in self._groups if model in crew.models for name in crew.workers}
-        if own - {name for crew in staying for name in crew.workers}:
-            return ""
-        others = sorted({one for crew in staying if not own.isdisjoint(crew.workers) for one in crew.models - rest})
-        if not others:
-            return "it has no workers"
-        return (
-            f"all its workers serve {', '.join(others)} too, which would stay;"
-            " give it a worker of its own in its placement"
-        )
+    def on_submit(self, model: str) -> None:
+        """Load a model that a request needs."""
+        if model in self._unloaded:
+            self._load(model)
 
-    def load(self, core: ConductorCore, model: str) -> None:
-        """Have a model served again."""
-        if core.limits.has_fixed_workers:
-            return
-        self.unloaded.discard(model)
-        self._loading.add(model)
-        for crew in self._groups_of(model):
-            crew.is_unloaded = False
-            crew.target = max(crew.target, crew.min_replicas)
-
-    def loading(self, core: ConductorCore) -> set[str]:
-        """Models that are woken and not there: as if somebody waited for them."""
+    def loading(self) -> set[str]:
+        """Return the models that are still loading. They count as requested."""
         self._loading -= {
-            one for one in self._loading if all(_has_min_replicas(core, crew) for crew in self._groups_of(one))
+            model
+            for model in self._loading
+            if all(self._has_min_replicas(group) for group in self._fleet.groups_of_model(model))
         }
         return self._loading
 
-    def _groups_of(self, model: str) -> list[ReplicaGroup]:
-        return [crew for crew in self._groups if model in crew.models]
+    def _unload(self, model: str) -> str:
+        """Unload a model; return why it cannot be unloaded, or an empty string."""
+        if reason := self._unload_blocker(model):
+            return reason
+        self._unloaded.add(model)
+        self._loading.discard(model)
+        for group in self._fleet.groups:
+            if not group.is_unloaded and group.models <= self._unloaded:
+                group.is_unloaded, group.surplus_since, group.overloaded_since = True, inf, inf
+        return ""
 
-    def state(self, core: ConductorCore, model: str) -> str:
-        """How a model is."""
-        if model in self.unloaded:
+    def _unload_blocker(self, model: str) -> str:
+        if self._has_fixed_workers:
+            return "its workers run inside the server process\n  fix: serve without --in-process"
+        unloaded = self._unloaded | {model}
+        staying = [group for group in self._fleet.groups if not group.models <= unloaded]
+        own = {name for group in self._fleet.groups if model in group.models for name in group.workers}
+        if own - {name for group in staying for name in group.workers}:
+            return ""
+        shared = [group for group in staying if not own.isdisjoint(group.workers)]
+        others = sorted({name for group in shared for name in group.models - unloaded})
+        if not others:
+            return "it has no workers"
+        return (
+            f"it shares all its workers with {', '.join(others)}\n  fix: give it a worker of its own in its placement"
+        )
+
+    def _load(self, model: str) -> None:
+        if self._has_fixed_workers:
+            return
+        self._unloaded.discard(model)
+        self._loading.add(model)
+        for group in self._fleet.groups_of_model(model):
+            group.is_unloaded = False
+            group.target = max(group.target, group.min_replicas)
+
+    def _state(self, model: str) -> str:
+        if model in self._unloaded:
             return UNLOADED
-        lacking = [crew for crew in self._groups_of(model) if not crew.running(core)]
-        is_coming = model in self._loading or all(crew.target for crew in lacking)
-        return (LOADING if is_coming else UNLOADED) if lacking else LOADED
+        empty = [group for group in self._fleet.groups_of_model(model) if not self._fleet.serving(group)]
+        if not empty:
+            return LOADED
+        is_coming = model in self._loading or all(group.target for group in empty)
+        return LOADING if is_coming else UNLOADED
 
-
-def _has_min_replicas(core: ConductorCore, group: ReplicaGroup) -> bool:
-    return len(group.running(core)) >= max(1, group.min_replicas)
-
-
-def on_model_command(
-    core: ConductorCore, frontend: m.Peer, message: m.UnloadModel | m.LoadModel | m.ModelStatusQuery
-) -> None:
-    """Do what a front end asks of models, and tell it how they are."""
-    rests, why = core.autoscaler.model_loading, ""
-    if isinstance(message, m.UnloadModel):
-        why = rests.unload(core, message.model)
-    elif isinstance(message, m.LoadModel):
-        rests.load(core, message.model)
-    core.send(
-        frontend,
-        m.ModelStatusReply(message.correlation_id, {model: rests.state(core, model) for model in core.models}, why),
-    )
+    def _has_min_replicas(self, group: ReplicaGroup) -> bool:
+        return len(self._fleet.serving(group)) >= max(1, group.min_replicas)

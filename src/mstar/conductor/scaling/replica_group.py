@@ -1,159 +1,192 @@
-"""Crews: workers that hold the same components. How many of each should run, by what they have to do.
+"""Replica groups: interchangeable workers that hold the same components, and the target number of replicas of each.
 
-Nothing is sent here: see `scaling`. A crew that always runs whole is one too, because its workers are replaced one by
-one when there are new weights.
+A group with a fixed number of replicas is one too: rolling updates replace its workers one by one. Nothing is sent
+here; the autoscaler acts on the targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
-from mstar.conductor.admission import MAX_STREAM_UTILIZATION
+from mstar.conductor.model import ConductorModel
 
-if TYPE_CHECKING:
-    from mstar.conductor.core import ConductorCore, ConductorModel, Worker
 
-SCALE_DOWN_UTILIZATION = 0.6
-"""So much of each worker streams may need once there is one worker less: what comes next has room, and a crew that has
-shrunk does not grow at once."""
-MAX_BACKLOG_BATCHES = 3
-"""So many batches that wait at each worker, time and again, are too much to do: calls wait longer than they run."""
-LATENESS_WINDOW_S = 0.5
-"""For so many seconds a late emission says that there is too much to do; a crew that grows was late again and again."""
-SCALE_UP_DELAY_DIVISOR = 5.0
-"""A crew grows so many times sooner than it shrinks: clients wait for the one, and only money for the other."""
-LAST_REPLICA_DELAY_FACTOR = 2.0
-"""The last worker stays so many times longer: whoever asks next waits until one is up."""
-START_TIME_DELAY_FACTOR = 3.0
-"""Fewer have to do for so many times as long as a start takes, so that nobody waits for what has just been ended."""
+@dataclass(frozen=True, slots=True)
+class ScalingTuning:
+    """Thresholds and delays of the autoscaler."""
+
+    scale_up_utilization: float = 0.9
+    """Stream utilization per replica above which a group is overloaded."""
+    scale_down_utilization: float = 0.6
+    """Maximum stream utilization per replica after scaling down. The gap to `scale_up_utilization` prevents
+    flapping."""
+    max_backlog_batches: int = 3
+    """Queued batches per replica from which a group is overloaded: calls wait longer than they run."""
+    lateness_window_s: float = 0.5
+    """Seconds for which a missed deadline counts as overload."""
+    scale_up_delay_divisor: float = 5.0
+    """A group scales up after `scale_down_delay_s` divided by this: a slow scale-up costs latency, a slow scale-down
+    only money."""
+    last_replica_delay_factor: float = 2.0
+    """Factor on the scale-down delay of the last replica: the next request waits for a cold start."""
+    start_time_delay_factor: float = 3.0
+    """Minimum scale-down delay in multiples of the last start time, so that starting pays off."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLoad:
+    """Current load of one group, summed over its serving replicas."""
+
+    replicas: int = 0
+    """Replicas that serve."""
+    utilization: float = 0.0
+    """Fraction of a worker's time that streams need, summed."""
+    queued_batches: int = 0
+    walks: int = 0
+    """Running walks."""
+    deadline_misses: int = 0
+    """Missed deadlines since the workers started."""
+    is_starting: bool = False
+    """Whether a replica starts."""
+    has_queued_requests: bool = False
+    """Whether requests of its models wait for admission."""
 
 
 @dataclass(eq=False, slots=True)
 class ReplicaGroup:
-    """Some workers of which a request uses one, and what is known of their work."""
+    """Interchangeable workers of which a request uses one, with their autoscaling state.
+
+    `update_target` runs every 0.2 s. With load summed over `n = max(1, replicas)` serving replicas:
+
+    1. Overloaded, if any of: utilization > 0.9 n; queued batches ≥ 3 n; a deadline was missed in the last 0.5 s while
+       walks run; requests wait for admission.
+    2. Scale up after `scale_down_delay_s / 5` of overload, unless a replica is starting:
+       `target = min(workers, max(target + 1, ceil(utilization / 0.9)))`.
+    3. Learn `safe_walks_per_worker`: the largest number of walks per worker that caused no backlog for a whole
+       `scale_down_delay_s`. A scale-up lowers it below the number that was too much.
+    4. Surplus, if `target - 1` replicas would do: utilization ≤ 0.6 (target - 1), walks ≤ safe (target - 1), fewer
+       queued batches than replicas, nothing waits. For the last replica: no request of its models at all.
+    5. `scale_down`: after max(`scale_down_delay_s`, 3 x last start time) of surplus, `target -= 1`; the last replica
+       takes twice as long.
+
+    Example: `scale_down_delay_s = 5`, 1 replica at utilization 1.2. After 1 s of overload, target = max(2, ceil(1.33))
+    = 2. When utilization drops to 0.5, one replica would do (0.5 ≤ 0.6), and after 5 s of that target = 1.
+    """
 
     workers: tuple[str, ...]
     configured_min_replicas: int
-    """So many of them always run, but while all its models rest."""
+    """Minimum replicas while at least one of its models is loaded."""
     models: set[str] = field(default_factory=set[str])
+    """Models that use it."""
     target: int = 0
-    """How many should run."""
+    """Number of replicas that should run."""
     is_unloaded: bool = False
-    """Whether all its models were told to rest."""
+    """Whether all its models are unloaded."""
     safe_walks_per_worker: int = 1
-    """How many walks at each of them were no trouble."""
+    """Walks per worker that are known not to overload."""
     last_requested_at: float = -inf
-    """When there last was a request that could use it."""
+    """Last time there was a request that can use it."""
     overloaded_since: float = inf
-    """Since when it has too much to do."""
     relaxed_since: float = inf
-    """Since when nothing waits, or since the last look at it."""
+    """Start of the current observation without backlog."""
     fewest_walks_per_worker: float = inf
-    """How many walks each worker had since then, at least."""
+    """Minimum walks per worker during that observation."""
     surplus_since: float = inf
-    """Since when fewer would do."""
-    late_emissions: int = 0
-    """How many emissions had been late when it was last looked at."""
-    last_late_at: float = -inf
-    """When it was found that there were more."""
+    """Since when fewer replicas would do."""
+    deadline_misses: int = 0
+    """Missed deadlines at the last update."""
+    last_miss_at: float = -inf
+    """Last time that number had increased."""
+    tuning: ScalingTuning = field(default_factory=ScalingTuning)
 
     @property
     def min_replicas(self) -> int:
-        """How many of its workers have to run now."""
+        """Minimum replicas now."""
         return 0 if self.is_unloaded else self.configured_min_replicas
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it may have fewer workers than it names."""
+        """Whether it can have fewer replicas than workers."""
         return self.min_replicas < len(self.workers)
 
-    def running(self, core: ConductorCore) -> list[Worker]:
-        """Its workers that are there and stay."""
-        found = (core.workers.get(name) for name in self.workers)
-        return [worker for worker in found if worker is not None and worker.draining_since is None]
+    def update_target(self, now: float, load: GroupLoad, scale_down_delay_s: float) -> None:
+        """Update the target and the surplus clock (steps 1 to 4)."""
+        if self.is_unloaded:  # running requests finish first; a new request loads the model again
+            self.target = max(1, self.target) if self.last_requested_at == now else 0
+            return
+        if self.last_requested_at == now and not self.target:
+            self.target = 1
+        tuning, replicas = self.tuning, max(1, load.replicas)
+        is_overloaded = self._is_overloaded(now, load, replicas)
+        self.overloaded_since = min(self.overloaded_since, now) if is_overloaded else inf
+        is_overload_lasting = now - self.overloaded_since > tuning.lateness_window_s
+        has_backlog = bool(load.queued_batches) or is_overload_lasting
+        self._learn_capacity(now, scale_down_delay_s, inf if has_backlog else load.walks / replicas)
+        is_growing = load.is_starting or load.replicas < self.target
+        if now - self.overloaded_since >= scale_down_delay_s / tuning.scale_up_delay_divisor and not is_growing:
+            needed = ceil(load.utilization / tuning.scale_up_utilization)
+            self.target = min(len(self.workers), max(self.target + 1, needed))
+            self.safe_walks_per_worker = max(1, min(self.safe_walks_per_worker, ceil(load.walks / replicas) - 1))
+            self.overloaded_since = inf
+        fewer = self.target - 1
+        has_room = (
+            load.utilization <= tuning.scale_down_utilization * fewer
+            and load.walks <= self.safe_walks_per_worker * fewer
+            and load.queued_batches < replicas
+            and not load.has_queued_requests
+        )
+        is_idle = has_room and not is_overload_lasting if fewer else self.last_requested_at < now
+        self.surplus_since = min(self.surplus_since, now) if fewer >= self.min_replicas and is_idle else inf
+
+    def _is_overloaded(self, now: float, load: GroupLoad, replicas: int) -> bool:
+        tuning = self.tuning
+        if load.deadline_misses > self.deadline_misses:
+            self.last_miss_at = now
+        self.deadline_misses = load.deadline_misses
+        is_late = now - self.last_miss_at < tuning.lateness_window_s and bool(load.walks)
+        return bool(load.replicas) and (
+            load.utilization > tuning.scale_up_utilization * replicas
+            or load.queued_batches >= tuning.max_backlog_batches * replicas
+            or is_late
+            or load.has_queued_requests
+        )
+
+    def _learn_capacity(self, now: float, period_s: float, walks_per_worker: float) -> None:
+        """Step 3; `walks_per_worker` is infinite while there is backlog."""
+        if walks_per_worker == inf:
+            self.relaxed_since, self.fewest_walks_per_worker = inf, inf
+            return
+        self.relaxed_since = min(self.relaxed_since, now)
+        self.fewest_walks_per_worker = min(self.fewest_walks_per_worker, walks_per_worker)
+        if now - self.relaxed_since >= period_s:
+            self.safe_walks_per_worker = max(self.safe_walks_per_worker, ceil(self.fewest_walks_per_worker))
+            self.relaxed_since, self.fewest_walks_per_worker = now, inf
+
+    def scale_down(self, now: float, scale_down_delay_s: float, last_start_s: float) -> None:
+        """Lower the target by one if there has been a surplus for long enough (step 5)."""
+        delay_s = max(scale_down_delay_s, self.tuning.start_time_delay_factor * last_start_s)
+        if self.target <= 1:
+            delay_s *= self.tuning.last_replica_delay_factor
+        if now - self.surplus_since >= delay_s:
+            self.target -= 1
+            self.surplus_since = inf
 
 
 def build_replica_groups(models: Mapping[str, ConductorModel]) -> list[ReplicaGroup]:
-    """The crews of all models: one for all entries of placements that name the same workers."""
-    found: dict[tuple[str, ...], ReplicaGroup] = {}
-    for model, one in models.items():
-        for workers, least in one.plans.replica_groups:
-            crew = found.setdefault(workers, ReplicaGroup(workers, least))
-            crew.configured_min_replicas = max(crew.configured_min_replicas, least)
-            crew.models.add(model)
-    always = {name for crew in found.values() if not crew.is_elastic for name in crew.workers}
-    for model, one in models.items():  # a walk that calls nothing has a spot that no entry names
-        for spot in (spot for plan in one.plans.walks.values() for spot in plan.worker_sets):
-            crew = ReplicaGroup(spot.workers, sum(name in always for name in spot.workers))
-            found.setdefault(spot.workers, crew).models.add(model)
-    for crew in found.values():
-        crew.target = crew.min_replicas
-    return list(found.values())
-
-
-def update_target(
-    core: ConductorCore, now: float, group: ReplicaGroup, queued_models: Sequence[str], starting: Iterable[str]
-) -> None:
-    """Set how many of a crew should run; requests of the models that `waits` names have not begun."""
-    if group.is_unloaded:  # what was there before may end; whoever comes now wakes it
-        group.target = max(1, group.target) if group.last_requested_at == now else 0
-        return
-    running = group.running(core)
-    if group.last_requested_at == now and not group.target:
-        group.target = 1
-    loads = [load for worker in running if (load := core.admission.worker_load(worker.peer.name)) is not None]
-    share, waiting = sum(load.utilization for load in loads), sum(load.queued_batches for load in loads)
-    walks, count = sum(worker.running_walks for worker in running), max(1, len(running))
-    late = sum(load.deadline_misses for load in loads)
-    if late > group.late_emissions:
-        group.last_late_at = now
-    group.late_emissions = late
-    is_late = now - group.last_late_at < LATENESS_WINDOW_S and bool(walks)
-    is_queued = any(model in group.models for model in queued_models)
-    is_pressed = bool(running) and (
-        share > MAX_STREAM_UTILIZATION * count or waiting >= MAX_BACKLOG_BATCHES * count or is_late or is_queued
-    )
-    group.overloaded_since = min(group.overloaded_since, now) if is_pressed else inf
-    is_worn = now - group.overloaded_since > LATENESS_WINDOW_S  # what was late once does not count
-    _learn_capacity(group, now, core.limits.scale_down_delay_s, inf if waiting or is_worn else walks / count)
-    is_growing = any(name in group.workers for name in starting) or len(running) < group.target
-    if now - group.overloaded_since >= core.limits.scale_down_delay_s / SCALE_UP_DELAY_DIVISOR and not is_growing:
-        group.target = min(len(group.workers), max(group.target + 1, ceil(share / MAX_STREAM_UTILIZATION)))
-        group.safe_walks_per_worker = max(1, min(group.safe_walks_per_worker, ceil(walks / count) - 1))
-        group.overloaded_since = inf
-    fewer = group.target - 1
-    has_room = (
-        share <= SCALE_DOWN_UTILIZATION * fewer
-        and walks <= group.safe_walks_per_worker * fewer
-        and waiting < count
-        and not is_queued
-    )
-    is_enough = fewer >= group.min_replicas and (has_room and not is_worn if fewer else group.last_requested_at < now)
-    group.surplus_since = min(group.surplus_since, now) if is_enough else inf
-
-
-def _learn_capacity(group: ReplicaGroup, now: float, period_s: float, walks_per_worker: float) -> None:
-    """Take note of how many walks at each worker are no trouble for some time; infinite if now there is some."""
-    if walks_per_worker == inf:
-        group.relaxed_since, group.fewest_walks_per_worker = inf, inf
-        return
-    group.relaxed_since, group.fewest_walks_per_worker = (
-        min(group.relaxed_since, now),
-        min(group.fewest_walks_per_worker, walks_per_worker),
-    )
-    if now - group.relaxed_since >= period_s:
-        group.safe_walks_per_worker = max(group.safe_walks_per_worker, ceil(group.fewest_walks_per_worker))
-        group.relaxed_since, group.fewest_walks_per_worker = now, inf
-
-
-def scale_down(core: ConductorCore, now: float, group: ReplicaGroup, start_s: float) -> None:
-    """Want one worker less, if that would have done for long enough; starts take so many seconds."""
-    wait = max(core.limits.scale_down_delay_s, START_TIME_DELAY_FACTOR * start_s) * (
-        1.0 if group.target > 1 else LAST_REPLICA_DELAY_FACTOR
-    )
-    if now - group.surplus_since >= wait:
-        group.target -= 1
-        group.surplus_since = inf
+    """Build the groups of all models. Placement rules that name the same workers share one group."""
+    groups: dict[tuple[str, ...], ReplicaGroup] = {}
+    for name, model in models.items():
+        for workers, min_replicas in model.plans.replica_groups:
+            group = groups.setdefault(workers, ReplicaGroup(workers, min_replicas))
+            group.configured_min_replicas = max(group.configured_min_replicas, min_replicas)
+            group.models.add(name)
+    fixed = {name for group in groups.values() if not group.is_elastic for name in group.workers}
+    for name, model in models.items():  # a walk without calls has a worker set that no placement rule names
+        for worker_set in (worker_set for plan in model.plans.walks.values() for worker_set in plan.worker_sets):
+            group = ReplicaGroup(worker_set.workers, sum(worker in fixed for worker in worker_set.workers))
+            groups.setdefault(worker_set.workers, group).models.add(name)
+    for group in groups.values():
+        group.target = group.min_replicas
+    return list(groups.values())

@@ -1,0 +1,94 @@
+"""Versions of the weights: which workers a request can use, so that it never mixes two versions.
+
+During a rolling update workers of two versions serve side by side. A request starts with the newest version that every
+group of its model serves, and finishes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mstar.conductor.membership import Membership
+from mstar.conductor.requests import Request, is_resubmitted
+from mstar.conductor.scaling.replica_group import ReplicaGroup
+from mstar.plan.tables import Plan
+from mstar.wire.messages import Peer
+
+MAX_RECENT_REQUESTS = 4096
+"""Number of finished requests whose weights version is remembered."""
+
+
+class WeightsVersions:
+    """Weights versions of the workers and requests of one conductor."""
+
+    def __init__(self, groups: Sequence[ReplicaGroup], membership: Membership) -> None:
+        self.newest = 0
+        """The newest known version."""
+        self.is_uniform = True
+        """Whether all workers have the newest version and none drains, as of the last `refresh`."""
+        self._groups = groups
+        self._membership = membership
+        self._recent_versions: dict[str, int] = {}
+        """By id of a finished request: its client can miss output and submit it again."""
+
+    def refresh(self) -> None:
+        """Update `is_uniform`, the fast path of `eligible_workers`."""
+        workers = self._membership.workers.values()
+        self.is_uniform = all(
+            worker.draining_since is None and worker.weights_version == self.newest for worker in workers
+        )
+
+    def on_request_finished(self, request: Request) -> None:
+        """Remember the version of a finished request."""
+        if request.weights_version is not None:
+            self._recent_versions[request.rid] = request.weights_version
+            if len(self._recent_versions) > MAX_RECENT_REQUESTS:
+                del self._recent_versions[next(iter(self._recent_versions))]
+
+    def version_of_finished(self, rid: str) -> int | None:
+        """Return the version that a finished request had, if it is remembered."""
+        return self._recent_versions.get(rid)
+
+    def eligible_workers(self, request: Request, plan: Plan) -> dict[str, Peer]:
+        """Return the workers that a walk can use.
+
+        1. Only workers with the version of the request, or, for a request that starts, with the one chosen for it.
+        2. Draining workers only where no other worker of a seat has that version, and the request has started.
+        """
+        workers = self._membership.workers
+        if self.is_uniform and request.weights_version in (None, self.newest):
+            return {name: worker.peer for name, worker in workers.items()}
+        has_started = request.weights_version is not None
+        version = request.weights_version if has_started else self._starting_version(request)
+        same_version = [worker for worker in workers.values() if worker.weights_version == version]
+        eligible = {worker.peer.name: worker.peer for worker in same_version if worker.draining_since is None}
+        if has_started:
+            for worker_set in plan.worker_sets:
+                if not any(name in eligible for name in worker_set.workers):
+                    names = worker_set.workers
+                    eligible |= {worker.peer.name: worker.peer for worker in same_version if worker.peer.name in names}
+        return eligible
+
+    def _starting_version(self, request: Request) -> int | None:
+        """The newest version that every group of the model serves; the oldest for a resubmitted request."""
+        is_newest_first = not is_resubmitted(request.submit)
+        workers = self._membership.workers.values()
+        versions = sorted({worker.weights_version for worker in workers}, reverse=is_newest_first)
+        groups = [group for group in self._groups if request.submit.model in group.models]
+        serving = [self._membership.serving(group.workers) for group in groups]
+        for version in versions:
+            is_newest = version == self.newest  # an empty group starts with the newest version
+            if all(
+                any(worker.weights_version == version for worker in group) or (is_newest and not group)
+                for group in serving
+            ):
+                return version
+        return None
+
+    def is_version_lost(self, request: Request, plan: Plan) -> bool:
+        """Return whether no worker has the version of a request, and none will: workers start with the newest."""
+        if request.weights_version is None or request.weights_version >= self.newest:
+            return False
+        workers = self._membership.workers.items()
+        names = {name for name, worker in workers if worker.weights_version == request.weights_version}
+        return any(names.isdisjoint(worker_set.workers) for worker_set in plan.worker_sets)

@@ -1,0 +1,136 @@
+"""Dispatch of walks to workers: assignment of seats, start messages, state transfers, and collection of results.
+
+Knows nothing about routes, retries or admission; see `request_lifecycle`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mstar.conductor.assignment import assign_workers, inputs_by_worker
+from mstar.conductor.membership import Membership
+from mstar.conductor.outbox import Outbox
+from mstar.conductor.requests import Request, StateHandle, StateLocation, WalkResult, WalkRun
+from mstar.conductor.scaling.weights_versions import WeightsVersions
+from mstar.conductor.spans import RequestSpans
+from mstar.failpoints import hit
+from mstar.wire import messages as m
+
+
+class WalkDispatcher:
+    """Starts walks on workers and ends them. Owns the count of running walks of each worker."""
+
+    def __init__(self, membership: Membership, versions: WeightsVersions, outbox: Outbox, spans: RequestSpans) -> None:
+        self._membership = membership
+        self._versions = versions
+        self._outbox = outbox
+        self._spans = spans
+
+    def place(self, now: float, request: Request) -> None:
+        """Start the walk of a request if every seat has an eligible worker; otherwise leave it waiting."""
+        hit("conductor.place")
+        run = request.walk_run
+        assert run is not None
+        workers = self._membership.workers
+        load = {name: worker.running_walks for name, worker in workers.items()}
+        seats = assign_workers(run, self._versions.eligible_workers(request, run.plan), load)
+        if seats is None:
+            return
+        run.seats, run.pending_seats = seats, set(range(len(seats)))
+        if seats:
+            request.weights_version = workers[seats[0].name].weights_version
+        request.has_emitted |= run.call.name in request.model.emitting_walks
+        self._spans.on_walk_started(request)
+        self._send_forks(request)
+        totals = request.totals
+        for peer, indices in inputs_by_worker(run.plan, seats).items():
+            workers[peer.name].running_walks += 1
+            request.workers.add(peer)
+            inputs = {index: self._walk_input(request, run, index, peer) for index in sorted(indices)}
+            self._outbox.send(peer, _start_message(now, request, run, inputs, totals))
+
+    def _send_forks(self, request: Request) -> None:
+        for original, copy in request.pending_forks:
+            order = m.ForkState(request.rid, request.attempt, original.number, copy.number)
+            self._outbox.send(original.peer, order)
+        request.pending_forks.clear()
+
+    def _walk_input(self, request: Request, run: WalkRun, index: int, peer: m.Peer) -> m.WalkInput:
+        """Describe an input for one worker; have a state sent there if another worker holds it."""
+        value = run.call.arguments[run.plan.input_names[index]]
+        if not isinstance(value, StateHandle):
+            return m.ValueInput(m.Value(value))
+        location = value.location
+        if location is None:
+            return m.NewState(value.component, value.kind)
+        if location.peer == peer:
+            return m.LocalState(location.number)
+        order = m.SendState(request.rid, request.attempt, location.number, peer, run.number, index)
+        self._outbox.send(location.peer, order)
+        return m.IncomingState()
+
+    def are_states_alive(self, request: Request) -> bool:
+        """Return whether the workers of all states of a request are alive."""
+        locations = (handle.location for handle in request.handles)
+        return all(location is None or self._membership.is_alive(location.peer) for location in locations)
+
+    def release_workers(self, run: WalkRun) -> None:
+        """Take a walk off the load of its workers."""
+        hit("conductor.release_workers")
+        for peer in set(run.seats):
+            if self._membership.is_alive(peer):
+                self._membership.workers[peer.name].running_walks -= 1
+        run.seats = ()
+
+    def complete(self, request: Request, run: WalkRun) -> Any:
+        """Record the result of a walk whose seats are all done, and return what its route receives.
+
+        The handles of input states move to their last version; superseded versions are freed.
+        """
+        self._spans.on_walk_finished(request.rid)
+        self.release_workers(run)
+        request.walk_run = None
+        handles = run.handles
+        handle_at: dict[StateLocation, StateHandle] = {}
+        for index, location in run.state_locations.items():
+            handle = handles[index]
+            previous = handle.location
+            if previous is not None and self._membership.is_alive(previous.peer):
+                self._outbox.send(previous.peer, m.FreeStates(request.rid, request.attempt, (previous.number,)))
+            handle.location = location
+            handle_at[location] = handle
+        values: list[Any] = []
+        for _, value in sorted(run.outputs.items()):
+            if isinstance(value, StateLocation) and value not in handle_at:
+                handle_at[value] = StateHandle(request, "", "", value)
+            values.append(handle_at[value] if isinstance(value, StateLocation) else value)
+        result = tuple(values) if run.plan.gives_tuple else values[0] if values else None
+        is_pure = not handle_at and not handles
+        request.walk_results.append(WalkResult(run.call.name, result, dict(run.emission_counts), is_pure))
+        request.walk_count += 1
+        if run.number >= request.max_walk_started:  # not while a retry repeats walks before the one that crashed
+            request.isolate_at_call = 0
+        return result
+
+
+def _start_message(
+    now: float, request: Request, run: WalkRun, inputs: dict[int, m.WalkInput], totals: dict[str, int]
+) -> m.StartWalk:
+    submit = request.submit
+    return m.StartWalk(
+        request.rid,
+        request.attempt,
+        run.number,
+        submit.model,
+        run.call.name,
+        run.seats,
+        inputs,
+        totals,
+        request.frontend,
+        submit.tenant,
+        request.isolate_at_call,
+        submit.slo,
+        request.last_input_at + submit.slo.ttft_target_s - now,
+        {kind: due - now for kind, due in request.next_due.items()},
+        request.predicted_ttft_s,
+    )

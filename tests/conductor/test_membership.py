@@ -1,0 +1,135 @@
+"""Membership: registration, heartbeats, failure detection, dead peers and readiness."""
+
+import pytest
+
+from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.membership import Membership, WorkerLost
+from mstar.conductor.outbox import Outbox
+from mstar.wire import messages as m
+
+LAUNCHER, FRONTEND = m.Peer("launcher", 0), m.Peer("frontend", 0)
+A, A1, B = m.Peer("a", 0), m.Peer("a", 1), m.Peer("b", 0)
+
+
+class Cluster:
+    """A membership of workers a and b, of which a is initial, and what it sends and reports."""
+
+    def __init__(self):
+        self.outbox = Outbox(LAUNCHER)
+        self.membership = Membership(self.outbox, ConductorLimits(heartbeat_timeout_s=1.0), {"a", "b"}, {"a"})
+        self.events = []
+        self.membership.subscribe(
+            started=[lambda _, worker: self.events.append(worker.peer)], lost=[lambda _, lost: self.events.append(lost)]
+        )
+
+    def sent(self):
+        return [(send.to, send.message) for send in self.outbox.drain()]
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+def test_ready_is_sent_once_when_all_initial_workers_are_up(cluster):
+    cluster.membership.register(0.0, B, 0)
+    assert cluster.sent() == []
+    cluster.membership.register(0.0, A, 0)
+    cluster.membership.check_ready()
+    assert cluster.sent() == [(LAUNCHER, m.Ready())]
+    assert cluster.events == [B, A]
+
+
+def test_registration_is_idempotent(cluster):
+    for _ in range(2):
+        cluster.membership.register(0.0, A, 0)
+    assert cluster.events == [A]
+
+
+def test_a_new_incarnation_replaces_the_old_one(cluster):
+    cluster.membership.register(0.0, A, 0)
+    cluster.membership.register(1.0, A1, 3)
+    assert cluster.events == [A, WorkerLost(A), A1]
+    assert cluster.membership.is_alive(A1)
+    assert not cluster.membership.is_alive(A)
+    assert cluster.membership.workers["a"].weights_version == 3
+    cluster.membership.register(2.0, A, 0)
+    assert cluster.membership.is_alive(A1), "an old incarnation does not replace a new one"
+
+
+def test_every_peer_is_told_of_a_dead_one_once(cluster):
+    membership = cluster.membership
+    membership.register(0.0, B, 0)
+    membership.register_frontend(FRONTEND)
+    for _ in range(2):
+        membership.mark_dead(A)
+    assert cluster.sent() == [(B, m.PeerDead(A)), (FRONTEND, m.PeerDead(A))]
+
+
+def test_a_peer_that_registers_later_is_told_too(cluster):
+    cluster.membership.mark_dead(A)
+    cluster.membership.register_frontend(FRONTEND)
+    cluster.membership.register(0.0, B, 0)
+    assert cluster.sent() == [(FRONTEND, m.PeerDead(A)), (B, m.PeerDead(A))]
+
+
+def test_a_silent_worker_is_killed(cluster):
+    cluster.membership.register(0.0, A, 0)
+    cluster.membership.register(0.0, B, 0)
+    cluster.membership.on_message(0.9, B)
+    cluster.sent()
+    cluster.membership.tick(1.1)
+    assert (LAUNCHER, m.Kill(A, "no heartbeat for 1.1 s")) in cluster.sent()
+    assert cluster.events[-1] == WorkerLost(A)
+    assert cluster.membership.workers.keys() == {"b"}
+
+
+def test_heartbeats_are_sent_every_interval(cluster):
+    cluster.membership.register(0.0, A, 0)
+    cluster.sent()
+    for now in (0.0, 0.1, 0.2, 0.3):
+        cluster.membership.tick(now)
+    assert cluster.sent() == [(A, m.Heartbeat())] * 2
+
+
+def test_a_computing_worker_can_be_silent_up_to_the_grace_period(cluster):
+    cluster.membership.register(0.0, A, 0)
+    for now in range(61):
+        cluster.membership.on_still_computing(now, A)
+        cluster.membership.tick(now)
+    assert cluster.membership.is_alive(A)
+    for now in (61, 62):
+        cluster.membership.on_still_computing(now, A)
+        cluster.membership.tick(now)
+    assert not cluster.membership.is_alive(A)
+
+
+def test_a_batch_without_end_kills_its_worker(cluster):
+    cluster.membership.register(0.0, A, 0)
+    cluster.membership.on_batch_running(0.0, A, 120.0)
+    assert cluster.membership.is_alive(A)
+    cluster.membership.on_batch_running(0.0, A, 121.0)
+    assert (LAUNCHER, m.Kill(A, "its batch has run for 121 s")) in cluster.sent()
+
+
+def test_a_stopping_worker_cannot_register_until_it_exited(cluster):
+    membership = cluster.membership
+    membership.register(0.0, A, 0)
+    cluster.sent()
+    membership.stop(1.0, A)
+    assert cluster.sent() == [(LAUNCHER, m.StopWorker(A))]
+    membership.register(1.1, A, 0)
+    assert not membership.is_alive(A)
+    assert membership.confirm_stopped(A)
+    assert not membership.confirm_stopped(A)
+    membership.register(2.0, A1, 0)
+    assert membership.is_alive(A1)
+
+
+def test_draining_workers_do_not_serve(cluster):
+    membership = cluster.membership
+    membership.register(0.0, A, 0)
+    membership.register(0.0, B, 0)
+    membership.workers["a"].draining_since = 1.0
+    assert [worker.peer for worker in membership.serving(("a", "b", "c"))] == [B]
+    assert [worker.peer for worker in membership.draining()] == [A]

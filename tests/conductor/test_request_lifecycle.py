@@ -1,0 +1,317 @@
+"""Request lifecycle: routes and their walks, client input, retries, poison requests, timeouts."""
+
+from dataclasses import replace
+
+from mstar.wire import messages as m
+from mstar.wire.frame import UnreadableValue
+from tests.conductor.deployment import FRONTEND, LIMITS, Deployment
+
+A, A1, B = m.Peer("a", 0), m.Peer("a", 1), m.Peer("b", 0)
+
+
+def deploy(model, *, limits=LIMITS):
+    """A model on workers a and b; only a is up."""
+    place = {"lm": ["a", "b"]}
+    if model in ("reach", "chat"):
+        place |= {{"reach": "arm", "chat": "voice"}[model]: ["a", "b"]}
+    deployment = Deployment({model: place}, limits)
+    deployment.worker_up("a")
+    deployment.sent.clear()
+    return deployment
+
+
+def value(content):
+    return {0: m.ValueInput(m.Value(content))}
+
+
+def seat_done(deployment, rid):
+    request = deployment.requests[rid]
+    return m.SeatDone(rid, request.attempt, request.walk_run.number, 0, {}, {}, {})
+
+
+def start_of(deployment):
+    (start,) = deployment.sent_of_kind(m.StartWalk)
+    return start
+
+
+def end_of(deployment):
+    (end,) = deployment.sent_of_kind(m.RequestFinished)
+    return end
+
+
+# ---------------------------------------------------------------- route
+def test_a_request_runs_its_walks_in_order_and_returns_the_result():
+    deployment = deploy("reach")
+    deployment.submit("r")
+    assert start_of(deployment).walk_name == "think"
+    deployment.finish_walk("r", value(5))
+    start = start_of(deployment)
+    assert (start.walk_name, start.walk_index, start.emitted_counts) == ("act", 1, {"Text": 3})
+    deployment.finish_walk("r")
+    end = end_of(deployment)
+    assert (end.status, end.result.content, end.totals) == ("ok", 5, {"Text": 6})
+    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, False)]
+
+
+def test_a_state_stays_on_its_worker_and_its_old_version_is_freed():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    new = [start.inputs for start in deployment.sent_of_kind(m.StartWalk)][-1]
+    assert m.NewState("lm", "DigestState") in new.values()
+    deployment.worker_up("b")
+    deployment.finish_walk("r", value(1), states={1: 4})
+    (fork,) = deployment.sent_of_kind(m.ForkState)
+    assert fork.state == 4
+    start = start_of(deployment)
+    assert start.seats == (A,), "b is idle, but the state is on a"
+    assert m.LocalState(4) in start.inputs.values()
+    deployment.finish_walk("r", value(3), states={2: 5})
+    assert m.FreeStates("r", 0, (4,)) in deployment.sent_of_kind(m.FreeStates)
+
+
+def test_a_failure_on_a_worker_fails_the_request():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    deployment.deliver(A, m.AttemptFailed("r", 0, "TrapError", "it failed"))
+    end = end_of(deployment)
+    assert (end.status, end.error_type, end.error_message) == ("failed", "TrapError", "it failed")
+
+
+def test_an_unreadable_request_fails():
+    deployment = deploy("talk")
+    deployment.deliver(FRONTEND, m.Submit("r", "talk", m.Value(UnreadableValue("bad frame"))))
+    assert (end_of(deployment).error_type, deployment.requests) == ("Unreadable", {})
+
+
+def test_a_cancelled_request_is_released():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    deployment.deliver(FRONTEND, m.Cancel("r"))
+    assert end_of(deployment).status == "cancelled"
+    assert deployment.workers["a"].running_walks == 0
+
+
+def test_an_exception_in_the_route_fails_the_request():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value("not a number"))
+    deployment.finish_walk("r", value(1), states={1: 4})
+    end = end_of(deployment)
+    assert (end.status, end.error_type) == ("failed", "TypeError")
+
+
+# ---------------------------------------------------------------- stale messages
+def test_reports_of_earlier_attempts_are_ignored():
+    deployment = deploy("talk")
+    deployment.worker_up("b")
+    deployment.submit("r")
+    old = seat_done(deployment, "r")
+    deployment.deliver(A, m.RetryNeeded("r", 0, "a value could not be read"))
+    deployment.deliver(A, old)
+    assert deployment.core.lifecycle.stale_messages == 1
+    assert deployment.requests["r"].attempt == 1
+
+
+def test_a_report_of_a_worker_without_a_seat_is_ignored():
+    deployment = deploy("talk")
+    deployment.worker_up("b")
+    deployment.submit("r")
+    deployment.deliver(B, seat_done(deployment, "r"))
+    assert deployment.core.lifecycle.stale_messages == 1
+
+
+# ---------------------------------------------------------------- retry
+def test_a_pure_walk_is_replayed_from_the_record():
+    deployment = deploy("story")
+    deployment.submit("r")
+    assert start_of(deployment).walk_name == "theme"
+    deployment.finish_walk("r", value(7))
+    assert start_of(deployment).walk_name == "begin"
+    deployment.exit_process(A)
+    deployment.worker_up("b")
+    start = start_of(deployment)
+    assert (start.walk_name, start.walk_index, start.attempt, start.seats) == ("begin", 1, 1, (B,))
+
+
+def test_a_walk_that_changed_a_lost_state_runs_again():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.finish_walk("r", value(1), states={1: 4})
+    assert [start.walk_name for start in deployment.sent_of_kind(m.StartWalk)] == ["theme", "begin", "write"]
+    deployment.exit_process(A)
+    deployment.worker_up("b")
+    assert start_of(deployment).walk_name == "begin"
+
+
+def test_only_the_running_walk_restarts_while_all_states_are_alive():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.finish_walk("r", value(1), states={1: 4})
+    deployment.sent.clear()
+    deployment.deliver(A, m.RetryNeeded("r", 0, "a value could not be read"))
+    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, True)]
+    start = start_of(deployment)
+    assert (start.walk_name, start.attempt) == ("write", 1)
+
+
+def test_a_client_that_misses_output_gets_everything_again():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.sent.clear()
+    deployment.submit("r", last_seen_attempt=0)
+    start = start_of(deployment)
+    assert (start.walk_name, start.walk_index) == ("theme", 0)
+
+
+def test_a_non_idempotent_walk_is_not_retried():
+    deployment = deploy("reach")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(5))
+    deployment.exit_process(A)
+    end = end_of(deployment)
+    assert (end.status, end.error_message) == ("not_retryable", "a worker was lost, and walk `act` is not idempotent")
+
+
+def test_a_non_idempotent_walk_does_not_start_under_a_new_conductor():
+    deployment = deploy("reach")
+    deployment.submit("r", last_seen_attempt=0)
+    deployment.finish_walk("r", value(5))
+    assert end_of(deployment).status == "not_retryable"
+
+
+def test_retries_are_limited():
+    deployment = deploy("talk", limits=replace(LIMITS, max_retries=2))
+    deployment.submit("r")
+    for attempt in range(3):
+        deployment.deliver(A, m.RetryNeeded("r", attempt, "bad frame"))
+    end = end_of(deployment)
+    assert end.status == "unavailable"
+    assert end.error_message == "gave up after 2 retries (max_retries); last reason: bad frame"
+
+
+# ---------------------------------------------------------------- poison
+def die_with(deployment, peer, *rids, calls=3):
+    suspects = [m.Suspect(rid, deployment.requests[rid].attempt, calls) for rid in rids]
+    deployment.exit_process(peer, suspects=suspects)
+
+
+def test_a_suspect_runs_in_isolation_around_the_call_that_killed_a_worker():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    assert start_of(deployment).isolate_at_call == 0
+    die_with(deployment, A, "r")
+    deployment.worker_up("a", 1)
+    assert start_of(deployment).isolate_at_call == 5
+
+
+def test_a_request_that_kills_two_workers_at_the_same_call_alone_is_poison():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    deployment.submit("s")
+    die_with(deployment, A, "r", "s")
+    deployment.worker_up("a", 1)
+    die_with(deployment, A1, "r", calls=4)
+    assert (end_of(deployment).status, deployment.requests.keys()) == ("poison", {"s"})
+
+
+def test_deaths_at_different_calls_are_not_poison():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    die_with(deployment, A, "r", calls=3)
+    deployment.worker_up("a", 1)
+    die_with(deployment, A1, "r", calls=9)
+    assert deployment.sent_of_kind(m.RequestFinished) == []
+
+
+# ---------------------------------------------------------------- client input
+def reach_answer(deployment):
+    """Start a chat and its interruptible walk."""
+    deployment.submit("r")
+    deployment.finish_walk("r", value(1), states={2: 4})
+    starts = deployment.sent_of_kind(m.StartWalk)
+    assert [start.walk_name for start in starts] == ["listen", "answer"]
+
+
+def client_input(index, content, **received):
+    return m.ClientInput("r", index, m.Value(content), received)
+
+
+def test_input_interrupts_a_walk_and_keeps_what_the_client_received():
+    deployment = deploy("chat")
+    reach_answer(deployment)
+    deployment.sent.clear()
+    deployment.deliver(FRONTEND, client_input(0, 9, Text=5))
+    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, True)]
+    (accepted,) = deployment.sent_of_kind(m.InputAccepted)
+    assert (accepted.index, accepted.walk_index, accepted.attempt, accepted.totals) == (0, 1, 1, {"Text": 5})
+    assert start_of(deployment).walk_name == "listen"
+
+
+def test_a_duplicate_input_is_ignored():
+    deployment = deploy("chat")
+    reach_answer(deployment)
+    for _ in range(2):
+        deployment.deliver(FRONTEND, client_input(0, 9))
+    assert len(deployment.sent_of_kind(m.InputAccepted)) == 1
+
+
+def test_a_route_waits_for_input_and_ends_with_the_inputs():
+    deployment = deploy("chat")
+    reach_answer(deployment)
+    deployment.finish_walk("r", value(2), states={2: 5})
+    (turn,) = deployment.sent_of_kind(m.TurnFinished)
+    assert (turn.inputs_consumed, deployment.requests["r"].is_awaiting_input) == (0, True)
+    deployment.deliver(FRONTEND, client_input(0, None))
+    assert end_of(deployment).result.content == 1
+
+
+def test_shutdown_ends_a_route_that_waits_for_input():
+    deployment = deploy("chat")
+    reach_answer(deployment)
+    deployment.finish_walk("r", value(2), states={2: 5})
+    deployment.deliver(m.Peer("launcher", 0), m.Drain())
+    assert end_of(deployment).status == "ok"
+
+
+def test_inputs_of_a_resubmitted_request_are_replayed():
+    deployment = deploy("chat")
+    inputs = (m.ClientInput("r", 0, m.Value(9), {"Text": 2}, walk_index=1),)
+    deployment.submit("r", last_seen_attempt=0, inputs=inputs)
+    deployment.finish_walk("r", value(1), states={2: 4})
+    assert [start.walk_name for start in deployment.sent_of_kind(m.StartWalk)] == ["listen", "listen"], (
+        "answer is skipped"
+    )
+
+
+# ---------------------------------------------------------------- timeouts
+def test_a_request_ends_at_its_deadline():
+    deployment = deploy("talk")
+    deployment.submit("r", timeout_s=2.0)
+    deployment.tick(1.9)
+    assert deployment.requests.keys() == {"r"}
+    deployment.tick(0.2)
+    end = end_of(deployment)
+    assert (end.status, end.error_message) == ("deadline", "the request took longer than its timeout of 2 s")
+
+
+def test_a_walk_without_a_worker_fails_after_a_while():
+    deployment = deploy("talk", limits=replace(LIMITS, worker_wait_s=3.0))
+    deployment.exit_process(A)
+    deployment.submit("r")
+    deployment.tick(2.9)
+    assert deployment.requests.keys() == {"r"}
+    deployment.tick(0.2)
+    end = end_of(deployment)
+    assert (end.status, end.error_message) == ("unavailable", "no worker became available within 3 s")
+
+
+def test_input_restarts_the_time_to_first_output():
+    deployment = deploy("chat")
+    deployment.submit("r")
+    deployment.now = 4.0
+    deployment.deliver(FRONTEND, client_input(0, 9))
+    assert deployment.requests["r"].last_input_at == 4.0
