@@ -58,4 +58,4 @@ def test_what_is_wrong_is_said_without_a_traceback(tmp_path):
 
 
 def test_the_key_is_not_shown(tmp_path):
-    assert repr(settings(tmp_path, MODEL)) == "ConductorSettings(conductor.0)"
+    assert repr(settings(tmp_path, MODEL)) == "ConductorConfig(conductor.0)"

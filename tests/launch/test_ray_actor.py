@@ -18,7 +18,7 @@ ray_actor = pytest.importorskip("mstar.launch.ray_actor")
 def process_actor(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = Path.cwd()
-    made = ray_actor.Keeper("a", (str(STUB_PROCESS),), str(tmp_path))
+    made = ray_actor.ProcessActor("a", (str(STUB_PROCESS),), str(tmp_path))
     os.chdir(before)
     yield made
     made.close()
@@ -52,7 +52,7 @@ def test_a_process_is_started_once_and_its_exit_is_reported(process_actor, tmp_p
     assert process_actor.start(settings(0))[0] == pid, "asked again, because the answer was lost"
     wait_until(lambda: list(tmp_path.glob("*/a.0.box")))
     assert process_actor.wait_exit(0, 0.01) is None
-    wait_until(lambda: msgspec.msgpack.decode(process_actor.status(), type=ray_actor.Look).used > 0)
+    wait_until(lambda: msgspec.msgpack.decode(process_actor.status(), type=ray_actor.ProcessStatus).cpu_s > 0)
     process_actor.send_signal(7, signal.SIGKILL)  # meant for another life
     assert process_actor.wait_exit(0, 0.1) is None
 

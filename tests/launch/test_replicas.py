@@ -68,7 +68,7 @@ def test_a_worker_is_started_and_stopped_on_request(launched):
     wait_until(lambda: local.health()["b"] == "up")
     assert Peer("b", 1) in local.peers()
     os.kill(local.pid("b"), signal.SIGKILL)
-    assert probe.hears(ProcessExited)[1].peer == Peer("b", 1)
+    assert probe.next_message(ProcessExited)[1].peer == Peer("b", 1)
     wait_until(lambda: Peer("b", 2) in local.peers())  # as long as it is wanted it is started again
 
 
@@ -109,7 +109,7 @@ def test_a_weights_version_is_announced_until_all_workers_have_it(launched):
     assert probe.next_message(RollWeights)[1] == RollWeights(1)
     say(WeightsRolled(0))  # of an older update
     os.kill(local.pid("conductor"), signal.SIGKILL)
-    sender, again = probe.hears(RollWeights)
+    sender, again = probe.next_message(RollWeights)
     assert (sender, again) == (Peer("conductor", 1), RollWeights(1))
     assert not renewed.is_set()
     say(WeightsRolled(1))
@@ -123,7 +123,7 @@ def test_rolling_updates_are_sequential(launched):
     for _ in range(2):
         assert local.reload_weights() is renewed
     say(WeightsRolled(1))
-    assert probe.hears(RollWeights)[1] == RollWeights(2)
+    assert probe.next_message(RollWeights)[1] == RollWeights(2)
     assert not renewed.is_set()
     say(WeightsRolled(2))
     assert renewed.wait(5)

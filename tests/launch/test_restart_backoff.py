@@ -8,7 +8,7 @@ def delay_after(restarts, start, up_s):
     if up_s is None:
         return restarts.on_exit(start)
     restarts.on_up(start)
-    return restarts.died(start + up_s)
+    return restarts.on_exit(start + up_s)
 
 
 def test_short_lived_processes_back_off_exponentially():

@@ -3,7 +3,7 @@
 import os
 import stat
 
-from mstar.launch.run_directory import LOCK_FILE, RunDirectory, remove_stale_directories
+from mstar.launch.run_directory import DIRECTORY_PREFIX, LOCK_FILE, RunDirectory, remove_stale_directories
 
 
 def test_it_is_private_and_can_be_removed(tmp_path):
@@ -18,12 +18,12 @@ def test_it_is_private_and_can_be_removed(tmp_path):
 
 def test_only_what_dead_launchers_left_is_swept(tmp_path):
     run = RunDirectory(tmp_path)
-    left, other, elsewhere = tmp_path / f"{PREFIX}left", tmp_path / f"{PREFIX}notes", tmp_path / "elsewhere"
+    left, other, elsewhere = tmp_path / f"{DIRECTORY_PREFIX}left", tmp_path / f"{DIRECTORY_PREFIX}notes", tmp_path / "elsewhere"
     for path in (left, other, elsewhere):
         path.mkdir()
     for path in (left, elsewhere):
         (path / LOCK_FILE).touch()
-    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    (tmp_path / f"{DIRECTORY_PREFIX}link").symlink_to(elsewhere)
     remove_stale_directories(tmp_path)
     assert not left.exists()
     assert (elsewhere / LOCK_FILE).exists()

@@ -43,7 +43,7 @@ def test_a_worker_exit_is_reported_to_its_conductor_alone(launched):
         sender, gone = probe.next_message(ProcessExited)
         assert (sender.name, gone.peer) == (conductor, Peer(worker, 0))
         wait_until(lambda worker=worker: local.health()[worker] == "up")
-    assert probe.told.empty()
+    assert probe.received.empty()
 
 
 def test_a_restarted_conductor_gets_its_own_workers(launched):

@@ -162,7 +162,7 @@ def test_large_arrays_are_placed_where_they_are_told():
 
 MAIN = """
 import dataclasses
-from mstar.transfer.errors import Unpackable
+from mstar.transfer.errors import NotSerializable
 from mstar.transfer.values import pack
 
 @dataclasses.dataclass
@@ -171,7 +171,7 @@ class Own:
 
 try:
     pack(Own())
-except Unpackable as error:
+except NotSerializable as error:
     print(error)
 """
 

@@ -47,9 +47,9 @@ class ThreeLoops:
         self.a = self._new_loop(directory, RecordingActor("a"), MsgpackCodec())
         self.c = self._new_loop(directory, RecordingActor("c"), MsgpackCodec())
 
-    def _new_loop(self, directory, ear, codec):
+    def _new_loop(self, directory, receiver, codec):
         node = ActorLoop(AddressBook(directory), KEY, codec)
-        node.add(ear)
+        node.add(receiver)
         return node
 
     def send(self, *values, by=None):
@@ -78,57 +78,57 @@ def loops(tmp_path):
 
 def test_a_channel_keeps_its_order_and_blocks_no_other(loops):
     loops.send(1, "far 2", 3, "far 4", 5)
-    loops.ear.wait(lambda: loops.heard() == [1])
-    loops.give("6", "7", by=loops.c)
-    loops.ear.wait(lambda: loops.heard(C) == ["6", "7"])
-    assert loops.heard() == [1]
+    loops.receiver.wait(lambda: loops.received() == [1])
+    loops.send("6", "7", by=loops.c)
+    loops.receiver.wait(lambda: loops.received(C) == ["6", "7"])
+    assert loops.received() == [1]
     assert loops.node.stats()["decoding"] == 4
     loops.codec.gate.set()
-    loops.ear.wait(lambda: loops.heard() == [1, "far 2", 3, "far 4", 5])
+    loops.receiver.wait(lambda: loops.received() == [1, "far 2", 3, "far 4", 5])
     wait_until(lambda: loops.node.stats()["decoding"] == 0)
-    loops.give(8)
-    loops.ear.wait(lambda: loops.heard()[-1] == 8)
+    loops.send(8)
+    loops.receiver.wait(lambda: loops.received()[-1] == 8)
     assert len(loops.threads()) == 1
 
 
 def test_two_channels_wait_at_the_same_time(loops):
     loops.send("far 1")
-    loops.give("far 2", by=loops.c)
-    wait_until(lambda: set(loops.codec.asked) == {"far 1", "far 2"})
+    loops.send("far 2", by=loops.c)
+    wait_until(lambda: set(loops.codec.requested) == {"far 1", "far 2"})
     loops.codec.gate.set()
-    loops.ear.wait(lambda: len(loops.ear.heard) == 2)
+    loops.receiver.wait(lambda: len(loops.receiver.received) == 2)
 
 
 def test_messages_of_a_dead_incarnation_are_dropped_and_its_thread_ends(loops):
     loops.send("far 1", "far 2")
-    wait_until(lambda: loops.codec.asked == ["far 1"])
+    wait_until(lambda: loops.codec.requested == ["far 1"])
     loops.node.call_soon(lambda: loops.node.forget(A))
     wait_until(lambda: loops.codec.forgotten == [A])
     assert loops.node.stats()["decoding"] == 0
     loops.codec.gate.set()
     wait_until(lambda: not loops.threads())
-    loops.give("3", by=loops.c)
-    loops.ear.wait(lambda: loops.ear.heard)
-    assert (loops.heard(), loops.heard(C), loops.codec.asked) == ([], ["3"], ["far 1"])
+    loops.send("3", by=loops.c)
+    loops.receiver.wait(lambda: loops.receiver.received)
+    assert (loops.received(), loops.received(C), loops.codec.requested) == ([], ["3"], ["far 1"])
 
 
 def test_what_cannot_be_had_costs_one_value_and_what_holds_nothing_one_payload(loops):
     loops.codec.gate.set()
     loops.send("far and lost")
-    loops.ear.wait(lambda: loops.ear.heard)
-    (lost,) = loops.heard()
+    loops.receiver.wait(lambda: loops.receiver.received)
+    (lost,) = loops.received()
     assert isinstance(lost, UnreadableValue)
     line = next(iter(loops.node._channels._channels.values()))
     loops.node.call_soon(lambda: line.decode_thread.put(b"nonsense"))
     wait_until(lambda: loops.node.counters["undecoded"] == 1)
-    loops.give("on it goes")
-    loops.ear.wait(lambda: loops.heard()[-1] == "on it goes")
+    loops.send("on it goes")
+    loops.receiver.wait(lambda: loops.received()[-1] == "on it goes")
     assert loops.node.stats()["decoding"] == 0
 
 
 def test_stopping_an_actor_loop_does_not_wait_for_transfers(loops):
     loops.send("far 1")
-    wait_until(lambda: loops.codec.asked)
+    wait_until(lambda: loops.codec.requested)
     begin = time.monotonic()
     loops.node.stop()
     wait_until(lambda: loops.codec.is_closed)

@@ -18,7 +18,7 @@ import zmq
 from mstar.errors import MstarError
 from mstar.wire.frame import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
 from mstar.wire.messages import Peer
-from mstar.wire.transport import zmq
+from mstar.wire.transport import zmq as zmq_transport
 from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 from mstar.wire.transport.zmq import MAX_QUEUED_FRAMES, READ_BUDGET_BYTES, ZmqTransport
@@ -36,7 +36,7 @@ class Process:
         self.epoll = select.epoll()
         self.where = AddressBook(Path("/tmp/x"), ip)
         self.counters = Counter()
-        self.ports = ZmqTransport(self.epoll, self.where, key, self.counters)
+        self.transport = ZmqTransport(self.epoll, self.where, key, self.counters)
         self.frames = []
 
     @property
@@ -44,11 +44,11 @@ class Process:
         return f"{self.where.ip}:{self.where.port}"
 
     def turn(self, seconds=0.0):
-        files = [file for file, _ in self.epoll.poll(0.0 if self.ports.has_more else seconds)]
-        self.frames += self.ports.receive(files)
+        files = [file for file, _ in self.epoll.poll(0.0 if self.transport.has_more else seconds)]
+        self.frames += self.transport.receive(files)
 
     def close(self):
-        self.ports.close()
+        self.transport.close()
         self.epoll.close()
 
 
@@ -77,12 +77,12 @@ def turn_until(condition, *turning, timeout_s=10):
 
 
 def connect(one, other):
-    turn_until(lambda: one.ports.send(other.endpoint, b"first"), one, other)
+    turn_until(lambda: one.transport.send(other.endpoint, b"first"), one, other)
     turn_until(lambda: other.frames, other)
     other.frames.clear()
 
 
-# ---------------------------------------------------------------- ports
+# ---------------------------------------------------------------- the transport
 
 
 def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair):
@@ -90,7 +90,7 @@ def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair)
     connect(one, other)
     sent = [bytes([number]) * size for number, size in enumerate((0, 1, 300, 100_000, 3, 900_000, 2))]
     for frame in sent:
-        assert one.ports.send(other.endpoint, frame)
+        assert one.transport.send(other.endpoint, frame)
     turn_until(lambda: len(other.frames) == len(sent), other)
     assert other.frames == [(one.where.own_address, frame) for frame in sent]
     assert one.where.own_address == f"{one.endpoint}/tmp/x"
@@ -99,12 +99,12 @@ def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair)
 def test_the_longest_frame_passes_and_a_longer_one_does_not(pair):
     one, other = pair
     connect(one, other)
-    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES))
+    assert one.transport.send(other.endpoint, bytes(MAX_FRAME_BYTES))
     turn_until(lambda: other.frames, other, timeout_s=30)
     assert [len(frame) for _, frame in other.frames] == [MAX_FRAME_BYTES]
     other.frames.clear()
-    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES + zmq.ENCRYPTION_OVERHEAD_BYTES))
-    turn_until(lambda: one.ports.send(other.endpoint, b"after") and other.frames, one, other, timeout_s=30)
+    assert one.transport.send(other.endpoint, bytes(MAX_FRAME_BYTES + zmq_transport.ENCRYPTION_OVERHEAD_BYTES))
+    turn_until(lambda: one.transport.send(other.endpoint, b"after") and other.frames, one, other, timeout_s=30)
     assert {frame for _, frame in other.frames} == {b"after"}
 
 
@@ -113,11 +113,11 @@ def test_a_slow_reader_is_not_waited_for(pair):
     connect(one, other)
     frame, count, last = bytes(200_000), 0, time.monotonic()
     while time.monotonic() - last < 0.1:  # and it must not be silent for so long that it is given up
-        if one.ports.send(other.endpoint, frame):
+        if one.transport.send(other.endpoint, frame):
             count, last = count + 1, time.monotonic()
     assert MAX_QUEUED_FRAMES <= count <= 4 * MAX_QUEUED_FRAMES
     turn_until(lambda: len(other.frames) == count, other)
-    turn_until(lambda: one.ports.send(other.endpoint, b"on it goes"), one)
+    turn_until(lambda: one.transport.send(other.endpoint, b"on it goes"), one)
     turn_until(lambda: other.frames[-1][1] == b"on it goes", other)
 
 
@@ -126,7 +126,7 @@ def test_a_turn_reads_a_bounded_number_of_frames(pair):
     connect(one, other)
     frame = bytes(READ_BUDGET_BYTES // 4 + 1)
     for _ in range(12):
-        assert one.ports.send(other.endpoint, frame)
+        assert one.transport.send(other.endpoint, frame)
     time.sleep(0.2)
     seen = []
     while len(other.frames) < 12:
@@ -134,20 +134,20 @@ def test_a_turn_reads_a_bounded_number_of_frames(pair):
         other.turn(0.1)
         seen.append(len(other.frames) - before)
     assert max(seen) == 4
-    assert not other.ports.has_more
+    assert not other.transport.has_more
 
 
 def test_an_endpoint_where_nobody_is_and_what_is_no_endpoint_are_refused(pair):
     one, other = pair
     connect(one, other)
     other.close()
-    turn_until(lambda: not one.ports.send(other.endpoint, b"x"), one)
+    turn_until(lambda: not one.transport.send(other.endpoint, b"x"), one)
     begin = time.monotonic()
     for endpoint in (f"{REMOTE_IP}:9", "nonsense", "", "1.2.3.4:99999"):
-        assert not one.ports.send(endpoint, b"x")
-        assert not one.ports.send(endpoint, b"x")
-        one.ports.disconnect(endpoint)
-    one.ports.disconnect("never heard of")
+        assert not one.transport.send(endpoint, b"x")
+        assert not one.transport.send(endpoint, b"x")
+        one.transport.disconnect(endpoint)
+    one.transport.disconnect("never heard of")
     assert time.monotonic() - begin < 2
     other.__init__(REMOTE_IP)  # for the fixture to close
 
@@ -156,7 +156,7 @@ def test_a_disconnected_endpoint_can_reconnect(pair):
     one, other = pair
     for _ in range(3):
         connect(one, other)
-        one.ports.disconnect(other.endpoint)
+        one.transport.disconnect(other.endpoint)
 
 
 def test_a_port_that_cannot_be_here_is_refused_and_nothing_is_left():
@@ -172,8 +172,8 @@ def test_a_port_that_cannot_be_here_is_refused_and_nothing_is_left():
 
 def test_a_peer_with_another_key_is_rejected_and_counted():
     with processes((LOCAL_IP,), (REMOTE_IP, b"k" * 32), (LOCAL_IP,)) as (ours, theirs, friend):
-        turn_until(lambda: theirs.ports.send(ours.endpoint, b"x") or ours.counters["refused_key"] >= 2, ours, theirs)
-        turn_until(lambda: ours.ports.send(theirs.endpoint, b"x") or theirs.counters["refused_key"] >= 2, ours, theirs)
+        turn_until(lambda: theirs.transport.send(ours.endpoint, b"x") or ours.counters["refused_key"] >= 2, ours, theirs)
+        turn_until(lambda: ours.transport.send(theirs.endpoint, b"x") or theirs.counters["refused_key"] >= 2, ours, theirs)
         connect(friend, ours)
         assert (ours.frames, theirs.frames) == ([], [])
 
@@ -193,7 +193,7 @@ def raw_dealer(endpoint, public=b"", pair=(b"", b"")):
 
 def test_a_peer_without_the_secret_key_is_rejected(pair):
     ours, _ = pair
-    secret, public = zmq._derive_key_pair(KEY)
+    secret, public = zmq_transport._derive_key_pair(KEY)
     with raw_dealer(ours.endpoint, public, zmq.curve_keypair()):
         turn_until(lambda: ours.counters["refused_key"], ours)
     with raw_dealer(ours.endpoint, public, (public, zmq.curve_keypair()[1])):
@@ -211,7 +211,7 @@ def test_a_peer_without_the_secret_key_is_rejected(pair):
 
 
 def test_other_deployments_have_other_keys_and_the_same_one_has_the_same():
-    pairs = {zmq._derive_key_pair(key) for key in (KEY, KEY, secrets.token_bytes(32), secrets.token_bytes(32))}
+    pairs = {zmq_transport._derive_key_pair(key) for key in (KEY, KEY, secrets.token_bytes(32), secrets.token_bytes(32))}
     assert len(pairs) == 3
     assert all(KEY.hex().encode() not in part for pair in pairs for part in pair)
 
