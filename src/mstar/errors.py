@@ -87,6 +87,14 @@ class ParityError(MstarError):
     """A served run gave something else than the eager run."""
 
 
+class NotSerializable(MstarError):
+    """A value cannot be sent to another process."""
+
+
+class ReadFailed(MstarError):
+    """A value was sent and its bytes cannot be read. No other value is ever returned instead."""
+
+
 class WalkNotRun(RuntimeWarning):
     """A walk was called, but nobody awaited it or read its emissions, so it did nothing."""
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from mstar.errors import ReadFailed
 from mstar.transfer.arena import Arena, ArenaReader, Descriptor
-from mstar.transfer.errors import ReadFailed
 
 CAPACITY_BYTES = 64 << 10
 """Of a small arena: it has four slots."""

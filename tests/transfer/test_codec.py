@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mstar.errors import NotSerializable, ReadFailed
 from mstar.testing.parity import is_identical
 from mstar.transfer.codec import ArenaCodec
-from mstar.transfer.errors import NotSerializable, ReadFailed
 from tests.transfer.kinds import Plain
 
 LARGE = 16 << 10

@@ -16,11 +16,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mstar.errors import WouldBlock
+from mstar.errors import ReadFailed, WouldBlock
 from mstar.testing.parity import is_identical
 from mstar.transfer import mooncake, tcp
 from mstar.transfer.codec import ArenaCodec, _decode
-from mstar.transfer.errors import ReadFailed
 from mstar.transfer.remote_arrays import HostEndpoint
 from tests.transfer.kinds import Plain
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from msgspec.msgpack import Ext, encode
 
+from mstar.errors import NotSerializable, ReadFailed
 from mstar.testing.parity import is_identical
 from mstar.transfer.arrays import _TORCH_DTYPES, LARGE_ARRAY_BYTES
-from mstar.transfer.errors import NotSerializable, ReadFailed
 from mstar.transfer.values import pack, unpack
 from tests.transfer.kinds import Bits, Colour, Frozen, Listed, Number, Plain
 
@@ -162,7 +162,7 @@ def test_large_arrays_are_placed_where_they_are_told():
 
 MAIN = """
 import dataclasses
-from mstar.transfer.errors import NotSerializable
+from mstar.errors import NotSerializable
 from mstar.transfer.values import pack
 
 @dataclasses.dataclass

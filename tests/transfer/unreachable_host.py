@@ -11,8 +11,8 @@ import time
 
 import torch
 
+from mstar.errors import ReadFailed
 from mstar.transfer.codec import ArenaCodec
-from mstar.transfer.errors import ReadFailed
 from mstar.transfer.remote_arrays import HostEndpoint
 
 KEY = bytes(range(32))

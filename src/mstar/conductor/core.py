@@ -22,7 +22,7 @@ from mstar.failpoints import hit
 from mstar.plan.tables import Plans
 from mstar.walk.model import Model
 from mstar.wire import messages as m
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 
 HEARTBEAT_INTERVAL_S = 0.2
 """Seconds between two signs of life."""

@@ -18,7 +18,7 @@ from mstar.failpoints import hit
 from mstar.walk.client_input import NEVER_INTERRUPTS
 from mstar.wire import messages as m
 from mstar.wire.frame import UnreadableValue
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 
 CREDIT_INTERVAL = 16
 """After how many emissions that a client took its workers are told."""

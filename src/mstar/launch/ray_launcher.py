@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 import ray.util
 from ray.exceptions import RayError
@@ -25,7 +26,6 @@ from mstar.config import RuntimeConfig
 from mstar.launch.launcher import Launcher
 from mstar.launch.process_handle import ProcessHandle
 from mstar.launch.ray_actor import ProcessActor
-from mstar.launch.ray_auth import require_auth
 from mstar.launch.remote_process import CallSoon, RemoteProcess
 from mstar.launch.supervisor import LaunchError
 from mstar.plan.placement import Placement, Resources
@@ -38,6 +38,10 @@ MAX_CONCURRENT_CALLS = 8
 """How many calls a keeper answers at the same time: one of them waits for a death."""
 CLOSE_TIMEOUT_S = 2.0
 """How long keepers may take to clean up."""
+AUTH_PROBE_TIMEOUT_S = 5.0
+"""Seconds to wait for a Ray cluster to answer the probe for token authentication."""
+_AUTH_PROBE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call without side effects that Ray answers if the caller is authorized."""
 
 
 class RayLauncher(Launcher):
@@ -82,6 +86,18 @@ def _connect_ray(address: str) -> None:
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         fix = "start Ray on this host (`ray start`), or say where it runs, as --cluster 10.0.0.1:6379"
         raise LaunchError(f"there is no Ray cluster to be joined at `{address}`: {error}\n  fix: {fix}") from error
+
+
+def require_auth(address: str) -> None:
+    """Raise LaunchError if the Ray cluster at this address answers a call without a token."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(_AUTH_PROBE_METHOD)(b"", timeout=AUTH_PROBE_TIMEOUT_S)
+        except grpc.RpcError:
+            return  # rejected, or the cluster uses TLS
+    what = f"the Ray cluster at {address} requires no token: any host that reaches it can run code there"
+    fix = "`ray get-auth-token --generate`, copy that file to every host, and start Ray with RAY_AUTH_MODE=token"
+    raise LaunchError(f"{what}\n  fix: {fix}; or pass --insecure")
 
 
 class RayStarter:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mstar.transfer.errors import ReadFailed
+from mstar.errors import ReadFailed
 
 DEFAULT_CAPACITY_BYTES = 256 << 20
 """How many bytes an arena has for what is sent. Memory is taken only where it was used."""

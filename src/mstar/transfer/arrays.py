@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mstar.transfer.errors import NotSerializable
+from mstar.errors import NotSerializable
 
 LARGE_ARRAY_BYTES = 16 << 10
 """From how many bytes on an array is offered to be placed elsewhere."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from mstar.errors import ReadFailed, WouldBlock
 from mstar.transfer import values
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES, Arena, ArenaReader, Descriptor
-from mstar.transfer.errors import ReadFailed, WouldBlock
 from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
 from mstar.transfer.remote_store import RemoteSlot
 

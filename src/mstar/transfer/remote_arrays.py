@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from mstar.errors import ReadFailed
 from mstar.transfer.arena import (
     DEFAULT_CAPACITY_BYTES,
     ENTRY_BYTES,
@@ -20,7 +21,6 @@ from mstar.transfer.arena import (
     layout_parts,
     read_failure,
 )
-from mstar.transfer.errors import ReadFailed
 from mstar.transfer.mooncake import MooncakeStore
 from mstar.transfer.receive_buffers import ReceiveBuffers
 from mstar.transfer.remote_store import PeerUnreachable, RemoteSlot, RemoteStore, StaleSlot

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext, decode, encode
 
+from mstar.errors import NotSerializable, ReadFailed
 from mstar.transfer.arrays import PlaceArray, array_packer, unpack_array
-from mstar.transfer.errors import NotSerializable, ReadFailed
 
 _TUPLE, _SET, _FROZENSET, _DICT, _DATACLASS, _ENUM, _INT, _STR, _ARRAY = range(9)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mstar.wire.clock import measure_clock_offset
 from mstar.wire.slo import PlaybackClock, has_deadline
+from mstar.wire.span_buffer import measure_clock_offset
 
 if TYPE_CHECKING:
     from mstar.server.http_exchange import RequestContext
