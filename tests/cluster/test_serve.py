@@ -88,6 +88,6 @@ def test_a_cluster_that_asks_for_no_token_is_refused():
         served = ClusterServer(hosts)
         said = served.process.communicate(timeout=60)[0]
         assert served.process.returncode == 1
-        assert "asks for no token: whoever reaches it can run anything there\n  fix: `ray get-auth-token" in said
+        assert "requires no token: any host that reaches it can run code there\n  fix: `ray get-auth-token" in said
     finally:
         hosts.close()

@@ -38,7 +38,7 @@ def reader():
 
 
 def fails(reader, descriptor, why=""):
-    with pytest.raises(ReadFailed, match=rf"cannot be read: .*{why}[\s\S]*\n  fix: "):
+    with pytest.raises(ReadFailed, match=rf"cannot read .*{why}[\s\S]*\n  fix: "):
         reader.read(descriptor, "writer")
 
 

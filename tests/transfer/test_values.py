@@ -156,7 +156,7 @@ def test_large_arrays_are_placed_where_they_are_told():
     )
     assert is_same(unpack(packed, placed), {"a": (small, large), "b": large.T})
     assert is_same(unpack(pack([large], lambda _: None)), [large]), "where there is no room, it stays inline"
-    with pytest.raises(ReadFailed, match="hold no value"):
+    with pytest.raises(ReadFailed, match="cannot decode"):
         unpack(packed, placed[:1])
 
 
@@ -178,7 +178,7 @@ except NotSerializable as error:
 
 def test_a_class_of_the_file_that_was_started_is_found_by_nobody_else():
     done = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, check=True, text=True)
-    assert done.stdout.startswith("no other process would find the class __main__:Own\n  fix: define it")
+    assert done.stdout.startswith("cannot send __main__:Own to another process: the class is not importable there\n  fix: define it")
 
 
 SENDER = """
@@ -238,8 +238,8 @@ UNSENDABLE = {
     "records": (np.zeros(1, "i4,f4"), "cannot be sent"),
     "a sparse tensor": (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo on cpu cannot be sent"),
     "a tensor without data": (torch.empty(2, device="meta"), "on meta cannot be sent"),
-    "a class that nobody finds": (local_dataclass(), "no other process would find the class"),
-    "a dataclass that is a list": (Listed(1), "has more to it than its fields"),
+    "a class that nobody finds": (local_dataclass(), "the class is not importable there"),
+    "a dataclass that is a list": (Listed(1), "it has more state than its fields"),
     "a value in itself": (around_itself(), "nested too deeply"),
 }
 
@@ -293,7 +293,7 @@ def renamed(value, name, other):
         (renamed(Colour.RED, "kinds:Colour", "kinds:Frozen"), "has no enum"),
         (renamed(Colour.RED, "RED", "SAD"), "SAD"),
         (renamed(np.arange(3), "<i8", "|O8"), r"no arrays of 'n\|O8'"),
-        (renamed(np.arange(3), "<i8", "<i4"), "24 bytes are not an array of <i4"),
+        (renamed(np.arange(3), "<i8", "<i4"), "24 bytes do not match an array of <i4"),
         (renamed(torch.arange(3), "int64", "load_"), "no arrays of 'tload_'"),
     ],
 )
