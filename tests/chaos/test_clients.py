@@ -1,4 +1,4 @@
-"""Clients that behave badly in numbers: a storm of disconnects, and one that takes nothing."""
+"""Misbehaving clients: a storm of disconnects, and a client that reads nothing."""
 
 import random
 import time
@@ -29,12 +29,12 @@ WINDOW = 32
 
 def process_resources(front_end, local):
     """What does not come and go with requests: open files and threads of every process, and the processes."""
-    found = {
+    counts = {
         what: n
         for what, n in collect_stats(front_end, child_peers(local)).items()
         if what.endswith((".fds", ".threads"))
     }
-    return found | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
+    return counts | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
 
 
 def test_a_storm_of_disconnects_leaves_nothing(report):
