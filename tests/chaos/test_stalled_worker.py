@@ -86,7 +86,7 @@ def test_a_stalled_worker_is_replaced_and_ignored(report):
             assert peer.name == name
             assert reason.startswith("not heard of for")
             requests.wait_and_check()
-        report(f"SIGSTOP: replaced after {', '.join(f'{seconds:.2f}' for seconds in took)} s")
+        report(f"SIGSTOP: replaced after {', '.join(f'{seconds:.2f}' for seconds in detection_s)} s")
         assert max(detection_s) <= DETECTION_S * SLOWDOWN_FACTOR
 
         # A dead incarnation.

@@ -56,10 +56,10 @@ def test_exceptions_of_a_model_reach_the_client(traps, trap):
 
 
 def test_no_worker_is_declared_dead_when_all_were_stalled(traps):
-    begun, times = time.monotonic(), 10_000_000
-    while time.monotonic() - begun < HEARTBEAT_TIMEOUT_S:
-        begun, times = time.monotonic(), 2 * times
-        sum(range(times))  # holds the GIL: no other thread runs
+    start, count = time.monotonic(), 10_000_000
+    while time.monotonic() - start < HEARTBEAT_TIMEOUT_S:
+        start, count = time.monotonic(), 2 * count
+        sum(range(count))  # holds the GIL: no other thread runs
     time.sleep(0.1)
     assert Client(traps[1], "m", TrapRequest(7, steps=3)).wait().end.status == "ok"
 

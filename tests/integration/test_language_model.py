@@ -52,7 +52,8 @@ def test_overcommitted_kv_pages(report):
         duration_s = max(client.duration_s for client in clients)
         huge = Client(front_end, "lm", request_class([7] * 400, Sampling(max_tokens=4))).wait()
         report(
-            f"pages: 24 for {needed}, all served in {duration_s:.1f} s; too large: rejected in {1000 * huge.duration_s:.0f} ms"
+            f"pages: 24 for {needed}, all served in {duration_s:.1f} s; "
+            f"too large: rejected in {1000 * huge.duration_s:.0f} ms"
         )
         assert needed >= 2 * 24
         assert (huge.end.status, huge.end.error_type) == ("failed", "NeverFits")

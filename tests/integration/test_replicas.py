@@ -78,9 +78,7 @@ def test_replicas_follow_the_load(oracle, report):
         assert len(running_workers(local)) == 1
         load.check()
         assert [reason for _, _, reason in local.recent_exits if "killed by" in reason] == []
-        report(
-            f"a second worker after {scale_up_s:.1f} s, one again after {scale_down_s:.1f} s, {len(load.clients)} streams"
-        )
+        report(f"scale-up after {scale_up_s:.1f} s, scale-down after {scale_down_s:.1f} s, {len(load.clients)} streams")
 
 
 def test_a_rolling_update_does_not_interrupt_200_streams(oracle, report):

@@ -56,10 +56,10 @@ def test_a_conductor_crash_restarts_only_its_requests(deployment, report):
         for each in clients.values():
             for number, client in enumerate(each):
                 oracle.check(client.wait(), number)
-        silences = {name: max(client.max_gap_s for client in each) for name, each in clients.items()}
+        gaps_s = {name: max(client.max_gap_s for client in each) for name, each in clients.items()}
         report(
-            f"{victim} killed: its streams restart after {restart_s:.2f} s, silent for {silences[hurt]:.2f} s; "
-            f"the other's for {silences[calm]:.2f} s"
+            f"{victim} killed: its streams restart after {restart_s:.2f} s, gap {gaps_s[hurt]:.2f} s; "
+            f"the other's for {gaps_s[calm]:.2f} s"
         )
     assert [peer.name for _, peer, _ in local.recent_exits] == ["conductor", "conductor-2"]
     wait_until_idle(front_end, child_peers(local))
