@@ -21,7 +21,7 @@ class Driver(namespaces.Driver):
 @contextmanager
 def hosts(count: int) -> Iterator[Any]:
     """Start this number of hosts with a Ray node each."""
-    if why := namespaces.why_unsupported():
+    if why := namespaces.unsupported_reason():
         raise RuntimeError(f"{why}\n  fix: run it as root on Linux with iproute2")
     made = namespaces.Hosts(count)
     try:

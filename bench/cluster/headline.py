@@ -40,13 +40,13 @@ def cluster() -> Claim:
         joined = time.monotonic() - began
         driver = Driver(made)
         target = model_file("counter")
-        driver.ask("ask_count", target=target, steps=STEPS, notes=notes)
-        started = driver.ask("start", models={"count": target}, placements={"count": PLACEMENT})
-        placed = driver.ask("hosts")
-        peace = driver.ask("crowd", model="count", count=STREAMS)
+        driver.call("ask_count", target=target, steps=STEPS, notes=notes)
+        started = driver.call("start", models={"count": target}, placements={"count": PLACEMENT})
+        placed = driver.call("hosts")
+        peace = driver.call("run_clients", model="count", count=STREAMS)
         cut, fence, back = _partition_host(driver, made, Path(notes))
         killed = _kill_host(driver, made)
-        driver.ask("stop", grace_s=1.0)
+        driver.call("stop", drain_timeout_s=1.0)
     rows = [
         Row("hosts joined", "s", [joined]),
         Row("deployment started", "s", [started]),
@@ -76,24 +76,24 @@ def cluster() -> Claim:
 def _partition_host(driver: Driver, made: Any, notes: Path) -> tuple[list[float], float, float]:
     """Cut a host off while streams run: how long those waited that it hurt, how long its worker went on, how long
     after it was healed that worker was back."""
-    driver.ask("send", model="count", count=STREAMS)
+    driver.call("send", model="count", count=STREAMS)
     time.sleep(FAULT_AT_S)
-    at_risk = driver.ask("stock_of", worker="b")["requests"]
-    made.cut(3)
+    at_risk = driver.call("stock_of", worker="b")["requests"]
+    made.disconnect(3)
     cut = time.time()
     time.sleep(PARTITION_S)
     fence = (notes / str(os.stat(f"/run/netns/{made.name(3)}").st_ino)).stat().st_mtime - cut
     made.reconnect(3)
     healed = time.monotonic()
-    silences = sorted(driver.ask("judge"))[-at_risk:]
-    driver.ask("wait_up")
+    silences = sorted(driver.call("check"))[-at_risk:]
+    driver.call("wait_up")
     return silences, max(0.0, fence), time.monotonic() - healed
 
 
 def _kill_host(driver: Driver, made: Any) -> list[float]:
     """Kill a host while streams run: how long those waited that it hurt."""
-    driver.ask("send", model="count", count=STREAMS)
+    driver.call("send", model="count", count=STREAMS)
     time.sleep(FAULT_AT_S)
-    at_risk = driver.ask("stock_of", worker="b")["requests"]
+    at_risk = driver.call("stock_of", worker="b")["requests"]
     made.kill(3)
-    return sorted(driver.ask("judge"))[-at_risk:]
+    return sorted(driver.call("check"))[-at_risk:]

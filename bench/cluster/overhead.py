@@ -36,15 +36,15 @@ def overhead() -> Claim:
             "placements": {"lm": PLACEMENT},
             "threads": 1,
         }
-        driver.ask("start", ready_s=600.0, **payload)
-        driver.ask("start_here", **payload)
+        driver.call("start", ready_timeout_s=600.0, **payload)
+        driver.call("start_here", **payload)
         for where in speeds:
-            driver.ask("write", where=where, count=REQUESTS, new=8)  # what only the first requests take
+            driver.call("write", where=where, count=REQUESTS, new=8)  # what only the first requests take
         for turn in range(ROUNDS):
             for where in list(speeds)[:: 1 if turn % 2 else -1]:
-                speeds[where].append(driver.ask("write", where=where, count=REQUESTS, new=NEW))
-        driver.ask("stop", grace_s=1.0)
-        driver.ask("stop_here")
+                speeds[where].append(driver.call("write", where=where, count=REQUESTS, new=NEW))
+        driver.call("stop", drain_timeout_s=1.0)
+        driver.call("stop_here")
     print_table(
         [
             Row("three workers on one host", "tokens/s", speeds["one"]),

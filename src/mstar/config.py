@@ -1,8 +1,8 @@
-"""What an operator may choose, what processes are told when they start, and the only place that reads the environment.
+"""Configuration: operator settings, the configuration of child processes, and all access to environment variables.
 
-A field with a description is a setting: it has a flag and an environment variable, and a place in a manifest.
-Settings are plain data: they travel to a child once, through a pipe that only it can read, because they hold the key of
-the deployment. Nothing here starts a process, and nothing here changes after the start.
+A field with a description is a setting: it has a command-line flag, an environment variable and a manifest key.
+A `ProcessConfig` is sent to a child once, through a pipe that only it can read, because it contains the deployment key.
+Nothing here changes after the start.
 """
 
 from __future__ import annotations
@@ -16,48 +16,57 @@ import msgspec
 from msgspec import Meta
 
 ENV_PREFIX = "MSTAR_"
-"""How the names of our own environment variables begin."""
+"""Prefix of mstar's environment variables."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server listens, ends, and tells what it does."""
+    """Listening address, shutdown, logging and telemetry of a server."""
 
-    host: Annotated[str, Meta(description="the address to listen at")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65_535, description="the port to listen at; 0 is any")] = 8000
+    host: Annotated[str, Meta(description="IP address or host name to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port to listen on; 0 picks a free port.")] = 8000
     insecure: Annotated[
-        bool, Meta(description="listen at any address without keys, use a Ray cluster without a token")
+        bool,
+        Meta(description="Allow a public address without API keys, and a Ray cluster without token authentication."),
     ] = False
     cluster: Annotated[
         str,
-        Meta(description="the Ray cluster whose hosts to use: auto for that of this host, or ADDRESS:PORT"),
+        Meta(description="Ray cluster to run on: auto for the one of this host, or ADDRESS:PORT."),
     ] = ""
-    in_process: Annotated[bool, Meta(description="run everything in one process, with no restarts")] = False
+    in_process: Annotated[bool, Meta(description="Run everything in one process, without restarts after a crash.")] = (
+        False
+    )
     conductors: Annotated[
-        int, Meta(ge=1, description="how many conductors share the models; models that share a worker share one too")
+        int,
+        Meta(ge=1, description="Number of conductors that share the models; models with a common worker share one."),
     ] = 1
     allow_media_host: Annotated[
         tuple[str, ...],
         Meta(
-            description="a host that pictures and sounds may be fetched from: name, *.name, name:port; "
-            "=RANGE behind it for a private address"
+            description="Host from which media URLs can be fetched: name, *.name or name:port; "
+            "append =RANGE to allow a private address range."
         ),
     ] = ()
-    drain_timeout_s: Annotated[float, Meta(ge=0, description="seconds that clients have to come to their end")] = 30.0
-    log_format: Annotated[Literal["text", "json"], Meta(description="how log lines are written")] = "text"
-    otlp_endpoint: Annotated[str, Meta(description="where spans go: the URL of a collector of OpenTelemetry")] = ""
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="Seconds to wait for running requests at shutdown.")] = (
+        30.0
+    )
+    log_format: Annotated[Literal["text", "json"], Meta(description="Format of log lines.")] = "text"
+    otlp_endpoint: Annotated[
+        str, Meta(description="URL of the OpenTelemetry collector (OTLP) for spans; empty exports none.")
+    ] = ""
     metrics_compat: Annotated[
-        Literal["vllm"] | None, Meta(description="whose names /metrics has beside our own; none for nobody's")
+        Literal["vllm"] | None,
+        Meta(description="Also export metrics under vLLM's names; none exports mstar's names only."),
     ] = None
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What each key may ask for."""
+    """Rate limit of each API key."""
 
     requests_per_second: Annotated[
         float,
         Meta(
             gt=0,
-            description="how many requests a second each key may make, on average",
+            description="Maximum average requests per second of each API key (token bucket).",
             extra={"flag": "rate-limit-rps"},
         ),
     ] = 1000.0
@@ -65,49 +74,50 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="how many requests each key may have at once; a burst may be as large",
+            description="Maximum concurrent requests of each API key; also the burst size of its token bucket.",
             extra={"flag": "rate-limit-concurrency"},
         ),
     ] = 16_384
 
 
 class ApiKeyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where keys without a name come from."""
+    """API keys without a tenant."""
 
     values: Annotated[
-        tuple[str, ...], Meta(description="keys that clients need", extra={"is_secret": True, "flag": "api-key"})
+        tuple[str, ...],
+        Meta(description="API keys that clients must send.", extra={"is_secret": True, "flag": "api-key"}),
     ] = ()
     file: Annotated[
-        str, Meta(description="a file with a key on each line", extra={"flag": "api-key-file", "is_path": True})
+        str, Meta(description="File with one API key per line.", extra={"flag": "api-key-file", "is_path": True})
     ] = ""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may bring, and how long it may take."""
+    """Limits on connections and inputs of clients."""
 
-    body_timeout_s: Annotated[float, Meta(gt=0, description="seconds a client may take to send its request")] = 30.0
-    request_timeout_s: Annotated[float, Meta(gt=0, description="seconds a request may take in all")] = 600.0
-    header_timeout_s: Annotated[float, Meta(gt=0, description="seconds a connection may take to say what it wants")] = (
-        15.0
+    body_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the body of a request.")] = 30.0
+    request_timeout_s: Annotated[float, Meta(gt=0, description="Maximum seconds of a request, queueing included.")] = (
+        600.0
     )
+    header_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the headers of a request.")] = 15.0
     websocket_idle_timeout_s: Annotated[
-        float, Meta(gt=0, description="seconds a client of a WebSocket may be silent")
+        float, Meta(gt=0, description="Seconds without a message before a WebSocket is closed.")
     ] = 1800.0
-    max_connections: Annotated[int, Meta(ge=1, description="how many connections there may be at once")] = 16_384
-    max_media_bytes: Annotated[int, Meta(ge=1, description="how large a picture or a sound may be, in bytes")] = (
-        64 << 20
+    max_connections: Annotated[int, Meta(ge=1, description="Maximum number of open connections.")] = 16_384
+    max_media_bytes: Annotated[int, Meta(ge=1, description="Maximum size of a media input in bytes.")] = 64 << 20
+    max_media_pixels: Annotated[int, Meta(ge=1, description="Maximum number of pixels of an image.")] = 40_000_000
+    max_media_seconds: Annotated[float, Meta(gt=0, description="Maximum duration of an audio input in seconds.")] = (
+        1800.0
     )
-    max_media_pixels: Annotated[int, Meta(ge=1, description="how many pixels a picture may have")] = 40_000_000
-    max_media_seconds: Annotated[float, Meta(gt=0, description="how many seconds a sound may last")] = 1800.0
 
 
 class SloConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request is promised for which neither its client nor its key says otherwise."""
+    """Default latency objective, for requests whose client and API key set none."""
 
     ttft_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="seconds until the first of an answer is there; none: soon, and nobody is refused for it",
+            description="Default target for the time to first output (TTFT) in seconds; none: best effort.",
             extra={"flag": "slo-ttft"},
         ),
     ] = None
@@ -115,90 +125,96 @@ class SloConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             ge=0,
-            description="how many tokens of text a second clients read; 0: text has no clock",
+            description="Default reading rate of clients in text tokens per second; 0: text has no deadlines.",
             extra={"flag": "slo-tokens-per-second"},
         ),
     ] = 0.0
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator may choose for a deployment."""
+    """Runtime settings of a deployment."""
 
     max_running_requests: Annotated[
-        int, Meta(ge=1, description="how many requests run at the same time, under each conductor")
+        int, Meta(ge=1, description="Maximum number of running requests per conductor.")
     ] = 1024
-    max_queued_requests: Annotated[int, Meta(ge=0, description="how many more may wait; the next one is refused")] = 256
-    max_batch_size: Annotated[int, Meta(ge=1, description="how many calls share a batch at most")] = 64
+    max_queued_requests: Annotated[
+        int, Meta(ge=0, description="Maximum number of queued requests per conductor; further ones get status 429.")
+    ] = 256
+    max_batch_size: Annotated[int, Meta(ge=1, description="Maximum number of calls in a batch.")] = 64
     max_undelivered_outputs: Annotated[
-        int, Meta(ge=1, description="how many emissions may wait for a client before its request has to wait too")
+        int,
+        Meta(
+            ge=1,
+            description="Maximum outputs a client can lag behind before its request is paused (backpressure).",
+        ),
     ] = 64
     max_batched_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="how many positions one run of an op in pieces may bring; none for any number"),
+        Meta(description="Maximum tokens per batch of a chunked op (chunked prefill); none: no limit."),
     ] = 512
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="how many threads each worker computes with; none leaves it to the library"),
+        Meta(description="Number of compute threads per worker; none: the default of the library."),
     ] = None
     conductors: int = 1
-    """How many conductors share the models, at most."""
+    """Maximum number of conductors that share the models."""
     log_format: Literal["text", "json"] = "text"
-    """How each process writes its log lines."""
+    """Format of log lines of each process."""
     failpoints: dict[str, str] = {}
-    """For tests of failures: what to do at named points."""
+    """Fault injection for tests: action by failpoint, see `mstar.failpoints`."""
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a child of the launcher has to know."""
+    """Configuration of a child process."""
 
     name: str
     incarnation: int
-    """How often this name was started before. Of a conductor, its generation."""
+    """Number of earlier starts of this name; for a conductor, its generation."""
     directory: str
-    """Where the addresses of all processes lie."""
+    """Run directory with the Unix sockets of all processes."""
     key: bytes
-    """What every frame of this deployment is signed with."""
+    """Deployment key: authenticates every frame."""
     peers: dict[str, int]
-    """Who else of its shard is there now, by name with incarnation; the launcher and front ends too."""
+    """Running peers of its shard, by name with incarnation, and the launcher and front ends."""
     ip: str = ""
-    """The address of its host, where processes of other hosts reach it; nothing on a single machine."""
+    """IP address of its host for other hosts; empty on a single machine."""
     addresses: dict[str, str] = {}
-    """Where those are, by name, if there are several hosts: see `wire.transport.address_book`."""
+    """Addresses of the peers, by name, if there are several hosts: see `wire.transport.address_book`."""
     weights_version: int = 0
-    """Which edition of the weights it is to load."""
+    """Version of the weights to load."""
     models: dict[str, str]
-    """By name, what `load_model` is given; those of its shard."""
+    """Models of its shard: the argument of `load_model`, by name."""
     placements: dict[str, str]
-    """By name of the model, the text of its placement file; empty for none."""
+    """Text of the placement file, by model; empty for none."""
     options: RuntimeConfig
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}.{self.incarnation})"  # the key must not get into a log
+        return f"{type(self).__name__}({self.name}.{self.incarnation})"  # keep the key out of logs
 
 
 class ConductorConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
-    """For a conductor."""
+    """Configuration of a conductor."""
 
 
 class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
-    """For a worker."""
+    """Configuration of a worker."""
 
     conductor: str
-    """The name of its conductor."""
+    """Name of its conductor."""
     black_box: str
-    """Path of the file that says what it was doing when it died."""
+    """Path of its black box, which records the running batch for crash analysis."""
 
 
 def runtime_directory() -> Path:
-    """Where run directories are made: the user's own place for such things, or the one for temporary files."""
+    """Parent of run directories: XDG_RUNTIME_DIR, or the directory for temporary files."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
 def env_variables() -> dict[str, str]:
-    """The environment variables that are ours, by name without the prefix."""
+    """mstar's environment variables, by name without the prefix."""
     return {name.removeprefix(ENV_PREFIX): value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
 
 
 def read_env_variable(name: str) -> str | None:
-    """What an environment variable that an operator named holds."""
+    """Value of an environment variable that an operator named; None if unset."""
     return os.environ.get(name)

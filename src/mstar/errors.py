@@ -1,17 +1,20 @@
-"""Every exception mstar raises, in one tree.
+"""All exceptions of mstar, in one tree.
 
     MstarError
-    ├── WalkError        a walk cannot become a graph; carries every problem found, not the first
-    ├── PlacementError   a placement file does not fit the model
+    ├── WalkError        a walk cannot be compiled to a graph; lists all problems, not only the first
+    ├── PlacementError   a placement file does not match the model
     ├── RouteError       a route misused a walk or a state
     ├── LoadError        a model could not be found or imported
-    ├── BadShape         an op was given, or gave, a value of another shape than it declares
-    ├── NotFinite        an op gave NaN or infinity
-    ├── RowsFailed       an op says which rows of its batch are at fault
-    └── ParityError      a served run differed from the eager one
-    WalkNotRun           (warning) a walk was called and its result dropped unread
+    ├── Unsupported      a model does not support what the request needs
+    ├── BadShape         an op received or returned a value of another shape than declared
+    ├── NotFinite        an op returned NaN or infinity
+    ├── RowsFailed       an op reports the failed rows of its batch
+    ├── ParityError      a served run differed from the eager run
+    ├── NotSerializable  a value cannot be sent to another process
+    └── ReadFailed       the bytes of a sent value cannot be read
+    WalkNotRun           (warning) a walk was called and its result never used
 
-A problem has one shape everywhere: `file:line: what happened, with values`, then `fix: what to write`.
+All problems have one format: `file:line: what happened, with values`, then `fix: what to write`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to write instead."""
+    """One problem: location, message and fix."""
 
     site: str
     message: str
@@ -35,7 +38,7 @@ class Problem:
 
 
 class MstarError(Exception):
-    """Anything mstar raises on purpose."""
+    """Base class of all exceptions that mstar raises on purpose."""
 
 
 class ProblemGroup(MstarError):
@@ -48,11 +51,11 @@ class ProblemGroup(MstarError):
 
 
 class WalkError(ProblemGroup):
-    """A walk cannot be turned into a graph."""
+    """A walk cannot be compiled to a graph."""
 
 
 class PlacementError(ProblemGroup):
-    """A placement does not fit the model it is for."""
+    """A placement does not match its model."""
 
 
 class RouteError(MstarError):
@@ -64,19 +67,19 @@ class LoadError(MstarError):
 
 
 class Unsupported(MstarError, NotImplementedError):
-    """A model does not do what a request asks for. The client is told its text: what, and what to ask for instead."""
+    """A model does not support what the request needs. The text is sent to the client."""
 
 
 class BadShape(MstarError):
-    """An op was given, or gave, a value of another shape than it declares."""
+    """An op received or returned a value of another shape than declared."""
 
 
 class NotFinite(MstarError):
-    """An op gave NaN or infinity."""
+    """An op returned NaN or infinity."""
 
 
 class RowsFailed(MstarError):
-    """Some rows of a batch are at fault: an op that knows which raises this, and nobody has to search."""
+    """Some rows of a batch failed. An op that knows which ones raises this, and the batch is not bisected."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         self.errors = dict(errors)
@@ -84,37 +87,45 @@ class RowsFailed(MstarError):
 
 
 class ParityError(MstarError):
-    """A served run gave something else than the eager run."""
+    """A served run differed from the eager run."""
+
+
+class NotSerializable(MstarError):
+    """A value cannot be sent to another process."""
+
+
+class ReadFailed(MstarError):
+    """A value was sent and its bytes cannot be read. No other value is ever returned instead."""
 
 
 class WalkNotRun(RuntimeWarning):
-    """A walk was called, but nobody awaited it or read its emissions, so it did nothing."""
+    """A walk was called but neither awaited nor iterated, so it did nothing."""
 
 
 def format_site(site: str) -> str:
-    """A `file:line` as a reader wants it: relative to where they stand, when it is below that."""
+    """Format a `file:line` relative to the working directory, if it is below."""
     path, colon, line = site.rpartition(":")
-    here = os.getcwd() + os.sep
-    return (path.removeprefix(here)) + colon + line
+    cwd = os.getcwd() + os.sep
+    return (path.removeprefix(cwd)) + colon + line
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """` (did you mean `x`?)` for the known name most like this one, or nothing."""
-    import difflib  # only a mistake needs it
+    """Format ` (did you mean `x`?)` for the closest known name; empty if none is close."""
+    import difflib  # slow import, needed for errors only
 
     near = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean `{near[0]}`?)" if near else ""
 
 
 def format_names(names: Iterable[str], empty: str = "nothing") -> str:
-    """Names for a sentence: `a`, `b`, `c`."""
+    """Format names for a sentence: `a`, `b`, `c`."""
     return ", ".join(f"`{name}`" for name in names) or empty
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things for a sentence: 1 walk, 2 walks."""
+    """Format a count with its noun: 1 walk, 2 walks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class WouldBlock(Exception):
-    """The bytes of a value are on another host: whoever unpacks it must be ready to wait for them."""
+    """The bytes of a value are on another host and the caller must not block. Not an error: decode it on a thread."""

@@ -1,7 +1,7 @@
-"""Failpoints: named places in the runtime where a test can make something go wrong. In service they do nothing.
+"""Failpoints: named places where tests inject faults. No-ops in production.
 
-`hit("worker.start_walk")` stands where it could matter. A test arms a point with what is to happen there: `kill` ends the
-process at once, `raise` raises, `sleep:0.05` waits so many seconds; `kill@3` happens at the third hit only.
+`hit("worker.start_walk")` marks a place. A test arms it with an action: `kill` (SIGKILL to this process), `raise`, or
+`sleep:SECONDS`. A suffix `@3` triggers on the third hit only.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _hits: Counter[str] = Counter()
 
 
 class FailpointHit(Exception):
-    """What `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 def arm(points: Mapping[str, str]) -> None:
-    """Have things happen at these points, and at no others."""
+    """Arm these failpoints and disarm all others."""
     _armed.clear()
     _hits.clear()
-    for name, what in points.items():
-        action, _, when = what.partition("@")
+    for name, spec in points.items():
+        action, _, when = spec.partition("@")
         _armed[name] = (action, int(when or 0))
 
 
 def hits() -> dict[str, int]:
-    """How often the program has come to each armed point."""
+    """Number of hits of each armed failpoint."""
     return dict(_hits)
 
 
 def hit(name: str) -> None:
-    """The program has come to this point."""
-    if _armed and (armed := _armed.get(name)) is not None:  # looked up once: another thread may disarm it
+    """Trigger the action of a failpoint, if it is armed."""
+    if _armed and (armed := _armed.get(name)) is not None:  # one lookup: another thread can disarm it
         _trigger(name, *armed)
 
 
@@ -44,12 +44,14 @@ def _trigger(name: str, action: str, when: int) -> None:
     _hits[name] += 1
     if when and _hits[name] != when:
         return
-    what, _, argument = action.partition(":")
-    if what == "kill":
+    kind, _, argument = action.partition(":")
+    if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "sleep":
+    elif kind == "sleep":
         time.sleep(float(argument))
-    elif what == "raise":
+    elif kind == "raise":
         raise FailpointHit(f"failpoint {name}")
     else:
-        raise ValueError(f"failpoint {name} is to `{action}`\n  fix: use kill, raise or sleep:SECONDS, each with @N")
+        raise ValueError(
+            f"failpoint {name} has no action `{action}`\n  fix: use kill, raise or sleep:SECONDS, each with @N"
+        )

@@ -5,10 +5,10 @@ import pytest
 
 @pytest.fixture
 def report(capfd):
-    """Says something that is to be read even when the test passes: what was measured."""
+    """Print a measurement, also if the test passes."""
 
-    def say(text):
+    def write(text):
         with capfd.disabled():
             sys.stderr.write(f"\n{text}\n")
 
-    return say
+    return write

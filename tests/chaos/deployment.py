@@ -1,4 +1,4 @@
-"""A deployment to be hurt: three models of different kinds over three workers that can stand in for each other."""
+"""Deployment for chaos tests: three models on three interchangeable workers."""
 
 import time
 from contextlib import contextmanager
@@ -17,31 +17,31 @@ WORKERS = ("a", "b", "c")
 _ALL = '["a", "b", "c"]'
 PLACEMENTS = {
     "orpheus": f'[place]\nlm = {_ALL}\n"lm.prefill" = ["c", "a"]\nsnac = ["b", "c"]',
-    "qwen3_omni": f'[place]\near = ["b", "c"]\nthinker = {_ALL}\ntalker = {_ALL}\npredictor = ["a", "b"]\n'
+    "qwen3_omni": f'[place]\naudio_encoder = ["b", "c"]\nthinker = {_ALL}\ntalker = {_ALL}\npredictor = ["a", "b"]\n'
     f"vocoder = {_ALL}",
     "bagel": f'[place]\nlm = {{ workers = {_ALL}, spread = true }}\nvit = ["a", "b"]\nvae = ["b", "c"]\n'
     f'guidance = {_ALL}\n[walks.read]\nlm = ["c", "b"]',
 }
-"""Every component on at least two workers; prefill and decode apart; states that are spread, and that move."""
+"""Every component on at least two workers; prefill and decode separate; states that are spread and moved."""
 REQUEST_MIX = [*[("orpheus", number % 3) for number in range(7)], *[("bagel", number % 3) for number in range(6)]]
 REQUEST_MIX += [("qwen3_omni", number) for number in (1, 1, 2)]
-"""Sixteen requests: a model, and which of its requests."""
+"""Sixteen requests: a model, and the index of its request."""
 
 
 def build_oracles():
-    """What is right, of each model."""
+    """Oracle of each model."""
     return {name: Oracle.from_file(TARGETS[name]) for name in NAMES}
 
 
 @contextmanager
-def launch_deployment(**how):
+def launch_deployment(**options):
     """The deployment and a front end."""
-    with LocalLauncher({name: TARGETS[name] for name in NAMES}, PLACEMENTS, **how) as local:
+    with LocalLauncher({name: TARGETS[name] for name in NAMES}, PLACEMENTS, **options) as local:
         yield local, add_frontend(local)
 
 
 class RequestRound:
-    """All requests of the mix at the same time."""
+    """All requests of the mix, concurrently."""
 
     def __init__(self, front_end, oracles):
         self.oracles = oracles
@@ -50,13 +50,13 @@ class RequestRound:
 
     @property
     def unfinished(self):
-        """Those that have not ended."""
+        """Clients without an end."""
         return [client for client in self.clients if client.end is None]
 
     def wait_and_check(self, seconds=30.0):
-        """Wait for all; each must have got exactly what is right."""
+        """Wait for all clients and check each of them."""
         for (name, number), client in zip(REQUEST_MIX, self.clients, strict=True):
-            self.oracles[name].judge(client.wait(seconds), number)
+            self.oracles[name].check(client.wait(seconds), number)
 
     @property
     def max_gaps_s(self):
@@ -64,20 +64,20 @@ class RequestRound:
 
 
 def wait_until(condition, seconds=10.0):
-    """Wait until something holds, but not for ever."""
+    """Poll a condition until it is true, or fail after the timeout."""
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < seconds, "it did not come true"
+        assert time.monotonic() - start < seconds, f"condition not met within {seconds} s"
         time.sleep(0.005)
 
 
 def is_fully_up(local):
-    """Whether everybody is up, and a spare there."""
+    """Whether all processes and a standby are up."""
     return set(local.health().values()) == {"up"} and "standby" in local.stats()["processes"]
 
 
 def child_peers(local):
-    """Every child in its present life."""
+    """Current incarnation of every child."""
     return [child.peer for child in local._supervisor.children.values()]
 
 
@@ -94,17 +94,17 @@ REQUEST_STATS = (
     "slots",
 )
 REQUEST_STATS += ("streams", "out_of_order")
-"""What must be nothing when nothing is asked for."""
+"""Gauges that must be 0 while no request runs."""
 
 
 def collect_stats(front_end, processes):
-    """What processes hold, by process and by what it is."""
-    asked = {peer.name: front_end.query_counts(peer) for peer in (*processes, front_end.peer)}
-    return {f"{name}.{what}": n for name, answer in asked.items() for what, n in answer.result(5.0).items()}
+    """Counters and gauges of processes, as "process.name"."""
+    queries = {peer.name: front_end.query_counts(peer) for peer in (*processes, front_end.peer)}
+    return {f"{name}.{what}": n for name, answer in queries.items() for what, n in answer.result(5.0).items()}
 
 
 def request_stats(front_end, processes):
-    """What they hold for requests."""
+    """Nonzero gauges of requests."""
     return {
         what: n
         for what, n in collect_stats(front_end, processes).items()
@@ -113,7 +113,7 @@ def request_stats(front_end, processes):
 
 
 def wait_until_idle(front_end, processes, seconds=1.0):
-    """Wait until nothing is held; how long that took."""
+    """Wait until all request gauges are 0. Returns the elapsed seconds."""
     start = time.monotonic()
     while left := request_stats(front_end, processes):
         assert time.monotonic() - start < seconds, f"still held: {left}"

@@ -1,4 +1,4 @@
-"""Models that do harm when they are asked to: one raises or kills its worker at a step, one acts on the world."""
+"""Models with injected faults: one raises, hangs or kills its worker at a step, one has side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mstar.walk.batching import rows
 
 @dataclass(frozen=True)
 class TrapRequest:
-    """So many steps; at step `at` the trap springs: `raise`, `kill`, `abort`, `hold`. An arm notes steps in a file."""
+    """A number of steps; at step `at` the fault `trap` triggers: raise, kill, abort, hold. Robot moves go to `file`."""
 
     key: int
     steps: int = 40
@@ -28,15 +28,15 @@ class TrapRequest:
 
 
 class Fragile(Component):
-    """Counts in its own way, and falls into traps."""
+    """A counter with injected faults."""
 
     @op(batch=stacked)
     def step(self, x: Int64[Tensor, "1"], step: int, request: TrapRequest) -> Int64[Tensor, "1"]:
         """The next number."""
-        time.sleep(0.002)  # long enough for requests to meet in a batch
-        for number, one in zip(rows(step), rows(request), strict=True):
-            if number == one.at:
-                trigger_trap(one)
+        time.sleep(0.002)  # long enough for requests to batch
+        for number, each in zip(rows(step), rows(request), strict=True):
+            if number == each.at:
+                trigger_trap(each)
         return (np.asarray(x) * 48_271 + 11) % 2_147_483_647
 
     @op
@@ -46,7 +46,7 @@ class Fragile(Component):
 
 
 def trigger_trap(request: TrapRequest) -> None:
-    """Do what was asked for."""
+    """Trigger the fault of a request."""
     if request.trap == "raise":
         raise ValueError(f"the trap of {request.key}")
     if request.trap == "kill":
@@ -56,7 +56,7 @@ def trigger_trap(request: TrapRequest) -> None:
     if request.trap == "hold":
         until = time.monotonic() + 2.5
         while time.monotonic() < until:
-            sum(range(60_000_000))  # one call of the interpreter's own, for about a second: no other thread runs
+            sum(range(60_000_000))  # holds the GIL for about a second
 
 
 class Traps(Model):
@@ -80,7 +80,7 @@ class Traps(Model):
 
 
 class TwoTraps(Traps):
-    """The same, two times over."""
+    """The same walk twice."""
 
     async def route(self, request: TrapRequest) -> str:
         await self.count(request, request.steps)
@@ -88,7 +88,7 @@ class TwoTraps(Traps):
 
 
 class Arm(Component):
-    """Moves, and notes each move in a file."""
+    """Logs each move to a file."""
 
     @op(idempotent=False)
     def move(self, step: int, request: TrapRequest) -> int:
@@ -100,7 +100,7 @@ class Arm(Component):
 
 
 class Robot(Model):
-    """Moves that must not be made twice."""
+    """A model with a non-idempotent op."""
 
     def __init__(self) -> None:
         self.arm = Arm()
@@ -115,4 +115,4 @@ class Robot(Model):
 
 
 class Dialogue(Chat):
-    """A route that waits for its client."""
+    """A multi-turn route."""

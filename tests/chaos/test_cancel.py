@@ -1,4 +1,4 @@
-"""Clients that leave, wherever the runtime happens to be: nothing of what they asked for is left."""
+"""Client disconnects at every failpoint: nothing leaks."""
 
 import os
 import random
@@ -42,46 +42,48 @@ def launcher():
 @pytest.mark.timeout(180)
 def test_a_disconnected_client_leaves_nothing_at_any_point(launcher, report):
     deployment, front_end = launcher
-    chosen, known, missed, took = random.Random(5), build_oracles(), [], []
-    talks = Oracle.from_file(TARGETS["dialogue"])
-    everyone = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
-    RequestRound(front_end, known).wait_and_check()
-    wait_until_idle(front_end, everyone)
+    rng, oracles, missed, cleanup_s = random.Random(5), build_oracles(), [], []
+    dialogue_oracle = Oracle.from_file(TARGETS["dialogue"])
+    processes = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
+    RequestRound(front_end, oracles).wait_and_check()
+    wait_until_idle(front_end, processes)
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     names = cancel_points()
     assert len(names) >= 40
     for name in names:
-        for _ in range(20):  # as chance has it, it does not come there at once
+        for _ in range(20):  # the failpoint is not always reached
             failpoints.arm({name: "sleep:0.02"})
-            disconnect_at(deployment, front_end, known | {"dialogue": talks}, chosen)
+            disconnect_at(deployment, front_end, oracles | {"dialogue": dialogue_oracle}, rng)
             hits = failpoints.hits()
             failpoints.arm({})
-            took.append(wait_until_idle(front_end, everyone))
+            cleanup_s.append(wait_until_idle(front_end, processes))
             if name in hits:
                 break
         else:
             missed.append(name)
         assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (fds, threads), name
-    RequestRound(front_end, known).wait_and_check()
-    report(f"cancel: at {len(names)} points, nothing left after {max(took):.2f} s at most; never there: {missed}")
+    RequestRound(front_end, oracles).wait_and_check()
+    report(
+        f"cancel: at {len(names)} points, nothing left after {max(cleanup_s):.2f} s at most; never reached: {missed}"
+    )
     assert not missed
 
 
-def disconnect_at(deployment, front_end, known, chosen):
-    """Open requests, have one of them begin again, and leave them all within a short time."""
-    clients = [Client(front_end, name, known[name].requests[number]) for name, number in REQUESTS]
-    front_end.send_input(clients[-1].rid, known["dialogue"].requests[1])
-    lost, conductor, node = (
-        clients[chosen.randrange(len(clients))],
+def disconnect_at(deployment, front_end, oracles, rng):
+    """Open requests, restart one of them, and disconnect all within a short time."""
+    clients = [Client(front_end, name, oracles[name].requests[number]) for name, number in REQUESTS]
+    front_end.send_input(clients[-1].rid, oracles["dialogue"].requests[1])
+    lost, conductor, actor_loop = (
+        clients[rng.randrange(len(clients))],
         deployment.conductors["dialogue"],
         deployment.actor_loop,
     )
-    again = m.Submit(lost.rid, "", m.Value(None), last_seen_attempt=1 << 60)  # it says that something was lost
-    moments = sorted(chosen.random() * MAX_DELAY_S for _ in clients)
+    again = m.Submit(lost.rid, "", m.Value(None), last_seen_attempt=1 << 60)  # as if an emission was lost
+    moments = sorted(rng.random() * MAX_DELAY_S for _ in clients)
     start = time.monotonic()
-    for number, (client, moment) in enumerate(zip(chosen.sample(clients, len(clients)), moments, strict=True)):
+    for number, (client, moment) in enumerate(zip(rng.sample(clients, len(clients)), moments, strict=True)):
         time.sleep(max(0.0, start + moment - time.monotonic()))
         if number == 1:
-            node.call_soon(lambda: node.send(front_end.peer, conductor, m.Register()))
-            node.call_soon(lambda: node.send(front_end.peer, conductor, again))
+            actor_loop.call_soon(lambda: actor_loop.send(front_end.peer, conductor, m.Register()))
+            actor_loop.call_soon(lambda: actor_loop.send(front_end.peer, conductor, again))
         client.close()

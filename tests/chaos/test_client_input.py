@@ -1,4 +1,4 @@
-"""Processes are killed while clients talk: a route that waits, or is being cut, goes on as if nothing had been."""
+"""Kills during multi-turn requests: routes that wait or are interrupted continue."""
 
 import os
 import random
@@ -20,20 +20,20 @@ ROUNDS, SEED = 12, 1
 
 @pytest.mark.timeout(180)
 def test_kills_between_and_within_turns(report):
-    chosen, victims = random.Random(SEED), cycle(("a", "conductor", "b", "c"))
+    rng, victims = random.Random(SEED), cycle(("a", "conductor", "b", "c"))
     with LocalLauncher({"chat": f"{MODELS}:Dialogue"}, {"chat": PLACEMENT}) as local:
         front_end = add_frontend(local)
         for _ in range(ROUNDS):
             wait_until(lambda: is_fully_up(local))
-            talks = [MultiTurnClient(front_end, SimRequest(key, steps=1000 if key % 2 else 5)) for key in range(6)]
+            clients = [MultiTurnClient(front_end, SimRequest(key, steps=1000 if key % 2 else 5)) for key in range(6)]
             for turn in range(3):
                 if turn == 1:
                     os.kill(local.pid(next(victims)), signal.SIGKILL)
-                for key, talk in enumerate(talks):
-                    talk.read(most=chosen.randint(1, 9) if key % 2 else None)
-                    talk.send(turn, interrupts=bool(key % 2))
-            for talk in talks:
-                talk.read()
-                talk.check()
+                for key, client in enumerate(clients):
+                    client.read(limit=rng.randint(1, 9) if key % 2 else None)
+                    client.send(turn, interrupts=bool(key % 2))
+            for client in clients:
+                client.read()
+                client.check()
         assert len(local.recent_exits) == ROUNDS
-    report(f"said, seed {SEED}: {ROUNDS} kills, {6 * ROUNDS} talks of 4 turns, half of them cut: all as eager")
+    report(f"seed {SEED}: {ROUNDS} kills, {6 * ROUNDS} requests of 4 turns, half of them interrupted: all as eager")

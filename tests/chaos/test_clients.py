@@ -1,4 +1,4 @@
-"""Clients that behave badly in numbers: a storm of disconnects, and one that takes nothing."""
+"""Misbehaving clients: a storm of disconnects, and a client that reads nothing."""
 
 import random
 import time
@@ -28,56 +28,58 @@ WINDOW = 32
 
 
 def process_resources(front_end, local):
-    """What does not come and go with requests: open files and threads of every process, and the processes."""
-    found = {
+    """Resources that do not depend on requests: open files and threads of every process, and the processes."""
+    counts = {
         what: n
         for what, n in collect_stats(front_end, child_peers(local)).items()
         if what.endswith((".fds", ".threads"))
     }
-    return found | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
+    return counts | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
 
 
 def test_a_storm_of_disconnects_leaves_nothing(report):
-    chosen, known = random.Random(6), build_oracles()
+    rng, oracles = random.Random(6), build_oracles()
     with launch_deployment(options=RuntimeConfig(max_queued_requests=STORM), standby=False) as (local, front_end):
         for _ in range(2):
-            RequestRound(front_end, known).wait_and_check()
+            RequestRound(front_end, oracles).wait_and_check()
         wait_until_idle(front_end, child_peers(local))
         before = process_resources(front_end, local)
-        asked = [REQUEST_MIX[number % len(REQUEST_MIX)] for number in range(STORM)]
+        requests = [REQUEST_MIX[number % len(REQUEST_MIX)] for number in range(STORM)]
         start = time.monotonic()
-        clients = [Client(front_end, name, known[name].requests[number], timeout_s=90) for name, number in asked]
-        staying = set(chosen.sample(range(STORM), STAYING))
-        leaving = sorted((chosen.random() * LASTS_S, number) for number in range(STORM) if number not in staying)
-        for moment, number in leaving:
+        clients = [Client(front_end, name, oracles[name].requests[number], timeout_s=90) for name, number in requests]
+        staying = set(rng.sample(range(STORM), STAYING))
+        disconnects = sorted((rng.random() * LASTS_S, number) for number in range(STORM) if number not in staying)
+        for moment, number in disconnects:
             time.sleep(max(0.0, start + moment - time.monotonic()))
             clients[number].close()
-        cut = sum(clients[number].end is None for _, number in leaving)
+        disconnected = sum(clients[number].end is None for _, number in disconnects)
         for number in staying:
-            name, which = asked[number]
-            known[name].check(clients[number].wait(60), which)
-        took = wait_until_idle(front_end, child_peers(local))
+            name, index = requests[number]
+            oracles[name].check(clients[number].wait(60), index)
+        cleanup_s = wait_until_idle(front_end, child_peers(local))
         assert process_resources(front_end, local) == before
         assert not local.recent_exits
-    report(f"storm: {cut} of {STORM} streams cut, {STAYING} served; nothing left after {took:.2f} s")
+    report(
+        f"storm: {disconnected} of {STORM} streams disconnected, {STAYING} served; nothing left after {cleanup_s:.2f} s"
+    )
 
 
-def test_a_client_that_reads_nothing_blocks_nobody(report):
+def test_a_client_that_reads_nothing_does_not_block_others(report):
     oracle = Oracle(TRAPS, [TrapRequest(key, steps=60) for key in range(8)])
-    patient = Oracle(TRAPS, [TrapRequest(99, steps=400)])
+    idle_oracle = Oracle(TRAPS, [TrapRequest(99, steps=400)])
     with LocalLauncher(
         {"traps": TRAPS_FILE}, options=RuntimeConfig(max_undelivered_outputs=WINDOW), standby=False
     ) as local:
         front_end = add_frontend(local)
 
         def serve():
-            clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
+            clients = [Client(front_end, "traps", request) for request in oracle.requests]
             for number, client in enumerate(clients):
                 oracle.check(client.wait(), number)
             return max(client.duration_s for client in clients)
 
         alone = min(serve() for _ in range(3))
-        idle = Client(front_end, "traps", patient.requests[0], is_idle=True)
+        idle = Client(front_end, "traps", idle_oracle.requests[0], is_idle=True)
         wait_until(lambda: idle.output_counts.get("Text", 0) >= WINDOW)
         beside = min(serve() for _ in range(3))
         behind = idle.output_counts["Text"]
@@ -86,5 +88,5 @@ def test_a_client_that_reads_nothing_blocks_nobody(report):
         assert idle.end is None
         assert beside < 2 * alone
         idle.resume_reading()
-        patient.check(idle.wait(), 0)
+        idle_oracle.check(idle.wait(), 0)
         wait_until_idle(front_end, child_peers(local))

@@ -1,4 +1,4 @@
-"""Requests that do harm, and harm done to what must not be done twice: each ends alone, and everyone else is served."""
+"""Poison requests and non-idempotent ops: failures are isolated to one request."""
 
 import os
 import signal
@@ -16,18 +16,18 @@ COUNT = 15
 
 @pytest.fixture(scope="module")
 def traps():
-    """A deployment of the model with the traps on three workers, and what is right."""
+    """The faulty model on three workers, and its oracle."""
     oracle = Oracle(TRAPS, [TrapRequest(key, steps=60) for key in range(COUNT)])
     with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b", "c"]'}) as local:
         yield local, add_frontend(local), oracle
 
 
 def serve(front_end, oracle, bad):
-    """Fifteen good requests and a bad one, at the same time; the good ones must be served as ever."""
-    good = [Client(front_end, "traps", ask) for ask in oracle.requests]
+    """Fifteen good requests and a bad one, concurrently. Checks the good ones; returns the bad one."""
+    good = [Client(front_end, "traps", request) for request in oracle.requests]
     harmful = Client(front_end, "traps", bad).wait()
     for number, client in enumerate(good):
-        oracle.judge(client.wait(), number)
+        oracle.check(client.wait(), number)
     return harmful
 
 
@@ -46,10 +46,10 @@ def test_a_request_that_kills_its_worker_is_not_retried_twice(traps, trap, repor
     wait_until(lambda: set(local.health().values()) == {"up"})
     before = len(local.recent_exits)
     harmful = serve(front_end, oracle, TrapRequest(99, trap=trap, at=20))
-    end, deaths = harmful.end, len(local.recent_exits) - before
-    report(f"poison by {trap}: {end.status} after {deaths} deaths, in {harmful.seconds:.2f} s")
+    end, crashes = harmful.end, len(local.recent_exits) - before
+    report(f"poison by {trap}: {end.status} after {crashes} deaths, in {harmful.duration_s:.2f} s")
     assert (end.status, end.error_type) == ("poison", "Poison")
-    assert deaths == 2
+    assert crashes == 2
 
 
 @pytest.mark.parametrize("victims", [("a", "b"), ("conductor",)])

@@ -1,4 +1,4 @@
-"""A worker that stands still is given up and replaced; what a life that is over still says is not heard."""
+"""Stalled workers are replaced, and messages of dead incarnations ignored."""
 
 import os
 import signal
@@ -30,24 +30,24 @@ from tests.integration.deployment_clients import Client, Oracle, add_frontend
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 DETECTION_S = 1.5
 SLOWDOWN_FACTOR = 1.5
-"""The bar is for a machine at peace; this one is shared with other tests."""
+"""Factor on the limit: it holds for an idle machine, and tests share theirs."""
 
 
 class StaleProcess:
-    """A process that should not be: one who says things in the name of another."""
+    """A process that impersonates a dead incarnation."""
 
     def __init__(self, local, peer):
         self.peer = peer
-        self.node = ActorLoop(AddressBook(local.directory), local.key, ArenaCodec())
-        self.node.add(self)
-        self._thread = threading.Thread(target=self.node.run)
+        self.actor_loop = ActorLoop(AddressBook(local.directory), local.key, ArenaCodec())
+        self.actor_loop.add(self)
+        self._thread = threading.Thread(target=self.actor_loop.run)
 
     def __enter__(self):
         self._thread.start()
         return self
 
     def __exit__(self, *exception):
-        self.node.stop()
+        self.actor_loop.stop()
         self._thread.join()
 
     def receive(self, now, sender, message):
@@ -58,11 +58,11 @@ class StaleProcess:
 
     def send(self, to, *messages):
         for message in messages:
-            self.node.call_soon(lambda message=message: self.node.send(self.peer, to, message))
+            self.actor_loop.call_soon(lambda message=message: self.actor_loop.send(self.peer, to, message))
 
 
 def stale_messages(rid, attempt):
-    """What a worker might still say of an attempt."""
+    """Messages that a dead worker could still send."""
     return (
         m.Emit(rid, attempt, "Text", 10, m.Value("a lie")),
         m.SeatDone(rid, attempt, 0, 0, {}, {}, {"Text": 1}),
@@ -71,33 +71,33 @@ def stale_messages(rid, attempt):
 
 
 def test_a_stalled_worker_is_replaced_and_ignored(report):
-    known, took = build_oracles(), []
+    oracles, detection_s = build_oracles(), []
     with launch_deployment() as (local, front_end):
-        RequestRound(front_end, known).wait_and_check()
+        RequestRound(front_end, oracles).wait_and_check()
         for name in ("a", "b"):
             wait_until(lambda: is_fully_up(local))
-            what, pid = RequestRound(front_end, known), local.pid(name)
+            requests, pid = RequestRound(front_end, oracles), local.pid(name)
             time.sleep(0.05)
             stopped, before = time.monotonic(), len(local.recent_exits)
             os.kill(pid, signal.SIGSTOP)
             wait_until(lambda before=before: len(local.recent_exits) > before)
-            when, peer, why = local.recent_exits[before]
-            took.append(when - stopped)
+            when, peer, reason = local.recent_exits[before]
+            detection_s.append(when - stopped)
             assert peer.name == name
-            assert why.startswith("no heartbeat for")
-            what.wait_and_check()
-        report(f"SIGSTOP: given up after {', '.join(f'{seconds:.2f}' for seconds in took)} s")
-        assert max(took) <= DETECTION_S * SLOWDOWN_FACTOR
+            assert reason.startswith("no heartbeat for")
+            requests.wait_and_check()
+        report(f"SIGSTOP: replaced after {', '.join(f'{seconds:.2f}' for seconds in detection_s)} s")
+        assert max(detection_s) <= DETECTION_S * SLOWDOWN_FACTOR
 
-        # A life that is over.
+        # A dead incarnation.
         wait_until(lambda: is_fully_up(local))
-        what = RequestRound(front_end, known)
+        requests = RequestRound(front_end, oracles)
         refused = local.actor_loop.counters["refused_old"]
         with StaleProcess(local, m.Peer("a", 0)) as ghost:
-            for client in what.clients:
+            for client in requests.clients:
                 ghost.send(front_end.peer, *stale_messages(client.rid, 1 << 30))
                 ghost.send(local.conductors["orpheus"], *stale_messages(client.rid, 0))
-            what.wait_and_check()
+            requests.wait_and_check()
             wait_until(lambda: local.actor_loop.counters["refused_old"] > refused)
         wait_until_idle(front_end, child_peers(local))
 
@@ -106,7 +106,7 @@ def test_messages_of_a_finished_attempt_change_nothing():
     oracle = Oracle(TRAPS, [TrapRequest(key, steps=250) for key in range(4)])
     with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b"]'}) as local:
         front_end = add_frontend(local)
-        clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
+        clients = [Client(front_end, "traps", request) for request in oracle.requests]
         wait_until(lambda: all(len(client.log) > 5 for client in clients))
         os.kill(local.pid("conductor"), signal.SIGKILL)
         streams = front_end._core._streams
@@ -132,8 +132,8 @@ def test_a_computing_worker_is_not_replaced_without_heartbeats(report):
     oracle = Oracle(TRAPS, [TrapRequest(1, steps=5, trap="hold", at=3), TrapRequest(2, steps=5)])
     with LocalLauncher({"traps": TRAPS_FILE}, standby=False) as local:
         front_end = add_frontend(local)
-        clients = [Client(front_end, "traps", ask) for ask in oracle.requests]
+        clients = [Client(front_end, "traps", request) for request in oracle.requests]
         for number, client in enumerate(clients):
             oracle.check(client.wait(), number)
-        report(f"a worker that let nobody else run was waited for: {clients[0].seconds:.1f} s")
+        report(f"a worker that held the GIL was not replaced: {clients[0].duration_s:.1f} s")
         assert not local.recent_exits

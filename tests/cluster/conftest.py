@@ -1,29 +1,29 @@
-"""Hosts for tests: three network namespaces with a Ray node each, made once. See `tests/cluster/hosts.py`."""
+"""Fixtures: three network namespaces with one Ray node each, created once per session."""
 
 import pytest
 
-from tests.cluster.hosts import Hosts, why_unsupported
+from tests.cluster.hosts import Hosts, unsupported_reason
 
 COUNT = 3
 
 
 @pytest.fixture(scope="session")
 def hosts():
-    """Three hosts at one switch. Whoever kills or cuts one revives or heals it."""
-    if why := why_unsupported():
-        pytest.skip(why)
+    """Three hosts on one switch. A test that kills or disconnects a host restores it."""
+    if reason := unsupported_reason():
+        pytest.skip(reason)
     pytest.importorskip("ray")
-    made = Hosts(COUNT)
+    created = Hosts(COUNT)
     try:
-        made.open()
-        yield made
+        created.open()
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 @pytest.fixture
 def driver(hosts):
-    """A driver on the first host, ended after the test."""
-    made = hosts.run(1)
-    yield made
-    made.kill()
+    """A driver on the first host, killed after the test."""
+    created = hosts.run(1)
+    yield created
+    created.kill()

@@ -1,7 +1,7 @@
-"""Run on a host: serves models over the cluster, with a front end and clients, and does what it is told.
+"""Driver process on a host: serves models over the cluster, runs clients, and executes commands.
 
-Each line of its input is `["what", {"its": "arguments"}]`, a method of `DriverProcess`; each answer is one line,
-`{"gives": ...}` or `{"raised": "..."}`.
+Each input line is `["command", {"argument": ...}]`, a method of `DriverProcess`; each reply is one line,
+`{"result": ...}` or `{"error": "..."}`.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ from tests.launch.launcher_harness import wait_until
 
 
 class DriverProcess:
-    """What can be asked of a driver."""
+    """Commands of a driver."""
 
     def __init__(self):
         self.cluster = self.front = None
         self.oracles, self.clients = {}, []
 
-    def start(self, models, placements, ready_s=90.0, is_open=False, **options):
-        """Serve models; how long that took."""
+    def start(self, models, placements, ready_timeout_s=90.0, **options):
+        """Serve models. Returns the elapsed seconds."""
         began = time.monotonic()
-        self.cluster = RayLauncher(models, placements, options=RuntimeConfig(**options), is_insecure=is_open)
-        self.cluster.start(ready_timeout_s=ready_s)
+        self.cluster = RayLauncher(models, placements, options=RuntimeConfig(**options))
+        self.cluster.start(ready_timeout_s=ready_timeout_s)
         self.front = add_frontend(self.cluster)
         return time.monotonic() - began
 
-    def ask_lm(self, model, target, count, longest=60, tokens=24):
-        """Make up requests for a language model of tests/integration/language_models.py, and compute what is right."""
-        loaded, chosen = load_model(target), random.Random(model)
-        writing = module_of(loaded).GenerateRequest
-        wishes = [
+    def prepare_lm(self, model, target, count, longest=60, tokens=24):
+        """Create requests for a model of tests/integration/language_models.py, and their expected outputs."""
+        loaded, rng = load_model(target), random.Random(model)
+        request_class = module_of(loaded).GenerateRequest
+        sampling = [
             Sampling(max_tokens=tokens, temperature=seed % 2, top_k=20 * (seed % 3), seed=seed) for seed in range(count)
         ]
-        prompts = [[chosen.randrange(6, 97) for _ in range(chosen.randint(1, longest))] for _ in wishes]
-        self.oracles[model] = Oracle(loaded, [writing(*one) for one in zip(prompts, wishes, strict=True)])
+        prompts = [[rng.randrange(6, 97) for _ in range(rng.randint(1, longest))] for _ in sampling]
+        self.oracles[model] = Oracle(loaded, [request_class(*each) for each in zip(prompts, sampling, strict=True)])
 
-    def ask_example(self, model, target):
-        """Take the requests that a model's file suggests, and compute what is right."""
+    def prepare_example(self, model, target):
+        """Use the requests suggested by a model file, and compute their expected outputs."""
         self.oracles[model] = Oracle.from_file(target)
 
-    def send(self, model, count, patience=30.0):
-        """So many clients at the same time."""
+    def send(self, model, count, timeout_s=30.0):
+        """Submit concurrent requests."""
         requests = self.oracles[model].requests
-        new = [Client(self.front, model, requests[n % len(requests)], timeout_s=patience) for n in range(count)]
+        new = [Client(self.front, model, requests[n % len(requests)], timeout_s=timeout_s) for n in range(count)]
         self.clients += [(self.oracles[model], number, client) for number, client in enumerate(new)]
 
-    def judge(self, seconds=30.0):
-        """Wait for all clients; each must have got exactly what is right. The longest silence of each."""
-        asked, self.clients = self.clients, []
-        for oracle, number, client in asked:
-            oracle.judge(client.wait(seconds), number)
-        return [client.silence for _, _, client in asked]
+    def check(self, seconds=30.0):
+        """Wait for all clients and check them. Returns the longest gap of each."""
+        finished, self.clients = self.clients, []
+        for oracle, number, client in finished:
+            oracle.check(client.wait(seconds), number)
+        return [client.max_gap_s for _, _, client in finished]
 
-    def crowd(self, model, count, patience=30.0):
-        """Clients, and what they got."""
-        self.send(model, count, patience)
-        return self.judge(patience)
+    def run_clients(self, model, count, timeout_s=30.0):
+        """Submit concurrent requests, wait for them and check them."""
+        self.send(model, count, timeout_s)
+        return self.check(timeout_s)
 
-    def got(self):
-        """How many emissions the clients have had."""
-        return sum(sum(client.got.values()) for _, _, client in self.clients)
+    def output_count(self):
+        """Number of emissions received by all clients."""
+        return sum(sum(client.output_counts.values()) for _, _, client in self.clients)
 
     def health(self):
         return self.cluster.health()
@@ -79,52 +79,52 @@ class DriverProcess:
     def hosts(self):
         return self.cluster.hosts()
 
-    def deaths(self):
-        return [[str(peer), why] for _, peer, why in self.cluster.recent_exits]
+    def exits(self):
+        return [[str(peer), reason] for _, peer, reason in self.cluster.recent_exits]
 
-    def stock(self):
+    def launcher_stats(self):
         return self.cluster.stats()
 
-    def settle(self, seconds=5.0):
-        """Wait until nothing is held for any request; how long that took."""
+    def wait_idle(self, seconds=5.0):
+        """Wait until no process holds resources of requests. Returns the elapsed seconds."""
         return wait_until_idle(self.front, self.cluster.peers(), seconds)
 
-    def stocks(self):
+    def process_stats(self):
         return collect_stats(self.front, self.cluster.peers())
 
     def wait_up(self, seconds=30.0):
-        """Wait until everybody is up; how long that took."""
+        """Wait until all processes are up. Returns the elapsed seconds."""
         return wait_until(lambda: set(self.cluster.health().values()) == {"up"}, seconds)
 
-    def wait_deaths(self, count, seconds=15.0):
-        """Wait until so many children have died, or were given up."""
+    def wait_exits(self, count, seconds=15.0):
+        """Wait until this number of children has exited or become unreachable."""
         wait_until(lambda: len(self.cluster.recent_exits) >= count, seconds)
 
     def wait_state(self, name, state, seconds=15.0):
         wait_until(lambda: self.cluster.health()[name] == state, seconds)
 
-    def renew(self, seconds=30.0):
-        """Replace every worker; how long that took."""
+    def reload_weights(self, seconds=30.0):
+        """Run a rolling update. Returns the elapsed seconds."""
         began = time.monotonic()
         assert self.cluster.reload_weights().wait(seconds), self.cluster.health()
         return time.monotonic() - began
 
-    def stop(self, grace_s=5.0):
-        self.cluster.stop(grace_s)
+    def stop(self, drain_timeout_s=5.0):
+        self.cluster.stop(drain_timeout_s)
 
 
-def main(drive):
-    """Do what is told until nothing more is."""
+def main(driver):
+    """Execute commands until the end of the input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # others may print
+    os.dup2(2, 1)  # libraries print to stdout
     for line in sys.stdin:
-        what, given = json.loads(line)
+        command, arguments = json.loads(line)
         try:
-            told = {"gives": getattr(drive, what)(**given)}
-        except BaseException as error:  # noqa: BLE001  told to who asked
-            told = {"raised": f"{type(error).__name__}: {error}", "where": traceback.format_exc()}
+            reply = {"result": getattr(driver, command)(**arguments)}
+        except BaseException as error:  # noqa: BLE001 - sent to the test
+            reply = {"error": f"{type(error).__name__}: {error}", "where": traceback.format_exc()}
             traceback.print_exc()
-        answers.write(json.dumps(told) + "\n")
+        answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
 

@@ -1,6 +1,6 @@
-"""Hosts that are namespaces on this machine: each has its own network, its own processes and a Ray node.
+"""Test hosts as network namespaces on this machine: each has its own network, processes and Ray node.
 
-They share the files and the kernel, so what is not shown here is a host with another disk or another clock.
+They share files and kernel, so that other disks and clock skew are not covered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
-PORT = 6379
-START_S = 60.0
-NAME = re.compile(r"mh(\d+)x\d+-")
+RAY_PORT = 6379
+START_TIMEOUT_S = 60.0
+NAMESPACE_NAME = re.compile(r"mh(\d+)x\d+-")
 _numbers = itertools.count()
 
 
@@ -30,25 +30,25 @@ def ip(*words):
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20).stdout
 
 
-def why_unsupported():
-    """Why there can be no namespaces here; nothing if there can."""
+def unsupported_reason():
+    """Why network namespaces are not available; empty if they are."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        return "making a network namespace needs root and the command ip"
+        return "network namespaces need root and the command ip"
     name = f"mstar-try-{os.getpid()}"
     try:
         ip("netns", "add", name)
         ip("netns", "delete", name)
     except (subprocess.SubprocessError, OSError) as error:
-        return f"a network namespace cannot be made: {error}"
+        return f"cannot create a network namespace: {error}"
     return ""
 
 
 def remove_stale_namespaces():
-    """Remove what was left behind by those who were killed; their processes died with them."""
+    """Remove namespaces and directories of killed test runs."""
     known = [line.split()[0] for line in ip("netns", "list").splitlines()]
-    left = {name for name in [*known, *os.listdir(tempfile.gettempdir())] if NAME.match(name)}
+    left = {name for name in [*known, *os.listdir(tempfile.gettempdir())] if NAMESPACE_NAME.match(name)}
     for name in left:
-        if Path(f"/proc/{NAME.match(name)[1]}").exists():
+        if Path(f"/proc/{NAMESPACE_NAME.match(name)[1]}").exists():
             continue
         if name in known:
             ip("netns", "delete", name)
@@ -57,20 +57,20 @@ def remove_stale_namespaces():
 
 
 def child_of(pid):
-    """The one child of a process, once there is one."""
+    """Wait for the child of a process. Returns its pid."""
     for _ in range(500):
-        if found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            return int(found[0])
+        if children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            return int(children[0])
         time.sleep(0.01)
-    raise RuntimeError(f"process {pid} has started nothing")
+    raise RuntimeError(f"process {pid} has no child process")
 
 
 class Hosts:
-    """So many hosts at one switch, 10.77.0.1 and up; the first is the head of the Ray cluster.
+    """Hosts on one switch, 10.77.0.1 and up; the first is the head of the Ray cluster. Counted from 1.
 
-    `address(n)` is a host's IP address. `run(n)` starts `tests/cluster/driver_process.py` there. `kill(n)` kills every process
-    of a host at once, as if its power failed; `revive(n)` gives it a new Ray node. `cut(n)` pulls its cable: packets
-    vanish both ways and nobody is told; `heal(n)` puts it back. Hosts are counted from 1.
+    `address(n)` is the IP address of a host. `run(n)` starts `tests/cluster/driver_process.py` there. `kill(n)` kills
+    all its processes at once, as a power failure does; `restart(n)` gives it a new Ray node. `disconnect(n)` drops its
+    packets in both directions; `reconnect(n)` undoes that.
     """
 
     def __init__(self, count):
@@ -80,8 +80,8 @@ class Hosts:
         self._prefix = f"mh{os.getpid()}x{next(_numbers)}"
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self._prefix}-"))
         self._switch = f"{self._prefix}-switch"
-        self._first = {}
-        """The first process of each host, which takes all others with it."""
+        self._init = {}
+        """Init process of each host, whose exit kills all others."""
         self._drivers = []
 
     def open(self):
@@ -98,12 +98,12 @@ class Hosts:
             ip("-n", name, "link", "set", "eth", "up")
             ip("-n", name, "link", "set", "lo", "up")
         self.restart(1)
-        starting = [self._begin(number) for number in range(2, self.count + 1)]
+        starting = [self._start(number) for number in range(2, self.count + 1)]
         for process in starting:
             self._finish(process)
 
     def close(self):
-        for number in list(self._first):
+        for number in list(self._init):
             self.kill(number)
         for driver in self._drivers:
             driver.kill()
@@ -120,13 +120,13 @@ class Hosts:
         return f"10.77.0.{number}"
 
     def environment(self):
-        """For processes of the cluster."""
+        """Environment of processes of the cluster."""
         return os.environ | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
-            # A host that fails is to be noticed within a test.
+            # Detect failed hosts within a test.
             "RAY_health_check_initial_delay_ms": "3000",
             "RAY_health_check_period_ms": "1000",
             "RAY_health_check_timeout_ms": "2000",
@@ -135,90 +135,90 @@ class Hosts:
             "PYTHONPATH": str(ROOT),
         }
 
-    def inside(self, number, *command, **how):
+    def inside(self, number, *command, **options):
         """Start a process on a host."""
-        into = ["nsenter", f"--target={child_of(self._first[number].pid)}", "--net", "--pid", "--mount", f"--wd={ROOT}"]
-        return subprocess.Popen([*into, *command], env=self.environment(), **how)
+        enter = ["nsenter", f"--target={child_of(self._init[number].pid)}", "--net", "--pid", "--mount", f"--wd={ROOT}"]
+        return subprocess.Popen([*enter, *command], env=self.environment(), **options)
 
-    def _begin(self, number):
-        """Start a host's first process, and Ray."""
+    def _start(self, number):
+        """Start the init process of a host, and Ray."""
         words = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.name(number)]
         words += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._first[number] = subprocess.Popen([*words, "sleep", "infinity"], stderr=subprocess.DEVNULL)
+        self._init[number] = subprocess.Popen([*words, "sleep", "infinity"], stderr=subprocess.DEVNULL)
         words = [f"--node-ip-address={self.address(number)}", "--num-cpus=2", "--object-store-memory=80000000"]
         words += ["--disable-usage-stats", f"--temp-dir={self.directory}/ray{number}"]
         words += (
-            ["--head", f"--port={PORT}", "--include-dashboard=false"]
+            ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
             if number == 1
-            else [f"--address={self.address(1)}:{PORT}"]
+            else [f"--address={self.address(1)}:{RAY_PORT}"]
         )
         with (self.directory / f"ray{number}.txt").open("w") as output:
             return self.inside(number, RAY, "start", *words, stdout=output, stderr=subprocess.STDOUT)
 
     def _finish(self, process):
-        status = process.wait(START_S)
+        status = process.wait(START_TIMEOUT_S)
         if status:
-            said = "\n".join(path.read_text() for path in self.directory.glob("ray*.txt"))
-            raise RuntimeError(f"ray start ended with status {status}:\n{said}")
+            output = "\n".join(path.read_text() for path in self.directory.glob("ray*.txt"))
+            raise RuntimeError(f"ray start exited with status {status}:\n{output}")
 
     def restart(self, number):
-        """Let a host run again, with a new Ray node."""
-        self._finish(self._begin(number))
+        """Restart a host with a new Ray node."""
+        self._finish(self._start(number))
 
     def kill(self, number):
         """Kill every process of a host."""
-        first = self._first.pop(number)
+        first = self._init.pop(number)
         os.kill(child_of(first.pid), signal.SIGKILL)
         first.wait(20)
 
     def disconnect(self, number):
-        """Pull a host's cable."""
+        """Disconnect a host from the switch."""
         ip("-n", self._switch, "link", "set", f"port{number}", "nomaster")
 
     def reconnect(self, number):
-        """Put it back."""
+        """Reconnect a host."""
         ip("-n", self._switch, "link", "set", f"port{number}", "master", "bridge")
 
     def run(self, number=1):
-        """A driver on a host; see `drive.py` for what it can be asked."""
+        """Start a driver on a host; see `driver_process.py` for its commands."""
         driver = Driver(self, number)
         self._drivers.append(driver)
         return driver
 
 
 class Driver:
-    """The process that serves, on one of the hosts. `ask("crowd", count=8)` is `crowd` of `drive.py`."""
+    """Driver process on a host. `call("run_clients", count=8)` runs that method of `DriverProcess`."""
 
     module = "tests.cluster.driver_process"
-    """What it runs."""
+    """Module that the process runs."""
 
     def __init__(self, hosts, number):
         command = [sys.executable, "-m", self.module]
         self._process = hosts.inside(number, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, what, **given):
-        """Have something done, and wait for what it gives."""
-        self.begin(what, **given)
-        return self.answer()
+    def call(self, command, **arguments):
+        """Run a command and return its result."""
+        self.send(command, **arguments)
+        return self.receive()
 
-    def begin(self, what, **given):
-        self._process.stdin.write(json.dumps([what, given]) + "\n")
+    def send(self, command, **arguments):
+        self._process.stdin.write(json.dumps([command, arguments]) + "\n")
         self._process.stdin.flush()
 
-    def answer(self):
+    def receive(self):
         while True:
             line = self._process.stdout.readline()
-            assert line, "the driver has ended"
+            assert line, "the driver has exited"
             if line.startswith("{"):
                 break
-        told = json.loads(line)
-        assert "raised" not in told, told["raised"]
-        return told["gives"]
+        reply = json.loads(line)
+        assert "error" not in reply, reply["error"]
+        return reply["result"]
 
     def kill(self):
-        """End it at once."""
+        """Kill the process."""
         if self._process.poll() is None:
-            os.kill(child_of(self._process.pid), signal.SIGKILL)  # what entered the host is a child of what let it in
+            os.kill(child_of(self._process.pid), signal.SIGKILL)  # the driver is a child of nsenter
         self._process.wait(20)
         self._process.stdin.close()
         self._process.stdout.close()

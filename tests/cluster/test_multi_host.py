@@ -1,4 +1,4 @@
-"""Models over several hosts: what is served is what is computed eagerly, wherever it runs."""
+"""Models over several hosts: parity with eager runs."""
 
 from pathlib import Path
 
@@ -21,31 +21,31 @@ host = "10.77.0.2"
 """
 
 
-def test_reading_and_writing_on_different_hosts(hosts, driver):
-    driver.ask("ask_lm", model="lm", target=LM, count=16)
-    driver.ask("start", models={"lm": LM}, placements={"lm": DISAGGREGATED})
-    where = driver.ask("hosts")
-    assert (where["conductor"], where["reads"], where["a"]) == tuple(map(hosts.address, (1, 3, 2)))
-    assert where["b"] != where["a"], "replicas are apart"
-    driver.ask("crowd", model="lm", count=16)
-    driver.ask("settle")
-    assert driver.ask("deaths") == []
-    driver.ask("stop")
+def test_prefill_and_decode_on_different_hosts(hosts, driver):
+    driver.call("prepare_lm", model="lm", target=LM, count=16)
+    driver.call("start", models={"lm": LM}, placements={"lm": DISAGGREGATED})
+    host_of = driver.call("hosts")
+    assert (host_of["conductor"], host_of["reads"], host_of["a"]) == tuple(map(hosts.address, (1, 3, 2)))
+    assert host_of["b"] != host_of["a"], "replicas are spread"
+    driver.call("run_clients", model="lm", count=16)
+    driver.call("wait_idle")
+    assert driver.call("exits") == []
+    driver.call("stop")
 
 
-def test_composites_in_parts_on_different_hosts(hosts, driver):
-    """Speech, omni and picture models: streams, states that are spread, forked and moved, all between three hosts."""
+def test_composite_models_on_different_hosts(hosts, driver):
+    """Speech, omni and image models: streams, and states that are spread, forked and moved between three hosts."""
     pins = "".join(f'\n[workers.{name}]\nhost = "{hosts.address(n)}"' for n, name in enumerate(WORKERS, 1))
     for name in NAMES:
-        driver.ask("ask_example", model=name, target=TARGETS[name])
+        driver.call("prepare_example", model=name, target=TARGETS[name])
     placements = {name: text + pins for name, text in PLACEMENTS.items()}
-    driver.ask("start", models={name: TARGETS[name] for name in NAMES}, placements=placements)
-    where = driver.ask("hosts")
-    assert [where[name] for name in WORKERS] == [hosts.address(n) for n in (1, 2, 3)]
+    driver.call("start", models={name: TARGETS[name] for name in NAMES}, placements=placements)
+    host_of = driver.call("hosts")
+    assert [host_of[name] for name in WORKERS] == [hosts.address(n) for n in (1, 2, 3)]
     for _ in range(3):
         for name in NAMES:
-            driver.ask("send", model=name, count=sum(one == name for one, _ in REQUEST_MIX))
-        driver.ask("judge")
-    driver.ask("settle")
-    assert driver.ask("deaths") == []
-    driver.ask("stop")
+            driver.call("send", model=name, count=sum(model == name for model, _ in REQUEST_MIX))
+        driver.call("check")
+    driver.call("wait_idle")
+    assert driver.call("exits") == []
+    driver.call("stop")

@@ -1,4 +1,4 @@
-"""`mstar serve --cluster`: over the hosts of a cluster that asks for a token, and not over one that asks for none."""
+"""`mstar serve --cluster`: on a Ray cluster with token authentication, and rejected without."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Hosts, child_of, why_unsupported
+from tests.cluster.hosts import Hosts, child_of, unsupported_reason
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 MSTAR = str(Path(sys.executable).with_name("mstar"))
@@ -17,9 +17,9 @@ PLACEMENT = '[place]\nletters = ["a", "b"]\n[workers.a]\nhost = "10.77.0.2"\n'
 CHAT_SCRIPT = """
 import json, sys, urllib.request
 body = {"model": "parrot", "messages": [{"role": "user", "content": "good morning"}]}
-head = {"Content-Type": "application/json"}
-asked = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", json.dumps(body).encode(), head)
-print(json.load(urllib.request.urlopen(asked, timeout=20))["choices"][0]["message"]["content"])
+headers = {"Content-Type": "application/json"}
+request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", json.dumps(body).encode(), headers)
+print(json.load(urllib.request.urlopen(request, timeout=20))["choices"][0]["message"]["content"])
 """
 
 
@@ -32,16 +32,16 @@ class ClusterServer:
         command += ["--cluster", "auto", "--log-format", "json"]
         self.process = hosts.inside(1, *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def line(self, text):
-        """The next line with this in it."""
+    def wait_line(self, text):
+        """Wait for the next log line with this text."""
         for line in self.process.stdout:
             if text in line:
                 return json.loads(line)
-        raise AssertionError(f"it ended with {self.process.wait()} before it said {text}")
+        raise AssertionError(f"exited with {self.process.wait()} before the line {text}")
 
-    def ask(self, url):
-        asking = self._hosts.inside(1, sys.executable, "-c", CHAT_SCRIPT, url, stdout=subprocess.PIPE, text=True)
-        return asking.communicate(timeout=30)[0].strip()
+    def chat(self, url):
+        client = self._hosts.inside(1, sys.executable, "-c", CHAT_SCRIPT, url, stdout=subprocess.PIPE, text=True)
+        return client.communicate(timeout=30)[0].strip()
 
     def signal(self, number):
         subprocess.run(["kill", f"-{int(number)}", str(child_of(self.process.pid))], check=True)
@@ -50,28 +50,28 @@ class ClusterServer:
 def test_a_model_is_served_over_hosts_and_its_workers_are_replaced(hosts, tmp_path):
     placement = tmp_path / "placement.toml"
     placement.write_text(PLACEMENT)
-    served = ClusterServer(hosts, "--placement", str(placement))
+    server = ClusterServer(hosts, "--placement", str(placement))
     try:
-        url = served.line('"url"')["url"]
-        served.line("ready")
-        assert served.ask(url) == "good morning"
-        served.signal(signal.SIGHUP)
-        served.line("all workers are replaced")
-        assert served.ask(url) == "good morning"
-        began = time.monotonic()
-        served.signal(signal.SIGTERM)
-        served.line("ended")
-        assert served.process.wait(20) == 0
-        assert time.monotonic() - began < 10
+        url = server.wait_line('"url"')["url"]
+        server.wait_line("ready")
+        assert server.chat(url) == "good morning"
+        server.signal(signal.SIGHUP)
+        server.wait_line("all workers are replaced")
+        assert server.chat(url) == "good morning"
+        start = time.monotonic()
+        server.signal(signal.SIGTERM)
+        server.wait_line("ended")
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - start < 10
     finally:
-        if served.process.poll() is None:
-            served.signal(signal.SIGKILL)
-            served.process.wait(20)
-        served.process.stdout.close()
+        if server.process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.process.wait(20)
+        server.process.stdout.close()
 
 
-class OpenHosts(Hosts):
-    """A cluster that asks for no token."""
+class UnauthenticatedHosts(Hosts):
+    """A cluster without token authentication."""
 
     def environment(self):
         return {name: value for name, value in super().environment().items() if name != "RAY_AUTH_TOKEN"} | {
@@ -79,15 +79,15 @@ class OpenHosts(Hosts):
         }
 
 
-def test_a_cluster_that_asks_for_no_token_is_refused():
-    if why := why_unsupported():
-        pytest.skip(why)
-    hosts = OpenHosts(1)
+def test_a_cluster_without_token_authentication_is_rejected():
+    if reason := unsupported_reason():
+        pytest.skip(reason)
+    hosts = UnauthenticatedHosts(1)
     try:
         hosts.open()
-        served = ClusterServer(hosts)
-        said = served.process.communicate(timeout=60)[0]
-        assert served.process.returncode == 1
-        assert "asks for no token: whoever reaches it can run anything there\n  fix: `ray get-auth-token" in said
+        server = ClusterServer(hosts)
+        output = server.process.communicate(timeout=60)[0]
+        assert server.process.returncode == 1
+        assert "requires no token: any host that reaches it can run code there\n  fix: `ray get-auth-token" in output
     finally:
         hosts.close()

@@ -1,4 +1,4 @@
-"""Language models with random weights, the same in every process: one walk reads a prompt, another answers it."""
+"""Language models with random weights, identical in every process: one walk prefills, another decodes."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ SMOLLM2 = {
 
 @dataclass
 class GenerateRequest:
-    """A prompt, and how to go on."""
+    """A prompt and its sampling parameters."""
 
     prompt: list[int]
     sampling: Sampling
 
 
 def network(sizes: dict[str, Any]) -> Any:
-    """A Llama of these sizes, with weights that make its answers depend on what it reads."""
+    """A Llama of these sizes, with weights that make its outputs depend on the prompt."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
-    for weight in made.parameters():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    for weight in model.parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-    return made
+    return model
 
 
 class Tiny(Model):
@@ -79,7 +79,7 @@ class Tiny(Model):
 
 
 class FewPages(Tiny):
-    """The same with few pages."""
+    """The same with few KV pages."""
 
     pages = 24
 

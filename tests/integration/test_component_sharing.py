@@ -1,4 +1,4 @@
-"""What workers of one process share: components, which only one of them uses at a time, and what is whose."""
+"""Workers of one process share components: exclusive execution and tenants of states."""
 
 import time
 
@@ -11,7 +11,7 @@ from tests.integration.deployment_clients import add_frontend
 
 
 class ExclusiveOp(Component):
-    """For one at a time: who finds somebody there says so."""
+    """An op that detects concurrent execution."""
 
     def __init__(self):
         self.active = 0
@@ -20,8 +20,8 @@ class ExclusiveOp(Component):
     def run(self, number: int, kv: KV) -> str:
         self.active += 1
         time.sleep(0.002)
-        found, self.active = self.active, 0
-        return f"{kv.tenant} {number}" if found == 1 else "crowded"
+        active_calls, self.active = self.active, 0
+        return f"{kv.tenant} {number}" if active_calls == 1 else "crowded"
 
 
 class SharedModel(Model):
@@ -29,16 +29,16 @@ class SharedModel(Model):
         self.component = ExclusiveOp()
 
     @walk
-    def run(self, number: int):
+    def count(self, number: int):
         yield Text(self.component.run(number, self.component.kv()))
 
 
-def test_workers_of_one_process_use_a_component_one_at_a_time_and_know_whose_a_state_is():
+def test_workers_of_one_process_share_a_component_exclusively():
     model = SharedModel()
-    two = Placement({"desk": PlacementRule(("a", "b"))})
-    with InProcessLauncher({"office": PlannedModel(model, plan(model.graphs(), two))}) as deployment:
+    placement = Placement({"component": PlacementRule(("a", "b"))})
+    with InProcessLauncher({"m": PlannedModel(model, plan(model.graphs(), placement))}) as deployment:
         front_end = add_frontend(deployment)
         names = [f"tenant{number % 3}" for number in range(24)]
-        streams = [front_end.open_stream("office", {"number": n}, tenant=name) for n, name in enumerate(names)]
-        told = [[emission.value for emission in stream] for stream in streams]
-    assert told == [[f"{name} {n}"] for n, name in enumerate(names)]
+        streams = [front_end.open_stream("m", {"number": n}, tenant=name) for n, name in enumerate(names)]
+        texts = [[emission.value for emission in stream] for stream in streams]
+    assert texts == [[f"{name} {n}"] for n, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""What is served is what the model computes eagerly; what cannot be served is told so, at once and by name."""
+"""In-process deployment: parity with eager runs, errors, limits and cancellation."""
 
 import random
 import time
@@ -25,8 +25,8 @@ def deployed(model, placement=None):
 def test_every_example_in_one_process_under_a_random_placement(name):
     oracle = Oracle.from_file(TARGETS[name])
     placement = random_placement(oracle.model.graphs(), random.Random(name))
-    with InProcessLauncher(deployed(oracle.model, placement)) as together:
-        run_clients(add_frontend(together), "m", oracle, 8)
+    with InProcessLauncher(deployed(oracle.model, placement)) as deployment:
+        run_clients(add_frontend(deployment), "m", oracle, 8)
 
 
 def test_orpheus_in_processes_under_its_placement():
@@ -39,27 +39,27 @@ def test_orpheus_in_processes_under_its_placement():
 
 @pytest.fixture
 def traps():
-    """A model that fails as it is asked to, in one process; one request runs at a time, one more may wait."""
+    """A model with injected failures in one process; one request runs, one more is queued."""
     with InProcessLauncher(
         deployed(Traps()), options=RuntimeConfig(max_running_requests=1, max_queued_requests=1)
-    ) as together:
-        yield together, add_frontend(together)
+    ) as deployment:
+        yield deployment, add_frontend(deployment)
 
 
 @pytest.mark.parametrize("trap", ["raise", "route"])
-def test_what_an_author_raises_is_what_a_client_is_told(traps, trap):
-    ask = TrapRequest(7, steps=5, trap=trap, at=3)
+def test_exceptions_of_a_model_reach_the_client(traps, trap):
+    request = TrapRequest(7, steps=5, trap=trap, at=3)
     with pytest.raises((ValueError, KeyError)) as eager:
-        Traps().run(ask)
-    end = Client(traps[1], "m", ask).wait().end
+        Traps().run(request)
+    end = Client(traps[1], "m", request).wait().end
     assert (end.status, end.error_type, end.error_message) == ("failed", type(eager.value).__name__, str(eager.value))
 
 
 def test_no_worker_is_declared_dead_when_all_were_stalled(traps):
-    begun, times = time.monotonic(), 10_000_000
-    while time.monotonic() - begun < ConductorLimits().heartbeat_timeout_s:
-        begun, times = time.monotonic(), 2 * times
-        sum(range(times))  # one call of the interpreter's own: no other thread runs beside it
+    start, count = time.monotonic(), 10_000_000
+    while time.monotonic() - start < ConductorLimits().heartbeat_timeout_s:
+        start, count = time.monotonic(), 2 * count
+        sum(range(count))  # holds the GIL: no other thread runs
     time.sleep(0.1)
     assert Client(traps[1], "m", TrapRequest(7, steps=3)).wait().end.status == "ok"
 
@@ -86,14 +86,14 @@ def test_a_request_that_takes_too_long_is_ended(traps):
     assert 0.1 < client.duration_s < 2
 
 
-def test_nothing_is_left_of_a_request_that_nobody_wants(traps):
-    together, front_end = traps
+def test_a_cancelled_request_leaves_nothing(traps):
+    deployment, front_end = traps
     client = Client(front_end, "m", TrapRequest(7, steps=10_000))
     while len(client.log) < 3:
         time.sleep(0.002)
     client.close()
-    Client(front_end, "m", TrapRequest(8, steps=2)).wait()  # its turn has come, so the other one is over
+    Client(front_end, "m", TrapRequest(8, steps=2)).wait()  # it was admitted, so the other one is over
     assert client.end is None
-    for peer in (front_end.peer, together.conductor, Peer("local", 0)):
-        stock = front_end.query_counts(peer).result(1.0)
-        assert not any(n for what, n in stock.items() if what not in ("workers", "inbox")), stock
+    for peer in (front_end.peer, deployment.conductor, Peer("local", 0)):
+        counts = front_end.query_counts(peer).result(1.0)
+        assert not any(n for what, n in counts.items() if what not in ("workers", "inbox")), counts

@@ -1,4 +1,4 @@
-"""A language model in real processes: caches move between workers, pages are short, every token is the right one."""
+"""Language models in real processes: KV caches move between workers, and KV pages are scarce."""
 
 import random
 from pathlib import Path
@@ -18,22 +18,22 @@ AT_ONCE_S = 0.5
 
 
 def make_oracle(name, count, longest, tokens):
-    """A model of the file and requests for it, and what is right: greedy ones and ones that draw by their seed."""
-    model, chosen = load_model(f"{FILE}:{name}"), random.Random(name)
-    writing = module_of(model).GenerateRequest
-    wishes = [
+    """Oracle with greedy and sampled requests for a model of language_models.py."""
+    model, rng = load_model(f"{FILE}:{name}"), random.Random(name)
+    request_class = module_of(model).GenerateRequest
+    sampling = [
         Sampling(max_tokens=tokens, temperature=seed % 2, top_k=20 * (seed % 3), seed=seed) for seed in range(count)
     ]
-    prompts = [[chosen.randrange(6, 97) for _ in range(chosen.randint(1, longest))] for _ in wishes]
-    return Oracle(model, [writing(*request) for request in zip(prompts, wishes, strict=True)])
+    prompts = [[rng.randrange(6, 97) for _ in range(rng.randint(1, longest))] for _ in sampling]
+    return Oracle(model, [request_class(*request) for request in zip(prompts, sampling, strict=True)])
 
 
 def pages(local, front_end):
-    found = collect_stats(front_end, child_peers(local))
-    return [n for what, n in found.items() if what.endswith("lm.pages_used")]
+    stats = collect_stats(front_end, child_peers(local))
+    return [n for what, n in stats.items() if what.endswith("lm.pages_used")]
 
 
-def test_reading_and_writing_on_different_workers():
+def test_prefill_and_decode_on_different_workers():
     oracle = make_oracle("Tiny", 32, longest=60, tokens=24)
     with LocalLauncher({"lm": f"{FILE}:Tiny"}, {"lm": DISAGGREGATED}, standby=False) as local:
         front_end = add_frontend(local)
@@ -42,17 +42,20 @@ def test_reading_and_writing_on_different_workers():
         assert pages(local, front_end) == [0, 0, 0]
 
 
-def test_twice_as_many_pages_are_wanted_as_there_are(report):
+def test_overcommitted_kv_pages(report):
     oracle = make_oracle("FewPages", 32, longest=25, tokens=24)
-    writing = type(oracle.requests[0])
-    wanted = sum(-(-(len(each.prompt) + 24) // 16) for each in oracle.requests)
+    request_class = type(oracle.requests[0])
+    needed = sum(-(-(len(each.prompt) + 24) // 16) for each in oracle.requests)
     with LocalLauncher({"lm": f"{FILE}:FewPages"}, standby=False) as local:
         front_end = add_frontend(local)
         clients = run_clients(front_end, "lm", oracle, 32, timeout_s=60)
-        took = max(client.duration_s for client in clients)
-        huge = Client(front_end, "lm", writing([7] * 400, Sampling(max_tokens=4))).wait()
-        report(f"pages: 24 for {wanted}, all served in {took:.1f} s; too large: told in {1000 * huge.seconds:.0f} ms")
-        assert wanted >= 2 * 24
+        duration_s = max(client.duration_s for client in clients)
+        huge = Client(front_end, "lm", request_class([7] * 400, Sampling(max_tokens=4))).wait()
+        report(
+            f"pages: 24 for {needed}, all served in {duration_s:.1f} s; "
+            f"too large: rejected in {1000 * huge.duration_s:.0f} ms"
+        )
+        assert needed >= 2 * 24
         assert (huge.end.status, huge.end.error_type) == ("failed", "NeverFits")
         assert "26 pages of 16 are needed, and there are 24" in huge.end.error_message
         assert huge.duration_s <= AT_ONCE_S
@@ -60,8 +63,8 @@ def test_twice_as_many_pages_are_wanted_as_there_are(report):
 
 
 @pytest.mark.nightly
-def test_the_shape_of_a_real_one():
-    oracle = make_oracle("Real", 3, longest=20, tokens=4)
+def test_a_model_of_real_size():
+    oracle = make_oracle("SmolLm2Sized", 3, longest=20, tokens=4)
     with LocalLauncher(
         {"lm": f"{FILE}:SmolLm2Sized"},
         {"lm": '[walks.read]\nlm = "reads"\n[walks.write]\nlm = "writes"'},

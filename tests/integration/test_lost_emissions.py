@@ -1,4 +1,4 @@
-"""Emissions that are lost with a worker, after the walk that made them has ended: they are made again."""
+"""Emissions lost with a worker after their walk has finished are made again."""
 
 import pytest
 
@@ -17,7 +17,7 @@ WINDOW = 16
 
 
 class LossyFrontend(FrontendActor):
-    """A front end to which the tenth emission does not come: a worker is lost with it, or with what it points to."""
+    """Front end that loses the tenth emission: its worker dies, or its bytes are unreadable."""
 
     def __init__(self, launcher, *, is_read=False, times=1):
         super().__init__(launcher.actor_loop, Peer("front", 0), launcher.conductors)
@@ -44,15 +44,15 @@ def launcher():
 
 
 @pytest.mark.parametrize(("steps", "is_read"), [(12, False), (2 * WINDOW, False), (12, True)])
-def test_what_was_lost_is_made_again(launcher, steps, is_read):
-    """Of the first of two walks; of more steps than a client may be behind, so that the second waits for the first."""
+def test_lost_emissions_are_made_again(launcher, steps, is_read):
+    """In the first of two walks, also with more steps than a client can lag behind."""
     front_end = LossyFrontend(launcher, is_read=is_read)
     launcher.add_frontend(front_end)
     oracle = Oracle(TwoTraps(), [TrapRequest(7, steps=steps)])
     oracle.check(Client(front_end, "m", oracle.requests[0]).wait(5), 0)
 
 
-def test_what_can_never_be_read_is_given_up(launcher):
+def test_permanently_unreadable_emissions_fail_the_request(launcher):
     front_end = LossyFrontend(launcher, is_read=True, times=MAX_UNREADABLE + 1)
     launcher.add_frontend(front_end)
     end = Client(front_end, "m", TrapRequest(7, steps=12)).wait(5).end

@@ -1,4 +1,4 @@
-"""Models that are unloaded and loaded, in real processes: no stream notices, and whoever comes next is served."""
+"""Unloading and loading of models in real processes, while requests run."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def oracle():
 
 
 class LoadingDeployment:
-    """A deployment of which models rest and are woken."""
+    """A deployment whose models are loaded and unloaded."""
 
     def __init__(self, local, oracle):
         self.local = local
@@ -34,24 +34,24 @@ class LoadingDeployment:
         self.oracle = oracle
 
     def unload(self, model="hum"):
-        return self._send_command(lambda ticket: m.UnloadModel(ticket, model))
+        return self._send_command(lambda correlation_id: m.UnloadModel(correlation_id, model))
 
     def load(self, model="hum"):
-        return self._send_command(lambda ticket: m.LoadModel(ticket, model))
+        return self._send_command(lambda correlation_id: m.LoadModel(correlation_id, model))
 
-    def _send_command(self, worded=m.ModelStatusQuery):
-        return self.front.query_model_status(self.front.conductors["hum"], worded).result(5)
+    def _send_command(self, make_query=m.ModelStatusQuery):
+        return self.front.query_model_status(self.front.conductors["hum"], make_query).result(5)
 
     @property
     def states(self):
         return self._send_command().states
 
-    def ask(self, count, model="hum"):
+    def send(self, count, model="hum"):
         return [Client(self.front, model, self.oracle.requests[number % 6]) for number in range(count)]
 
     def check(self, clients):
         for number, client in enumerate(clients):
-            self.oracle.judge(client.wait(), number)
+            self.oracle.check(client.wait(), number)
 
 
 @pytest.fixture
@@ -62,73 +62,73 @@ def deployment(oracle):
 
 def test_streams_finish_and_the_next_request_reloads_the_model(deployment, report):
     assert deployment.states == {"hum": "loaded"}
-    clients = deployment.ask(40)
-    wait_for(lambda: any(client.got for client in clients))
-    told = deployment.rest()
-    assert (told.states, told.why) == ({"hum": "unloaded"}, "")
-    deployment.judge(clients)
+    clients = deployment.send(40)
+    wait_for(lambda: any(client.output_counts for client in clients))
+    status = deployment.unload()
+    assert (status.states, status.reason) == ({"hum": "unloaded"}, "")
+    deployment.check(clients)
     wait_for(lambda: not running_workers(deployment.local))
     assert deployment.states == {"hum": "unloaded"}
-    again = deployment.ask(12)
-    deployment.judge(again)
+    again = deployment.send(12)
+    deployment.check(again)
     wait_for(lambda: running_workers(deployment.local) == ["a", "b"])
     assert deployment.states == {"hum": "loaded"}
-    assert [why for _, _, why in deployment.local.recent_exits if why != "not needed now"] == []
-    report(f"40 streams were whole; the first of the next was served {again[0].seconds:.1f} s after it was asked")
+    assert [reason for _, _, reason in deployment.local.recent_exits if reason != "not needed now"] == []
+    report(f"40 streams were whole; the first of the next was served {again[0].duration_s:.1f} s after its submission")
 
 
-def test_it_is_loaded_and_unloaded_twice(deployment):
+def test_load_and_unload_are_idempotent(deployment):
     for _ in range(2):
-        assert deployment.rest().states == {"hum": "unloaded"}
-        assert deployment.rest().states == {"hum": "unloaded"}
+        assert deployment.unload().states == {"hum": "unloaded"}
+        assert deployment.unload().states == {"hum": "unloaded"}
         wait_for(lambda: not running_workers(deployment.local))
-        assert deployment.wake().states == {"hum": "loading"}
-        assert deployment.wake().states == {"hum": "loading"}
+        assert deployment.load().states == {"hum": "loading"}
+        assert deployment.load().states == {"hum": "loading"}
         wait_for(lambda: deployment.states == {"hum": "loaded"})
-        deployment.judge(deployment.ask(6))
+        deployment.check(deployment.send(6))
 
 
-def test_it_is_unloaded_while_it_is_loaded(deployment):
-    deployment.rest()
+def test_a_model_is_unloaded_while_it_loads(deployment):
+    deployment.unload()
     wait_for(lambda: not running_workers(deployment.local))
-    deployment.wake()
+    deployment.load()
     wait_for(lambda: "starting" in deployment.local.health().values() or running_workers(deployment.local))
-    assert deployment.rest().states == {"hum": "unloaded"}
+    assert deployment.unload().states == {"hum": "unloaded"}
     wait_for(lambda: {deployment.local.health()[name] for name in "ab"} == {"not needed now"})
-    clients = deployment.ask(6)
-    deployment.rest()  # they were there before
-    deployment.judge(clients)
+    clients = deployment.send(6)
+    deployment.unload()  # submitted before the unload
+    deployment.check(clients)
     wait_for(lambda: {deployment.local.health()[name] for name in "ab"} == {"not needed now"})
-    deployment.judge(deployment.ask(6))
+    deployment.check(deployment.send(6))
 
 
-def test_requests_that_come_all_the_time_are_all_served(deployment):
+def test_requests_during_loads_and_unloads_are_all_served(deployment):
     stop, clients = threading.Event(), []
 
-    def come():
+    def submit():
         while not stop.is_set():
-            clients.extend(deployment.ask(1))
+            clients.extend(deployment.send(1))
             time.sleep(0.3)
 
-    coming = threading.Thread(target=come)
-    coming.start()
+    submitter = threading.Thread(target=submit)
+    submitter.start()
     try:
         for number in range(8):
-            (deployment.wake if number % 3 == 2 else deployment.rest)()
+            (deployment.load if number % 3 == 2 else deployment.unload)()
             time.sleep(0.4)
     finally:
         stop.set()
-        coming.join()
+        submitter.join()
     assert {client.wait().end.status for client in clients} == {"ok"}
 
 
 def test_a_restarted_conductor_reloads_unloaded_models(deployment):
-    deployment.rest()
+    deployment.unload()
     wait_for(lambda: not running_workers(deployment.local))
     os.kill(deployment.local.pid("conductor"), signal.SIGKILL)
     wait_for(lambda: running_workers(deployment.local) == ["a", "b"])
     wait_for(lambda: deployment.states == {"hum": "loaded"})
-    deployment.judge(deployment.ask(6))
+    deployment.check(deployment.send(6))
 
 
 def test_one_of_two_models_is_unloaded(oracle):
@@ -139,14 +139,14 @@ def test_one_of_two_models_is_unloaded(oracle):
     }
     with LocalLauncher(dict.fromkeys(places, str(MODEL)), places) as local:
         deployment = LoadingDeployment(local, oracle)
-        others = deployment.ask(20, "drone")
+        others = deployment.send(20, "drone")
         assert deployment.unload("hum").reason == ""
         assert "serve choir too" in deployment.unload("drone").reason
         wait_for(lambda: running_workers(local) == ["b"])
         assert deployment.states == {"hum": "unloaded", "drone": "loaded", "choir": "loaded"}
         deployment.check(others)
-        deployment.check(deployment.ask(6, "choir"))
-        deployment.check(deployment.ask(6, "hum"))
+        deployment.check(deployment.send(6, "choir"))
+        deployment.check(deployment.send(6, "hum"))
         wait_for(lambda: running_workers(local) == ["a", "b"])
 
 
@@ -159,7 +159,7 @@ def send_chat(client, text, **more):
 def answer_text(answer):
     chunks = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert chunks[-1] == "[DONE]"
-    return "".join(json.loads(one)["choices"][0]["delta"].get("content") or "" for one in chunks[:-1])
+    return "".join(json.loads(chunk)["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1])
 
 
 def test_a_server_unloads_and_loads(report):
@@ -180,10 +180,10 @@ def test_a_server_unloads_and_loads(report):
                 assert answer_text(answer)
             assert state() == "unloaded"
             wait_for(lambda: 'mstar_workers{process="conductor"} 0.0' in client.get("/metrics").text)
-            begun = time.monotonic()
+            start = time.monotonic()
             with send_chat(client, "hello") as answer:
                 assert answer_text(answer) == first
-            report(f"the first answer came {time.monotonic() - begun:.1f} s after it was asked for")
+            report(f"the first answer came {time.monotonic() - start:.1f} s after the request")
             assert state() == "loaded"
             assert client.post("/v1/models/bird/load").json() == {"model": "bird", "state": "loaded"}
             assert client.post("/v1/models/nobody/load").status_code == 404

@@ -1,4 +1,4 @@
-"""Every example, in real processes, under every kind of placement: what is served is what is computed eagerly."""
+"""All examples in real processes under all kinds of placements: parity with eager runs."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from tests.integration.deployment_clients import TARGETS, Oracle, add_frontend, 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 CROWD = 32
 FIRST = ("prefill", "see", "encode", "read")
-"""Ops that come before writing begins."""
+"""Ops of the prefill phase."""
 
 
 @pytest.fixture(scope="module")
@@ -32,43 +32,43 @@ def ops(model):
 
 
 def placement_toml(place, walks=()):
-    """A placement file; what is written for workers in TOML is what is written in JSON."""
+    """Text of a placement file; its values have the same syntax in TOML and JSON."""
 
     def lines(entries):
         return "".join(f"{json.dumps(key)} = {entry}\n" for key, entry in entries.items())
 
     return f"[place]\n{lines(place)}" + "".join(
-        f"[walks.{name}]\n{lines(found)}" for name, found in dict(walks).items()
+        f"[walks.{name}]\n{lines(rules)}" for name, rules in dict(walks).items()
     )
 
 
 def one_each(model):
-    """A worker for each component."""
+    """One worker per component."""
     components = dict.fromkeys(component for component, _ in ops(model))
     return placement_toml({component: json.dumps(f"w{number}") for number, component in enumerate(components)})
 
 
 def split(model):
-    """Reading on one worker, writing on the other."""
+    """Prefill on one worker, decode on the other."""
     return placement_toml({f"{part}.{op}": json.dumps("reads" if op in FIRST else "writes") for part, op in ops(model)})
 
 
 def replicas(model):
-    """Two workers that have everything."""
+    """Two replicas of everything."""
     return placement_toml({component: '["a", "b"]' for component, _ in ops(model)})
 
 
 def mixed(model):
-    """Anything: single ops, replicas, spread states, walks of their own, on three workers or more."""
+    """Random mix: single ops, replicas, spread states, per-walk rules, on at least three workers."""
 
     def entry(one):
         return f"{{ workers = {json.dumps(one.workers)}, spread = {json.dumps(one.spread)} }}"
 
-    drawn = (random_placement(model.graphs(), random.Random(seed)) for seed in itertools.count())
-    has_all = (one for one in drawn if one.walks and any(entry.spread for entry in one.place.values()))
-    found = next(one for one in has_all if len(one.workers()) > 2)
-    walks = {name: {key: entry(one) for key, one in entries.items()} for name, entries in found.walks.items()}
-    return placement_toml({key: entry(one) for key, one in found.place.items()}, walks)
+    placements = (random_placement(model.graphs(), random.Random(seed)) for seed in itertools.count())
+    has_all = (one for one in placements if one.walks and any(entry.spread for entry in one.place.values()))
+    placement = next(one for one in has_all if len(one.workers()) > 2)
+    walks = {name: {key: entry(one) for key, one in entries.items()} for name, entries in placement.walks.items()}
+    return placement_toml({key: entry(one) for key, one in placement.place.items()}, walks)
 
 
 @contextmanager

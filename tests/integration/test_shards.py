@@ -1,4 +1,4 @@
-"""Two conductors with a model each, in real processes: one dies, and the streams of the other do not notice."""
+"""Two conductors with one model each, in real processes: a crash affects only its own requests."""
 
 import json
 import os
@@ -33,33 +33,33 @@ def deployment():
 
 
 def attempts(front_end, clients):
-    """The attempt of each request that is open."""
+    """Current attempt of each open request."""
     streams = dict(front_end._core._streams)
     return {client.rid: streams[client.rid].attempt for client in clients if client.rid in streams}
 
 
-def test_a_conductor_dies_and_only_its_requests_begin_again(deployment, report):
+def test_a_conductor_crash_restarts_only_its_requests(deployment, report):
     local, front_end, oracle = deployment
     for victim, hurt, calm in (("conductor", "here", "there"), ("conductor-2", "there", "here")):
         wait_for(lambda: is_fully_up(local))
-        clients = {name: [Client(front_end, name, ask) for ask in oracle.requests] for name in PLACEMENTS}
-        wait_for(lambda clients=clients: all(one.got for each in clients.values() for one in each))
+        clients = {name: [Client(front_end, name, request) for request in oracle.requests] for name in PLACEMENTS}
+        wait_for(lambda clients=clients: all(client.output_counts for each in clients.values() for client in each))
         before = attempts(front_end, clients[calm])
         assert len(before) == len(oracle.requests)
         killed = time.monotonic()
         os.kill(local.pid(victim), signal.SIGKILL)
         again = clients[hurt]
         wait_for(lambda again=again: all(n >= ATTEMPTS_PER_INCARNATION for n in attempts(front_end, again).values()))
-        took = time.monotonic() - killed
+        restart_s = time.monotonic() - killed
         assert len(attempts(front_end, again)) == len(oracle.requests), "none of them ends without a conductor"
         assert attempts(front_end, clients[calm]).items() <= before.items(), "those of the other go on"
         for each in clients.values():
             for number, client in enumerate(each):
-                oracle.judge(client.wait(), number)
-        silences = {name: max(client.max_gap_s for client in each) for name, each in clients.items()}
+                oracle.check(client.wait(), number)
+        gaps_s = {name: max(client.max_gap_s for client in each) for name, each in clients.items()}
         report(
-            f"{victim} killed: its streams begin again after {took:.2f} s, silent for {silences[hurt]:.2f} s; "
-            f"the other's for {silences[calm]:.2f} s"
+            f"{victim} killed: its streams restart after {restart_s:.2f} s, gap {gaps_s[hurt]:.2f} s; "
+            f"the other's for {gaps_s[calm]:.2f} s"
         )
     assert [peer.name for _, peer, _ in local.recent_exits] == ["conductor", "conductor-2"]
     wait_until_idle(front_end, child_peers(local))
@@ -83,7 +83,7 @@ def test_over_http_shards_are_invisible(tmp_path):
             with client.stream("GET", "/v1/events") as events:
                 line = next(line for line in events.iter_lines() if line.startswith("data:"))
             assert {one["name"] for one in json.loads(line[5:])["workers"]} == {"one", "two"}
-            held = client.get("/metrics").text
-            assert all(f'process="{name}"' in held for name in ("conductor", "conductor-2"))
+            metrics = client.get("/metrics").text
+            assert all(f'process="{name}"' in metrics for name in ("conductor", "conductor-2"))
         process.send_signal(signal.SIGTERM)
         assert wait_exit(process)[0] == 0

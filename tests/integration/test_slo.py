@@ -1,4 +1,4 @@
-"""Promises, served: who may come in, who goes first, and what is told of it."""
+"""SLOs end to end: admission, priority and deadline statistics."""
 
 import time
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ from mstar.wire.slo import Slo
 from tests.integration.deployment_clients import add_frontend
 
 STEP_S, CHUNK = 0.02, 2_400
-"""A step takes 20 ms and makes a tenth of a second of sound: five streams are all that there can be."""
+"""A step takes 20 ms and makes 100 ms of audio, so that the capacity is five streams."""
 
 
 class SlowTone(Component):
-    """Makes sound drop by drop, for one at a time."""
+    """Generates audio chunk by chunk, without batching."""
 
     @op
     def next_chunk(self, step: int) -> Float32[Tensor, "S"]:
-        """A tenth of a second."""
+        """100 ms of audio."""
         time.sleep(STEP_S)
         return np.full(CHUNK, step, np.float32)
 
 
 class SlowStream(Model):
-    """So many drops."""
+    """A stream of chunks."""
 
     def __init__(self) -> None:
         self.tone = SlowTone()
@@ -47,40 +47,40 @@ class SlowStream(Model):
 def front_end():
     model = SlowStream()
     with InProcessLauncher({"drip": PlannedModel(model, plan(model.graphs()))}) as deployment:
-        found = add_frontend(deployment)
-        list(found.open_stream("drip", 12))  # so that it is known what a stream takes
-        time.sleep(0.3)  # until the worker has told so
-        yield found
+        frontend = add_frontend(deployment)
+        list(frontend.open_stream("drip", 12))  # teaches the load estimator
+        time.sleep(0.3)  # until the worker has reported it
+        yield frontend
 
 
-def submit(front_end, count, **pace):
-    told = []
-    request = m.Submit(front_end.new_rid(), "drip", m.Value(count), slo=Slo(**pace))
-    front_end.submit(request, told.append)
-    return told
+def submit(front_end, count, **slo):
+    events = []
+    request = m.Submit(front_end.new_rid(), "drip", m.Value(count), slo=Slo(**slo))
+    front_end.submit(request, events.append)
+    return events
 
 
-def wait_end(told):
-    until = time.monotonic() + 20
-    while not told or not hasattr(told[-1], "end"):
-        assert time.monotonic() < until, "it did not end"
+def wait_end(events):
+    deadline = time.monotonic() + 20
+    while not events or not hasattr(events[-1], "end"):
+        assert time.monotonic() < deadline, "it did not end"
         time.sleep(0.01)
-    return told[-1].end
+    return events[-1].end
 
 
 def test_a_request_that_would_break_an_slo_is_not_admitted(front_end):
     streams = [submit(front_end, 16, ttft_s=0.5) for _ in range(12)]
-    ends = [wait_end(told) for told in streams]
+    ends = [wait_end(events) for events in streams]
     refused = [end for end in ends if isinstance(end, m.RequestRejected)]
     assert {end.status for end in refused} == {429}
     assert all(end.retry_after_s > 0 for end in refused)
     assert 3 <= len(ends) - len(refused) <= 6
-    served = [told for told, end in zip(streams, ends, strict=True) if isinstance(end, m.RequestFinished)]
-    assert all(len(told) == 17 for told in served)
+    served = [events for events, end in zip(streams, ends, strict=True) if isinstance(end, m.RequestFinished)]
+    assert all(len(events) == 17 for events in served)
 
 
 def test_without_slos_all_requests_are_admitted(front_end):
-    ends = [wait_end(told) for told in [submit(front_end, 5) for _ in range(12)]]
+    ends = [wait_end(events) for events in [submit(front_end, 5) for _ in range(12)]]
     assert {end.status for end in ends} == {"ok"}
 
 
@@ -94,10 +94,10 @@ def test_best_effort_requests_wait_for_streams_and_are_served(front_end):
 
 def test_late_outputs_are_counted(front_end):
     submit(front_end, 3)
-    for told in [submit(front_end, 10) for _ in range(9)]:  # twice what there can be
-        wait_end(told)
-    stock = front_end.query_stats(m.Peer("local", 0)).result(5.0)
-    (count,) = stock.deadlines
-    assert (count.model, count.kind, count.count) == ("drip", "Audio", 12 + 3 + 90)
-    assert count.late > 0
-    assert count.lateness_s > 0
+    for events in [submit(front_end, 10) for _ in range(9)]:  # twice the capacity
+        wait_end(events)
+    stats = front_end.query_stats(m.Peer("local", 0)).result(5.0)
+    (deadlines,) = stats.deadlines
+    assert (deadlines.model, deadlines.kind, deadlines.count) == ("drip", "Audio", 12 + 3 + 90)
+    assert deadlines.misses > 0
+    assert deadlines.lateness_s > 0

@@ -1,4 +1,4 @@
-"""A launcher to be killed: it starts stand-ins, says where and who they are, and waits."""
+"""Launcher process for kill tests: starts stub processes, prints their pids, and waits."""
 
 import json
 import sys

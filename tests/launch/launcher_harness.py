@@ -1,4 +1,4 @@
-"""A launcher of stand-ins, and questions to the kernel."""
+"""Launcher with stub processes, a probe front end, and process checks."""
 
 import queue
 import sys
@@ -16,7 +16,7 @@ class StubLauncher(LocalLauncher):
 
 
 class Probe:
-    """A front end that keeps what it is told."""
+    """Front end that records its messages."""
 
     def __init__(self, name="probe"):
         self.peer = Peer(name, 0)
@@ -29,7 +29,7 @@ class Probe:
         pass
 
     def next_message(self, kind):
-        """The next message of a kind, with its sender."""
+        """Wait for the next message of a type. Returns it with its sender."""
         while True:
             sender, message = self.received.get(timeout=10)
             if isinstance(message, kind):
@@ -41,16 +41,16 @@ def make_placement(*workers):
 
 
 def wait_until(condition, seconds=10.0):
-    """Wait until something holds; how long that took."""
+    """Poll a condition until it is true. Returns the elapsed seconds."""
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < seconds, "it did not come true"
+        assert time.monotonic() - start < seconds, f"condition not met within {seconds} s"
         time.sleep(0.002)
     return time.monotonic() - start
 
 
 def is_running(pid):
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -58,13 +58,13 @@ def is_running(pid):
 
 
 def group_pids(pid):
-    """The processes that run in a group."""
-    found = []
+    """Process ids of a process group."""
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[2]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids

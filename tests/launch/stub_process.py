@@ -1,7 +1,6 @@
-"""A conductor and a worker that only greet, for tests of the launcher. Run as a script, it is a child like any other.
+"""Stub conductor and worker for tests of the launcher: they only register. Run as a script it is a child process.
 
-What goes wrong is told by the failpoint of a child's name. The conductor tells its front ends what it is told, and
-passes on what they say to the launcher.
+The failpoint of a child's name selects a fault. The conductor forwards messages between front ends and the launcher.
 """
 
 import subprocess
@@ -36,24 +35,24 @@ FRONT = "probe"
 
 
 class StubActor:
-    def __init__(self, settings, node):
-        self.peer = Peer(settings.name, settings.incarnation)
-        self.peers = {name: Peer(name, incarnation) for name, incarnation in settings.peers.items()}
-        self.node = node
-        self.fault = settings.options.failpoints.get(settings.name, "")
-        node.add(self)
+    def __init__(self, config, actor_loop):
+        self.peer = Peer(config.name, config.incarnation)
+        self.peers = {name: Peer(name, incarnation) for name, incarnation in config.peers.items()}
+        self.actor_loop = actor_loop
+        self.fault = config.options.failpoints.get(config.name, "")
+        actor_loop.add(self)
 
     def send(self, name, message):
-        self.node.send(self.peer, self.peers[name], message)
+        self.actor_loop.send(self.peer, self.peers[name], message)
 
     def tick(self, now):
         pass
 
 
 class StubConductor(StubActor):
-    def __init__(self, settings, node):
-        super().__init__(settings, node)
-        placements = [parse_placement(tomllib.loads(text)) for text in settings.placements.values()]
+    def __init__(self, config, actor_loop):
+        super().__init__(config, actor_loop)
+        placements = [parse_placement(tomllib.loads(text)) for text in config.placements.values()]
         self.missing = {name for one in placements for name in one.initial_workers()}
         for name in self.peers:
             self.send(name, Register(tuple(sorted(map(str, self.peers.values())))))
@@ -74,29 +73,29 @@ class StubConductor(StubActor):
 
 
 class StubWorker(StubActor):
-    def __init__(self, settings, node):
-        super().__init__(settings, node)
-        self.box = BlackBox.create(Path(settings.black_box))
+    def __init__(self, config, actor_loop):
+        super().__init__(config, actor_loop)
+        self.box = BlackBox.create(Path(config.black_box))
         self.box.write([Suspect("r1", 7, 2)])
-        self.send(settings.conductor, Register(("m.lm",)))
+        self.send(config.conductor, Register(("m.lm",)))
         self.send("launcher", Register())
 
     def receive(self, now, sender, message):
         if isinstance(message, Register):
-            self.node.send(self.peer, sender, Register(("m.lm",)))
+            self.actor_loop.send(self.peer, sender, Register(("m.lm",)))
 
 
-def main(settings):
-    trouble = settings.options.failpoints.get(settings.name, "")
-    if trouble == "dies" or (trouble == "dies later" and settings.incarnation):
+def main(config):
+    fault = config.options.failpoints.get(config.name, "")
+    if fault == "dies" or (fault == "dies later" and config.incarnation):
         sys.exit("no weights here")
-    if trouble == "hangs":
+    if fault == "hangs":
         time.sleep(60)
-    if trouble == "starts others":
+    if fault == "starts others":
         subprocess.Popen(["sleep", "60"])
-    node = ActorLoop(AddressBook.from_config(settings), settings.key, ArenaCodec())
-    (StubConductor if isinstance(settings, ConductorConfig) else StubWorker)(settings, node)
-    node.run()
+    actor_loop = ActorLoop(AddressBook.from_config(config), config.key, ArenaCodec())
+    (StubConductor if isinstance(config, ConductorConfig) else StubWorker)(config, actor_loop)
+    actor_loop.run()
 
 
 if __name__ == "__main__":

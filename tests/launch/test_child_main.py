@@ -1,4 +1,4 @@
-"""The entry of children: what they are told, whose they are, and when they end."""
+"""Entry point of child processes: configuration, parent check, and exit."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def child(launcher, *models):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def settings(directory, model):
+def make_config(directory, model):
     return ConductorConfig(
         name="conductor",
         incarnation=0,
@@ -34,28 +34,28 @@ def settings(directory, model):
 
 
 def test_a_standby_waits_ready_and_exits_when_not_needed():
-    with child(os.getpid(), MODEL) as spare:
-        wait_until(lambda: "numpy" in Path(f"/proc/{spare.pid}/maps").read_text())  # which the model imports
-        spare.send_signal(signal.SIGINT)  # ^C is for the launcher
+    with child(os.getpid(), MODEL) as standby:
+        wait_until(lambda: "numpy" in Path(f"/proc/{standby.pid}/maps").read_text())  # which the model imports
+        standby.send_signal(signal.SIGINT)  # ^C is for the launcher
         time.sleep(0.05)
-        assert spare.poll() is None
-        assert spare.communicate() == (None, b"")
-    assert spare.returncode == 0
+        assert standby.poll() is None
+        assert standby.communicate() == (None, b"")
+    assert standby.returncode == 0
 
 
 def test_the_child_of_another_launcher_does_not_start(tmp_path):
     with child(os.getppid()) as stray:
-        stray.communicate(msgspec.msgpack.encode(settings(tmp_path, MODEL)))
+        stray.communicate(msgspec.msgpack.encode(make_config(tmp_path, MODEL)))
     assert stray.returncode == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_is_said_without_a_traceback(tmp_path):
+def test_an_error_is_printed_without_a_traceback(tmp_path):
     with child(os.getpid()) as conductor:
-        _, said = conductor.communicate(msgspec.msgpack.encode(settings(tmp_path, tmp_path / "none.py")))
-    assert said.decode() == f"{tmp_path}/none.py: no such file\n  fix: pass the path of a model's .py file\n"
+        _, output = conductor.communicate(msgspec.msgpack.encode(make_config(tmp_path, tmp_path / "none.py")))
+    assert output.decode() == f"{tmp_path}/none.py: no such file\n  fix: pass the path of a model's .py file\n"
     assert conductor.returncode == 1
 
 
 def test_the_key_is_not_shown(tmp_path):
-    assert repr(settings(tmp_path, MODEL)) == "ConductorSettings(conductor.0)"
+    assert repr(make_config(tmp_path, MODEL)) == "ConductorConfig(conductor.0)"

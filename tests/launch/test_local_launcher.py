@@ -1,4 +1,4 @@
-"""The launcher with real processes. They only greet; that is all the launcher knows of what it starts."""
+"""Local launcher with stub processes: start, restart, standby, failed starts, shutdown."""
 
 import json
 import os
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def run_root(tmp_path, monkeypatch):
-    """Run directories of their own, so that tests side by side do not see each other's; and spares without delay."""
+    """Separate run directories per test, and no delay of the standby."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("mstar.launch.supervisor.STANDBY_DELAY_S", 0.0)
     return tmp_path
@@ -35,22 +35,22 @@ def run_root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launch():
-    """Makes launchers, and ends them."""
-    made = []
+    """Factory of launchers, which are stopped after the test."""
+    launchers = []
 
     def make(*workers, standby=False, **failpoints):
         local = StubLauncher(
             {"m": "none.py"}, make_placement(*workers), options=RuntimeConfig(failpoints=failpoints), standby=standby
         )
-        made.append(local)
+        launchers.append(local)
         return local
 
     yield make
-    for local in made:
+    for local in launchers:
         local.stop(drain_timeout_s=0)
 
 
-def test_all_come_up_and_nothing_is_left(launch, run_root):
+def test_start_and_stop_leak_nothing(launch, run_root):
     fds, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
     local, progress = launch("a", "b", standby=True), []
     local.start(progress.append)
@@ -63,7 +63,7 @@ def test_all_come_up_and_nothing_is_left(launch, run_root):
     assert all(os.getpgid(pid) == pid for pid in pids.values())
     for process in (Path(f"/proc/{pid}") for pid in pids.values()):
         assert local.key not in (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        assert "/dev/shm" not in (process / "maps").read_text(), "nothing that would have to be removed"
+        assert "/dev/shm" not in (process / "maps").read_text(), "no named shared memory"
     local.stop()
     assert not any(map(is_running, pids.values()))
     assert set(os.listdir("/proc/self/fd")) == fds
@@ -75,15 +75,15 @@ def test_exits_are_reported_and_processes_restarted(launch):
     local, probe = launch("a"), Probe()
     local.start()
     local.add_frontend(probe)
-    with pytest.raises(LaunchError, match="`a` is already the name of another process\n  fix: "):
+    with pytest.raises(LaunchError, match="the name `a` is used by another process\n  fix: "):
         local.add_frontend(Probe("a"))
     local.actor_loop.call_soon(lambda: local.actor_loop.send(probe.peer, local.conductors["m"], Register()))
 
     os.kill(local.pid("a"), signal.SIGKILL)
-    sender, gone = probe.next_message(ProcessExited)
-    assert (sender, gone) == (
+    sender, exited = probe.next_message(ProcessExited)
+    assert (sender, exited) == (
         Peer("conductor", 0),
-        ProcessExited(Peer("a", 0), "ended by SIGKILL", [Suspect("r1", 7, 2)]),
+        ProcessExited(Peer("a", 0), "killed by SIGKILL", [Suspect("r1", 7, 2)]),
     )
     wait_until(lambda: local.health()["a"] == "up")
 
@@ -93,13 +93,19 @@ def test_exits_are_reported_and_processes_restarted(launch):
     assert local.conductors["m"] == Peer("conductor", 1)
     assert local.stats()["restarts"] == 2
 
-    # What the conductor condemns is killed, in the life that it means.
+    # Kill applies to the named incarnation only.
     wait_until(lambda: local.health() == {"conductor": "up", "a": "up"})
-    for kill in (Kill(Peer("a", 0), "an old grudge"), Kill(Peer("a", 1), "no beat for 2 s")):
+    for kill in (Kill(Peer("a", 0), "outdated"), Kill(Peer("a", 1), "no heartbeat for 2 s")):
         local.actor_loop.call_soon(lambda kill=kill: local.actor_loop.send(probe.peer, local.conductors["m"], kill))
-    assert probe.next_message(ProcessExited)[1] == ProcessExited(Peer("a", 1), "no beat for 2 s", [Suspect("r1", 7, 2)])
-    assert [why for _, _, why in local.recent_exits] == ["ended by SIGKILL", "ended by SIGKILL", "no beat for 2 s"]
-    assert not list(local.directory.glob("a.1*")), "nothing of a dead life is kept"
+    assert probe.next_message(ProcessExited)[1] == ProcessExited(
+        Peer("a", 1), "no heartbeat for 2 s", [Suspect("r1", 7, 2)]
+    )
+    assert [reason for _, _, reason in local.recent_exits] == [
+        "killed by SIGKILL",
+        "killed by SIGKILL",
+        "no heartbeat for 2 s",
+    ]
+    assert not list(local.directory.glob("a.1*")), "files of a dead incarnation are removed"
 
 
 def test_a_standby_replaces_a_dead_process(launch):
@@ -123,24 +129,24 @@ def test_the_children_of_a_dead_process_are_killed(launch):
     wait_until(lambda: not group_pids(pid))
 
 
-@pytest.mark.parametrize("who", ["a", "conductor"])
-def test_a_failed_start_is_reported_and_stops_the_launcher(launch, run_root, who):
-    local, start = launch("a", "b", **{who: "dies"}), time.monotonic()
-    with pytest.raises(LaunchError, match=f"{who} ended with status 1 .*\n    no weights here\n  fix: "):
+@pytest.mark.parametrize("name", ["a", "conductor"])
+def test_a_failed_start_is_reported_and_stops_the_launcher(launch, run_root, name):
+    local, start = launch("a", "b", **{name: "dies"}), time.monotonic()
+    with pytest.raises(LaunchError, match=f"{name} exited with status 1 .*\n    no weights here\n  fix: "):
         local.start()
     assert time.monotonic() - start < 5
     assert os.listdir(run_root) == []
     assert local.stats()["processes"] == {}
 
 
-def test_what_cannot_be_started_is_reported(launch):
+def test_a_missing_executable_is_reported(launch):
     local = launch("a")
     local.command = ("/nowhere/python",)
-    with pytest.raises(LaunchError, match=r"could not be started: .*No such file"):
+    with pytest.raises(LaunchError, match=r"could not start: .*No such file"):
         local.start()
 
 
-def test_a_start_that_takes_too_long_is_given_up(launch):
+def test_a_start_times_out(launch):
     local = launch("a", a="hangs")
     with pytest.raises(LaunchError, match=r"not ready after 0.3 s; not up: .*`a`\n  fix: "):
         local.start(ready_timeout_s=0.3)
@@ -151,12 +157,12 @@ def test_a_process_that_fails_every_start_is_not_restarted(launch):
     local = launch("a", "b", a="dies later")
     local.start()
     os.kill(local.pid("a"), signal.SIGKILL)
-    wait_until(lambda: local.health()["a"].startswith("given up"))
+    wait_until(lambda: local.health()["a"].startswith("failed"))
     times = [when for when, _, _ in local.recent_exits]
-    assert len(times) == 6, "a good life, and five that ended at the start"
+    assert len(times) == 6, "one successful run and five failed starts"
     waits = [later - earlier for earlier, later in pairwise(times)]
-    assert all(wait > least for wait, least in zip(waits, (0, 0.1, 0.2, 0.4, 0.8), strict=True))
-    assert local.health() == {"conductor": "up", "a": "given up: it died at every start", "b": "up"}
+    assert all(wait > minimum for wait, minimum in zip(waits, (0, 0.1, 0.2, 0.4, 0.8), strict=True))
+    assert local.health() == {"conductor": "up", "a": "failed: it crashed at every start", "b": "up"}
 
 
 @pytest.mark.slow
@@ -173,10 +179,10 @@ def test_a_process_that_does_not_stop_is_killed(launch, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("worker", "why"), [("conductor", "reserved"), ("a/b", "no name of a file"), ("w" * 33, "no name of a file")]
+    ("worker", "problem"), [("conductor", "reserved"), ("a/b", "not a valid name"), ("w" * 33, "not a valid name")]
 )
-def test_worker_names_become_files(worker, why):
-    with pytest.raises(LaunchError, match=f"worker `{worker}`, which is {why}\n  fix: "):
+def test_invalid_worker_names_are_rejected(worker, problem):
+    with pytest.raises(LaunchError, match=f"worker `{worker}`, which is {problem}\n  fix: "):
         LocalLauncher({"m": "none.py"}, make_placement(worker))
 
 
@@ -187,12 +193,12 @@ def test_placements_are_read_before_anything_starts(tmp_path):
         LocalLauncher({"m": "none.py"}, {"m": tmp_path / "none.toml"})
 
 
-def test_a_real_model_comes_up_and_comes_back():
+def test_a_real_model_is_started_and_restarted():
     with LocalLauncher({"noop": str(ROOT / "examples" / "noop.py")}) as local:
         assert local.health() == {"conductor": "up", "local": "up"}
         os.kill(local.pid("local"), signal.SIGKILL)
         wait_until(lambda: local.health()["local"] == "up" and local.stats()["restarts"] == 1)
-        assert [str(who) for _, who, _ in local.recent_exits] == ["local.0"]
+        assert [str(peer) for _, peer, _ in local.recent_exits] == ["local.0"]
 
 
 def test_a_killed_launcher_leaves_nothing(run_root):
@@ -217,8 +223,10 @@ def test_twenty_exits_are_seen_and_restarted_in_time(launch):
     for trial in range(20):
         name = ("a", "b", "conductor")[trial % 3]
         wait_until(lambda: "standby" in local.stats()["processes"])
-        wait_until(lambda: "pipe_read" in Path(f"/proc/{local.pid('spare')}/wchan").read_text())  # it has imported all
-        time.sleep(0.4)  # so that nobody has a short life
+        wait_until(
+            lambda: "pipe_read" in Path(f"/proc/{local.pid('standby')}/wchan").read_text()
+        )  # all imports are done
+        time.sleep(0.4)  # above MIN_UPTIME_S on average: no backoff
         old, killed = local.pid(name), time.monotonic()
         os.kill(old, signal.SIGKILL)
         wait_until(
@@ -226,5 +234,5 @@ def test_twenty_exits_are_seen_and_restarted_in_time(launch):
         )
         seen.append(local.recent_exits[-1][0] - killed)
         back.append(time.monotonic() - killed)
-    assert sorted(seen)[17] < 0.05  # nine in ten: others use the cores too
+    assert sorted(seen)[17] < 0.05  # 90th percentile: the cores are shared
     assert sorted(back)[17] < 0.5

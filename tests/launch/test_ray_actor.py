@@ -1,4 +1,4 @@
-"""A keeper by itself, without a cluster: it starts, watches and ends one life at a time, and says how it ended."""
+"""Process actor without a Ray cluster: starts one process at a time and reports its exit."""
 
 import os
 import signal
@@ -18,16 +18,16 @@ ray_actor = pytest.importorskip("mstar.launch.ray_actor")
 def process_actor(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = Path.cwd()
-    made = ray_actor.Keeper("a", (str(STUB_PROCESS),), str(tmp_path))
+    actor = ray_actor.ProcessActor("a", (str(STUB_PROCESS),), str(tmp_path))
     os.chdir(before)
-    yield made
-    made.close()
+    yield actor
+    actor.close()
     assert os.listdir(tmp_path) == []
 
 
-def settings(incarnation, **failpoints):
-    """As the launcher sends them: what is only known on the worker's host is not right yet."""
-    told = WorkerConfig(
+def encoded_config(incarnation, **failpoints):
+    """Configuration as sent by the launcher: values of the host are placeholders."""
+    config = WorkerConfig(
         name="a",
         incarnation=incarnation,
         directory="/elsewhere",
@@ -40,7 +40,7 @@ def settings(incarnation, **failpoints):
         conductor="conductor",
         black_box="/elsewhere/a.box",
     )
-    return msgspec.msgpack.encode(told)
+    return msgspec.msgpack.encode(config)
 
 
 def parse_exit(message):
@@ -48,26 +48,26 @@ def parse_exit(message):
 
 
 def test_a_process_is_started_once_and_its_exit_is_reported(process_actor, tmp_path):
-    pid, _ = process_actor.start(settings(0))
-    assert process_actor.start(settings(0))[0] == pid, "asked again, because the answer was lost"
+    pid, _ = process_actor.start(encoded_config(0))
+    assert process_actor.start(encoded_config(0))[0] == pid, "idempotent: a lost reply is retried"
     wait_until(lambda: list(tmp_path.glob("*/a.0.box")))
     assert process_actor.wait_exit(0, 0.01) is None
-    wait_until(lambda: msgspec.msgpack.decode(process_actor.status(), type=ray_actor.Look).used > 0)
-    process_actor.send_signal(7, signal.SIGKILL)  # meant for another life
+    wait_until(lambda: msgspec.msgpack.decode(process_actor.status(), type=ray_actor.ProcessStatus).cpu_s > 0)
+    process_actor.send_signal(7, signal.SIGKILL)  # another incarnation
     assert process_actor.wait_exit(0, 0.1) is None
 
     process_actor.send_signal(0, signal.SIGKILL)
-    told = parse_exit(process_actor.wait_exit(0, 5.0))
-    assert (told.reason, told.suspects) == ("ended by SIGKILL", [Suspect("r1", 7, 2)])
+    report = parse_exit(process_actor.wait_exit(0, 5.0))
+    assert (report.reason, report.suspects) == ("killed by SIGKILL", [Suspect("r1", 7, 2)])
     assert not list(tmp_path.glob("*/a.0*"))
 
 
 def test_a_superseded_process_exits_before_the_next_starts(process_actor):
-    old, _ = process_actor.start(settings(0))
-    new, _ = process_actor.start(settings(1, a="dies"))
+    old, _ = process_actor.start(encoded_config(0))
+    new, _ = process_actor.start(encoded_config(1, a="dies"))
     assert not is_running(old)
     assert new != old
-    told = parse_exit(process_actor.wait_exit(1, 10.0))
-    assert (told.reason, told.stderr_tail) == ("ended with status 1", "no weights here")
-    assert told.output == b"no weights here\n"
-    assert parse_exit(process_actor.wait_exit(0, 0.0)).reason == "ended with its host, or with its keeper there"
+    report = parse_exit(process_actor.wait_exit(1, 10.0))
+    assert (report.reason, report.stderr_tail) == ("exited with status 1", "no weights here")
+    assert report.output == b"no weights here\n"
+    assert parse_exit(process_actor.wait_exit(0, 0.0)).reason == "its host or its Ray actor there died"

@@ -1,4 +1,4 @@
-"""Workers that rest until they are wanted, are ended when nobody needs them, and are replaced by a new edition."""
+"""Start, stop and rolling update of workers by the supervisor."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ PLACEMENTS = {"m": '[place]\nlm = { workers = ["a", "b"], min_replicas = 1 }'}
 
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
-    """A launcher, a front end that its conductor knows, and a way to have the conductor say something."""
+    """Factory of a launcher, a probe front end, and a function to send messages through the conductor."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     started = []
 
@@ -35,11 +35,11 @@ def launched(tmp_path, monkeypatch):
         probe = Probe()
         local.add_frontend(probe)
 
-        def say(message):
+        def send(message):
             local.actor_loop.call_soon(lambda: local.actor_loop.send(probe.peer, local.conductors["m"], message))
 
-        say(Register())
-        return local, probe, say
+        send(Register())
+        return local, probe, send
 
     yield start
     for local in started:
@@ -47,45 +47,45 @@ def launched(tmp_path, monkeypatch):
 
 
 def test_a_worker_is_started_and_stopped_on_request(launched):
-    local, probe, say = launched()
+    local, probe, send = launched()
     assert local.health() == {"conductor": "up", "a": "up", "b": "not needed now"}
     assert [peer.name for peer in local.peers()] == ["conductor", "a"]
 
-    say(StartWorker("b"))
-    say(StartWorker("b"))
-    say(StartWorker("nobody"))
+    send(StartWorker("b"))
+    send(StartWorker("b"))
+    send(StartWorker("unknown"))
     wait_until(lambda: local.health()["b"] == "up")
     assert set(local.peers()) == {Peer("conductor", 0), Peer("a", 0), Peer("b", 0)}
 
     pid = local.pid("b")
-    say(StopWorker(Peer("b", 7)))  # another life
-    say(StopWorker(Peer("b", 0)))
+    send(StopWorker(Peer("b", 7)))  # another incarnation
+    send(StopWorker(Peer("b", 0)))
     assert probe.next_message(ProcessExited)[1] == ProcessExited(Peer("b", 0), "not needed now", [Suspect("r1", 7, 2)])
     assert not is_running(pid)
     assert local.health()["b"] == "not needed now"
 
-    say(StartWorker("b"))
+    send(StartWorker("b"))
     wait_until(lambda: local.health()["b"] == "up")
     assert Peer("b", 1) in local.peers()
     os.kill(local.pid("b"), signal.SIGKILL)
-    assert probe.hears(ProcessExited)[1].peer == Peer("b", 1)
-    wait_until(lambda: Peer("b", 2) in local.peers())  # as long as it is wanted it is started again
+    assert probe.next_message(ProcessExited)[1].peer == Peer("b", 1)
+    wait_until(lambda: Peer("b", 2) in local.peers())  # a needed worker is restarted
 
 
 def test_a_worker_that_is_needed_while_it_stops_is_started_again(launched, monkeypatch):
     monkeypatch.setattr(supervisor_module, "STOP_TIMEOUT_S", 0.3)
-    local, probe, say = launched()
-    os.kill(local.pid("a"), signal.SIGSTOP)  # it does not hear that it is to end, and is killed in the end
-    say(StopWorker(Peer("a", 0)))
-    say(StartWorker("a"))
+    local, probe, send = launched()
+    os.kill(local.pid("a"), signal.SIGSTOP)  # ignores SIGTERM, and is killed later
+    send(StopWorker(Peer("a", 0)))
+    send(StartWorker("a"))
     assert probe.next_message(ProcessExited)[1].peer == Peer("a", 0)
     wait_until(lambda: local.health()["a"] == "up")
     assert Peer("a", 1) in local.peers()
 
 
-def test_a_new_conductor_finds_those_that_run_from_the_start(launched):
-    local, probe, say = launched()
-    say(StopWorker(Peer("a", 0)))
+def test_a_new_conductor_gets_the_initial_workers(launched):
+    local, probe, send = launched()
+    send(StopWorker(Peer("a", 0)))
     assert probe.next_message(ProcessExited)[1].peer == Peer("a", 0)
     assert local.health()["a"] == "not needed now"
     os.kill(local.pid("conductor"), signal.SIGKILL)
@@ -93,37 +93,37 @@ def test_a_new_conductor_finds_those_that_run_from_the_start(launched):
     assert {Peer("conductor", 1), Peer("a", 1)} <= set(local.peers())
 
 
-def test_one_that_ends_while_the_conductor_does_comes_back(launched, monkeypatch):
+def test_a_worker_that_stops_while_its_conductor_dies_is_restarted(launched, monkeypatch):
     monkeypatch.setattr(supervisor_module, "STOP_TIMEOUT_S", 1.0)
-    local, _, say = launched()
-    os.kill(local.pid("a"), signal.SIGSTOP)  # it does not hear that it is to end
-    say(StopWorker(Peer("a", 0)))
+    local, _, send = launched()
+    os.kill(local.pid("a"), signal.SIGSTOP)  # ignores SIGTERM
+    send(StopWorker(Peer("a", 0)))
     wait_until(lambda: not local._supervisor.children["a"].is_needed)
     os.kill(local.pid("conductor"), signal.SIGKILL)
     wait_until(lambda: Peer("a", 1) in local.peers() and local.health()["a"] == "up")
 
 
 def test_a_weights_version_is_announced_until_all_workers_have_it(launched):
-    local, probe, say = launched()
-    renewed = local.reload_weights()
+    local, probe, send = launched()
+    weights_rolled = local.reload_weights()
     assert probe.next_message(RollWeights)[1] == RollWeights(1)
-    say(WeightsRolled(0))  # of an older update
+    send(WeightsRolled(0))  # of an older update
     os.kill(local.pid("conductor"), signal.SIGKILL)
-    sender, again = probe.hears(RollWeights)
+    sender, again = probe.next_message(RollWeights)
     assert (sender, again) == (Peer("conductor", 1), RollWeights(1))
-    assert not renewed.is_set()
-    say(WeightsRolled(1))
-    assert renewed.wait(5)
+    assert not weights_rolled.is_set()
+    send(WeightsRolled(1))
+    assert weights_rolled.wait(5)
 
 
 def test_rolling_updates_are_sequential(launched):
-    local, probe, say = launched()
-    renewed = local.reload_weights()
+    local, probe, send = launched()
+    weights_rolled = local.reload_weights()
     assert probe.next_message(RollWeights)[1] == RollWeights(1)
     for _ in range(2):
-        assert local.reload_weights() is renewed
-    say(WeightsRolled(1))
-    assert probe.hears(RollWeights)[1] == RollWeights(2)
-    assert not renewed.is_set()
-    say(WeightsRolled(2))
-    assert renewed.wait(5)
+        assert local.reload_weights() is weights_rolled
+    send(WeightsRolled(1))
+    assert probe.next_message(RollWeights)[1] == RollWeights(2)
+    assert not weights_rolled.is_set()
+    send(WeightsRolled(2))
+    assert weights_rolled.wait(5)

@@ -1,12 +1,12 @@
-"""Run directories are private, and those of dead launchers are removed."""
+"""Run directories: permissions, and removal of stale ones."""
 
 import os
 import stat
 
-from mstar.launch.run_directory import LOCK_FILE, RunDirectory, remove_stale_directories
+from mstar.launch.run_directory import DIRECTORY_PREFIX, LOCK_FILE, RunDirectory, remove_stale_directories
 
 
-def test_it_is_private_and_can_be_removed(tmp_path):
+def test_a_run_directory_is_private_and_removable(tmp_path):
     fds = os.listdir("/proc/self/fd")
     run = RunDirectory(tmp_path)
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
@@ -16,17 +16,21 @@ def test_it_is_private_and_can_be_removed(tmp_path):
     assert os.listdir("/proc/self/fd") == fds
 
 
-def test_only_what_dead_launchers_left_is_swept(tmp_path):
+def test_only_stale_run_directories_are_removed(tmp_path):
     run = RunDirectory(tmp_path)
-    left, other, elsewhere = tmp_path / f"{PREFIX}left", tmp_path / f"{PREFIX}notes", tmp_path / "elsewhere"
-    for path in (left, other, elsewhere):
+    stale, other, elsewhere = (
+        tmp_path / f"{DIRECTORY_PREFIX}left",
+        tmp_path / f"{DIRECTORY_PREFIX}notes",
+        tmp_path / "elsewhere",
+    )
+    for path in (stale, other, elsewhere):
         path.mkdir()
-    for path in (left, elsewhere):
+    for path in (stale, elsewhere):
         (path / LOCK_FILE).touch()
-    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    (tmp_path / f"{DIRECTORY_PREFIX}link").symlink_to(elsewhere)
     remove_stale_directories(tmp_path)
-    assert not left.exists()
+    assert not stale.exists()
     assert (elsewhere / LOCK_FILE).exists()
-    assert other.exists(), "without a lock it is nobody's run directory"
-    assert run.path.exists(), "its launcher lives"
+    assert other.exists(), "without a lock file it is not a run directory"
+    assert run.path.exists(), "its launcher is alive"
     run.remove()

@@ -1,4 +1,4 @@
-"""Several conductors under one launcher: each has its own models and workers, and dies by itself."""
+"""Several conductors under one launcher: separate models, workers and failures."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ PLACEMENTS = make_placement("a", "b") | {"n": '[place]\nlm = ["c"]'}
 
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
-    """A launcher of two models on workers of their own, and a front end that both conductors know."""
+    """Launcher of two models on separate workers, and a probe front end of both conductors."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with StubLauncher(MODELS, PLACEMENTS, options=RuntimeConfig(conductors=2), standby=False) as local:
         probe = Probe()
@@ -27,10 +27,10 @@ def launched(tmp_path, monkeypatch):
             )
         yield local, probe
         local.stop(drain_timeout_s=5.0)
-        assert local._supervisor.drained.is_set(), "both have said so"
+        assert local._supervisor.drained.is_set(), "both conductors confirmed"
 
 
-def test_each_has_its_own(launched):
+def test_each_model_has_its_conductor(launched):
     local, _ = launched
     assert local.health() == dict.fromkeys(("conductor", "conductor-2", "a", "b", "c"), "up")
     assert local.conductors == {"m": Peer("conductor", 0), "n": Peer("conductor-2", 0)}
@@ -40,10 +40,10 @@ def test_a_worker_exit_is_reported_to_its_conductor_alone(launched):
     local, probe = launched
     for worker, conductor in (("c", "conductor-2"), ("b", "conductor")):
         os.kill(local.pid(worker), signal.SIGKILL)
-        sender, gone = probe.next_message(ProcessExited)
-        assert (sender.name, gone.peer) == (conductor, Peer(worker, 0))
+        sender, exited = probe.next_message(ProcessExited)
+        assert (sender.name, exited.peer) == (conductor, Peer(worker, 0))
         wait_until(lambda worker=worker: local.health()[worker] == "up")
-    assert probe.told.empty()
+    assert probe.received.empty()
 
 
 def test_a_restarted_conductor_gets_its_own_workers(launched):
@@ -58,17 +58,17 @@ def test_a_restarted_conductor_gets_its_own_workers(launched):
 
 def test_a_rolling_update_is_done_when_all_conductors_confirm(launched):
     local, probe = launched
-    renewed = local.reload_weights()
+    weights_rolled = local.reload_weights()
     assert {probe.next_message(RollWeights)[0].name for _ in range(2)} == {"conductor", "conductor-2"}
     for model, is_done in (("m", False), ("m", False), ("n", True)):
         conductor = local.conductors[model]
         local.actor_loop.call_soon(
             lambda conductor=conductor: local.actor_loop.send(probe.peer, conductor, WeightsRolled(1))
         )
-        assert renewed.wait(0.3) is is_done
+        assert weights_rolled.wait(0.3) is is_done
 
 
-def test_a_worker_has_no_conductors_name():
+def test_a_worker_cannot_have_the_name_of_a_conductor():
     with pytest.raises(LaunchError, match="`conductor-2`, which is reserved"):
         StubLauncher(
             MODELS, make_placement("conductor-2") | {"n": '[place]\nlm = ["c"]'}, options=RuntimeConfig(conductors=2)

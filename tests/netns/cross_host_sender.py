@@ -1,6 +1,6 @@
-"""Runs in a network namespace: says numbers to an echo on another host, and watches every packet meanwhile.
+"""Run in a network namespace: sends messages to an echo on another host, and captures all packets.
 
-It says one every 10 ms for as long as it is told, then waits for the echoes; then tells what it heard, and when.
+It sends one message every 10 ms for the given seconds, waits for the echoes, and prints a report as JSON.
 """
 
 import json
@@ -18,12 +18,12 @@ from tests.wire.actors import KEY, MsgpackCodec, RecordingActor, run_loop, send_
 
 SECRET = "open sesame"
 CONTROL = "in plain sight"
-EVERY_S = 0.01
+INTERVAL_S = 0.01
 LOCAL, REMOTE = Peer("a", 0), Peer("echo", 0)
 
 
 class Capture(threading.Thread):
-    """Every packet on every interface: whether a text is in it."""
+    """Captures all packets on all interfaces, and searches them for texts."""
 
     def __init__(self, *texts):
         super().__init__(daemon=True)
@@ -40,7 +40,7 @@ class Capture(threading.Thread):
 
 
 class TimedActor(RecordingActor):
-    """Keeps also when it heard."""
+    """Also records arrival times."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -55,26 +55,26 @@ def main(ip, address, seconds):
     capture = Capture(SECRET, CONTROL)
     capture.start()
     with tempfile.TemporaryDirectory() as directory:
-        node = ActorLoop(AddressBook(Path(directory), ip, {REMOTE: address}), KEY, MsgpackCodec())
-        node.add(ear := TimedActor("a"))
-        with run_loop(node):
-            said = 0
-            until = time.monotonic() + float(seconds)
-            while time.monotonic() < until:
-                send_cancels(node, LOCAL, REMOTE, f"{SECRET} {said}")
-                said += 1
-                if said == 1:
-                    ear.wait(lambda: ear.received)
-                    sys.stdout.write("heard\n")
+        actor_loop = ActorLoop(AddressBook(Path(directory), ip, {REMOTE: address}), KEY, MsgpackCodec())
+        actor_loop.add(actor := TimedActor("a"))
+        with run_loop(actor_loop):
+            sent = 0
+            deadline = time.monotonic() + float(seconds)
+            while time.monotonic() < deadline:
+                send_cancels(actor_loop, LOCAL, REMOTE, f"{SECRET} {sent}")
+                sent += 1
+                if sent == 1:
+                    actor.wait(lambda: actor.received)
+                    sys.stdout.write("received\n")
                     sys.stdout.flush()
-                time.sleep(EVERY_S)
-            ear.wait(lambda: len(ear.received) == said, 10)
+                time.sleep(INTERVAL_S)
+            actor.wait(lambda: len(actor.received) == sent, 10)
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
                 plain.sendto(CONTROL.encode(), (address.partition(":")[0], 9))
             time.sleep(0.3)
-    is_whole = ear.received_rids == [f"{REMOTE}:{SECRET} {number}" for number in range(said)]
-    told = {"said": said, "is_whole": is_whole, "times": ear.times, "seen": sorted(capture.seen)}
-    sys.stdout.write(json.dumps(told | {"bytes": capture.bytes, "counters": dict(node.counters)}) + "\n")
+    is_whole = actor.received_rids == [f"{REMOTE}:{SECRET} {number}" for number in range(sent)]
+    report = {"sent": sent, "is_whole": is_whole, "times": actor.times, "seen": sorted(capture.seen)}
+    sys.stdout.write(json.dumps(report | {"bytes": capture.bytes, "counters": dict(actor_loop.counters)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run inside a network namespace: a server that may fetch files, hostile URLs, and every packet that is sent of them.
+"""Run in a network namespace: a server that fetches media URLs, hostile URLs (SSRF), and a packet capture.
 
-There is a host of files at a public address, a name server that lies, and a route for everything, so that a packet to
-anywhere would be sent and seen. Prints one JSON object.
+There is a file server at a public address, a malicious name server, and a default route, so that any packet would be
+sent and captured. Prints one JSON object.
 """
 
 import json
@@ -48,11 +48,11 @@ NAMES |= {
     PUBLIC: [PUBLIC],
 }
 ALLOWED = ["files.test", "*.evil.test", "127.0.0.1", "[::1]", "localhost", "[::ffff:127.0.0.1]"]
-"""Some of these are listed although they are inside: that does not open them."""
+"""Private addresses in this list stay forbidden."""
 
 
 class Resolver(threading.Thread):
-    """A name server. The second time it is asked for a name that rebinds, it says something else."""
+    """Name server. From the second query on, a rebinding name resolves to another address."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -63,11 +63,11 @@ class Resolver(threading.Thread):
     def run(self):
         while True:
             query, sender = self.socket.recvfrom(4096)
-            labels, at = [], 12
-            while query[at]:
-                labels.append(query[at + 1 : at + 1 + query[at]].decode())
-                at += 1 + query[at]
-            name, kind = ".".join(labels).lower(), int.from_bytes(query[at + 1 : at + 3], "big")
+            labels, offset = [], 12
+            while query[offset]:
+                labels.append(query[offset + 1 : offset + 1 + query[offset]].decode())
+                offset += 1 + query[offset]
+            name, kind = ".".join(labels).lower(), int.from_bytes(query[offset + 1 : offset + 3], "big")
             if kind == 1:
                 self.queries.append(name)
             addresses = (
@@ -77,13 +77,13 @@ class Resolver(threading.Thread):
             packed = (
                 [socket.inet_pton(family, one) for one in addresses if (":" in one) == (kind == 28)] if family else []
             )
-            head = query[:2] + struct.pack(">HHHHH", 0x8180, 1, len(packed), 0, 0) + query[12 : at + 5]
+            head = query[:2] + struct.pack(">HHHHH", 0x8180, 1, len(packed), 0, 0) + query[12 : offset + 5]
             answers = b"".join(b"\xc0\x0c" + struct.pack(">HHIH", kind, 1, 0, len(one)) + one for one in packed)
             self.socket.sendto(head + answers, sender)
 
 
 class Files(BaseHTTPRequestHandler):
-    """A host of files that also sends people elsewhere."""
+    """File server with open redirects."""
 
     def do_GET(self):
         to = parse_qs(urlsplit(self.path).query).get("to")
@@ -98,7 +98,7 @@ class Files(BaseHTTPRequestHandler):
 
 
 class Capture(threading.Thread):
-    """Every TCP and UDP packet on every interface: where it goes."""
+    """Captures the targets of all TCP and UDP packets."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -112,18 +112,18 @@ class Capture(threading.Thread):
             if packet[0] >> 4 not in (4, 6):
                 continue
             if packet[0] >> 4 == 4:
-                protocol, target, rest = packet[9], packet[16:20], packet[(packet[0] & 15) * 4 :]
+                protocol, target, payload = packet[9], packet[16:20], packet[(packet[0] & 15) * 4 :]
                 host = socket.inet_ntop(socket.AF_INET, target)
             else:
-                protocol, target, rest = packet[6], packet[24:40], packet[40:]
+                protocol, target, payload = packet[6], packet[24:40], packet[40:]
                 host = socket.inet_ntop(socket.AF_INET6, target)
             if protocol in (6, 17):
-                ports = struct.unpack(">HH", rest[:4])
+                ports = struct.unpack(">HH", payload[:4])
                 if self.ignored_port not in ports and 53 not in ports:
                     self.seen.add((host, *ports))
 
     def since(self):
-        """Where packets went that were answered to nobody, since this was asked last."""
+        """Targets of packets since the previous call, without replies."""
         time.sleep(0.01)
         seen, self.seen = self.seen, set()
         return sorted({f"{host} {port}" for host, _, port in seen if port < 32_768})
@@ -193,14 +193,14 @@ MOVED = [
 
 
 def hostile():
-    """URLs that must lead nowhere."""
+    """URLs that must not be fetched."""
     addresses = [f"http://[{one}]/" if ":" in one else f"http://{one}/" for one in PRIVATE_ADDRESSES]
     named = [f"http://{name}/" for name in NAMES if "evil" in name and "rebind" not in name]
     return PLAIN + ODD + addresses + named + [f"http://files.test/?to={quote(one, safe='')}" for one in MOVED]
 
 
-def ask(port, url):
-    """What the server says when it is to look at a picture there."""
+def request_image(port, url):
+    """Send a chat request with an image URL. Returns status and answer or error code."""
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"model": "parrot", "messages": [{"role": "user", "content": [part]}]}
     head = {"Content-Type": "application/json"}
@@ -235,17 +235,20 @@ def main():
         while server.stdout.readline() != "ready\n":
             pass
         socket.socket().connect_ex(("127.0.0.1", 9))
-        told = {"control": capture.since(), "allowed": [ask(port, "http://files.test/x.png"), capture.since()]}
-        told["once"] = [
-            ask(port, "http://rebind.evil.test/"),
+        report = {
+            "control": capture.since(),
+            "allowed": [request_image(port, "http://files.test/x.png"), capture.since()],
+        }
+        report["once"] = [
+            request_image(port, "http://rebind.evil.test/"),
             capture.since(),
             resolver.queries.count("rebind.evil.test"),
         ]
         resolver.queries.clear()
         again = "http://rebind.evil.test/?to=http%3A%2F%2Frebind.evil.test%2F"
-        told["rebound"] = [ask(port, again), capture.since()]
-        told["hostile"] = [[url, *ask(port, url), capture.since()] for url in hostile()]
-        sys.stdout.write(json.dumps(told) + "\n")
+        report["rebound"] = [request_image(port, again), capture.since()]
+        report["hostile"] = [[url, *request_image(port, url), capture.since()] for url in hostile()]
+        sys.stdout.write(json.dumps(report) + "\n")
     finally:
         server.kill()
         server.wait()

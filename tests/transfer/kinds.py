@@ -1,4 +1,4 @@
-"""Classes that tests send from one process to another."""
+"""Types that the serialization tests send between processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """One that refuses to be changed, and refuses what it once allowed."""
+    """A frozen dataclass whose `__post_init__` rejects some states."""
 
     it: Any
     limit: int = 0
@@ -56,6 +56,6 @@ class Bits(enum.Flag):
 
 @dataclass
 class Listed(list):
-    """A dataclass that is more than its fields."""
+    """A dataclass with a builtin base class."""
 
     it: Any = None

@@ -1,4 +1,4 @@
-"""An arena gives each reader its bytes once, frees what was read, and never gives bytes that were not sent."""
+"""Shared-memory arena: each slot is read once, freed after the read, and never returns wrong bytes."""
 
 import os
 import secrets
@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from mstar.errors import ReadFailed
 from mstar.transfer.arena import Arena, ArenaReader, Descriptor
-from mstar.transfer.errors import ReadFailed
 
 CAPACITY_BYTES = 64 << 10
-"""Of a small arena: it has four slots."""
+"""Capacity of a small arena: four slots."""
 
 
 def put(arena, data, to="reader"):
@@ -25,20 +25,20 @@ def put(arena, data, to="reader"):
 
 @pytest.fixture
 def arena():
-    made = Arena(CAPACITY_BYTES, poison=True)
-    yield made
-    made.close()
+    created = Arena(CAPACITY_BYTES, poison=True)
+    yield created
+    created.close()
 
 
 @pytest.fixture
 def reader():
-    made = ArenaReader()
-    yield made
-    made.close()
+    created = ArenaReader()
+    yield created
+    created.close()
 
 
-def fails(reader, descriptor, why=""):
-    with pytest.raises(ReadFailed, match=rf"cannot be read: .*{why}[\s\S]*\n  fix: "):
+def fails(reader, descriptor, reason=""):
+    with pytest.raises(ReadFailed, match=rf"cannot read .*{reason}[\s\S]*\n  fix: "):
         reader.read(descriptor, "writer")
 
 
@@ -49,49 +49,49 @@ def test_bytes_are_read_once_and_then_free(arena, reader):
     assert data == b"abc" * 9
     assert arena.stats() == {"slots": 0, "slot_bytes": 0}
     put(arena, b"x" * 27)
-    assert data == b"abc" * 9, "what was taken is a copy"
-    fails(reader, descriptor, "read before, or given up")
+    assert data == b"abc" * 9, "the result is a copy"
+    fails(reader, descriptor, "already read or freed")
 
 
 def test_a_second_read_is_refused_also_before_the_slot_is_reclaimed(arena, reader):
     descriptor = put(arena, b"abc")
     reader.read(descriptor, "writer")
-    fails(reader, descriptor, "read before")
+    fails(reader, descriptor, "already read")
 
 
-def test_when_it_is_full_it_says_so_until_something_is_read(arena, reader):
+def test_a_full_arena_refuses_until_a_slot_is_read(arena, reader):
     held = [put(arena, bytes([number]) * (CAPACITY_BYTES // 4)) for number in range(4)]
     assert put(arena, b"x") is None
     assert reader.read(held.pop(2), "writer") == b"\2" * (CAPACITY_BYTES // 4)
     assert put(arena, b"x" * (CAPACITY_BYTES // 4 + 1)) is None, "too large for the gap"
     held.append(put(arena, b"\3" * (CAPACITY_BYTES // 4)))
-    assert [reader.read(one, "writer")[0] for one in held] == [0, 1, 3, 3]
-    assert put(arena, b"y" * CAPACITY_BYTES) is not None, "all gaps have become one again"
+    assert [reader.read(descriptor, "writer")[0] for descriptor in held] == [0, 1, 3, 3]
+    assert put(arena, b"y" * CAPACITY_BYTES) is not None, "free ranges are coalesced"
 
 
-def test_what_is_for_a_dead_peer_is_freed_and_the_rest_is_not(arena, reader):
-    lost, kept = put(arena, b"a" * 20_000, to="dead"), put(arena, b"b" * 20_000)
+def test_only_slots_of_a_dead_peer_are_freed(arena, reader):
+    lost, unread = put(arena, b"a" * 20_000, to="dead"), put(arena, b"b" * 20_000)
     arena.forget("dead")
     assert arena.stats()["slots"] == 1
     put(arena, b"c" * 20_000)
     fails(reader, lost)
-    assert reader.read(kept, "writer") == b"b" * 20_000
+    assert reader.read(unread, "writer") == b"b" * 20_000
 
 
-def test_a_reader_that_should_be_dead_frees_nothing_of_others(arena, reader):
+def test_a_late_read_mark_frees_no_reused_slot(arena, reader):
     old = put(arena, b"a" * 20_000, to="dead")
     arena.forget("dead")
     new = put(arena, b"b" * 20_000)
-    assert (new.slot, new.offset) == (old.slot, old.offset), "the same place is used again"
+    assert (new.slot, new.offset) == (old.slot, old.offset), "the slot is reused"
     fails(reader, old)
     memory = reader._arenas["writer"][1]
-    memory.words[2 + 4 * old.slot + 3] = old.generation  # as if it had looked before and marks it only now
+    memory.words[2 + 4 * old.slot + 3] = old.generation  # a late mark
     assert arena.stats()["slots"] == 1
     memory.words[2 + 4 * old.slot + 3] = 0
     assert reader.read(new, "writer") == b"b" * 20_000
 
 
-def test_what_changes_while_it_is_copied_is_refused(arena, reader, monkeypatch):
+def test_a_slot_freed_during_the_copy_is_rejected(arena, reader, monkeypatch):
     descriptor = put(arena, b"a" * 20_000)
 
     def slow(data):
@@ -99,21 +99,21 @@ def test_what_changes_while_it_is_copied_is_refused(arena, reader, monkeypatch):
         return bytearray(data)
 
     monkeypatch.setattr("mstar.transfer.arena.bytearray", slow, raising=False)
-    fails(reader, descriptor, "given up while they were read")
+    fails(reader, descriptor, "freed during the read")
 
 
 @pytest.mark.parametrize("name", Descriptor.__struct_fields__)
 @pytest.mark.parametrize("change", [3, -1, 1 << 40])
-def test_a_descriptor_that_was_not_given_is_refused(arena, reader, name, change):
+def test_an_invalid_descriptor_is_rejected(arena, reader, name, change):
     descriptor = put(arena, b"a" * 100)
     put(arena, b"b" * 100)
-    # A file nearby could be this very arena, opened again; a number nearby one of this process's own threads.
+    # A neighbouring fd could be this arena opened again, a neighbouring pid a thread of this process.
     change *= 1000 if name in ("fd", "pid") else 1
     fails(reader, msgspec.structs.replace(descriptor, **{name: getattr(descriptor, name) + change}))
     assert reader.read(descriptor, "writer") == b"a" * 100
 
 
-def test_a_peer_that_began_anew_has_another_arena(arena, reader):
+def test_a_restarted_peer_has_another_arena(arena, reader):
     other = Arena(CAPACITY_BYTES)
     assert reader.read(put(arena, b"old"), "writer") == b"old"
     assert reader.read(put(other, b"new"), "writer") == b"new"
@@ -122,7 +122,7 @@ def test_a_peer_that_began_anew_has_another_arena(arena, reader):
 
 # ---------------------------------------------------------------- any order
 class ArenaMachine(RuleBasedStateMachine):
-    """Put, take, forget and misuse in any order; a model knows what must be there."""
+    """Stateful test: put, read, forget and misuse in any order, compared with a model."""
 
     sent = Bundle("sent")
 
@@ -138,7 +138,7 @@ class ArenaMachine(RuleBasedStateMachine):
         descriptor = put(self.arena, data, to)
         if descriptor is None:
             waiting = sum(-(-max(1, len(data)) // 64) * 64 for data, _ in self.waiting.values())
-            assert len(self.waiting) == 4 or waiting + size > CAPACITY_BYTES // 2, "it is not nearly full"
+            assert len(self.waiting) == 4 or waiting + size > CAPACITY_BYTES // 2, "not nearly full"
             return multiple()
         self.waiting[descriptor] = data, to
         return descriptor
@@ -153,8 +153,8 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(to=st.sampled_from("abc"))
     def forget(self, to):
         self.arena.forget(to)
-        self.consumed += [one for one, (_, peer) in self.waiting.items() if peer == to]
-        self.waiting = {one: (data, peer) for one, (data, peer) in self.waiting.items() if peer != to}
+        self.consumed += [descriptor for descriptor, (_, peer) in self.waiting.items() if peer == to]
+        self.waiting = {descriptor: (data, peer) for descriptor, (data, peer) in self.waiting.items() if peer != to}
 
     @rule()
     def close_and_open_again(self):
@@ -172,7 +172,7 @@ class ArenaMachine(RuleBasedStateMachine):
         free = sum(size for _, size in self.arena._gaps)
         assert free + sum(used.size for used in self.arena._used.values()) == CAPACITY_BYTES
         for descriptor, (data, _) in self.waiting.items():
-            assert self.arena.memory.view[descriptor.offset :][: len(data)] == data, "it is there till it is read"
+            assert self.arena.memory.view[descriptor.offset :][: len(data)] == data, "intact until it is read"
 
     def teardown(self):
         self.reader.close()
@@ -209,16 +209,16 @@ class Peer:
             [sys.executable, "-c", PEER_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def ask(self, line):
-        self.process.stdin.write(line + b"\n")
+    def send(self, command):
+        self.process.stdin.write(command + b"\n")
         self.process.stdin.flush()
         return self.process.stdout.readline()
 
     def put(self):
-        return msgspec.json.decode(self.ask(b"put"), type=Descriptor)
+        return msgspec.json.decode(self.send(b"put"), type=Descriptor)
 
     def take(self, descriptor):
-        return int(self.ask(msgspec.json.encode(descriptor)))
+        return int(self.send(msgspec.json.encode(descriptor)))
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -229,9 +229,9 @@ class Peer:
 
 @pytest.fixture
 def peer():
-    made = Peer()
-    yield made
-    made.kill()
+    created = Peer()
+    yield created
+    created.kill()
 
 
 def test_bytes_cross_processes_both_ways(arena, reader, peer):
@@ -240,7 +240,7 @@ def test_bytes_cross_processes_both_ways(arena, reader, peer):
     assert reader.read(peer.put(), "writer") == bytes(range(256)) * 4096
 
 
-def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
+def test_killed_processes_leave_nothing_behind(arena, reader):
     def files():
         return sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
 
@@ -254,10 +254,10 @@ def test_nothing_is_left_of_processes_that_are_killed(arena, reader):
         if peer is unopened:
             fails(reader, held, "cannot be opened")
         else:
-            assert len(reader.read(held, "writer")) == 1 << 20, "memory that is open stays"
+            assert len(reader.read(held, "writer")) == 1 << 20, "mapped memory stays"
         reader.forget("writer")
         fails(reader, held, "cannot be opened")
-        assert arena.stats()["slots"] == 1, "nobody has read it"
+        assert arena.stats()["slots"] == 1, "unread"
         arena.forget("peer")
         assert arena.stats()["slots"] == 0
         fails(reader, mine)

@@ -1,4 +1,4 @@
-"""Memory that bytes land in is used again, and only so much of it is kept."""
+"""Receive buffers: reuse, and the limit of free memory."""
 
 from mstar.transfer import receive_buffers
 from mstar.transfer.receive_buffers import ReceiveBuffers
@@ -7,13 +7,13 @@ from mstar.transfer.receive_buffers import ReceiveBuffers
 def test_receive_buffers_keep_a_bounded_amount(monkeypatch):
     monkeypatch.setattr(receive_buffers, "MAX_FREE_BYTES", 4 << 20)
     known = set()
-    landings = ReceiveBuffers(lambda address, _: known.add(address), known.discard)
-    held = [landings.acquire(2 << 20) for _ in range(4)]
-    assert (len(known), landings.in_use()) == (4, 4)
-    held.clear()
-    assert landings.in_use() == 0
+    buffers = ReceiveBuffers(lambda address, _: known.add(address), known.discard)
+    in_use = [buffers.acquire(2 << 20) for _ in range(4)]
+    assert (len(known), buffers.in_use()) == (4, 4)
+    in_use.clear()
+    assert buffers.in_use() == 0
     assert len(known) == 2
-    _, small = landings.acquire(100)
-    assert len(small) == 2 << 20, "what is there is taken"
-    landings.close()
-    assert len(known) == 1, "what is in use stays"
+    _, small = buffers.acquire(100)
+    assert len(small) == 2 << 20, "a free buffer is reused"
+    buffers.close()
+    assert len(known) == 1, "buffers in use stay"

@@ -1,6 +1,6 @@
-"""Run inside a network namespace that has a second one behind it: reads from a host that is cut off, and then is not.
+"""Run in a network namespace: reads from a host that is disconnected and then reconnected.
 
-Prints one JSON object: for each read how it ended, and after how many seconds.
+Prints one JSON object: result and duration in seconds of each read.
 """
 
 import json
@@ -11,8 +11,8 @@ import time
 
 import torch
 
+from mstar.errors import ReadFailed
 from mstar.transfer.codec import ArenaCodec
-from mstar.transfer.errors import ReadFailed
 from mstar.transfer.remote_arrays import HostEndpoint
 
 KEY = bytes(range(32))
@@ -23,13 +23,13 @@ from mstar.transfer.remote_arrays import HostEndpoint
 from mstar.transfer.codec import ArenaCodec
 codec = ArenaCodec(endpoint=HostEndpoint("10.91.0.2", bytes(range(32)), lambda _: False, sys.argv[1]))
 for line in sys.stdin:
-    print(codec.stats()["slots"] if line == "stock\\n" else codec.pack(torch.ones(1 << 21), "tests").hex(), flush=True)
+    print(codec.stats()["slots"] if line == "stats\\n" else codec.pack(torch.ones(1 << 21), "tests").hex(), flush=True)
 """
 
 
-def send_command(giver, line="give"):
-    giver.stdin.write(line + "\n")
-    return giver.stdout.readline().strip()
+def send_command(sender_process, line="give"):
+    sender_process.stdin.write(line + "\n")
+    return sender_process.stdout.readline().strip()
 
 
 def route(verb):
@@ -40,11 +40,11 @@ def route(verb):
 def main():
     kind, other = sys.argv[1:]
     command = ["ip", "netns", "exec", other, sys.executable, "-c", SENDER_SCRIPT, kind]
-    givers = [
+    senders = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for _ in range(2)
     ]
     codec = ArenaCodec(endpoint=HostEndpoint(LOCAL_IP, KEY, lambda _: False, kind))
-    found = {}
+    results = {}
 
     def read(name, data, sender="known"):
         start = time.monotonic()
@@ -52,15 +52,15 @@ def main():
             is_right = bool((codec.unpack(bytes.fromhex(data), sender, may_wait=True) == 1).all())
         except ReadFailed:
             is_right = None
-        found[name] = is_right, round(time.monotonic() - start, 2)
+        results[name] = is_right, round(time.monotonic() - start, 2)
 
-    known, stranger = givers
+    known, unknown = senders
     read("before", send_command(known))
-    lost, again, unmet = send_command(known), send_command(known), send_command(stranger)
+    lost, again, from_unknown = send_command(known), send_command(known), send_command(unknown)
     route("add")
     threads = [
-        threading.Thread(target=read, args=("known, cut off", lost)),
-        threading.Thread(target=read, args=("unknown, cut off", unmet, "unknown")),
+        threading.Thread(target=read, args=("known, disconnected", lost)),
+        threading.Thread(target=read, args=("unknown, disconnected", from_unknown, "unknown")),
     ]
     for thread in threads:
         thread.start()
@@ -70,15 +70,15 @@ def main():
     deadline = time.monotonic() + 10
     while True:
         read("healed", again)
-        if found["healed"][0] or time.monotonic() > deadline:
+        if results["healed"][0] or time.monotonic() > deadline:
             break
         again = send_command(known)
-    found["slots"] = int(send_command(known, "stock"))
+    results["slots"] = int(send_command(known, "stats"))
     codec.close()
-    for giver in givers:
-        giver.kill()
-        giver.communicate()
-    sys.stdout.write(json.dumps(found))
+    for sender_process in senders:
+        sender_process.kill()
+        sender_process.communicate()
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A codec for plain values, actors and a small second process for the tests of the wire. Run it, and it echoes.
+"""Test actors, a msgpack codec, and an echo process.
 
-With an IP address it says first where it is.
+Run as a script it is the echo process; with an IP address it prints its own address first.
 """
 
 import sys
@@ -19,7 +19,7 @@ KEY = bytes(range(32))
 
 
 class MsgpackCodec:
-    """Values that msgpack knows, in the frame itself."""
+    """Codec for values that msgpack supports, inline in the frame."""
 
     def __init__(self):
         self.forgotten = []
@@ -39,7 +39,7 @@ class MsgpackCodec:
 
 
 class RecordingActor:
-    """An actor that keeps what it hears, and lets a test wait for it."""
+    """Actor that records messages and lets a test wait for them."""
 
     def __init__(self, name, incarnation=0):
         self.peer = Peer(name, incarnation)
@@ -59,7 +59,7 @@ class RecordingActor:
 
     def wait(self, condition, timeout_s=20):
         with self.changed:
-            assert self.changed.wait_for(condition, timeout_s), f"{self.peer} heard {len(self.received)} messages"
+            assert self.changed.wait_for(condition, timeout_s), f"{self.peer} received {len(self.received)} messages"
 
     @property
     def received_rids(self):
@@ -67,52 +67,52 @@ class RecordingActor:
 
 
 class EchoActor(RecordingActor):
-    """An actor that answers every Cancel with the same; Cancel("stop") ends its process."""
+    """Actor that echoes every Cancel; Cancel("stop") ends its process."""
 
-    def __init__(self, node, name, incarnation):
+    def __init__(self, actor_loop, name, incarnation):
         super().__init__(name, incarnation)
-        self.node = node
+        self.actor_loop = actor_loop
 
     def receive(self, now, sender, message):
         if message.rid == "stop":
-            self.node.stop()
-        self.node.send(self.peer, sender, Cancel(f"{self.peer}:{message.rid}"))
+            self.actor_loop.stop()
+        self.actor_loop.send(self.peer, sender, Cancel(f"{self.peer}:{message.rid}"))
 
 
 @contextmanager
-def run_loop(node):
-    """A node whose loop runs in a thread."""
-    thread = threading.Thread(target=node.run)
+def run_loop(actor_loop):
+    """Run an actor loop in a thread."""
+    thread = threading.Thread(target=actor_loop.run)
     thread.start()
     try:
-        yield node
+        yield actor_loop
     finally:
-        node.stop()
+        actor_loop.stop()
         thread.join(10)
         assert not thread.is_alive()
 
 
 def wait_until(condition, timeout_s=10):
-    """Wait until something holds, but not for ever."""
-    until = time.monotonic() + timeout_s
+    """Poll a condition until it is true, or fail after the timeout."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until, "it did not come true in time"
+        assert time.monotonic() < deadline, f"condition not met within {timeout_s} s"
         time.sleep(0.002)
 
 
-def send_cancels(node, sender, to, *rids):
-    """Let an actor of a node say these to another one."""
-    node.call_soon(lambda: [node.send(sender, to, Cancel(rid)) for rid in rids])
+def send_cancels(actor_loop, sender, to, *rids):
+    """Send Cancel messages from an actor of a loop."""
+    actor_loop.call_soon(lambda: [actor_loop.send(sender, to, Cancel(rid)) for rid in rids])
 
 
 def main(directory, name, incarnation, ip=""):
-    whereabouts = AddressBook(Path(directory), ip)
-    node = ActorLoop(whereabouts, KEY, MsgpackCodec())
-    node.add(EchoActor(node, name, int(incarnation)))
+    address_book = AddressBook(Path(directory), ip)
+    actor_loop = ActorLoop(address_book, KEY, MsgpackCodec())
+    actor_loop.add(EchoActor(actor_loop, name, int(incarnation)))
     if ip:
-        sys.stdout.write(f"{whereabouts.own_address}\n")
+        sys.stdout.write(f"{address_book.own_address}\n")
         sys.stdout.flush()
-    node.run()
+    actor_loop.run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Nodes: messages between actors, in one process and between several that die, come back, lie and fall behind."""
+"""Actor loop: messages within and between processes that crash, restart, forge frames or fall behind."""
 
 import gc
 import logging
@@ -24,18 +24,18 @@ from tests.wire.actors import KEY, EchoActor, MsgpackCodec, RecordingActor, run_
 
 
 @contextmanager
-def run_actor_loop(directory, *ears, key=KEY):
-    """A node that hosts these, running."""
-    node = ActorLoop(AddressBook(directory) if directory else None, key, MsgpackCodec() if directory else None)
-    for ear in ears:
-        node.add(ear)
-    with run_loop(node):
-        yield node
+def run_actor_loop(directory, *hosted, key=KEY):
+    """Run an actor loop with these actors."""
+    actor_loop = ActorLoop(AddressBook(directory) if directory else None, key, MsgpackCodec() if directory else None)
+    for actor in hosted:
+        actor_loop.add(actor)
+    with run_loop(actor_loop):
+        yield actor_loop
 
 
 @contextmanager
 def echo_process(directory, incarnation):
-    """A process that hosts echo."""
+    """Child process with an echo actor."""
     command = [sys.executable, actors.__file__, directory, "echo", str(incarnation)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     try:
@@ -47,10 +47,10 @@ def echo_process(directory, incarnation):
 
 @contextmanager
 def raw_sender(directory, peer):
-    """A way to send an actor whatever one likes."""
-    with socket.socket(socket.AF_UNIX) as way:
-        way.connect(f"{directory}/{peer}")
-        yield lambda frame: way.sendall(struct.pack("<I", len(frame)) + frame)
+    """Send raw frames to an actor."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"{directory}/{peer}")
+        yield lambda frame: connection.sendall(struct.pack("<I", len(frame)) + frame)
 
 
 A, B = Peer("a", 0), Peer("b", 0)
@@ -59,39 +59,41 @@ A, B = Peer("a", 0), Peer("b", 0)
 # ---------------------------------------------------------------- one process
 
 
-def test_inside_a_process_messages_go_by_reference_and_in_order():
-    node, b = ActorLoop(None, b"", None), RecordingActor("b")
-    node.add(b)
+def test_messages_within_a_process_are_passed_by_reference_and_in_order():
+    actor_loop, b = ActorLoop(None, b"", None), RecordingActor("b")
+    actor_loop.add(b)
     messages = [Submit(str(n), "m", Value(object())) for n in range(10_000)]
-    with run_loop(node):
-        node.call_soon(lambda: [node.send(A, B, message) for message in messages])
+    with run_loop(actor_loop):
+        actor_loop.call_soon(lambda: [actor_loop.send(A, B, message) for message in messages])
         b.wait(lambda: len(b.received) == 10_000)
-    assert all(sender is A and got is sent for (sender, got), sent in zip(b.received, messages, strict=True))
+    assert all(sender is A and received is sent for (sender, received), sent in zip(b.received, messages, strict=True))
 
 
 def test_remote_actors_are_unreachable_without_a_directory():
-    with run_actor_loop(None, b := RecordingActor("b")) as node:
-        send_cancels(node, B, Peer("b", 1), "x")
-        send_cancels(node, B, B, "y")
+    with run_actor_loop(None, b := RecordingActor("b")) as actor_loop:
+        send_cancels(actor_loop, B, Peer("b", 1), "x")
+        send_cancels(actor_loop, B, B, "y")
         b.wait(lambda: b.received)
-    assert node.counters == {"dropped": 1}
+    assert actor_loop.counters == {"dropped": 1}
     assert b.received_rids == ["y"]
 
 
-def test_actors_are_ticked_even_when_they_never_stop_talking():
-    node = ActorLoop(None, b"", None)
+def test_chatty_actors_do_not_starve_ticks():
+    actor_loop = ActorLoop(None, b"", None)
     for name in ("a", "b"):
-        node.add(EchoActor(node, name, 0))
-    ear = RecordingActor("c")
-    node.add(ear)
-    node.send(A, B, Cancel(""))
-    with run_loop(node):
-        ear.wait(lambda: len(ear.ticks) >= 5)
-    assert all(later - earlier >= TICK_INTERVAL_S for earlier, later in zip(ear.ticks, ear.ticks[1:], strict=False))
+        actor_loop.add(EchoActor(actor_loop, name, 0))
+    recorder = RecordingActor("c")
+    actor_loop.add(recorder)
+    actor_loop.send(A, B, Cancel(""))
+    with run_loop(actor_loop):
+        recorder.wait(lambda: len(recorder.ticks) >= 5)
+    assert all(
+        later - earlier >= TICK_INTERVAL_S for earlier, later in zip(recorder.ticks, recorder.ticks[1:], strict=False)
+    )
 
 
 class RaisingActor(RecordingActor):
-    """An actor that raises what it is told to raise."""
+    """Actor that raises the exception that a message names."""
 
     def receive(self, now, sender, message):
         super().receive(now, sender, message)
@@ -100,35 +102,35 @@ class RaisingActor(RecordingActor):
 
 
 def test_an_exception_costs_one_message(caplog):
-    with run_actor_loop(None, b := RaisingActor("b")) as node, caplog.at_level(logging.ERROR, "mstar.wire"):
-        send_cancels(node, A, B, "error", "fine", "error", "fine")
-        node.call_soon(lambda: 1 / 0)
-        send_cancels(node, A, B, "fine")
+    with run_actor_loop(None, b := RaisingActor("b")) as actor_loop, caplog.at_level(logging.ERROR, "mstar.wire"):
+        send_cancels(actor_loop, A, B, "error", "fine", "error", "fine")
+        actor_loop.call_soon(lambda: 1 / 0)
+        send_cancels(actor_loop, A, B, "fine")
         b.wait(lambda: len(b.received) == 5)
-    assert node.counters["raised"] == 3
-    told = sorted((record.exc_info[0].__name__, record.getMessage()) for record in caplog.records)
-    of_message = ("ValueError", "b.0 raised, given ['float', 'Peer', 'Cancel']")
-    assert told == [of_message, of_message, ("ZeroDivisionError", "a call raised, given []")]
+    assert actor_loop.counters["raised"] == 3
+    logged = sorted((record.exc_info[0].__name__, record.getMessage()) for record in caplog.records)
+    of_message = ("ValueError", "b.0 raised an exception on ['float', 'Peer', 'Cancel']")
+    assert logged == [of_message, of_message, ("ZeroDivisionError", "a callback raised an exception on []")]
 
 
 @pytest.mark.parametrize(("rid", "error"), [("interrupt", KeyboardInterrupt), ("exit", SystemExit)])
-def test_an_actor_may_end_the_process(tmp_path, rid, error):
+def test_an_actor_can_end_the_process(tmp_path, rid, error):
     codec = MsgpackCodec()
-    node = ActorLoop(AddressBook(tmp_path), KEY, codec)
-    node.add(RaisingActor("b"))
-    node.send(A, B, Cancel(rid))
+    actor_loop = ActorLoop(AddressBook(tmp_path), KEY, codec)
+    actor_loop.add(RaisingActor("b"))
+    actor_loop.send(A, B, Cancel(rid))
     with pytest.raises(error):
-        node.run()
+        actor_loop.run()
     assert codec.is_closed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_the_end_nothing_happens():
-    with run_actor_loop(None) as node:
+def test_calls_after_the_stop_are_ignored():
+    with run_actor_loop(None) as actor_loop:
         pass
-    node.call_soon(lambda: 1 / 0)
-    node.stop()
-    assert node.counters == {}
+    actor_loop.call_soon(lambda: 1 / 0)
+    actor_loop.stop()
+    assert actor_loop.counters == {}
 
 
 # ---------------------------------------------------------------- several processes
@@ -136,11 +138,11 @@ def test_after_the_end_nothing_happens():
 
 def test_ten_thousand_messages_arrive_in_order(tmp_path):
     rids = [str(n) for n in range(10_000)]
-    with run_actor_loop(tmp_path, a := RecordingActor("a")) as node, echo_process(tmp_path, 0):
+    with run_actor_loop(tmp_path, a := RecordingActor("a")) as actor_loop, echo_process(tmp_path, 0):
         for rid in rids:
-            send_cancels(node, A, Peer("echo", 0), rid)
+            send_cancels(actor_loop, A, Peer("echo", 0), rid)
         a.wait(lambda: len(a.received) == 10_000)
-        wait_until(lambda: node.stats()["unacked"] == 0)
+        wait_until(lambda: actor_loop.stats()["unacked"] == 0)
     assert a.received_rids == [f"echo.0:{rid}" for rid in rids]
 
 
@@ -148,7 +150,7 @@ def test_a_frame_holds_all_messages_of_a_turn(tmp_path):
     with run_actor_loop(tmp_path, RecordingActor("a")) as left, run_actor_loop(tmp_path, b := RecordingActor("b")):
         send_cancels(left, A, B, *map(str, range(1000)))
         b.wait(lambda: len(b.received) == 1000)
-        wait_until(lambda: left.counters["sent"] == 1)  # it is counted when the other side may have heard it
+        wait_until(lambda: left.counters["sent"] == 1)  # counted after the peer could have received it
 
 
 def test_a_peer_that_starts_later_gets_all_messages(tmp_path):
@@ -178,49 +180,49 @@ def test_two_actors_of_a_loop_have_links_of_their_own(tmp_path):
 
 def test_a_killed_process_returns_as_a_new_incarnation(tmp_path):
     first, second = Peer("echo", 1), Peer("echo", 2)
-    with run_actor_loop(tmp_path, a := RecordingActor("a")) as node:
+    with run_actor_loop(tmp_path, a := RecordingActor("a")) as actor_loop:
         with echo_process(tmp_path, 1) as process:
-            send_cancels(node, A, first, "x")
+            send_cancels(actor_loop, A, first, "x")
             a.wait(lambda: a.received_rids == ["echo.1:x"])
             process.send_signal(signal.SIGKILL)
             process.wait()
-        send_cancels(node, A, first, "nobody hears this")
-        wait_until(lambda: node.stats()["unacked"] == 1 and node.counters["resent"])
+        send_cancels(actor_loop, A, first, "lost")
+        wait_until(lambda: actor_loop.stats()["unacked"] == 1 and actor_loop.counters["resent"])
         with echo_process(tmp_path, 2):
-            send_cancels(node, A, second, "y")
-            send_cancels(node, A, first, "nor this")
+            send_cancels(actor_loop, A, second, "y")
+            send_cancels(actor_loop, A, first, "also lost")
             a.wait(lambda: len(a.received) == 2)
-            wait_until(lambda: node.stats() == {"inbox": 0, "links": 1, "unacked": 0, "decoding": 0})
+            wait_until(lambda: actor_loop.stats() == {"inbox": 0, "links": 1, "unacked": 0, "decoding": 0})
     assert a.received_rids == ["echo.1:x", "echo.2:y"]
-    assert node.counters["dropped"] == 1
+    assert actor_loop.counters["dropped"] == 1
 
 
 def test_an_earlier_incarnation_of_itself_gets_no_messages(tmp_path):
-    with run_actor_loop(tmp_path, b := RecordingActor("b", 3)) as node:
-        send_cancels(node, b.peer, Peer("b", 2), "x")
-        wait_until(lambda: node.counters["dropped"])
-        assert node.stats()["links"] == 0
+    with run_actor_loop(tmp_path, b := RecordingActor("b", 3)) as actor_loop:
+        send_cancels(actor_loop, b.peer, Peer("b", 2), "x")
+        wait_until(lambda: actor_loop.counters["dropped"])
+        assert actor_loop.stats()["links"] == 0
 
 
-def test_a_process_that_stands_still_misses_nothing(tmp_path):
+def test_a_paused_process_misses_no_message(tmp_path):
     echo = Peer("echo", 0)
-    with run_actor_loop(tmp_path, a := RecordingActor("a")) as node, echo_process(tmp_path, 0) as process:
-        send_cancels(node, A, echo, "first")
+    with run_actor_loop(tmp_path, a := RecordingActor("a")) as actor_loop, echo_process(tmp_path, 0) as process:
+        send_cancels(actor_loop, A, echo, "first")
         a.wait(lambda: a.received)
         process.send_signal(signal.SIGSTOP)
         for n in range(1000):
-            send_cancels(node, A, echo, str(n))
+            send_cancels(actor_loop, A, echo, str(n))
             if n % 100 == 0:
-                time.sleep(0.05)  # so that they do not all travel in one frame, and some are sent again
+                time.sleep(0.05)  # several frames, some of them resent
         process.send_signal(signal.SIGCONT)
         a.wait(lambda: len(a.received) == 1001)
-        wait_until(lambda: node.stats()["unacked"] == 0)
+        wait_until(lambda: actor_loop.stats()["unacked"] == 0)
     assert a.received_rids[1:] == [f"echo.0:{n}" for n in range(1000)]
 
 
 def test_messages_of_a_dead_incarnation_are_ignored(tmp_path):
     with (
-        run_actor_loop(tmp_path, b := RecordingActor("b")) as node,
+        run_actor_loop(tmp_path, b := RecordingActor("b")) as actor_loop,
         run_actor_loop(tmp_path, RecordingActor("a", 4)) as old,
     ):
         send_cancels(old, Peer("a", 4), B, "old")
@@ -229,7 +231,7 @@ def test_messages_of_a_dead_incarnation_are_ignored(tmp_path):
             send_cancels(new, Peer("a", 5), B, "new")
             b.wait(lambda: b.received_rids == ["old", "new"])
             send_cancels(old, Peer("a", 4), B, "stale")
-            wait_until(lambda: node.counters["refused_old"])
+            wait_until(lambda: actor_loop.counters["refused_old"])
             send_cancels(new, Peer("a", 5), B, "newer")
             b.wait(lambda: len(b.received) == 3)
     assert b.received_rids == ["old", "new", "newer"]
@@ -237,80 +239,80 @@ def test_messages_of_a_dead_incarnation_are_ignored(tmp_path):
 
 def test_a_removed_peer_gets_and_sends_nothing_and_is_freed(tmp_path):
     codec = MsgpackCodec()
-    node = ActorLoop(AddressBook(tmp_path), KEY, codec)
-    node.add(b := RecordingActor("b"))
-    with run_loop(node), run_actor_loop(tmp_path, RecordingActor("a")) as other:
+    actor_loop = ActorLoop(AddressBook(tmp_path), KEY, codec)
+    actor_loop.add(b := RecordingActor("b"))
+    with run_loop(actor_loop), run_actor_loop(tmp_path, RecordingActor("a")) as other:
         send_cancels(other, A, B, "before")
         b.wait(lambda: b.received_rids == ["before"])
-        node.call_soon(lambda: [node.send(B, A, Cancel("answer")), node.forget(A)])
+        actor_loop.call_soon(lambda: [actor_loop.send(B, A, Cancel("answer")), actor_loop.forget(A)])
         send_cancels(other, A, B, "after")
-        send_cancels(node, B, A, "answer")
-        wait_until(lambda: node.counters["refused_old"] and node.counters["dropped"])
-        assert node.stats() == {"inbox": 0, "links": 0, "unacked": 0, "decoding": 0}
+        send_cancels(actor_loop, B, A, "answer")
+        wait_until(lambda: actor_loop.counters["refused_old"] and actor_loop.counters["dropped"])
+        assert actor_loop.stats() == {"inbox": 0, "links": 0, "unacked": 0, "decoding": 0}
     assert b.received_rids == ["before"]
     assert codec.forgotten == [A]
 
 
 def test_messages_of_a_removed_peer_in_this_turn_are_dropped():
-    node = ActorLoop(None, b"", None)
+    actor_loop = ActorLoop(None, b"", None)
 
     class Forgetful(RecordingActor):
         def receive(self, now, sender, message):
             super().receive(now, sender, message)
-            node.forget(A)
+            actor_loop.forget(A)
 
-    node.add(b := Forgetful("b"))
+    actor_loop.add(b := Forgetful("b"))
     for sender in (A, A, Peer("c", 0)):
-        node.send(sender, B, Cancel("x"))
-    with run_loop(node):
+        actor_loop.send(sender, B, Cancel("x"))
+    with run_loop(actor_loop):
         b.wait(lambda: b.ticks)
     assert [sender.name for sender, _ in b.received] == ["a", "c"]
 
 
-# ---------------------------------------------------------------- liars
+# ---------------------------------------------------------------- invalid frames
 
 
-def sealed(*rids, number=1, sender=A, receiver=B, key=KEY):
-    translator = MessageCodec(MsgpackCodec())
-    payload = pack_payloads([translator.encode(Cancel(rid), receiver) for rid in rids])[0] if rids else b"nonsense"
+def signed_frame(*rids, number=1, sender=A, receiver=B, key=KEY):
+    codec = MessageCodec(MsgpackCodec())
+    payload = pack_payloads([codec.encode(Cancel(rid), receiver) for rid in rids])[0] if rids else b"nonsense"
     return FrameSigner(key).sign(Frame(encode_peers(sender, receiver), number, 0, payload))
 
 
-def test_forged_misdirected_repeated_and_broken_frames_are_refused(tmp_path):
-    with run_actor_loop(tmp_path, b := RecordingActor("b")) as node, raw_sender(tmp_path, B) as send:
-        good = sealed("good")
-        for data in (b"", b"x" * 500, sealed("bad", key=b"k" * 32), good[:-1] + bytes((good[-1] ^ 1,))):
+def test_forged_misdirected_duplicate_and_invalid_frames_are_rejected(tmp_path):
+    with run_actor_loop(tmp_path, b := RecordingActor("b")) as actor_loop, raw_sender(tmp_path, B) as send:
+        good = signed_frame("good")
+        for data in (b"", b"x" * 500, signed_frame("bad", key=b"k" * 32), good[:-1] + bytes((good[-1] ^ 1,))):
             send(data)
-        send(sealed("bad", receiver=Peer("b", 1)))
-        send(sealed("bad", receiver=Peer("c", 0)))
-        send(sealed("bad", sender=Peer("../a", 0)))
-        for data in (good, good, sealed(number=2), sealed("last", number=3), good):
+        send(signed_frame("bad", receiver=Peer("b", 1)))
+        send(signed_frame("bad", receiver=Peer("c", 0)))
+        send(signed_frame("bad", sender=Peer("../a", 0)))
+        for data in (good, good, signed_frame(number=2), signed_frame("last", number=3), good):
             send(data)
         b.wait(lambda: len(b.received) == 2)
-        wait_until(lambda: node.counters["received"] == 12)
+        wait_until(lambda: actor_loop.counters["received"] == 12)
     assert b.received_rids == ["good", "last"]
-    told = ("refused_mac", "refused_other", "undecoded", "raised")
-    assert [node.counters[name] for name in told] == [5, 2, 1, 0]
+    names = ("refused_mac", "refused_other", "undecoded", "raised")
+    assert [actor_loop.counters[name] for name in names] == [5, 2, 1, 0]
 
 
-def test_a_name_or_directory_that_cannot_be_an_address_is_refused(tmp_path):
-    node = ActorLoop(AddressBook(tmp_path), KEY, MsgpackCodec())
+def test_an_invalid_name_or_directory_is_rejected(tmp_path):
+    actor_loop = ActorLoop(AddressBook(tmp_path), KEY, MsgpackCodec())
     for name in ("", "a/b", "x" * 65):
-        with pytest.raises(MstarError, match=r"cannot be called '.*'\n  fix: use 1 to 64 bytes without a slash"):
-            node.add(RecordingActor(name))
+        with pytest.raises(MstarError, match=r"invalid process name '.*'\n  fix: use 1 to 64 bytes without a slash"):
+            actor_loop.add(RecordingActor(name))
     deep = ActorLoop(AddressBook(tmp_path / ("d" * 100)), KEY, MsgpackCodec())
-    with pytest.raises(MstarError, match=r"too long for a socket\n  fix: use a shorter directory"):
+    with pytest.raises(MstarError, match=r"the limit is 107\n  fix: use a shorter directory"):
         deep.add(RecordingActor("a"))
-    for made in (node, deep):
-        made.stop()
-        made.run()
+    for each in (actor_loop, deep):
+        each.stop()
+        each.run()
 
 
-# ---------------------------------------------------------------- what is left
+# ---------------------------------------------------------------- leaks
 
 
 def open_resources(directory):
-    """Open descriptors, threads and socket files."""
+    """Count open descriptors and threads, and list socket files."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), os.listdir(directory)
 

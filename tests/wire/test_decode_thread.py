@@ -1,4 +1,4 @@
-"""Values whose bytes are on another host: their line keeps its order, and nobody else waits for them."""
+"""Decode threads: a channel that waits for another host keeps its order and does not delay others."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ A, B, C = Peer("a", 0), Peer("b", 0), Peer("c", 0)
 
 
 class SlowCodec(MsgpackCodec):
-    """A codec for which some texts are far away: it has them once the gate is open."""
+    """Codec for which some strings are on another host: they arrive once the gate is open."""
 
     def __init__(self):
         super().__init__()
@@ -33,12 +33,12 @@ class SlowCodec(MsgpackCodec):
         self.requested.append(value)
         self.gate.wait(20)
         if value == "far and lost":
-            raise WouldBlock  # which it should not
+            raise WouldBlock  # must not happen with may_wait
         return value
 
 
 class ThreeLoops:
-    """Three nodes: b hears what a and c say."""
+    """Three actor loops: b receives messages from a and c."""
 
     def __init__(self, directory):
         self.codec = SlowCodec()
@@ -47,13 +47,13 @@ class ThreeLoops:
         self.a = self._new_loop(directory, RecordingActor("a"), MsgpackCodec())
         self.c = self._new_loop(directory, RecordingActor("c"), MsgpackCodec())
 
-    def _new_loop(self, directory, ear, codec):
+    def _new_loop(self, directory, receiver, codec):
         node = ActorLoop(AddressBook(directory), KEY, codec)
-        node.add(ear)
+        node.add(receiver)
         return node
 
     def send(self, *values, by=None):
-        """Each in a frame of its own."""
+        """Send each value in its own frame."""
         node, sender = (by, C) if by else (self.a, A)
         for value in values:
             sent = node.counters["sent"]
@@ -61,7 +61,7 @@ class ThreeLoops:
             wait_until(lambda sent=sent: node.counters["sent"] > sent)
 
     def received(self, sender=A):
-        return [message.request.content for who, message in self.receiver.received if who == sender]
+        return [message.request.content for source, message in self.receiver.received if source == sender]
 
     def threads(self):
         return [thread for thread in threading.enumerate() if thread.name.startswith("decode from")]
@@ -69,79 +69,79 @@ class ThreeLoops:
 
 @pytest.fixture
 def loops(tmp_path):
-    made = ThreeLoops(tmp_path)
-    with run_loop(made.node), run_loop(made.a), run_loop(made.c):
-        yield made
-        made.codec.gate.set()
-    assert made.threads() == []
+    loops = ThreeLoops(tmp_path)
+    with run_loop(loops.node), run_loop(loops.a), run_loop(loops.c):
+        yield loops
+        loops.codec.gate.set()
+    assert loops.threads() == []
 
 
 def test_a_channel_keeps_its_order_and_blocks_no_other(loops):
     loops.send(1, "far 2", 3, "far 4", 5)
-    loops.ear.wait(lambda: loops.heard() == [1])
-    loops.give("6", "7", by=loops.c)
-    loops.ear.wait(lambda: loops.heard(C) == ["6", "7"])
-    assert loops.heard() == [1]
+    loops.receiver.wait(lambda: loops.received() == [1])
+    loops.send("6", "7", by=loops.c)
+    loops.receiver.wait(lambda: loops.received(C) == ["6", "7"])
+    assert loops.received() == [1]
     assert loops.node.stats()["decoding"] == 4
     loops.codec.gate.set()
-    loops.ear.wait(lambda: loops.heard() == [1, "far 2", 3, "far 4", 5])
+    loops.receiver.wait(lambda: loops.received() == [1, "far 2", 3, "far 4", 5])
     wait_until(lambda: loops.node.stats()["decoding"] == 0)
-    loops.give(8)
-    loops.ear.wait(lambda: loops.heard()[-1] == 8)
+    loops.send(8)
+    loops.receiver.wait(lambda: loops.received()[-1] == 8)
     assert len(loops.threads()) == 1
 
 
 def test_two_channels_wait_at_the_same_time(loops):
     loops.send("far 1")
-    loops.give("far 2", by=loops.c)
-    wait_until(lambda: set(loops.codec.asked) == {"far 1", "far 2"})
+    loops.send("far 2", by=loops.c)
+    wait_until(lambda: set(loops.codec.requested) == {"far 1", "far 2"})
     loops.codec.gate.set()
-    loops.ear.wait(lambda: len(loops.ear.heard) == 2)
+    loops.receiver.wait(lambda: len(loops.receiver.received) == 2)
 
 
 def test_messages_of_a_dead_incarnation_are_dropped_and_its_thread_ends(loops):
     loops.send("far 1", "far 2")
-    wait_until(lambda: loops.codec.asked == ["far 1"])
+    wait_until(lambda: loops.codec.requested == ["far 1"])
     loops.node.call_soon(lambda: loops.node.forget(A))
     wait_until(lambda: loops.codec.forgotten == [A])
     assert loops.node.stats()["decoding"] == 0
     loops.codec.gate.set()
     wait_until(lambda: not loops.threads())
-    loops.give("3", by=loops.c)
-    loops.ear.wait(lambda: loops.ear.heard)
-    assert (loops.heard(), loops.heard(C), loops.codec.asked) == ([], ["3"], ["far 1"])
+    loops.send("3", by=loops.c)
+    loops.receiver.wait(lambda: loops.receiver.received)
+    assert (loops.received(), loops.received(C), loops.codec.requested) == ([], ["3"], ["far 1"])
 
 
-def test_what_cannot_be_had_costs_one_value_and_what_holds_nothing_one_payload(loops):
+def test_a_failed_transfer_costs_one_value_and_an_invalid_payload_one_payload(loops):
     loops.codec.gate.set()
     loops.send("far and lost")
-    loops.ear.wait(lambda: loops.ear.heard)
-    (lost,) = loops.heard()
+    loops.receiver.wait(lambda: loops.receiver.received)
+    (lost,) = loops.received()
     assert isinstance(lost, UnreadableValue)
-    line = next(iter(loops.node._channels._channels.values()))
-    loops.node.call_soon(lambda: line.decode_thread.put(b"nonsense"))
+    channel = next(iter(loops.node._channels._channels.values()))
+    loops.node.call_soon(lambda: channel.decode_thread.put(b"nonsense"))
     wait_until(lambda: loops.node.counters["undecoded"] == 1)
-    loops.give("on it goes")
-    loops.ear.wait(lambda: loops.heard()[-1] == "on it goes")
+    loops.send("next")
+    loops.receiver.wait(lambda: loops.received()[-1] == "next")
     assert loops.node.stats()["decoding"] == 0
 
 
 def test_stopping_an_actor_loop_does_not_wait_for_transfers(loops):
     loops.send("far 1")
-    wait_until(lambda: loops.codec.asked)
-    begin = time.monotonic()
+    wait_until(lambda: loops.codec.requested)
+    start = time.monotonic()
     loops.node.stop()
     wait_until(lambda: loops.codec.is_closed)
-    assert time.monotonic() - begin < decode_thread.JOIN_TIMEOUT_S + 1.0
+    assert time.monotonic() - start < decode_thread.JOIN_TIMEOUT_S + 1.0
     loops.codec.gate.set()
     wait_until(lambda: not loops.threads())
 
 
-def test_a_translator_says_that_a_value_is_not_here_unless_it_may_wait():
+def test_a_codec_raises_would_block_unless_it_may_wait():
     codec = SlowCodec()
     codec.gate.set()
     sent = MessageCodec(codec)
-    payload = pack_payloads([sent.encode(one, B) for one in (Cancel("x"), Submit("r", "m", Value("far")))])[0]
+    payload = pack_payloads([sent.encode(message, B) for message in (Cancel("x"), Submit("r", "m", Value("far")))])[0]
     with pytest.raises(WouldBlock):
         MessageCodec(codec).decode(payload, A)
     cancel, submit = MessageCodec(codec, may_wait=True).decode(payload, A)

@@ -1,4 +1,4 @@
-"""Frames: what went in comes out, and nothing that was not closed with the key is ever opened."""
+"""Frames: round trips of all messages, MAC verification, limits, and fuzzing of invalid frames."""
 
 import random
 
@@ -52,7 +52,7 @@ from mstar.wire.stats import DeadlineStats, OpTotals, Span, StreamDemand, WalkSt
 from tests.wire.actors import KEY, MsgpackCodec
 
 WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
-ENDS = encode_peers(WORKER, FRONT)
+PEERS = encode_peers(WORKER, FRONT)
 
 MESSAGES = [
     StillComputing(WORKER),
@@ -97,55 +97,55 @@ MESSAGES = [
 ]
 
 
-def plain(messages):
-    """Messages as built-in types: values do not compare."""
+def to_plain(messages):
+    """Convert messages to built-in types: values do not compare."""
     return msgspec.to_builtins(messages, enc_hook=lambda value: value.content)
 
 
-def seal_messages(messages, number=1, ack=0, ends=ENDS, key=KEY):
-    translator = MessageCodec(MsgpackCodec())
+def sign_messages(messages, number=1, ack=0, peers=PEERS, key=KEY):
+    codec = MessageCodec(MsgpackCodec())
     return FrameSigner(key).sign(
-        Frame(ends, number, ack, *pack_payloads([translator.encode(message, FRONT) for message in messages]))
+        Frame(peers, number, ack, *pack_payloads([codec.encode(message, FRONT) for message in messages]))
     )
 
 
-def test_messages_come_out_as_they_went_in():
-    frame = FrameSigner(KEY).verify(seal_messages(MESSAGES, 5, 2**64 - 1))
+def test_messages_round_trip():
+    frame = FrameSigner(KEY).verify(sign_messages(MESSAGES, 5, 2**64 - 1))
     messages = MessageCodec(MsgpackCodec()).decode(frame.payload, WORKER)
     assert (*decode_peers(frame.peers), frame.number, frame.ack) == (WORKER, FRONT, 5, 2**64 - 1)
     assert [type(message) for message in messages] == [type(message) for message in MESSAGES]
-    assert plain(messages) == plain(MESSAGES)
+    assert to_plain(messages) == to_plain(MESSAGES)
 
 
-def test_a_frame_without_messages_only_confirms():
-    assert FrameSigner(KEY).verify(FrameSigner(KEY).sign(Frame(ENDS, 0, 9, b""))) == Frame(ENDS, 0, 9, b"")
+def test_a_frame_without_messages_is_an_acknowledgement():
+    assert FrameSigner(KEY).verify(FrameSigner(KEY).sign(Frame(PEERS, 0, 9, b""))) == Frame(PEERS, 0, 9, b"")
 
 
 def test_a_key_has_32_bytes():
     for key in (b"", KEY[:-1], KEY + b"x"):
-        with pytest.raises(MstarError, match=rf"the key has {len(key)} bytes, not 32\n  fix: "):
+        with pytest.raises(MstarError, match=rf"the deployment key has {len(key)} bytes, required are 32\n  fix: "):
             FrameSigner(key)
 
 
-def test_another_key_opens_nothing():
-    with pytest.raises(BadFrame, match="wrong MAC"):
-        FrameSigner(KEY).verify(seal_messages(MESSAGES, key=b"k" * 32))
+def test_a_frame_of_another_key_is_rejected():
+    with pytest.raises(BadFrame, match="the MAC of a frame is wrong"):
+        FrameSigner(KEY).verify(sign_messages(MESSAGES, key=b"k" * 32))
 
 
-def test_a_frame_of_another_version_is_refused(monkeypatch):
+def test_a_frame_of_another_version_is_rejected(monkeypatch):
     monkeypatch.setattr(frames, "VERSION", 2)
-    data = seal_messages(MESSAGES)
+    data = sign_messages(MESSAGES)
     monkeypatch.undo()
-    with pytest.raises(BadFrame, match="a frame of version 2 is not understood"):
+    with pytest.raises(BadFrame, match="frame version 2, expected 1"):
         FrameSigner(KEY).verify(data)
 
 
 class FailingCodec(MsgpackCodec):
-    """A codec that knows only texts, and refuses to read one of them."""
+    """Codec that only supports strings, and fails to read one of them."""
 
     def pack(self, value, to):
         if not isinstance(value, str):
-            raise TypeError(f"no {type(value).__name__} leaves here")
+            raise TypeError(f"unsupported type {type(value).__name__}")
         return value.encode()
 
     def unpack(self, data, sender):
@@ -154,42 +154,42 @@ class FailingCodec(MsgpackCodec):
         return str(data, "utf-8")
 
 
-def test_a_value_that_cannot_travel_spoils_only_itself():
-    translator = MessageCodec(FailingCodec())
-    sent = [Submit(f"r{n}", "m", Value(it)) for n, it in enumerate(["good", object(), "gone", "fine"])]
-    (payload,) = pack_payloads([translator.encode(message, FRONT) for message in sent])
-    got = [message.request.content for message in translator.decode(payload, WORKER)]
-    assert [got[0], got[3]] == ["good", "fine"]
-    assert isinstance(got[1], UnreadableValue)
-    assert got[1].text == f"a object could not be sent to {FRONT}: no object leaves here"
-    assert isinstance(got[2], UnreadableValue)
-    assert got[2].text == f"a value from {WORKER} could not be read: the segment is gone"
+def test_an_unserializable_value_affects_only_itself():
+    codec = MessageCodec(FailingCodec())
+    sent = [Submit(f"r{n}", "m", Value(content)) for n, content in enumerate(["good", object(), "gone", "fine"])]
+    (payload,) = pack_payloads([codec.encode(message, FRONT) for message in sent])
+    contents = [message.request.content for message in codec.decode(payload, WORKER)]
+    assert [contents[0], contents[3]] == ["good", "fine"]
+    assert isinstance(contents[1], UnreadableValue)
+    assert contents[1].text == f"a object could not be sent to {FRONT}: unsupported type object"
+    assert isinstance(contents[2], UnreadableValue)
+    assert contents[2].text == f"a value from {WORKER} could not be read: the segment is gone"
 
 
 def test_a_message_that_is_too_long_arrives_without_its_values(monkeypatch):
     monkeypatch.setattr(frames, "MAX_MESSAGE_BYTES", 1000)
-    translator = MessageCodec(MsgpackCodec())
+    codec = MessageCodec(MsgpackCodec())
     long, short = (Submit("r", "m", Value("x" * size)) for size in (1000, 900))
-    (payload,) = pack_payloads([translator.encode(long, FRONT)])
-    (message,) = translator.decode(payload, WORKER)
-    assert "longer than 1000 bytes" in message.request.content.text
-    assert b"x" * 900 in translator.encode(short, FRONT)
+    (payload,) = pack_payloads([codec.encode(long, FRONT)])
+    (message,) = codec.decode(payload, WORKER)
+    assert "larger than 1000 bytes" in message.request.content.text
+    assert b"x" * 900 in codec.encode(short, FRONT)
 
 
 @pytest.mark.parametrize(
     ("count", "size", "frames_needed"), [(1, 3, 1), (15, 3, 1), (16, 3, 1), (5000, 3, 2), (9, 400, 5)]
 )
-def test_what_one_frame_cannot_hold_goes_in_several(monkeypatch, count, size, frames_needed):
+def test_messages_beyond_the_frame_limit_are_split(monkeypatch, count, size, frames_needed):
     monkeypatch.setattr(frames, "MAX_MESSAGE_BYTES", 1000 if size == 400 else 100_000)
-    translator = MessageCodec(MsgpackCodec())
+    codec = MessageCodec(MsgpackCodec())
     rids = [f"{n:0{size}}" for n in range(count)]
-    payloads = pack_payloads([translator.encode(Cancel(rid), FRONT) for rid in rids])
+    payloads = pack_payloads([codec.encode(Cancel(rid), FRONT) for rid in rids])
     assert len(payloads) == frames_needed
-    assert [message.rid for payload in payloads for message in translator.decode(payload, WORKER)] == rids
+    assert [message.rid for payload in payloads for message in codec.decode(payload, WORKER)] == rids
 
 
 def mutated(random, good):
-    """A frame that is none of the good ones: bits flipped, cut, extended, spliced, or a MAC or header borrowed."""
+    """Mutate a frame: flipped bits, truncation, extension, splicing, or a MAC or header of another frame."""
     one, other = random.choice(good), random.choice(good)
     at, size = random.randrange(len(one)), random.randrange(1, 40)
     match random.randrange(6):
@@ -208,61 +208,61 @@ def mutated(random, good):
 
 
 def fuzz(seed, count):
-    """How many mutated frames were tried, and how many opened."""
-    chance = random.Random(seed)
-    seal = FrameSigner(KEY)
-    ends = [ENDS, encode_peers(FRONT, WORKER), encode_peers(Peer("worker-1", 4), FRONT)]
-    good = [seal_messages(MESSAGES[: n % 9 + 1], n, n // 2, ends[n % 3]) for n in range(30)]
-    tried = opened = 0
+    """Number of mutated frames that were accepted."""
+    rng = random.Random(seed)
+    signer = FrameSigner(KEY)
+    peers = [PEERS, encode_peers(FRONT, WORKER), encode_peers(Peer("worker-1", 4), FRONT)]
+    good = [sign_messages(MESSAGES[: n % 9 + 1], n, n // 2, peers[n % 3]) for n in range(30)]
+    tried = accepted = 0
     while tried < count:
-        frame = mutated(chance, good)
+        frame = mutated(rng, good)
         if frame in good:
             continue
         tried += 1
         try:
-            seal.verify(frame)
-            opened += 1
+            signer.verify(frame)
+            accepted += 1
         except BadFrame:
             pass
-    return opened
+    return accepted
 
 
-def test_no_mutated_frame_is_opened():
+def test_no_mutated_frame_is_accepted():
     assert fuzz(1, 20_000) == 0
 
 
 @pytest.mark.slow
-def test_no_mutated_frame_of_very_many_is_opened():
+def test_no_mutated_frame_of_very_many_is_accepted():
     assert fuzz(2, 400_000) == 0
 
 
-def broken(seed, count):
-    """Frames with a good MAC around bytes that nobody of ours wrote: how many were refused as BadFrame."""
-    chance = random.Random(seed)
-    seal, translator = FrameSigner(KEY), MessageCodec(MsgpackCodec())
-    good = [seal_messages(MESSAGES[: n % 9 + 1], n) for n in range(30)]
-    refused = 0
+def count_rejected(seed, count):
+    """Number of frames with a valid MAC and invalid content that are rejected as BadFrame."""
+    rng = random.Random(seed)
+    signer, codec = FrameSigner(KEY), MessageCodec(MsgpackCodec())
+    good = [sign_messages(MESSAGES[: n % 9 + 1], n) for n in range(30)]
+    rejected = 0
     for _ in range(count):
-        data = mutated(chance, good)[:-16]
+        data = mutated(rng, good)[:-16]
         try:
-            frame = seal.verify(data + seal._mac(data))
+            frame = signer.verify(data + signer._mac(data))
             decode_peers(frame.peers)
-            translator.decode(frame.payload, WORKER)
+            codec.decode(frame.payload, WORKER)
         except BadFrame:
-            refused += 1
-    return refused
+            rejected += 1
+    return rejected
 
 
 def test_a_broken_sender_raises_nothing_but_bad_frame():
-    assert broken(3, 10_000) > 3_000
+    assert count_rejected(3, 10_000) > 3_000
 
 
 @pytest.mark.slow
 def test_many_broken_senders_raise_nothing_but_bad_frame():
-    assert broken(4, 200_000) > 60_000
+    assert count_rejected(4, 200_000) > 60_000
 
 
-def test_a_payload_nested_without_end_is_refused():
+def test_a_deeply_nested_payload_is_rejected():
     for payload in (
         b"\x91" * 100_000,
         b"\x91\x94\xa6Submit\xa1r\xa1m" + b"\x91" * 100_000,

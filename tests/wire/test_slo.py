@@ -1,4 +1,4 @@
-"""When the next emission is due."""
+"""SLO deadlines: playback clock and durations of emissions."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from mstar.wire.slo import PlaybackClock, Slo, duration_of, has_deadline
 
 
-def test_a_client_plays_from_when_it_has_something():
+def test_playback_starts_with_the_first_emission():
     player = PlaybackClock(due=1.0)
     assert player.on_emission(0.4, 2.0) == pytest.approx(-0.6)
     assert player.due == pytest.approx(2.4)
@@ -33,12 +33,12 @@ def test_playback_resumes_after_an_underrun():
         ("Image", np.zeros((3, 4, 4)), {}, None),
     ],
 )
-def test_how_long_an_emission_lasts(kind, value, clock, seconds):
-    found = duration_of(kind, value, clock, Slo(tokens_per_s=10.0))
-    assert found == (None if seconds is None else pytest.approx(seconds))
+def test_duration_of_an_emission(kind, value, clock, seconds):
+    duration = duration_of(kind, value, clock, Slo(tokens_per_s=10.0))
+    assert duration == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_what_is_due_at_all():
+def test_which_kinds_have_deadlines():
     assert [has_deadline(kind, Slo()) for kind in ("Audio", "Video", "Action", "Text", "Image")] == [True] * 3 + [
         False
     ] * 2
@@ -48,13 +48,13 @@ def test_what_is_due_at_all():
     assert (Slo().ttft_target_s, Slo(ttft_s=0.2).ttft_target_s) == (1.0, 0.2)
 
 
-def test_after_what_has_no_clock_nothing_is_due():
+def test_nothing_is_due_after_an_emission_without_duration():
     player = PlaybackClock(due=1.0)
     assert player.on_emission(0.5, None) == pytest.approx(-0.5)
     assert player.due == float("inf")
 
 
-def test_a_chunk_without_sound_changes_nothing():
+def test_an_empty_chunk_changes_nothing():
     player = PlaybackClock(due=1.0)
     player.on_emission(0.0, 2.0)
     player.on_emission(0.5, 0.0)

@@ -1,4 +1,4 @@
-"""Sockets: whole frames, of any size, to readers that are slow, absent, gone or talk nonsense."""
+"""Unix transport: whole frames of any size, and readers that are slow, absent, dead or send invalid data."""
 
 import select
 import socket
@@ -13,19 +13,19 @@ from mstar.wire.transport.unix import MAX_QUEUED_BYTES, UnixTransport
 
 
 class Process:
-    """Sockets and what came through them."""
+    """A transport and the frames it received."""
 
     def __init__(self):
         self.epoll = select.epoll()
-        self.sockets = UnixTransport(self.epoll)
+        self.transport = UnixTransport(self.epoll)
         self.frames = []
 
     def turn(self, seconds=0.0):
-        for file, _ in self.epoll.poll(seconds):
-            self.frames += [frame for _, frame in self.sockets.receive(file)]
+        for fd, _ in self.epoll.poll(seconds):
+            self.frames += [frame for _, frame in self.transport.receive(fd)]
 
     def close(self):
-        self.sockets.close()
+        self.transport.close()
         self.epoll.close()
 
 
@@ -38,76 +38,76 @@ def pair():
 
 
 def turn_until(condition, *processes):
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < until, "it did not come true in time"
+        assert time.monotonic() < deadline, "timed out"
         for process in processes:
             process.turn(0.001)
 
 
 def test_frames_arrive_whole_and_in_order_whatever_their_size(pair, tmp_path):
     one, other = pair
-    other.sockets.listen(tmp_path / "other")
+    other.transport.listen(tmp_path / "other")
     sent = [bytes([number]) * size for number, size in enumerate((0, 1, 300, 100_000, 3, 900_000, 2))]
     for frame in sent:
-        assert one.sockets.send(tmp_path / "other", frame)
+        assert one.transport.send(tmp_path / "other", frame)
     turn_until(lambda: len(other.frames) == len(sent), one, other)
     assert other.frames == sent
 
 
-def test_a_slow_reader_is_waited_for_up_to_a_limit(pair, tmp_path):
+def test_a_slow_reader_gets_a_bounded_queue(pair, tmp_path):
     one, other = pair
-    other.sockets.listen(tmp_path / "other")
+    other.transport.listen(tmp_path / "other")
     frame, count = bytes(100_000), 0
-    while one.sockets.send(tmp_path / "other", frame):
+    while one.transport.send(tmp_path / "other", frame):
         count += 1
     assert MAX_QUEUED_BYTES <= count * len(frame) <= MAX_QUEUED_BYTES + 1_000_000
     turn_until(lambda: len(other.frames) == count, one, other)
-    assert one.sockets.send(tmp_path / "other", b"on it goes")
-    turn_until(lambda: other.frames[-1] == b"on it goes", one, other)
+    assert one.transport.send(tmp_path / "other", b"next")
+    turn_until(lambda: other.frames[-1] == b"next", one, other)
 
 
 def test_a_peer_that_starts_later_can_be_reached(pair, tmp_path):
     one, other = pair
-    assert not one.sockets.send(tmp_path / "other", b"too early")
-    other.sockets.listen(tmp_path / "other")
-    assert one.sockets.send(tmp_path / "other", b"now")
+    assert not one.transport.send(tmp_path / "other", b"too early")
+    other.transport.listen(tmp_path / "other")
+    assert one.transport.send(tmp_path / "other", b"now")
     turn_until(lambda: other.frames == [b"now"], other)
 
 
 def test_a_closed_peer_is_noticed_and_costs_nothing(pair, tmp_path):
     one, other = pair
-    other.sockets.listen(tmp_path / "other")
-    assert one.sockets.send(tmp_path / "other", b"hello")
-    other.sockets.close()
-    assert not all(one.sockets.send(tmp_path / "other", b"anybody?") for _ in range(3))
+    other.transport.listen(tmp_path / "other")
+    assert one.transport.send(tmp_path / "other", b"hello")
+    other.transport.close()
+    assert not all(one.transport.send(tmp_path / "other", b"ping") for _ in range(3))
 
 
 @contextmanager
 def raw_connection(path):
-    with socket.socket(socket.AF_UNIX) as way:
-        way.connect(str(path))
-        yield way
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        yield connection
 
 
-def test_a_frame_longer_than_any_may_be_ends_the_connection(pair, tmp_path):
+def test_a_frame_over_the_limit_closes_the_connection(pair, tmp_path):
     _, other = pair
-    other.sockets.listen(tmp_path / "other")
-    with raw_connection(tmp_path / "other") as way:
-        way.sendall(struct.pack("<I", 2) + b"ok" + struct.pack("<I", MAX_FRAME_BYTES + 1))
-        way.settimeout(0.001)
+    other.transport.listen(tmp_path / "other")
+    with raw_connection(tmp_path / "other") as connection:
+        connection.sendall(struct.pack("<I", 2) + b"ok" + struct.pack("<I", MAX_FRAME_BYTES + 1))
+        connection.settimeout(0.001)
         turn_until(lambda: other.frames == [b"ok"], other)
         other.turn(0.01)
-        way.settimeout(5)
-        assert way.recv(1) == b"", "hung up"
+        connection.settimeout(5)
+        assert connection.recv(1) == b"", "closed"
 
 
 def test_a_frame_in_many_pieces_is_one_frame(pair, tmp_path):
     _, other = pair
-    other.sockets.listen(tmp_path / "other")
-    with raw_connection(tmp_path / "other") as way:
+    other.transport.listen(tmp_path / "other")
+    with raw_connection(tmp_path / "other") as connection:
         for piece in struct.pack("<I", 5) + b"hello" + struct.pack("<I", 1) + b"!":
-            way.sendall(bytes([piece]))
+            connection.sendall(bytes([piece]))
             other.turn(0.001)
         turn_until(lambda: len(other.frames) == 2, other)
     assert other.frames == [b"hello", b"!"]

@@ -1,4 +1,4 @@
-"""Ports: frames between hosts, here two addresses of one, with and without the key, to readers of all kinds."""
+"""ZeroMQ transport: frames between two addresses of this host, with and without the key, to slow and absent peers."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ import zmq
 from mstar.errors import MstarError
 from mstar.wire.frame import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
 from mstar.wire.messages import Peer
-from mstar.wire.transport import zmq
+from mstar.wire.transport import zmq as zmq_transport
 from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 from mstar.wire.transport.zmq import MAX_QUEUED_FRAMES, READ_BUDGET_BYTES, ZmqTransport
@@ -30,59 +30,59 @@ A, B, C = Peer("a", 0), Peer("b", 0), Peer("c", 0)
 
 
 class Process:
-    """Ports and what came through them."""
+    """A transport and the frames it received."""
 
     def __init__(self, ip, key=KEY):
         self.epoll = select.epoll()
-        self.where = AddressBook(Path("/tmp/x"), ip)
+        self.book = AddressBook(Path("/tmp/x"), ip)
         self.counters = Counter()
-        self.ports = ZmqTransport(self.epoll, self.where, key, self.counters)
+        self.transport = ZmqTransport(self.epoll, self.book, key, self.counters)
         self.frames = []
 
     @property
     def endpoint(self):
-        return f"{self.where.ip}:{self.where.port}"
+        return f"{self.book.ip}:{self.book.port}"
 
     def turn(self, seconds=0.0):
-        files = [file for file, _ in self.epoll.poll(0.0 if self.ports.has_more else seconds)]
-        self.frames += self.ports.receive(files)
+        fds = [fd for fd, _ in self.epoll.poll(0.0 if self.transport.has_more else seconds)]
+        self.frames += self.transport.receive(fds)
 
     def close(self):
-        self.ports.close()
+        self.transport.close()
         self.epoll.close()
 
 
 @contextmanager
-def processes(*all_given):
-    made = [Process(*given) for given in all_given]
+def processes(*arguments):
+    created = [Process(*argument) for argument in arguments]
     try:
-        yield made
+        yield created
     finally:
-        for each in made:
-            each.close()
+        for process in created:
+            process.close()
 
 
 @pytest.fixture
 def pair():
-    with processes((LOCAL_IP,), (REMOTE_IP,)) as made:
-        yield made
+    with processes((LOCAL_IP,), (REMOTE_IP,)) as created:
+        yield created
 
 
-def turn_until(condition, *turning, timeout_s=10):
-    until = time.monotonic() + timeout_s
+def turn_until(condition, *running, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until, "it did not come true in time"
-        for process in turning:
+        assert time.monotonic() < deadline, f"condition not met within {timeout_s} s"
+        for process in running:
             process.turn(0.001)
 
 
 def connect(one, other):
-    turn_until(lambda: one.ports.send(other.endpoint, b"first"), one, other)
+    turn_until(lambda: one.transport.send(other.endpoint, b"first"), one, other)
     turn_until(lambda: other.frames, other)
     other.frames.clear()
 
 
-# ---------------------------------------------------------------- ports
+# ---------------------------------------------------------------- the transport
 
 
 def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair):
@@ -90,35 +90,35 @@ def test_frames_arrive_whole_and_in_order_with_the_address_of_their_sender(pair)
     connect(one, other)
     sent = [bytes([number]) * size for number, size in enumerate((0, 1, 300, 100_000, 3, 900_000, 2))]
     for frame in sent:
-        assert one.ports.send(other.endpoint, frame)
+        assert one.transport.send(other.endpoint, frame)
     turn_until(lambda: len(other.frames) == len(sent), other)
-    assert other.frames == [(one.where.own_address, frame) for frame in sent]
-    assert one.where.own_address == f"{one.endpoint}/tmp/x"
+    assert other.frames == [(one.book.own_address, frame) for frame in sent]
+    assert one.book.own_address == f"{one.endpoint}/tmp/x"
 
 
 def test_the_longest_frame_passes_and_a_longer_one_does_not(pair):
     one, other = pair
     connect(one, other)
-    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES))
+    assert one.transport.send(other.endpoint, bytes(MAX_FRAME_BYTES))
     turn_until(lambda: other.frames, other, timeout_s=30)
     assert [len(frame) for _, frame in other.frames] == [MAX_FRAME_BYTES]
     other.frames.clear()
-    assert one.ports.send(other.endpoint, bytes(MAX_FRAME_BYTES + zmq.ENCRYPTION_OVERHEAD_BYTES))
-    turn_until(lambda: one.ports.send(other.endpoint, b"after") and other.frames, one, other, timeout_s=30)
+    assert one.transport.send(other.endpoint, bytes(MAX_FRAME_BYTES + zmq_transport.ENCRYPTION_OVERHEAD_BYTES))
+    turn_until(lambda: one.transport.send(other.endpoint, b"after") and other.frames, one, other, timeout_s=30)
     assert {frame for _, frame in other.frames} == {b"after"}
 
 
-def test_a_slow_reader_is_not_waited_for(pair):
+def test_a_slow_reader_does_not_block_the_sender(pair):
     one, other = pair
     connect(one, other)
     frame, count, last = bytes(200_000), 0, time.monotonic()
-    while time.monotonic() - last < 0.1:  # and it must not be silent for so long that it is given up
-        if one.ports.send(other.endpoint, frame):
+    while time.monotonic() - last < 0.1:  # shorter than the heartbeat timeout
+        if one.transport.send(other.endpoint, frame):
             count, last = count + 1, time.monotonic()
     assert MAX_QUEUED_FRAMES <= count <= 4 * MAX_QUEUED_FRAMES
     turn_until(lambda: len(other.frames) == count, other)
-    turn_until(lambda: one.ports.send(other.endpoint, b"on it goes"), one)
-    turn_until(lambda: other.frames[-1][1] == b"on it goes", other)
+    turn_until(lambda: one.transport.send(other.endpoint, b"next"), one)
+    turn_until(lambda: other.frames[-1][1] == b"next", other)
 
 
 def test_a_turn_reads_a_bounded_number_of_frames(pair):
@@ -126,7 +126,7 @@ def test_a_turn_reads_a_bounded_number_of_frames(pair):
     connect(one, other)
     frame = bytes(READ_BUDGET_BYTES // 4 + 1)
     for _ in range(12):
-        assert one.ports.send(other.endpoint, frame)
+        assert one.transport.send(other.endpoint, frame)
     time.sleep(0.2)
     seen = []
     while len(other.frames) < 12:
@@ -134,21 +134,21 @@ def test_a_turn_reads_a_bounded_number_of_frames(pair):
         other.turn(0.1)
         seen.append(len(other.frames) - before)
     assert max(seen) == 4
-    assert not other.ports.has_more
+    assert not other.transport.has_more
 
 
-def test_an_endpoint_where_nobody_is_and_what_is_no_endpoint_are_refused(pair):
+def test_frames_to_unconnected_and_invalid_endpoints_are_refused(pair):
     one, other = pair
     connect(one, other)
     other.close()
-    turn_until(lambda: not one.ports.send(other.endpoint, b"x"), one)
-    begin = time.monotonic()
+    turn_until(lambda: not one.transport.send(other.endpoint, b"x"), one)
+    start = time.monotonic()
     for endpoint in (f"{REMOTE_IP}:9", "nonsense", "", "1.2.3.4:99999"):
-        assert not one.ports.send(endpoint, b"x")
-        assert not one.ports.send(endpoint, b"x")
-        one.ports.disconnect(endpoint)
-    one.ports.disconnect("never heard of")
-    assert time.monotonic() - begin < 2
+        assert not one.transport.send(endpoint, b"x")
+        assert not one.transport.send(endpoint, b"x")
+        one.transport.disconnect(endpoint)
+    one.transport.disconnect("unknown")
+    assert time.monotonic() - start < 2
     other.__init__(REMOTE_IP)  # for the fixture to close
 
 
@@ -156,85 +156,94 @@ def test_a_disconnected_endpoint_can_reconnect(pair):
     one, other = pair
     for _ in range(3):
         connect(one, other)
-        one.ports.disconnect(other.endpoint)
+        one.transport.disconnect(other.endpoint)
 
 
-def test_a_port_that_cannot_be_here_is_refused_and_nothing_is_left():
+def test_an_invalid_listen_address_is_rejected_and_leaks_nothing():
     before = len(os.listdir("/proc/self/fd"))
     for ip in ("192.0.2.1", "nonsense"):
-        with select.epoll() as epoll, pytest.raises(MstarError, match=r"cannot reach .*\n  fix: give every process"):
+        with (
+            select.epoll() as epoll,
+            pytest.raises(MstarError, match=r"cannot listen at .*\n  fix: configure an IP address"),
+        ):
             ZmqTransport(epoll, AddressBook(Path("/tmp"), ip), KEY, Counter())
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# ---------------------------------------------------------------- who may come in
+# ---------------------------------------------------------------- authentication
 
 
 def test_a_peer_with_another_key_is_rejected_and_counted():
     with processes((LOCAL_IP,), (REMOTE_IP, b"k" * 32), (LOCAL_IP,)) as (ours, theirs, friend):
-        turn_until(lambda: theirs.ports.send(ours.endpoint, b"x") or ours.counters["refused_key"] >= 2, ours, theirs)
-        turn_until(lambda: ours.ports.send(theirs.endpoint, b"x") or theirs.counters["refused_key"] >= 2, ours, theirs)
+        turn_until(
+            lambda: theirs.transport.send(ours.endpoint, b"x") or ours.counters["refused_key"] >= 2, ours, theirs
+        )
+        turn_until(
+            lambda: ours.transport.send(theirs.endpoint, b"x") or theirs.counters["refused_key"] >= 2, ours, theirs
+        )
         connect(friend, ours)
         assert (ours.frames, theirs.frames) == ([], [])
 
 
 @contextmanager
 def raw_dealer(endpoint, public=b"", pair=(b"", b"")):
-    """Somebody who connects with what keys they have."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as way:
-        way.linger = 0
-        way.setsockopt(zmq.IMMEDIATE, 1)
+    """A DEALER socket with any keys."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
         if public:
-            way.curve_serverkey = public
-            way.curve_publickey, way.curve_secretkey = pair
-        way.connect(f"tcp://{endpoint}")
-        yield way
+            dealer.curve_serverkey = public
+            dealer.curve_publickey, dealer.curve_secretkey = pair
+        dealer.connect(f"tcp://{endpoint}")
+        yield dealer
 
 
 def test_a_peer_without_the_secret_key_is_rejected(pair):
     ours, _ = pair
-    secret, public = zmq._derive_key_pair(KEY)
+    secret, public = zmq_transport._derive_key_pair(KEY)
     with raw_dealer(ours.endpoint, public, zmq.curve_keypair()):
         turn_until(lambda: ours.counters["refused_key"], ours)
     with raw_dealer(ours.endpoint, public, (public, zmq.curve_keypair()[1])):
         before = ours.counters["refused_key"]
         turn_until(lambda: ours.counters["refused_key"] > before, ours)
-    with raw_dealer(ours.endpoint) as way:
+    with raw_dealer(ours.endpoint) as dealer:
         for _ in range(50):
             ours.turn(0.01)
-            assert not way.poll(0, zmq.POLLOUT)
-    with raw_dealer(ours.endpoint, public, (public, secret)) as way:  # the same, with the right one
-        turn_until(lambda: way.poll(0, zmq.POLLOUT), ours)
-        way.send(b"hello")
+            assert not dealer.poll(0, zmq.POLLOUT)
+    with raw_dealer(ours.endpoint, public, (public, secret)) as dealer:  # the same with the right secret
+        turn_until(lambda: dealer.poll(0, zmq.POLLOUT), ours)
+        dealer.send(b"hello")
         turn_until(lambda: ours.frames, ours)
     assert [frame for _, frame in ours.frames] == [b"hello"]
 
 
-def test_other_deployments_have_other_keys_and_the_same_one_has_the_same():
-    pairs = {zmq._derive_key_pair(key) for key in (KEY, KEY, secrets.token_bytes(32), secrets.token_bytes(32))}
+def test_keys_are_derived_from_the_deployment_key():
+    pairs = {
+        zmq_transport._derive_key_pair(key) for key in (KEY, KEY, secrets.token_bytes(32), secrets.token_bytes(32))
+    }
     assert len(pairs) == 3
     assert all(KEY.hex().encode() not in part for pair in pairs for part in pair)
 
 
-# ---------------------------------------------------------------- nodes on several hosts
+# ---------------------------------------------------------------- actor loops on several hosts
 
 
 @contextmanager
-def host(directory, ip, *ears, key=KEY, known=None):
-    """A node with an address, running. The directory is its own."""
+def host(directory, ip, *hosted, key=KEY, known=None):
+    """Run an actor loop with an address and its own directory."""
     directory.mkdir(exist_ok=True)
-    where = AddressBook(directory, ip, known)
-    node = ActorLoop(where, key, MsgpackCodec())
-    for ear in ears:
-        node.add(ear)
-    with run_loop(node):
-        yield node, where
+    book = AddressBook(directory, ip, known)
+    actor_loop = ActorLoop(book, key, MsgpackCodec())
+    for actor in hosted:
+        actor_loop.add(actor)
+    with run_loop(actor_loop):
+        yield actor_loop, book
 
 
-def test_messages_go_both_ways_and_a_sender_can_be_answered(tmp_path):
+def test_messages_and_replies_cross_hosts(tmp_path):
     with (
-        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, where),
-        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: where.own_address}) as (left, mine),
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, book),
+        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: book.own_address}) as (left, mine),
     ):
         rids = [str(n) for n in range(2000)]
         for rid in rids:
@@ -244,39 +253,39 @@ def test_messages_go_both_ways_and_a_sender_can_be_answered(tmp_path):
             send_cancels(right, B, A, rid)
         a.wait(lambda: len(a.received) == 2000)
         wait_until(lambda: left.stats()["unacked"] == right.stats()["unacked"] == 0)
-        assert where.addresses()[A] == mine.own_address
+        assert book.addresses()[A] == mine.own_address
     assert (a.received_rids, b.received_rids) == (rids, rids)
 
 
 def test_a_peer_on_the_same_host_is_reached_by_its_unix_socket_and_reports_its_full_address(tmp_path):
     with (
-        host(tmp_path / "b", LOCAL_IP, b := RecordingActor("b")) as (right, where),
-        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: where.own_address}) as (left, mine),
+        host(tmp_path / "b", LOCAL_IP, b := RecordingActor("b")) as (right, book),
+        host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a"), known={B: book.own_address}) as (left, mine),
     ):
         send_cancels(left, A, B, "x")
         b.wait(lambda: b.received)
         send_cancels(right, B, A, "y")
         a.wait(lambda: a.received)
-        assert left.counters["full"] == 0  # a port refuses the first frame, a socket does not
-        assert where.addresses()[A] == mine.own_address
+        assert left.counters["full"] == 0  # ZeroMQ refuses the first frame, a Unix socket does not
+        assert book.addresses()[A] == mine.own_address
 
 
 def test_a_peer_without_an_address_gets_all_messages_later(tmp_path):
     with (
         host(tmp_path / "a", LOCAL_IP, RecordingActor("a")) as (left, _),
-        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, book),
     ):
         send_cancels(left, A, B, "1", "2")
         wait_until(lambda: left.counters["full"] >= 3)
         assert not b.received
-        left.call_soon(lambda: left.set_address(B, where.own_address))
+        left.call_soon(lambda: left.set_address(B, book.own_address))
         b.wait(lambda: b.received_rids == ["1", "2"])
 
 
-def test_a_message_as_long_as_may_be_arrives(tmp_path):
+def test_a_message_of_the_maximum_size_arrives(tmp_path):
     with (
-        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
-        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}) as (left, _),
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, book),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: book.own_address}) as (left, _),
     ):
         rid = "x" * (MAX_MESSAGE_BYTES - 100)
         send_cancels(left, A, B, "before", rid, "after")
@@ -286,8 +295,8 @@ def test_a_message_as_long_as_may_be_arrives(tmp_path):
 
 def test_an_actor_loop_with_another_key_is_ignored(tmp_path):
     with (
-        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, where),
-        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}, key=b"k" * 32) as (left, _),
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (right, book),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: book.own_address}, key=b"k" * 32) as (left, _),
     ):
         send_cancels(left, A, B, "x")
         wait_until(lambda: right.counters["refused_key"] >= 2)
@@ -296,7 +305,7 @@ def test_an_actor_loop_with_another_key_is_ignored(tmp_path):
 
 @contextmanager
 def echo_process(directory, incarnation):
-    """A process on the other host, and its address."""
+    """Echo process on the other host, and its address."""
     directory.mkdir(exist_ok=True)
     command = [sys.executable, actors.__file__, directory, "echo", str(incarnation), REMOTE_IP]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
@@ -306,31 +315,31 @@ def echo_process(directory, incarnation):
             process.kill()
 
 
-def test_a_restarted_process_at_another_port_is_found(tmp_path):
+def test_a_restarted_process_at_another_port_is_reachable(tmp_path):
     first, second = Peer("echo", 0), Peer("echo", 1)
-    with host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a")) as (node, where):
+    with host(tmp_path / "a", LOCAL_IP, a := RecordingActor("a")) as (actor_loop, book):
         with echo_process(tmp_path / "b", 0) as (process, address):
-            node.call_soon(lambda: node.set_address(first, address))
-            send_cancels(node, A, first, "x")
+            actor_loop.call_soon(lambda: actor_loop.set_address(first, address))
+            send_cancels(actor_loop, A, first, "x")
             a.wait(lambda: a.received_rids == ["echo.0:x"])
             process.kill()
             process.wait()
-        send_cancels(node, A, first, "nobody hears this")
-        wait_until(lambda: node.stats()["unacked"] == 1)
+        send_cancels(actor_loop, A, first, "lost")
+        wait_until(lambda: actor_loop.stats()["unacked"] == 1)
         with echo_process(tmp_path / "b", 1) as (_, other_address):
             assert other_address != address
-            node.call_soon(lambda: node.set_address(second, other_address))
-            send_cancels(node, A, second, "y")
+            actor_loop.call_soon(lambda: actor_loop.set_address(second, other_address))
+            send_cancels(actor_loop, A, second, "y")
             a.wait(lambda: len(a.received) == 2)
-            wait_until(lambda: node.stats() == {"inbox": 0, "links": 1, "unacked": 0, "decoding": 0})
-            assert where.addresses() == {A: where.own_address, second: other_address}
+            wait_until(lambda: actor_loop.stats() == {"inbox": 0, "links": 1, "unacked": 0, "decoding": 0})
+            assert book.addresses() == {A: book.own_address, second: other_address}
     assert a.received_rids == ["echo.0:x", "echo.1:y"]
 
 
 def test_an_endpoint_is_disconnected_with_its_last_peer(tmp_path):
     with (
-        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b"), c := RecordingActor("c")) as (_, where),
-        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address, C: where.own_address}) as (
+        host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b"), c := RecordingActor("c")) as (_, book),
+        host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: book.own_address, C: book.own_address}) as (
             left,
             _,
         ),
@@ -342,10 +351,10 @@ def test_an_endpoint_is_disconnected_with_its_last_peer(tmp_path):
         left.call_soon(lambda: left.forget(B))
         send_cancels(left, A, C, "y")
         c.wait(lambda: c.received)
-        assert left.counters["full"] == refused  # it was still connected
-        held = len(os.listdir("/proc/self/fd"))
+        assert left.counters["full"] == refused  # still connected
+        open_fds = len(os.listdir("/proc/self/fd"))
         left.call_soon(lambda: left.forget(C))
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) < held)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) < open_fds)
 
 
 def test_a_single_machine_does_not_load_zeromq(tmp_path):
@@ -360,8 +369,8 @@ def test_a_single_machine_does_not_load_zeromq(tmp_path):
 def test_nothing_is_left_after_many_incarnations(tmp_path):
     def live():
         with (
-            host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, where),
-            host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: where.own_address}) as (left, _),
+            host(tmp_path / "b", REMOTE_IP, b := RecordingActor("b")) as (_, book),
+            host(tmp_path / "a", LOCAL_IP, RecordingActor("a"), known={B: book.own_address}) as (left, _),
         ):
             send_cancels(left, A, B, "x")
             b.wait(lambda: b.received)

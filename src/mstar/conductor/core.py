@@ -41,7 +41,7 @@ from mstar.conductor.timeouts import RequestTimeouts
 from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.failpoints import hit
 from mstar.wire import messages as m
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 
 Event = MessageReceived | Tick
 

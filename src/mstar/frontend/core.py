@@ -48,7 +48,7 @@ from mstar.failpoints import hit
 from mstar.walk.client_input import NEVER_INTERRUPTS
 from mstar.wire import messages as m
 from mstar.wire.frame import UnreadableValue
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 
 CREDIT_INTERVAL = 16
 """Consumed emissions of a kind between two credits to a worker."""

@@ -1,4 +1,5 @@
-"""Starting processes: who starts, watches and restarts conductors and workers, on this machine or in this process.
+"""Process launchers and supervisor: start, watch and restart conductors and workers.
 
-It knows nothing of requests. What a death means for them is decided by the conductor, which is told.
+They run in this process, on this host, or on the hosts of a Ray cluster. Requests are not known here: the conductor
+decides what a process exit means for them.
 """

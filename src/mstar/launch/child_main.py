@@ -1,7 +1,8 @@
-"""The entry of every child of the launcher: `python -m mstar.launch.child_main LAUNCHER_PID [MODEL...]`.
+"""Entry point of child processes: `python -m mstar.launch.child_main LAUNCHER_PID [MODEL...]`.
 
-It dies with its launcher, reads its settings from stdin and becomes what they are for. A child that has none yet is a
-*spare*: it imports ahead what it will need, so that it can take the place of a dead one at once. It loads no weights.
+A child dies with its launcher (PR_SET_PDEATHSIG), reads its configuration from stdin and becomes a conductor or a
+worker. A child without a configuration is a *hot standby*: it imports modules ahead, so that it can replace a crashed
+process at once. It loads no weights before that.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ MAIN_MODULES: dict[type, str] = {
     ConductorConfig: "mstar.conductor.main",
     WorkerConfig: "mstar.worker.main",
 }
-"""The module whose `main(settings)` is run."""
+"""Module whose `main(config)` runs, by type of the configuration."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a child; the process's exit status."""
+    """Run a child process. Returns the exit status."""
     launcher, *models = arguments
-    faulthandler.enable()  # a crash in native code says where
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears ^C, and ends its children in order
+    faulthandler.enable()  # a crash in native code prints a traceback
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the launcher, which stops its children in order
     if not _die_with_parent(int(launcher)):
         return 1
     if not select.select([0], [], [], 0)[0]:
         _preload_modules(models)
     data = sys.stdin.buffer.read()
-    if not data:  # the launcher has closed the pipe: a spare that was never needed
+    if not data:  # the launcher closed the pipe: an unused standby
         return 0
-    settings = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
+    config = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
     try:
-        with logs.logging_to_stderr(settings.options.log_format):
-            import_module(MAIN_MODULES[type(settings)]).main(settings)
+        with logs.logging_to_stderr(config.options.log_format):
+            import_module(MAIN_MODULES[type(config)]).main(config)
     except MstarError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _die_with_parent(launcher: int) -> bool:
-    """Have the kernel kill this process when the launcher's thread ends; False if that is over already."""
+    """Have the kernel kill this process when the thread that started it ends; False if it has ended already."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     return os.getppid() == launcher
@@ -65,7 +66,7 @@ def _preload_modules(models: Sequence[str]) -> None:
     for module in MAIN_MODULES.values():
         import_module(module)
     for model in models:
-        with suppress(LoadError):  # who is to serve it will say so
+        with suppress(LoadError):  # reported by the process that serves it
             load_model(model)
 
 

@@ -1,8 +1,7 @@
-"""Everything in one process: one conductor, workers and front ends on one node, for a laptop and for a first try.
+"""In-process launcher: one conductor, the workers and front ends in one process, for laptops and tests.
 
-The cores are the same as everywhere, and so is what they say to each other; only nobody is there to start anything
-again. Each worker has an engine thread of its own; they share the components, and take turns. `Local` is for those who
-want to survive a crash.
+Cores and messages are the same as in a distributed deployment, but nothing is restarted after a crash. Each worker has
+its own engine thread; the threads share the components and take turns. For crash isolation use `LocalLauncher`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from mstar.worker.actor import WorkerActor
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
 from mstar.worker.scheduling.policy import SchedulingPolicy
-from mstar.worker.scheduling.scheduler import BatchLimits as WorkerLimits
+from mstar.worker.scheduling.scheduler import BatchLimits
 
 LAUNCHER = m.Peer("launcher", 0)
 
 
 class InProcessLauncher:
-    """Serves models in this process. It is started once. `order` is another rule by which workers choose batches."""
+    """Serves models in this process. Can be started once. `policy` overrides the scheduling policy of the workers."""
 
     conductor = m.Peer("conductor", 0)
 
@@ -61,69 +60,79 @@ class InProcessLauncher:
         self.stop()
 
     def start(self) -> None:
-        """Load all components and start; return when requests can come."""
+        """Load all components and start. Returns when the deployment is ready."""
         options = self._options
-        served = {name: ConductorModel.from_plans(one.model, one.plans) for name, one in self._planned_models.items()}
-        # Nobody here can be ended and started again. Whoever is silent has no more than been held up, as has everybody.
+        models = {
+            name: ConductorModel.from_plans(each.model, each.plans) for name, each in self._planned_models.items()
+        }
+        # No heartbeat timeout: workers cannot be restarted here, and one that is silent is only delayed.
         limits = ConductorLimits(
             max_running_requests=options.max_running_requests,
             max_queued_requests=options.max_queued_requests,
             heartbeat_timeout_s=inf,
             has_fixed_workers=True,
         )
-        core = ConductorCore(self.conductor, LAUNCHER, served, limits)
+        core = ConductorCore(self.conductor, LAUNCHER, models, limits)
         self.actor_loop.add(_LauncherActor(self._ready, self._drained))
         self.actor_loop.add(ConductorActor(self.actor_loop, core, dict))
-        for one in self._planned_models.values():
-            for component in one.model.components().values():
+        for planned in self._planned_models.values():
+            for component in planned.model.components().values():
                 component.threads = options.threads
                 component.prepare()
         self._thread.start()
-        for worker in dict.fromkeys(name for one in self._planned_models.values() for name in one.plans.workers):
+        for worker in dict.fromkeys(
+            name for planned in self._planned_models.values() for name in planned.plans.workers
+        ):
             self._add_worker(worker)
         self._ready.wait()
 
     def _add_worker(self, name: str) -> None:
-        here = [f"{model}.{part}" for model, one in self._planned_models.items() for part in one.components_at(name)]
-        plans = {model: one.plans for model, one in self._planned_models.items()}
-        single = {model: one.unbatched_keys() for model, one in self._planned_models.items()}
-        limits = WorkerLimits(self._options.max_batch_size, self._options.max_undelivered_outputs, self._policy, single)
-        core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(here), limits)
+        components = [
+            f"{model}.{component}"
+            for model, planned in self._planned_models.items()
+            for component in planned.components_at(name)
+        ]
+        plans = {model: planned.plans for model, planned in self._planned_models.items()}
+        unbatched = {model: planned.unbatched_keys() for model, planned in self._planned_models.items()}
+        limits = BatchLimits(
+            self._options.max_batch_size, self._options.max_undelivered_outputs, self._policy, unbatched
+        )
+        core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(components), limits)
         actor = WorkerActor(self.actor_loop, core, dict)
-        models = {model: one.model for model, one in self._planned_models.items()}
-        room = EngineThread(
+        models = {model: planned.model for model, planned in self._planned_models.items()}
+        engine_thread = EngineThread(
             models, Engine(max_batched_tokens=self._options.max_batched_tokens), actor.report, self._engine_lock
         )
-        self._engine_threads.append(room)
+        self._engine_threads.append(engine_thread)
         self.actor_loop.call_soon(lambda: self.actor_loop.add(actor))
-        actor.attach_engine(room, LAUNCHER)
+        actor.attach_engine(engine_thread, LAUNCHER)
 
     @property
     def conductors(self) -> dict[str, m.Peer]:
-        """The conductor of each model."""
+        """Conductor of each model."""
         return dict.fromkeys(self._planned_models, self.conductor)
 
     def peers(self) -> tuple[m.Peer, ...]:
-        """Conductor and workers."""
-        workers = dict.fromkeys(name for one in self._planned_models.values() for name in one.plans.workers)
+        """The conductor and all workers."""
+        workers = dict.fromkeys(name for planned in self._planned_models.values() for name in planned.plans.workers)
         return (self.conductor, *(m.Peer(name, 0) for name in workers))
 
     def add_frontend(self, frontend: Actor) -> None:
-        """Host a front end."""
+        """Host a front end on the actor loop."""
         self.actor_loop.call_soon(lambda: self.actor_loop.add(frontend))
 
     def stop(self, drain_timeout_s: float = 30.0) -> None:
-        """Let requests end for so long, then end everything."""
+        """Graceful shutdown: wait up to `drain_timeout_s` for running requests, then stop everything."""
         self.actor_loop.call_soon(lambda: self.actor_loop.send(LAUNCHER, self.conductor, m.Drain()))
         self._drained.wait(drain_timeout_s)
-        for room in self._engine_threads:
-            room.stop()
+        for engine_thread in self._engine_threads:
+            engine_thread.stop()
         self.actor_loop.stop()
         self._thread.join()
 
 
 class _LauncherActor:
-    """Hears when everything is there, and when everything is done."""
+    """Receives Ready and Drained from the conductor."""
 
     peer = LAUNCHER
 
@@ -131,12 +140,12 @@ class _LauncherActor:
         self._ready = ready
         self._drained = drained
 
-    def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:  # noqa: ARG002 - as every actor
-        """Take a message."""
+    def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:  # noqa: ARG002 - Actor interface
+        """Handle a message."""
         if isinstance(message, m.Ready):
             self._ready.set()
         elif isinstance(message, m.Drained):
             self._drained.set()
 
     def tick(self, now: float) -> None:
-        """Nothing depends on time here."""
+        """Unused."""

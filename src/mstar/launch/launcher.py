@@ -1,6 +1,7 @@
-"""What every launcher does: it makes a node, starts conductors and workers, tells how they are, and ends them.
+"""Base launcher of a multi-process deployment: creates the actor loop and the supervisor, reports health, shuts down.
 
-Where they run is for `Local` and `Cluster` to say. It speaks to no client and handles no signal: its caller does.
+Subclasses choose where processes run: `LocalLauncher` on this host, `RayLauncher` on a cluster. It serves no client and
+handles no signal; its caller does.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from mstar.wire.transport.actor_loop import Actor, ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 
 READY_TIMEOUT_S = 1800.0
-"""How long everything may take to be up: large weights take long. Whoever dies meanwhile is noticed at once."""
+"""Seconds to wait until everything is up: large weights load slowly. A crash during the start is reported at once."""
 DRAIN_TIMEOUT_S = 30.0
-"""How long requests may take to end."""
+"""Seconds to wait for running requests at shutdown."""
 TERMINATE_TIMEOUT_S = 2.0
-"""How long a child may take to end when it is asked to, and to vanish when it is killed."""
+"""Seconds to wait for child processes after SIGTERM, and again after SIGKILL."""
 LOOP_TIMEOUT_S = 5.0
-"""How long the node's loop may take to answer."""
+"""Seconds to wait for a call on the actor loop."""
 WORKER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 CONDUCTOR_NAME = "conductor"
-"""The name of the first conductor; the next ones have a number behind it."""
+"""Name of the first conductor; further ones get a numeric suffix."""
 
 Result = TypeVar("Result")
 
 
 class Launcher:
-    """Conductors, the workers that the placements name, and the node on which the caller's own actors live.
+    """Conductors, the workers of the placements, and the actor loop that hosts the front ends of the caller.
 
-    A placement is a file, or the text of one, or None for a model that needs one worker. It is started once.
+    A placement is a file, the text of one, or None for a model that needs one worker. A launcher can be started once.
     """
 
     _has_standby = False
@@ -70,11 +71,12 @@ class Launcher:
         for name in models:
             self._placement_texts[name], self._placements[name] = _read_placement(name, (placements or {}).get(name))
         self._options = options or RuntimeConfig()
-        parts = split_into_shards(self._placements, self._options.conductors)
+        shards = split_into_shards(self._placements, self._options.conductors)
         self._shards = {
-            f"{CONDUCTOR_NAME}-{number}" if number > 1 else CONDUCTOR_NAME: one for number, one in enumerate(parts, 1)
+            f"{CONDUCTOR_NAME}-{number}" if number > 1 else CONDUCTOR_NAME: shard
+            for number, shard in enumerate(shards, 1)
         }
-        self._workers = tuple(worker for shard in parts for worker in shard.workers)
+        self._workers = tuple(worker for shard in shards for worker in shard.workers)
         self._reserved = (LAUNCHER.name, *self._shards, STANDBY_NAME)
         for worker in self._workers:
             _check_name(worker, self._reserved)
@@ -87,32 +89,32 @@ class Launcher:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    # ---------------------------------------------------------------- where things run
-    def _create_address_book(self, stack: ExitStack) -> AddressBook:  # noqa: ARG002  others have more to open
-        """Where this process is, in a run directory of its own."""
+    # ---------------------------------------------------------------- placement of processes
+    def _create_address_book(self, stack: ExitStack) -> AddressBook:  # noqa: ARG002 - used by subclasses
+        """Create the address book of this process."""
         return AddressBook(self.directory)
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> ProcessStarter:
-        """Who starts children."""
+        """Create the starter of child processes."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- from start to stop
+    # ---------------------------------------------------------------- start and stop
     def start(self, progress: Callable[[str], None] = lambda _: None, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start everything; return when conductors say that every worker is there, or raise LaunchError."""
+        """Start all processes. Returns when every conductor reports its workers up; raises LaunchError otherwise."""
         with ExitStack() as stack:
             self._start_processes(stack)
             deadline = time.monotonic() + ready_timeout_s
-            while (news := _next_start_event(self, self._supervisor, deadline, ready_timeout_s)) is not None:
-                progress(news)
+            while (event := _next_start_event(self, self._supervisor, deadline, ready_timeout_s)) is not None:
+                progress(event)
             self._exit_stack = stack.pop_all()
 
     def abort_start(self) -> None:
-        """From another thread: start no further. `start` ends what it has started, and raises LaunchError."""
+        """Abort `start` from another thread: it stops what it has started, and raises LaunchError."""
         if "_supervisor" in vars(self):
-            self._supervisor.start_events.put(LaunchError("it was told to end while it started\n  fix: start it again"))
+            self._supervisor.start_events.put(LaunchError("the start was aborted\n  fix: start again"))
 
     def stop(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Let requests end for so long, then end every process. With 0 everything is killed at once."""
+        """Graceful shutdown: drain for up to `drain_timeout_s`, then stop all processes. 0 kills them at once."""
         if self._exit_stack is None:
             return
         stack, self._exit_stack = self._exit_stack, None
@@ -123,14 +125,14 @@ class Launcher:
                 self._signal_all(SIGTERM)
 
     def _start_processes(self, stack: ExitStack) -> None:
-        """Make everything and start it; how to end it goes on the stack."""
+        """Create and start everything; cleanup goes on the stack."""
         run = RunDirectory(runtime_directory())
         stack.callback(run.remove)
         self.directory = run.path
         self.key = secrets.token_bytes(32)
-        whereabouts = self._create_address_book(stack)
-        reach = HostEndpoint(whereabouts.ip, self.key, whereabouts.is_local)
-        self.actor_loop = ActorLoop(whereabouts, self.key, ArenaCodec(numpy_only=self._numpy_only, endpoint=reach))
+        address_book = self._create_address_book(stack)
+        endpoint = HostEndpoint(address_book.ip, self.key, address_book.is_local)
+        self.actor_loop = ActorLoop(address_book, self.key, ArenaCodec(numpy_only=self._numpy_only, endpoint=endpoint))
         self._supervisor = Supervisor(
             self.actor_loop,
             Deployment(
@@ -142,7 +144,7 @@ class Launcher:
                 shards=self._shards,
                 has_standby=self._has_standby,
             ),
-            whereabouts,
+            address_book,
             self._create_starter,
         )
         stack.callback(self._supervisor.starter.close)
@@ -154,7 +156,7 @@ class Launcher:
         stack.callback(self._signal_all, SIGKILL)
 
     def _signal_all(self, signal_number: Signals) -> None:
-        """Send every process a signal, start no more, and wait until they are gone, but not for ever."""
+        """Stop restarts, send every process a signal, and wait up to TERMINATE_TIMEOUT_S for their exits."""
         processes = _run_on_loop(self.actor_loop, self._supervisor.close)
         for process in processes:
             process.send_signal(signal_number)
@@ -162,12 +164,12 @@ class Launcher:
         for process in processes:
             process.exited.wait(max(0.0, deadline - time.monotonic()))
 
-    # ---------------------------------------------------------------- while it runs
+    # ---------------------------------------------------------------- at run time
     def add_frontend(self, frontend: Actor) -> None:
-        """Host a front end on this node. Every new conductor is told of it; the present one it greets itself."""
+        """Host a front end on the actor loop. It registers with the conductors itself; restarted ones get its name."""
         name = frontend.peer.name
         if name in (*self._reserved, *self._workers):
-            raise LaunchError(f"`{name}` is already the name of another process\n  fix: give the front end its own")
+            raise LaunchError(f"the name `{name}` is used by another process\n  fix: give the front end a unique name")
 
         def join() -> None:
             self.actor_loop.add(frontend)
@@ -176,7 +178,7 @@ class Launcher:
         _run_on_loop(self.actor_loop, join)
 
     def reload_weights(self) -> threading.Event:
-        """Have workers replaced, one by one, by such as load the weights anew. The event is set when all are."""
+        """Rolling update: replace all workers, one by one, by workers with reloaded weights. Returns the end event."""
 
         def begin() -> threading.Event:
             self._supervisor.reload_weights()
@@ -186,39 +188,39 @@ class Launcher:
 
     @property
     def conductors(self) -> dict[str, Peer]:
-        """The conductor of each model, in its present life."""
+        """Current incarnation of the conductor of each model."""
         children = self._supervisor.children
         return {model: children[name].peer for name, shard in self._shards.items() for model in shard.models}
 
     def peers(self) -> tuple[Peer, ...]:
-        """The present lives of conductors and workers, of those that run."""
+        """Current incarnations of running conductors and workers."""
         return tuple(child.peer for child in self._supervisor.children.values() if child.process)
 
     @property
     def recent_exits(self) -> list[tuple[float, Peer, str]]:
-        """The latest deaths: when, by the monotonic clock, who, and why."""
+        """Recent process exits: monotonic time, peer, reason."""
         return list(self._supervisor.exits)
 
     def pid(self, name: str) -> int:
-        """The process of a child, or of the spare."""
+        """Process id of a child, or of the standby."""
         return self._supervisor.processes()[name].pid
 
     def health(self) -> dict[str, str]:
-        """How each child is; none is there before the start."""
+        """State of each child; empty before the start."""
         children = self._supervisor.children if "_supervisor" in vars(self) else {}
         return {name: child.state() for name, child in children.items()}
 
     def loading_progress(self) -> dict[str, tuple[int, str]]:
-        """Which component each worker loads that is not up yet, and how many it has loaded."""
+        """Workers that are loading: number of loaded components, and the current one."""
         processes = self._supervisor.processes() if self.health() else {}
-        return {name: found for name, process in processes.items() if (found := process.loading_progress())}
+        return {name: progress for name, process in processes.items() if (progress := process.loading_progress())}
 
     def hosts(self) -> dict[str, str]:
-        """The address of the host of each child that runs, if there are several."""
+        """Host address of each running child, if there are several hosts."""
         return {name: process.host for name, process in self._supervisor.processes().items() if process.host}
 
     def stats(self) -> dict[str, Any]:
-        """What is held here: the processes that live, by name, open files of this one, and how many were restarted."""
+        """Running processes by name, open file descriptors of the launcher, number of restarts."""
         return {
             "processes": {name: process.pid for name, process in self._supervisor.processes().items()},
             "fds": len(os.listdir("/proc/self/fd")),
@@ -229,9 +231,9 @@ class Launcher:
 def _next_start_event(
     launcher: Launcher, supervisor: Supervisor, deadline: float, ready_timeout_s: float
 ) -> str | None:
-    """What happens next while everything starts; None when all is there."""
+    """Next event of the start; None when everything is up."""
     try:
-        news = supervisor.start_events.get(timeout=max(0.0, deadline - time.monotonic()))
+        event = supervisor.start_events.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
         late = [
             name if state == "starting" else f"{name} ({state})"
@@ -239,30 +241,30 @@ def _next_start_event(
             if state not in ("up", NOT_NEEDED)
         ]
         what = f"not ready after {ready_timeout_s:g} s; not up: {format_names(late)}"
-        raise LaunchError(f"{what}\n  fix: see what they wrote, or give them more time with ready_s") from None
-    if isinstance(news, LaunchError):
-        raise news
-    return news
+        raise LaunchError(f"{what}\n  fix: read their output, or increase ready_timeout_s") from None
+    if isinstance(event, LaunchError):
+        raise event
+    return event
 
 
 def _run_on_loop(actor_loop: ActorLoop, function: Callable[[], Result]) -> Result:
-    """What a function returns that belongs to the thread of a node's loop."""
+    """Run a function on the actor loop and return its result."""
     result: Future[Result] = Future()
 
-    def settle() -> None:
+    def run() -> None:
         try:
             result.set_result(function())
-        except Exception as error:  # noqa: BLE001  raised again where it was asked for
+        except Exception as error:  # noqa: BLE001 - re-raised by the caller
             result.set_exception(error)
 
-    actor_loop.call_soon(settle)
+    actor_loop.call_soon(run)
     return result.result(LOOP_TIMEOUT_S)
 
 
 def _read_placement(model: str, source: Path | str | None) -> tuple[str, Placement]:
-    """A placement, with its text."""
+    """Text and content of a placement."""
     if isinstance(source, Path):
-        placement = read_placement(source)  # first, because it says best what is wrong with a file
+        placement = read_placement(source)  # first: its errors name the file
         return source.read_text(), placement
     try:
         return source or "", parse_placement(tomllib.loads(source or ""))
@@ -273,6 +275,6 @@ def _read_placement(model: str, source: Path | str | None) -> tuple[str, Placeme
 
 def _check_name(worker: str, reserved: tuple[str, ...]) -> None:
     if worker in reserved or not WORKER_NAME.fullmatch(worker):
-        why = "reserved" if worker in reserved else "no name of a file"
+        problem = "reserved" if worker in reserved else "not a valid name"
         fix = f"use up to 32 letters, digits, _ and -, and none of {format_names(reserved)}"
-        raise LaunchError(f"a placement names the worker `{worker}`, which is {why}\n  fix: {fix}")
+        raise LaunchError(f"a placement names the worker `{worker}`, which is {problem}\n  fix: {fix}")

@@ -1,9 +1,9 @@
-"""The launcher of one machine: plain processes under one parent, which watches them and starts them again.
+"""Launcher for one host: child processes of this process, supervised and restarted.
 
-    with Local({"tiny": "tiny.py"}) as local:
-        local.add(front_end)
+    with LocalLauncher({"tiny": "tiny.py"}) as launcher:
+        launcher.add_frontend(frontend)
 
-Other machines are not its business.
+For several hosts use `RayLauncher`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mstar.launch.process_handle import ProcessHandle
 
 
 class LocalLauncher(Launcher):
-    """A deployment on this machine. A *spare* is a process without a name that can take the place of a dead one."""
+    """A deployment on this host. `standby` keeps a hot standby process that replaces a crashed one at once."""
 
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "mstar.launch.child_main")
-    """What starts a child, before its arguments."""
+    """Command line of a child, before its arguments."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A child on this host: its process, and the files by which it is known while it lives and after."""
+"""Child process on this host: its configuration, loading progress, and the black box it leaves after a crash."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from mstar.worker.main import loading_progress_path
 
 
 class LocalProcess(Process):
-    """A process that becomes what settings say, in the run directory that they name."""
+    """Child process that gets its role from the configuration on stdin."""
 
     host = ""
     _config: ChildConfig | None = None
 
     def configure(self, config: ChildConfig) -> None:
-        """Tell it what it is to be."""
+        """Send its configuration."""
         self._config = config
         self.write_stdin(msgspec.msgpack.encode(config))
 
     def loading_progress(self) -> tuple[int, str] | None:
-        """How many components it has loaded, and which it loads now; None if it loads nothing."""
+        """Number of loaded components, and the one being loaded; None if it is not loading."""
         if self._config is None:
             return None
-        with suppress(OSError, ValueError):  # it has loaded everything, or just begins to write
+        with suppress(OSError, ValueError):  # fully loaded, or the file is being written
             done, _, name = (
                 loading_progress_path(Path(self._config.directory), _peer(self._config)).read_text().partition(" ")
             )
@@ -41,39 +41,39 @@ class LocalProcess(Process):
         return None
 
     def pending_reason(self) -> str:
-        """Nothing: this host starts it at once."""
+        """Always empty: a local process starts at once."""
         return ""
 
     def is_unreachable(self) -> bool:
-        """Never: this host knows who has ended."""
+        """Always False: the exit of a local process is known."""
         return False
 
     def crash_suspects(self) -> list[Suspect]:
-        """What it was doing when it ended; what it left is removed."""
-        settings = self._config
-        if settings is None:
+        """Requests of its last batch, from the black box. Removes the files that it left behind."""
+        config = self._config
+        if config is None:
             return []
         suspects: list[Suspect] = []
-        peer, directory = _peer(settings), Path(settings.directory)
-        left = [directory / str(peer), loading_progress_path(directory, peer)]
-        if isinstance(settings, WorkerConfig):
-            box = Path(settings.black_box)
+        peer, directory = _peer(config), Path(config.directory)
+        leftovers = [directory / str(peer), loading_progress_path(directory, peer)]
+        if isinstance(config, WorkerConfig):
+            box = Path(config.black_box)
             suspects = black_box.read(box)
-            left.append(box)
-        for path in left:
+            leftovers.append(box)
+        for path in leftovers:
             path.unlink(missing_ok=True)
         return suspects
 
 
-def _peer(settings: ChildConfig) -> Peer:
-    return Peer(settings.name, settings.incarnation)
+def _peer(config: ChildConfig) -> Peer:
+    return Peer(config.name, config.incarnation)
 
 
 LocalProcessT = TypeVar("LocalProcessT", bound=LocalProcess)
 
 
 class LocalStarter(Generic[LocalProcessT]):
-    """Starts children on this host, under this process. They die with the thread that starts them."""
+    """Starts children of this process. They die with the thread that starts them."""
 
     def __init__(
         self, process_type: type[LocalProcessT], command: Sequence[str], on_exit: Callable[[LocalProcessT], None]
@@ -82,18 +82,18 @@ class LocalStarter(Generic[LocalProcessT]):
         self._command = tuple(command)
         self._reaper: Reaper[LocalProcessT] = Reaper(on_exit)
 
-    def start(self, name: str) -> LocalProcessT:  # noqa: ARG002  anybody can be anyone here
-        """A child that is nothing yet. Raises OSError."""
-        life = self._process_type(self._command)
-        self._reaper.add(life)
-        return life
+    def start(self, name: str) -> LocalProcessT:  # noqa: ARG002 - ProcessStarter interface
+        """Start a child without a configuration. Raises OSError."""
+        process = self._process_type(self._command)
+        self._reaper.add(process)
+        return process
 
     def tick(self, now: float) -> None:
-        """Nothing here depends on time."""
+        """Unused."""
 
     def release(self, name: str) -> None:
-        """No room is kept here."""
+        """Unused: no resources are reserved."""
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop the reaper."""
         self._reaper.close()

@@ -1,4 +1,7 @@
-"""What the launcher holds of a child, wherever it runs: the two protocols between who decides and who starts."""
+"""Protocols between the supervisor and the ways to start processes: `ProcessHandle` and `ProcessStarter`.
+
+Implemented locally (`local_process`) and over Ray (`remote_process`, `ray_launcher`).
+"""
 
 from __future__ import annotations
 
@@ -10,77 +13,77 @@ from mstar.config import ConductorConfig, WorkerConfig
 from mstar.wire.messages import Suspect
 
 ChildConfig = ConductorConfig | WorkerConfig
-"""What a child is given."""
+"""Configuration of a child process."""
 
 
 class ProcessHandle(Protocol):
-    """One life of a child. What is called never waits."""
+    """One incarnation of a child process. No method blocks."""
 
     exited: Event
-    """It is dead, and nothing of it runs."""
+    """Set after the process has exited."""
 
     @property
     def pid(self) -> int:
-        """Its number on its host; 0 if it is not known yet."""
+        """Process id on its host; 0 if not known yet."""
         ...
 
     @property
     def host(self) -> str:
-        """The address of its host, if there are several and it is known."""
+        """Address of its host, if there are several and it is known."""
         ...
 
     def configure(self, config: ChildConfig) -> None:
-        """Tell it what it is to be."""
+        """Send its configuration."""
         ...
 
     def send_signal(self, signal_number: Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless it has exited."""
         ...
 
     def cpu_seconds(self) -> float:
-        """How many seconds of processor time it has used."""
+        """CPU time it has used, in seconds."""
         ...
 
     def loading_progress(self) -> tuple[int, str] | None:
-        """How many components it has loaded, and which it loads now; None if it loads nothing."""
+        """Number of loaded components, and the one being loaded; None if it is not loading."""
         ...
 
     def pending_reason(self) -> str:
-        """What it waits for before it can begin; nothing if it has begun."""
+        """Why it has not started yet; empty if it has."""
         ...
 
     def is_unreachable(self) -> bool:
-        """Whether it was killed, and its host does not answer: nobody can say whether it has ended."""
+        """Whether it was killed and its host does not answer, so that its exit cannot be confirmed."""
         ...
 
     def exit_reason(self) -> str:
-        """How it ended."""
+        """Exit signal or status."""
         ...
 
     def stderr_tail(self) -> str:
-        """The end of what it wrote."""
+        """Tail of its output."""
         ...
 
     def crash_suspects(self) -> list[Suspect]:
-        """What it was doing when it ended; what it left on its host is removed."""
+        """Requests of its last batch. Removes the files that it left behind."""
         ...
 
 
 class ProcessStarter(Protocol):
-    """Starts children. It tells `died`, in any thread, of each that has ended."""
+    """Starts child processes, and reports each exit to a callback, from any thread."""
 
     def start(self, name: str) -> ProcessHandle:
-        """A child that is nothing yet, and may become whoever has this name. Raises OSError."""
+        """Start a child that can be configured as `name`. Raises OSError."""
         ...
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Periodic tick."""
         ...
 
     def release(self, name: str) -> None:
-        """This one will not be started again soon: keep no room for it."""
+        """Release the resources of a child that will not be restarted soon."""
         ...
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         ...

@@ -1,7 +1,7 @@
-"""The keeper: what Ray runs on a host for one worker or conductor. It starts the real process there and watches it.
+"""Ray actor that starts and watches one conductor or worker process on a host.
 
-Ray finds a host for it, and another one if that host dies; a keeper that is started again keeps nobody at first. The
-process itself holds no Ray. What its death means is decided by the launcher, which is told. It dies with its keeper.
+Ray schedules the actor, and reschedules it if its host dies; a rescheduled actor starts without a process. The process
+itself does not use Ray and dies with the actor. The launcher decides what its exit means.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from mstar.launch.run_directory import RunDirectory
 from mstar.wire.messages import Suspect
 
 MAX_OUTPUT_BYTES = 64 * 1024
-"""How much of what a child writes is kept for a launcher that does not ask."""
+"""Maximum bytes of output kept until the launcher polls."""
 KILL_TIMEOUT_S = 5.0
-"""How long an old life may take to vanish once it is killed, before the next is not begun."""
+"""Seconds to wait for a killed predecessor to exit before the next start fails."""
 
 
 class ExitReport(msgspec.Struct, frozen=True):
-    """How a life ended."""
+    """How a process exited."""
 
     reason: str
     stderr_tail: str = ""
     suspects: list[Suspect] = []
     output: bytes = b""
-    """What it wrote after the last look."""
+    """Output since the last poll."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """How a life is."""
+    """Status of a running process."""
 
     cpu_s: float = 0.0
-    """How many seconds of processor time it has used."""
+    """CPU time used, in seconds."""
     loading: tuple[int, str] | None = None
     output: bytes = b""
-    """What it has written since the last look."""
+    """Output since the last poll."""
 
 
 class WatchedProcess(LocalProcess):
-    """A life whose words are kept until the launcher asks for them."""
+    """Local process whose output is buffered until the launcher polls it."""
 
     _output = b""
 
     def on_output(self, data: bytes) -> None:
-        """Keep what it wrote; if nobody asks, the end of it."""
+        """Buffer the output, keeping the newest MAX_OUTPUT_BYTES."""
         self._output = (self._output + data)[-MAX_OUTPUT_BYTES:]
 
     def take_output(self) -> bytes:
-        """What it has written since this was asked last."""
-        said, self._output = self._output, b""
-        return said
+        """Return and clear the buffered output."""
+        output, self._output = self._output, b""
+        return output
 
 
 class ProcessActor:
-    """Keeps one process at a time. Its calls come from several threads of Ray."""
+    """Runs one process at a time. Methods are called from several threads of Ray."""
 
     def __init__(self, name: str, arguments: Sequence[str], directory: str) -> None:
         self._name = name
-        with suppress(OSError):  # models may be told by paths from there
+        with suppress(OSError):  # model paths can be relative to it
             os.chdir(directory)
         self._run_directory = RunDirectory(runtime_directory())
         self._ip = ray.util.get_node_ip_address()
-        # Children die with the thread that started them, and Ray's threads come and go.
+        # Children die with the thread that started them, and Ray's threads are short-lived.
         self._start_executor = ThreadPoolExecutor(1, "mstar-process-actor", _reset_priority)
         self._starter = LocalStarter(WatchedProcess, (sys.executable, *arguments, str(os.getpid())), lambda _: None)
         self._process: WatchedProcess | None = None
@@ -81,61 +81,65 @@ class ProcessActor:
         self._lock = Lock()
 
     def __repr__(self) -> str:
-        return f"process actor of {self._name}"  # as Ray's dashboard shows it
+        return f"process actor of {self._name}"  # shown in Ray's dashboard
 
     def start(self, data: bytes) -> tuple[int, str]:
-        """Start who these settings are for, unless it runs already; its number, and the address of this host."""
-        settings = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
+        """Start the process of this configuration unless it runs (idempotent). Returns its pid and the host address."""
+        config = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
         with self._lock:
-            if self._process is None or self._incarnation != settings.incarnation:
+            if self._process is None or self._incarnation != config.incarnation:
                 self._kill_previous()
-                self._process = self._start_executor.submit(self._starter.start, settings.name).result()
-                self._incarnation = settings.incarnation
-                self._process.configure(self._to_local_config(settings))
+                self._process = self._start_executor.submit(self._starter.start, config.name).result()
+                self._incarnation = config.incarnation
+                self._process.configure(self._to_local_config(config))
             return self._process.pid, self._ip
 
     def _kill_previous(self) -> None:
-        """An old life is over, whether or not it knows: it was given up while this host could not be reached."""
+        """Kill the previous incarnation: it was superseded while this host was unreachable."""
         if self._process:
             self._process.send_signal(SIGKILL)
             if not self._process.exited.wait(KILL_TIMEOUT_S):
-                raise TimeoutError(f"process {self._process.pid} was killed and does not end")
+                raise TimeoutError(
+                    f"process {self._process.pid} did not exit within {KILL_TIMEOUT_S:g} s after SIGKILL"
+                )
             self._process.crash_suspects()
 
-    def _to_local_config(self, settings: ChildConfig) -> ChildConfig:
-        """The same settings with what is only known on this host."""
-        home = {"directory": str(self._run_directory.path), "ip": self._ip}
-        if isinstance(settings, WorkerConfig):
-            home["black_box"] = str(self._run_directory.path / f"{settings.name}.{settings.incarnation}.box")
-        return msgspec.structs.replace(settings, **home)
+    def _to_local_config(self, config: ChildConfig) -> ChildConfig:
+        """The configuration with the values of this host filled in."""
+        local_values = {"directory": str(self._run_directory.path), "ip": self._ip}
+        if isinstance(config, WorkerConfig):
+            local_values["black_box"] = str(self._run_directory.path / f"{config.name}.{config.incarnation}.box")
+        return msgspec.structs.replace(config, **local_values)
 
     def wait_exit(self, incarnation: int, timeout_s: float) -> bytes | None:
-        """Wait for the end of a life: how it ended, or None if it goes on after so long."""
+        """Wait for the exit of an incarnation. Returns the encoded ExitReport, or None on timeout."""
         with self._lock:
-            life, is_kept = self._process, self._incarnation == incarnation
-        if life is None or not is_kept:
-            return msgspec.msgpack.encode(ExitReport("ended with its host, or with its keeper there"))
-        if not life.exited.wait(timeout_s):
+            process, is_current = self._process, self._incarnation == incarnation
+        if process is None or not is_current:
+            return msgspec.msgpack.encode(ExitReport("its host or its Ray actor there died"))
+        if not process.exited.wait(timeout_s):
             return None
         return msgspec.msgpack.encode(
-            ExitReport(life.exit_reason(), life.stderr_tail(), life.crash_suspects(), life.take_output())
+            ExitReport(process.exit_reason(), process.stderr_tail(), process.crash_suspects(), process.take_output())
         )
 
     def send_signal(self, incarnation: int, signal_number: int) -> None:
-        """Send a life a signal, if it is the one that is meant."""
+        """Send a signal, if this incarnation is the current one."""
         with self._lock:
             if self._process and self._incarnation == incarnation:
                 self._process.send_signal(Signals(signal_number))
 
     def status(self) -> bytes:
-        """How it is."""
-        life = self._process
+        """Encoded ProcessStatus."""
+        process = self._process
         return msgspec.msgpack.encode(
-            ProcessStatus(life.cpu_seconds(), life.loading_progress(), life.take_output()) if life else ProcessStatus()
+            ProcessStatus(process.cpu_seconds(), process.loading_progress(), process.take_output())
+            if process
+            else ProcessStatus()
         )
 
     def close(self) -> None:
-        """End everything here."""
+        """Stop the process and clean up."""
         with self._lock:
             self._kill_previous()
             self._starter.close()
@@ -144,6 +148,6 @@ class ProcessActor:
 
 
 def _reset_priority() -> None:
-    """What this thread starts gives way to nobody. Ray's processes do, unless RAY_worker_niceness says otherwise."""
+    """Undo the niceness that Ray sets (RAY_worker_niceness), for processes that this thread starts."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -1,10 +1,10 @@
-"""The launcher of several hosts: Ray finds room for workers and tells when hosts die; all else is as on one machine.
+"""Launcher for several hosts: Ray places workers on hosts and detects dead hosts; the rest is as on one host.
 
-    with Cluster({"tiny": "tiny.py"}, {"tiny": Path("placement.toml")}) as cluster:
-        cluster.add(front_end)
+    with RayLauncher({"tiny": "tiny.py"}, {"tiny": Path("placement.toml")}) as launcher:
+        launcher.add_frontend(frontend)
 
-The front end and the conductor run on the host on which it is made: without it nobody would be served anyway. Models
-and weights have to be at the same path on every host; nothing is copied.
+Front ends and conductors run on the launcher's host. Models and weights must be at the same path on every host; nothing
+is copied.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 import ray.util
 from ray.exceptions import RayError
@@ -25,7 +26,6 @@ from mstar.config import RuntimeConfig
 from mstar.launch.launcher import Launcher
 from mstar.launch.process_handle import ProcessHandle
 from mstar.launch.ray_actor import ProcessActor
-from mstar.launch.ray_auth import require_auth
 from mstar.launch.remote_process import CallSoon, RemoteProcess
 from mstar.launch.supervisor import LaunchError
 from mstar.plan.placement import Placement, Resources
@@ -33,18 +33,22 @@ from mstar.wire.transport.address_book import AddressBook
 
 NAMESPACE = "mstar"
 HOST_PIN_AMOUNT = 0.001
-"""How much of "node:ADDRESS", of which every host has 1, a worker takes that may only be there."""
+"""Amount of Ray's resource "node:ADDRESS" (1 per host) that pins a worker to a host."""
 MAX_CONCURRENT_CALLS = 8
-"""How many calls a keeper answers at the same time: one of them waits for a death."""
+"""Maximum number of concurrent calls to a process actor; one of them waits for the exit."""
 CLOSE_TIMEOUT_S = 2.0
-"""How long keepers may take to clean up."""
+"""Seconds to wait for process actors to clean up."""
+AUTH_PROBE_TIMEOUT_S = 5.0
+"""Seconds to wait for a Ray cluster to answer the probe for token authentication."""
+_AUTH_PROBE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call without side effects that Ray answers if the caller is authorized."""
 
 
 class RayLauncher(Launcher):
     """A deployment on the hosts of a Ray cluster."""
 
     child_arguments: tuple[str, ...] = ("-P", "-m", "mstar.launch.child_main")
-    """What a keeper's Python is given to start a child, before the child's arguments."""
+    """Arguments of Python that start a child, before the arguments of the child."""
 
     def __init__(
         self,
@@ -56,13 +60,13 @@ class RayLauncher(Launcher):
         address: str = "auto",
         is_insecure: bool = False,
     ) -> None:
-        """`is_open` allows a Ray cluster that runs anybody's code: one without a token."""
+        """`is_insecure` allows a Ray cluster without token authentication."""
         super().__init__(models, placements, options=options, numpy_only=numpy_only)
         self._address = address
         self._is_insecure = is_insecure
 
     def _create_address_book(self, stack: ExitStack) -> AddressBook:
-        """Join the Ray cluster; this host is known there by its address."""
+        """Connect to the Ray cluster; this host is identified by its IP address there."""
         if not ray.is_initialized():
             _connect_ray(self._address)
             stack.callback(ray.shutdown)
@@ -71,21 +75,35 @@ class RayLauncher(Launcher):
         return AddressBook(self.directory, ray.util.get_node_ip_address())
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> RayStarter:
-        first = tuple(name for shard in self._shards.values() for name in shard.initial_workers)
-        return RayStarter([*self._placements.values()], first, self.child_arguments, self.actor_loop.call_soon, on_exit)
+        initial_workers = tuple(name for shard in self._shards.values() for name in shard.initial_workers)
+        return RayStarter(
+            [*self._placements.values()], initial_workers, self.child_arguments, self.actor_loop.call_soon, on_exit
+        )
 
 
 def _connect_ray(address: str) -> None:
-    logging.getLogger("ray").setLevel(logging.ERROR)  # what matters here is told by what fails
+    logging.getLogger("ray").setLevel(logging.ERROR)  # failures are raised below
     try:
         ray.init(address=address, namespace=NAMESPACE, configure_logging=False, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        fix = "start Ray on this host (`ray start`), or say where it runs, as --cluster 10.0.0.1:6379"
-        raise LaunchError(f"there is no Ray cluster to be joined at `{address}`: {error}\n  fix: {fix}") from error
+        fix = "start Ray on this host (`ray start`), or pass its address, as --cluster 10.0.0.1:6379"
+        raise LaunchError(f"cannot connect to a Ray cluster at `{address}`: {error}\n  fix: {fix}") from error
+
+
+def require_auth(address: str) -> None:
+    """Raise LaunchError if the Ray cluster at this address answers a call without a token."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(_AUTH_PROBE_METHOD)(b"", timeout=AUTH_PROBE_TIMEOUT_S)
+        except grpc.RpcError:
+            return  # rejected, or the cluster uses TLS
+    what = f"the Ray cluster at {address} requires no token: any host that reaches it can run code there"
+    fix = "`ray get-auth-token --generate`, copy that file to every host, and start Ray with RAY_AUTH_MODE=token"
+    raise LaunchError(f"{what}\n  fix: {fix}; or pass --insecure")
 
 
 class RayStarter:
-    """Has Ray start a keeper for each child, in room that is kept for it."""
+    """Starts one Ray actor per child, in a placement group that reserves its resources."""
 
     def __init__(
         self,
@@ -95,8 +113,10 @@ class RayStarter:
         call_soon: CallSoon,
         on_exit: Callable[[ProcessHandle], None],
     ) -> None:
-        self._resources = {name: share for one in placements for name, share in one.worker_resources.items()}
-        self._workers = {name for one in placements for name in one.workers()}
+        self._resources = {
+            name: resources for placement in placements for name, resources in placement.worker_resources.items()
+        }
+        self._workers = {name for placement in placements for name in placement.workers()}
         self._arguments = arguments
         self._call_soon = call_soon
         self._on_exit = on_exit
@@ -110,26 +130,26 @@ class RayStarter:
             self._bundles |= {name: (group, index) for index, name in enumerate(workers)}
 
     def start(self, name: str) -> RemoteProcess:
-        """A child that its keeper will start."""
-        before = self._processes.get(name)
-        if name not in self._actors or (before and before.is_actor_dead):
+        """Create the handle of a child; its Ray actor starts it once configured."""
+        previous = self._processes.get(name)
+        if name not in self._actors or (previous and previous.is_actor_dead):
             self._actors[name] = self._create_actor(name)
-        life = RemoteProcess(self._actors[name], self._call_soon, self._on_exit, lambda: self._pending_reason(name))
-        self._processes[name] = life
-        return life
+        process = RemoteProcess(self._actors[name], self._call_soon, self._on_exit, lambda: self._pending_reason(name))
+        self._processes[name] = process
+        return process
 
     def tick(self, now: float) -> None:
-        """Have keepers that did not answer asked again."""
-        for life in self._processes.values():
-            life.tick(now)
+        """Retry calls that failed."""
+        for process in self._processes.values():
+            process.tick(now)
 
     def release(self, name: str) -> None:
-        """End a keeper that keeps nobody. What a placement wants at least keeps its room."""
+        """Stop the actor of a stopped child. Resources of initial workers stay reserved."""
         actor = self._actors.pop(name)
         actor.close.remote().future().add_done_callback(lambda _: self._call_soon(lambda: ray.kill(actor)))
 
     def close(self) -> None:
-        """End all keepers, and give back their room."""
+        """Stop all actors and release their resources."""
         closing = [actor.close.remote() for actor in self._actors.values()]
         ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
         for actor in self._actors.values():
@@ -141,49 +161,49 @@ class RayStarter:
         return self._resources.get(name, Resources())
 
     def _create_actor(self, name: str) -> Any:
-        here = ray.get_runtime_context().get_node_id()
-        takes: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+        this_host = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": this_host}
         if name in self._workers:
-            share = self._worker_resources(name)
-            resources = {
-                key: amount for key, amount in to_ray_bundle(share).items() if key not in ("CPU", "GPU", "memory")
+            resources = self._worker_resources(name)
+            custom = {
+                key: amount for key, amount in to_ray_bundle(resources).items() if key not in ("CPU", "GPU", "memory")
             }
-            takes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "resources": resources}
-            takes["scheduling_strategy"] = "SPREAD"
-            if room := self._bundles.get(name):
-                takes["scheduling_strategy"] = PlacementGroupSchedulingStrategy(*room)
-        keeper = ray.remote(ProcessActor).options(
-            max_restarts=-1, max_task_retries=0, max_concurrency=MAX_CONCURRENT_CALLS, **takes
+            options = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": custom}
+            options["scheduling_strategy"] = "SPREAD"
+            if bundle := self._bundles.get(name):
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(*bundle)
+        actor_class = ray.remote(ProcessActor).options(
+            max_restarts=-1, max_task_retries=0, max_concurrency=MAX_CONCURRENT_CALLS, **options
         )
-        return keeper.remote(name, self._arguments, str(Path.cwd()))
+        return actor_class.remote(name, self._arguments, str(Path.cwd()))
 
     def _pending_reason(self, name: str) -> str:
-        """What there is no room for yet, as far as that is known."""
-        room = self._bundles.get(name)
-        if room is None or room[0].wait(0):
+        """Resources that the placement group waits for; empty if it is ready."""
+        bundle = self._bundles.get(name)
+        if bundle is None or bundle[0].wait(0):
             return ""
-        wanted = ", ".join(f"{amount:g} {what}" for what, amount in to_ray_bundle(self._worker_resources(name)).items())
-        return f"waits for a host with {wanted}"
+        resources = to_ray_bundle(self._worker_resources(name))
+        return f"waits for a host with {', '.join(f'{amount:g} {key}' for key, amount in resources.items())}"
 
 
 def plan_placement_groups(
     placements: list[Placement], initial_workers: tuple[str, ...]
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Which workers have their room found together, and how: replicas apart, the others close to each other."""
-    found: list[tuple[tuple[str, ...], str]] = []
-    left = dict.fromkeys(initial_workers)
-    for entry in (entry for one in placements for entry in one.rules()):
-        workers = tuple(name for name in entry.workers if name in left)
+    """Group workers for placement, each with a strategy: replicas are spread over hosts, all others packed."""
+    groups: list[tuple[tuple[str, ...], str]] = []
+    ungrouped = dict.fromkeys(initial_workers)
+    for rule in (rule for placement in placements for rule in placement.rules()):
+        workers = tuple(name for name in rule.workers if name in ungrouped)
         if len(workers) > 1:
-            found.append((workers, "SPREAD"))
+            groups.append((workers, "SPREAD"))
             for name in workers:
-                del left[name]
-    return [*found, (tuple(left), "PACK")] if left else found
+                del ungrouped[name]
+    return [*groups, (tuple(ungrouped), "PACK")] if ungrouped else groups
 
 
 def to_ray_bundle(resources: Resources) -> dict[str, float]:
-    """What a worker takes, in Ray's words."""
-    wanted = {"CPU": resources.cpus, "GPU": resources.gpus} | dict(resources.custom)
+    """Resources of a worker as a Ray bundle."""
+    amounts = {"CPU": resources.cpus, "GPU": resources.gpus} | dict(resources.custom)
     if resources.host:
-        wanted[f"node:{resources.host}"] = HOST_PIN_AMOUNT
-    return {what: amount for what, amount in wanted.items() if amount} or {"memory": 1.0}  # Ray refuses an empty one
+        amounts[f"node:{resources.host}"] = HOST_PIN_AMOUNT
+    return {key: amount for key, amount in amounts.items() if amount} or {"memory": 1.0}  # Ray rejects an empty one

@@ -1,4 +1,4 @@
-"""A thread that sees children die, at once, and hears what they write. What follows from it is decided elsewhere."""
+"""Reaper thread: waits on pidfds for child exits and forwards their output. Restarts are decided by the supervisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ProcessT = TypeVar("ProcessT", bound=Process)
 
 
 class Reaper(Generic[ProcessT]):
-    """Calls `died`, in its own thread, for each process that has ended and been reaped."""
+    """Calls `on_exit`, in its own thread, for each process that has exited and was reaped."""
 
     def __init__(self, on_exit: Callable[[ProcessT], None]) -> None:
         self._on_exit = on_exit
@@ -26,13 +26,13 @@ class Reaper(Generic[ProcessT]):
         self._thread.start()
 
     def add(self, process: ProcessT) -> None:
-        """Watch this one too."""
+        """Watch a process."""
         for fd in (process.output, process.pidfd):
             self._by_fd[fd] = process
             self._epoll.register(fd, select.EPOLLIN)
 
     def close(self) -> None:
-        """End the thread. What still runs is watched no more."""
+        """Stop the thread. Running processes are no longer watched."""
         os.eventfd_write(self._close_fd, 1)
         self._thread.join()
         self._epoll.close()
@@ -45,9 +45,9 @@ class Reaper(Generic[ProcessT]):
                 return
             processes = [(fd, self._by_fd[fd]) for fd in ready]
             for fd, process in processes:
-                if fd == process.output and not process.forward_output():  # it has closed its end
+                if fd == process.output and not process.forward_output():  # end of file
                     self._unregister(fd)
-            # Deaths last: they close descriptors, whose numbers another process may then have.
+            # Exits last: they close descriptors, whose numbers can then be reused.
             for fd, process in processes:
                 if fd == process.pidfd:
                     self._reap(process)

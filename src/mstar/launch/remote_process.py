@@ -1,8 +1,8 @@
-"""A child on another host, as the launcher holds it: what its keeper says, and what to ask it next.
+"""Handle on a process of another host, driven through its Ray actor (`ray_actor.ProcessActor`).
 
-Nothing here waits for a host. A keeper that does not answer is asked again; only its word, or that of Ray, that a
-process has ended makes it so. Whoever was told to die and is not heard of is *lost*: its place may be given to another
-life, and its keeper ends it first.
+All calls are asynchronous and never block on a host. A call without an answer is retried; a process counts as exited
+only if its actor or Ray reports it. A process that was killed and cannot be confirmed dead is *unreachable*: a new
+incarnation can replace it, and the actor kills the old one first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mstar.launch.ray_actor import ExitReport, ProcessStatus
 from mstar.wire.messages import Suspect
 
 RETRY_INTERVAL_S = 0.3
-"""How long after a keeper did not answer it is asked again."""
+"""Seconds before a failed call is retried (fixed interval)."""
 WATCH_TIMEOUT_S = 20.0
-"""How long one question for a death is open; then it is asked anew, so that none is left behind for ever."""
+"""Timeout of one wait for the exit, in seconds; then it is repeated, so that no call is left open forever."""
 UNREACHABLE_AFTER_S = 1.0
-"""How long after it was killed a child that is not known to have ended is lost."""
+"""Seconds after SIGKILL after which a process without an exit report is unreachable."""
 
 CallSoon = Callable[[Callable[[], None]], None]
-"""Runs something on the launcher's loop, soon."""
+"""Schedules a function on the actor loop of the launcher."""
 
 
 class RemoteProcess:
-    """One life of a child. All but `send` and the plain questions happens on the launcher's loop."""
+    """One incarnation of a child. All but `send_signal` and the getters runs on the actor loop of the launcher."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RemoteProcess:
         self.pid = 0
         self.host = ""
         self.is_actor_dead = False
-        """Ray will not start its keeper again."""
+        """Ray will not restart its actor."""
         self._actor = actor
         self._call_soon = call_soon
         self._on_exit = on_exit
@@ -60,68 +60,68 @@ class RemoteProcess:
         self._killed_at: float | None = None
         self._exit_report = ExitReport("")
 
-    # ---------------------------------------------------------------- what the supervisor asks
+    # ---------------------------------------------------------------- ProcessHandle
     def configure(self, config: ChildConfig) -> None:
-        """Have its keeper start it, as soon as there is one."""
+        """Start it through its actor, as soon as Ray has placed that."""
         self._encoded_config = msgspec.msgpack.encode(config)
         self._incarnation = config.incarnation
         self._start()
 
     def send_signal(self, signal_number: Signals) -> None:
-        """Send it a signal, if it can be reached."""
+        """Send a signal, if its host is reachable."""
         if signal_number == SIGKILL and self._killed_at is None:
             self._killed_at = time.monotonic()
         self._actor.send_signal.remote(self._incarnation, int(signal_number))
 
     def cpu_seconds(self) -> float:
-        """How many seconds of processor time it had used when its keeper looked last."""
+        """CPU time at the last poll, in seconds. Starts the next poll."""
         if self.pid and not self._is_polling:
             self._is_polling = True
             self._await_reply(self._actor.status.remote(), self._on_status)
         return self._status.cpu_s
 
     def loading_progress(self) -> tuple[int, str] | None:
-        """How many components it has loaded, and which it loads now; None if it loads nothing."""
+        """Number of loaded components, and the one being loaded; None if it is not loading."""
         return self._status.loading
 
     def pending_reason(self) -> str:
-        """What it waits for before it can begin; nothing if it has begun."""
+        """Why it has not started yet; empty if it has."""
         if self.pid:
             return ""
         return self._find_pending_reason() or ("its host does not answer" if self._is_unresponsive else "")
 
     def is_unreachable(self) -> bool:
-        """Whether it was killed, and nobody can say whether it has ended."""
+        """Whether it was killed and its exit cannot be confirmed."""
         return self._killed_at is not None and (
             self._is_unresponsive or time.monotonic() - self._killed_at > UNREACHABLE_AFTER_S
         )
 
     def exit_reason(self) -> str:
-        """How it ended."""
+        """Exit signal or status."""
         return self._exit_report.reason
 
     def stderr_tail(self) -> str:
-        """The end of what it wrote."""
+        """Tail of its output."""
         return self._exit_report.stderr_tail
 
     def crash_suspects(self) -> list[Suspect]:
-        """What it was doing when it ended, if its keeper could say."""
+        """Requests of its last batch, if its actor could report them."""
         return self._exit_report.suspects
 
     def tick(self, now: float) -> None:
-        """Ask again what was not answered."""
+        """Retry the failed call, if it is due."""
         if self._retry and self._retry[0] <= now:
-            (_, question), self._retry = self._retry, None
-            question()
+            (_, call), self._retry = self._retry, None
+            call()
 
-    # ---------------------------------------------------------------- what its keeper is asked
+    # ---------------------------------------------------------------- calls to its actor
     def _await_reply(self, reply: Any, then: Callable[[Any, BaseException | None], None]) -> None:
-        def answered(future: Any) -> None:
+        def on_done(future: Any) -> None:
             error = future.exception()
             result = None if error else future.result()
             self._call_soon(lambda: then(result, error))
 
-        reply.future().add_done_callback(answered)
+        reply.future().add_done_callback(on_done)
 
     def _start(self) -> None:
         self._await_reply(self._actor.start.remote(self._encoded_config), self._on_start)
@@ -154,14 +154,14 @@ class RemoteProcess:
             write_stderr(self._status.output)
 
     def _on_call_failed(self, error: BaseException | None, retry: Callable[[], None]) -> None:
-        """No answer: ask again if Ray says that there may be one."""
+        """Handle a failed call: retry if Ray reports the actor as temporarily unavailable."""
         if isinstance(error, ActorUnavailableError):
             self._is_unresponsive = True
             self._retry = time.monotonic() + RETRY_INTERVAL_S, retry
             return
         self.is_actor_dead = isinstance(error, RayError)
         lines = str(error).strip().splitlines() or [""]
-        self._finish(ExitReport(f"could not be kept: {lines[-1]}", str(error)))
+        self._finish(ExitReport(f"its Ray actor failed: {lines[-1]}", str(error)))
 
     def _finish(self, report: ExitReport) -> None:
         if not self.exited.is_set():

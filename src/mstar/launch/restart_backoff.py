@@ -1,20 +1,24 @@
-"""Restarts: when a process that died is started again, and when that is given up.
+"""Restart backoff: exponential backoff (no jitter) for crashing processes, with a limit on failed starts.
 
-It only counts. Whoever asks starts the process, or tells the operator that it stays down.
+It only computes the delay. The supervisor restarts the process or reports that it stays down.
 """
 
 from __future__ import annotations
 
 FAILURE_WINDOW_S = 60.0
-"""Deaths longer ago than this are forgotten."""
+"""Seconds after which an exit is forgotten."""
 MIN_UPTIME_S = 1.0
-"""A process that was up for less than this has a short life; a longer one owes nothing."""
-INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+"""Minimum uptime in seconds after which an exit does not count as a crash loop."""
+INITIAL_BACKOFF_S = 0.1
+"""Delay before the second restart; doubles with each short run."""
+MAX_BACKOFF_S = 5.0
+"""Upper limit of the delay."""
 MAX_START_FAILURES = 5
+"""Maximum number of consecutive failed starts before a process stays down."""
 
 
 class RestartBackoff:
-    """The deaths of one name."""
+    """Exits of the process of one name."""
 
     def __init__(self) -> None:
         self._short_runs: list[float] = []
@@ -22,15 +26,15 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def on_up(self, now: float) -> None:
-        """It has started, and says so."""
+        """The process is up."""
         self._up_since = now
         self._start_failures.clear()
 
     def on_exit(self, now: float) -> float | None:
-        """Seconds until it may be started again; None if it died at every start and is given up.
+        """Seconds until the restart; None if the limit of failed starts is reached.
 
-        The first time it is started again at once. Then each short life doubles the wait; so a process that is killed
-        now and then comes back at once, and one that dies of itself does not keep a core busy with starting.
+        The first restart is immediate; each further run shorter than MIN_UPTIME_S doubles the delay. So a process that
+        is killed now and then restarts at once, and one in a crash loop does not keep a core busy.
         """
         if self._up_since is None:
             self._start_failures = [*_within_window(self._start_failures, now), now]
@@ -48,5 +52,5 @@ class RestartBackoff:
         )
 
 
-def _within_window(deaths: list[float], now: float) -> list[float]:
-    return [death for death in deaths if now - death < FAILURE_WINDOW_S]
+def _within_window(times: list[float], now: float) -> list[float]:
+    return [time for time in times if now - time < FAILURE_WINDOW_S]

@@ -1,6 +1,6 @@
-"""The run directory: where the processes of one launcher meet. Only its user may look in.
+"""Run directory: private directory (mode 0700) with the sockets and black boxes of one launcher.
 
-It holds a lock as long as its launcher lives, so that one whose launcher was killed is known, and removed by the next.
+The launcher holds a file lock in it while it lives. The next launcher removes directories whose lock is free.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ LOCK_FILE = "launcher.lock"
 
 
 class RunDirectory:
-    """A fresh directory of mode 0700, until `remove`."""
+    """A new directory of mode 0700, until `remove`."""
 
     def __init__(self, root: Path) -> None:
         remove_stale_directories(root)
-        # Under a hidden name until it is locked: an unlocked one looks left behind.
+        # Hidden until it is locked: an unlocked one would be removed as stale.
         hidden = Path(tempfile.mkdtemp(prefix=f".{DIRECTORY_PREFIX}", dir=root))
         self._lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = hidden.rename(root / hidden.name[1:])
 
     def remove(self) -> None:
-        """Delete it with all that is in it."""
+        """Delete the directory with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_stale_directories(root: Path) -> None:
-    """Remove the run directories that this user's killed launchers left behind."""
+    """Remove the run directories that crashed launchers of this user left behind."""
     for path in root.glob(f"{DIRECTORY_PREFIX}*"):
-        with suppress(OSError):  # it is locked, was never one of ours, or is gone already
+        with suppress(OSError):  # locked, not a run directory, or already removed
             if path.lstat().st_uid != os.getuid():
                 continue
             lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)

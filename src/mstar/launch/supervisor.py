@@ -1,7 +1,8 @@
-"""The launcher as an actor: starts children, starts them again when they die, and tells their conductors.
+"""Supervisor: the launcher's actor, which starts child processes, restarts crashed ones and informs their conductors.
 
-Everything here runs on the loop of the launcher's node, and in its thread alone, because children die with the thread
-that started them. What a death means for requests is the conductor's business, and so is how many workers are needed.
+It keeps a hot standby, rolls out new weights (rolling update) and drains the deployment at shutdown. Everything runs on
+the thread of the actor loop, because children die with the thread that started them. The conductor decides what an exit
+means for requests, and how many workers are needed.
 """
 
 from __future__ import annotations
@@ -44,15 +45,19 @@ from mstar.wire.transport.address_book import AddressBook
 LAUNCHER = Peer("launcher", 0)
 STANDBY_NAME = "standby"
 STANDBY_DELAY_S = 0.5
-"""How long after another child a spare is started: those who wait for the child need the cores more."""
-SAMPLE_INTERVAL_S, BUSY_FRACTION = 0.2, 0.1
-"""How often it is looked who computes, and in which part of that time at least."""
+"""Seconds between the start of a child and of a new standby: the child needs the cores first."""
+SAMPLE_INTERVAL_S = 0.2
+"""Seconds between two samples of the CPU time of workers."""
+BUSY_FRACTION = 0.1
+"""Minimum CPU share of an interval for a worker to count as computing."""
 STOP_TIMEOUT_S = 2.0
-"""How long a worker that is not needed may take to end before it is killed."""
+"""Seconds to wait for a stopped worker before it is killed."""
 NOT_NEEDED = "not needed now"
-"""The state of a worker that is planned and not wanted."""
+"""State of a planned worker that is not needed now."""
 MAX_EXITS_KEPT = 1000
+"""Maximum number of exits kept for `recent_exits`."""
 MAX_TAIL_LINES = 20
+"""Maximum number of output lines quoted in a LaunchError."""
 
 log = logging.getLogger("mstar.launch")
 
@@ -62,7 +67,7 @@ class LaunchError(MstarError):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started: the same for every child, in every life."""
+    """Configuration of a deployment, common to all children."""
 
     directory: Path
     key: bytes
@@ -70,16 +75,16 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     placements: dict[str, str]
     options: RuntimeConfig
     shards: dict[str, Shard]
-    """By the name of its conductor."""
+    """Shards, by name of their conductor."""
     has_standby: bool
 
     def conductor_of(self, name: str) -> str:
-        """The conductor of a worker; that of a conductor is itself."""
+        """Conductor of a worker; a conductor is its own."""
         return next(conductor for conductor, shard in self.shards.items() if name in (conductor, *shard.workers))
 
 
 class Child:
-    """A name, and the life it has now."""
+    """A supervised name with its current process."""
 
     def __init__(self, name: str, *, is_needed: bool = True) -> None:
         self.peer = Peer(name, -1)
@@ -87,26 +92,26 @@ class Child:
         self.backoff = RestartBackoff()
         self.is_needed = is_needed
         self.start_at: float | None = 0.0
-        """When it is to be started if it is wanted and has no process; None if it is given up."""
+        """Time of the next start while it has no process; None if it stays down."""
         self.is_up = False
         self.cpu_s = 0.0
-        """How many seconds of processor time it had used when that was looked at last."""
+        """CPU time at the last sample, in seconds."""
         self.kill_reason = ""
-        """Why it is killed, if it is."""
+        """Reason of its kill or stop."""
         self.stopping_since: float | None = None
-        """When it was told to end because nobody needs it."""
+        """Time at which it was told to stop because it is not needed."""
 
     def state(self) -> str:
-        """What an operator wants to know of it."""
+        """State shown to operators."""
         if self.process:
             return "up" if self.is_up else self.process.pending_reason() or "starting"
         if not self.is_needed:
             return NOT_NEEDED
-        return "given up: it died at every start" if self.start_at is None else "waiting to be started"
+        return "failed: it crashed at every start" if self.start_at is None else "waiting to be started"
 
 
 class Supervisor:
-    """The launcher of one deployment. Until everything is there, `news` says what happens; None is the end of it."""
+    """Supervisor of one deployment. During the start, `start_events` reports progress; None means all are up."""
 
     peer = LAUNCHER
 
@@ -124,7 +129,7 @@ class Supervisor:
             for name in shard.workers
         }
         self.standby = Child(STANDBY_NAME)
-        """A process without a name yet, which can take the place of a dead one at once."""
+        """Hot standby: a process without a role that can replace a crashed one at once."""
         self.frontends: dict[str, int] = {}
         self.exits: deque[tuple[float, Peer, str]] = deque(maxlen=MAX_EXITS_KEPT)
         self.restart_count = 0
@@ -135,12 +140,12 @@ class Supervisor:
         self.drained = threading.Event()
         self.weights_version = 0
         self.weights_rolled = threading.Event()
-        """Set as long as every worker has the present edition, as far as conductors have said."""
+        """Set while all workers have the current version of the weights, as reported by conductors."""
         self.weights_rolled.set()
         self._unready, self._undrained, self._unrolled = {*shards}, {*shards}, set[str]()
-        """Conductors that have not said yet that all are there; that nothing is left; that all are renewed."""
+        """Conductors that have not confirmed readiness, drain, and the rolling update, respectively."""
         self._is_roll_requested = False
-        """Whether there are newer weights than those of the edition."""
+        """Whether a further rolling update was requested during the current one."""
         self.starter = create_starter(lambda process: actor_loop.call_soon(lambda: self._on_exit(process)))
         self._sampled_at = 0.0
         self._actor_loop = actor_loop
@@ -148,21 +153,21 @@ class Supervisor:
         self._address_book = address_book
 
     def processes(self) -> dict[str, ProcessHandle]:
-        """Those that run, by name."""
+        """Running processes, by name."""
         every = [*self.children.values(), self.standby]
         return {
             child.peer.name: process for child in every if (process := child.process) and not process.exited.is_set()
         }
 
     def drain(self) -> None:
-        """Have conductors finish what they have; `drained` is set when all say so, or can no more."""
+        """Start draining. Sets `drained` when all conductors confirm, or have failed for good."""
         self.is_draining = True
         self._send_to_conductors(Drain(), *self._deployment.shards)
 
     def reload_weights(self) -> None:
-        """Have every worker replaced by one that loads the weights anew; `renewed` is set when that is done.
+        """Start a rolling update: replace every worker by one with reloaded weights. Sets `weights_rolled` when done.
 
-        One renewal after the other: a request that began with an edition finds it wherever it goes on.
+        Updates run one after the other, so that a request finds the version it started with on all its workers.
         """
         self._is_roll_requested = True
         if self.weights_rolled.is_set():
@@ -170,7 +175,7 @@ class Supervisor:
             self._start_next_roll()
 
     def _start_next_roll(self) -> None:
-        """Begin the renewal that was asked for since the last one began, or be done."""
+        """Start the update that was requested meanwhile, or finish."""
         if not self._is_roll_requested:
             self.weights_rolled.set()
             return
@@ -180,12 +185,12 @@ class Supervisor:
         self._send_to_conductors(RollWeights(self.weights_version), *self._deployment.shards)
 
     def add_frontend(self, frontend: Peer) -> None:
-        """A front end is there."""
+        """Register a front end, and broadcast its address."""
         self.frontends[frontend.name] = frontend.incarnation
         self._broadcast_address(frontend, self._address_book.own_address)
 
     def close(self) -> list[ProcessHandle]:
-        """Start nothing more; what is left to be ended."""
+        """Stop restarts. Returns the running processes."""
         self.is_closing = True
         return list(self.processes().values())
 
@@ -194,9 +199,9 @@ class Supervisor:
             if child.process:
                 self._actor_loop.send(LAUNCHER, child.peer, message)
 
-    # ---------------------------------------------------------------- as an actor
+    # ---------------------------------------------------------------- actor
     def receive(self, now: float, sender: Peer, message: Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         match message:
             case Register():
                 self._on_up(now, sender)
@@ -214,16 +219,16 @@ class Supervisor:
                 pass
 
     def _on_ready(self, now: float, conductor: str) -> None:
-        """All are there that a conductor needs."""
+        """A conductor reports all its workers up."""
         for name in (conductor, *self._deployment.shards[conductor].workers):
-            if self.children[name].process:  # the conductor may have heard of them first
+            if self.children[name].process:  # their own Register can arrive later
                 self._on_up(now, self.children[name].peer)
         if _check_off(self._unready, conductor):
             self.is_starting = False
             self.start_events.put(None)
 
     def _on_worker_command(self, now: float, message: Kill | StartWorker | StopWorker) -> None:
-        """Do what a conductor says of a worker."""
+        """Start, stop or kill a worker for its conductor."""
         child = self.children.get(message.worker if isinstance(message, StartWorker) else message.peer.name)
         if child is None:
             return
@@ -240,7 +245,7 @@ class Supervisor:
                 child.process.send_signal(SIGTERM)
 
     def tick(self, now: float) -> None:
-        """Start whoever is to be started now, and end whoever should have ended."""
+        """Start children that are due, kill the ones that did not stop in time, keep a standby."""
         if self.is_closing:
             return
         for child in self.children.values():
@@ -248,35 +253,35 @@ class Supervisor:
                 if child.is_needed and child.start_at is not None and child.start_at <= now:
                     self._start(now, child)
             elif child.process.is_unreachable():
-                self._on_child_exited(now, child, child.kill_reason or "cannot be reached")
+                self._on_child_exited(now, child, child.kill_reason or "unreachable")
             elif child.stopping_since is not None and now - child.stopping_since > STOP_TIMEOUT_S:
                 child.stopping_since = now
                 child.process.send_signal(SIGKILL)
         self.starter.tick(now)
         self._report_computing(now)
-        spare = self.standby
-        is_due = spare.start_at is not None and spare.start_at <= now
-        if self._deployment.has_standby and not self.is_starting and not spare.process and is_due:
-            spare.process = self.starter.start(STANDBY_NAME)
+        standby = self.standby
+        is_due = standby.start_at is not None and standby.start_at <= now
+        if self._deployment.has_standby and not self.is_starting and not standby.process and is_due:
+            standby.process = self.starter.start(STANDBY_NAME)
 
     def _report_computing(self, now: float) -> None:
-        """Tell conductors which workers compute: one that does is not dead, even if it is not heard of."""
+        """Report workers that use CPU time: their conductor must not declare them dead for a late heartbeat."""
         if now - self._sampled_at < SAMPLE_INTERVAL_S:
             return
-        spent, self._sampled_at = now - self._sampled_at, now
+        elapsed_s, self._sampled_at = now - self._sampled_at, now
         for name, child in self.children.items():
             if child.process:
-                used = child.process.cpu_seconds()
-                if name not in self._deployment.shards and used - child.cpu_s > BUSY_FRACTION * spent:
+                cpu_s = child.process.cpu_seconds()
+                if name not in self._deployment.shards and cpu_s - child.cpu_s > BUSY_FRACTION * elapsed_s:
                     self._send_to_conductors(StillComputing(child.peer), self._deployment.conductor_of(name))
-                child.cpu_s = used
+                child.cpu_s = cpu_s
 
-    # ---------------------------------------------------------------- birth
+    # ---------------------------------------------------------------- start
     def _start(self, now: float, child: Child) -> None:
         try:
             process = self.standby.process or self.starter.start(child.peer.name)
         except OSError as error:
-            self._on_child_exited(now, child, f"could not be started: {error}")
+            self._on_child_exited(now, child, f"could not start: {error}")
             return
         self.standby.process = None
         if self.standby.start_at is not None:
@@ -284,7 +289,8 @@ class Supervisor:
         child.process = process
         child.peer = Peer(child.peer.name, child.peer.incarnation + 1)
         child.kill_reason, child.stopping_since = "", None
-        self.restart_count += child.peer.incarnation > 0
+        if child.peer.incarnation > 0:
+            self.restart_count += 1
         if shard := self._deployment.shards.get(child.peer.name):
             _restart_initial_workers([self.children[name] for name in shard.initial_workers], now)
         process.configure(self._child_config(child.peer))
@@ -292,13 +298,13 @@ class Supervisor:
     def _child_config(self, child_peer: Peer) -> ConductorConfig | WorkerConfig:
         conductor = self._deployment.conductor_of(child_peer.name)
         shard = self._deployment.shards[conductor]
-        # The conductor in any case: one that is dead now will greet who is there when it comes back.
+        # Always include the conductor: a dead one registers with its peers after its restart.
         children = [self.children[name] for name in (conductor, *shard.workers)]
-        there = [child.peer for child in children if child.process or child.peer.name == conductor]
+        running = [child.peer for child in children if child.process or child.peer.name == conductor]
         peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.frontends
-        peers |= {peer.name: peer.incarnation for peer in there if peer != child_peer}
+        peers |= {peer.name: peer.incarnation for peer in running if peer != child_peer}
         known = _known_addresses(self._address_book, self.frontends)
-        told = {
+        fields = {
             "name": child_peer.name,
             "incarnation": child_peer.incarnation,
             "peers": peers,
@@ -312,22 +318,22 @@ class Supervisor:
             "options": self._deployment.options,
         }
         if child_peer.name == conductor:
-            return ConductorConfig(**told)
+            return ConductorConfig(**fields)
         return WorkerConfig(
-            **told, conductor=conductor, black_box=str(self._deployment.directory / f"{child_peer}.box")
+            **fields, conductor=conductor, black_box=str(self._deployment.directory / f"{child_peer}.box")
         )
 
     def _broadcast_address(self, peer: Peer, address: str) -> None:
-        """Tell every child where another one is, and that one where all are: what it was told may be old by now."""
+        """Send the address of a peer to every child, and all addresses to that peer: its own copy can be outdated."""
         if not self._address_book.ip:
             return
         for child in self.children.values():
             if child.process and child.peer != peer:
                 self._actor_loop.send(LAUNCHER, child.peer, PeerAddress(peer, address))
         if peer.name in self.children:
-            for other, where in _known_addresses(self._address_book, self.frontends).items():
+            for other, other_address in _known_addresses(self._address_book, self.frontends).items():
                 if other != peer:
-                    self._actor_loop.send(LAUNCHER, peer, PeerAddress(other, where))
+                    self._actor_loop.send(LAUNCHER, peer, PeerAddress(other, other_address))
 
     def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
@@ -337,22 +343,22 @@ class Supervisor:
             self.start_events.put(f"{sender.name} is up")
         is_new, child.is_up = not child.is_up, True
         child.backoff.on_up(now)
-        if sender.name in self._deployment.shards and is_new:  # the one that was asked is dead
+        if sender.name in self._deployment.shards and is_new:  # its predecessor has died with the command
             if self.is_draining:
                 self._send_to_conductors(Drain(), sender.name)
             if not self.weights_rolled.is_set():
                 self._send_to_conductors(RollWeights(self.weights_version), sender.name)
 
-    # ---------------------------------------------------------------- death
+    # ---------------------------------------------------------------- exit
     def _on_exit(self, process: ProcessHandle) -> None:
         now = time.monotonic()
         if process is self.standby.process:
             self.standby.process = None
-            wait = self.standby.backoff.on_exit(now)
-            self.standby.start_at = None if wait is None else now + max(wait, STANDBY_DELAY_S)
+            delay_s = self.standby.backoff.on_exit(now)
+            self.standby.start_at = None if delay_s is None else now + max(delay_s, STANDBY_DELAY_S)
             return
         child = next((child for child in self.children.values() if child.process is process), None)
-        if child:  # another has taken the place of one that was lost
+        if child:  # None: a new incarnation replaced an unreachable process
             self._on_child_exited(now, child, child.kill_reason or process.exit_reason())
 
     def _on_child_exited(self, now: float, child: Child, reason: str) -> None:
@@ -373,46 +379,46 @@ class Supervisor:
         self.tick(now)
 
     def _schedule_restart(self, now: float, child: Child) -> None:
-        """Decide when a name that has died is started again."""
+        """Schedule the restart of an exited child, with exponential backoff."""
         if child.stopping_since is not None:
-            child.start_at = now  # if it is wanted again already
+            child.start_at = now  # in case it is needed again already
             if not child.is_needed:
                 self.starter.release(child.peer.name)
             return
-        wait = child.backoff.on_exit(now)
-        child.start_at = None if wait is None else now + wait
-        if wait is None:
-            log.error("%s died at every start and is given up", child.peer.name)
-            if _check_off(self._undrained, child.peer.name):  # nobody is left who could finish anything
+        delay_s = child.backoff.on_exit(now)
+        child.start_at = None if delay_s is None else now + delay_s
+        if delay_s is None:
+            log.error("%s crashed at every start and will not be restarted", child.peer.name)
+            if _check_off(self._undrained, child.peer.name):  # it cannot finish any request
                 self.drained.set()
 
 
 def _check_off(pending: set[str], conductor: str) -> bool:
-    """Tick a conductor off; whether it was the last that was waited for."""
-    was_waited = conductor in pending
+    """Remove a conductor from a set. Returns whether it was the last one."""
+    was_pending = conductor in pending
     pending.discard(conductor)
-    return was_waited and not pending
+    return was_pending and not pending
 
 
 def _known_addresses(address_book: AddressBook, frontends: Mapping[str, int]) -> dict[Peer, str]:
-    """Where everybody is, as far as it is known; nobody, on a single machine."""
+    """Addresses of all peers, as far as known; empty on a single machine."""
     if not address_book.ip:
         return {}
-    here = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in frontends.items())]
-    return address_book.addresses() | dict.fromkeys(here, address_book.own_address)
+    local = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in frontends.items())]
+    return address_book.addresses() | dict.fromkeys(local, address_book.own_address)
 
 
 def _restart_initial_workers(initial_workers: Iterable[Child], now: float) -> None:
-    """There is a new conductor, which does not know of models that rest: those run that run from the start."""
+    """Start the initial workers: a new conductor does not know which models were unloaded."""
     for child in initial_workers:
         if not child.is_needed:
             child.is_needed, child.start_at = True, now
 
 
 def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> LaunchError:
-    lines = (process.stderr_tail() if process else "").splitlines()[-MAX_TAIL_LINES:] or ["(it wrote nothing)"]
-    said = "\n".join(f"    {line}" for line in lines)
-    where, fix = "", "see what it says"
+    lines = (process.stderr_tail() if process else "").splitlines()[-MAX_TAIL_LINES:] or ["(no output)"]
+    output = "\n".join(f"    {line}" for line in lines)
+    where, fix = "", "read its output"
     if process and process.host:
-        where, fix = f" at {process.host}", f"{fix}; models and weights have to be at the same path on every host"
-    return LaunchError(f"{peer.name}{where} {reason} before everything was up. Its last words:\n{said}\n  fix: {fix}")
+        where, fix = f" on {process.host}", f"{fix}; models and weights must be at the same path on every host"
+    return LaunchError(f"{peer.name}{where} {reason} during the start. Its last output:\n{output}\n  fix: {fix}")

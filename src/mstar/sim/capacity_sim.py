@@ -20,8 +20,8 @@ from mstar.config import RuntimeConfig
 from mstar.frontend import core
 from mstar.plan.planned_model import PlannedModel
 from mstar.wire import messages as m
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 from mstar.wire.slo import Slo, duration_of
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
 from mstar.wire.transport.actor_loop import TICK_INTERVAL_S
 from mstar.worker.commands import BatchFinished, Command, Event, ExportFinished
 from mstar.worker.core import WorkerCore

@@ -1,4 +1,4 @@
-"""Moving values from one process to another: how they become bytes, and how large ones go through shared memory.
+"""Value transfer between processes: serialization, shared memory on one host, RDMA or TCP between hosts.
 
-Who sends what to whom, and when, is decided elsewhere.
+Which value goes where, and when, is decided by the conductor and the workers.
 """

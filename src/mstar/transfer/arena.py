@@ -1,14 +1,13 @@
-"""Shared memory for what is too large for a message: one arena per process, written by it and read by its peers.
+"""Shared-memory arena: one memfd per process, written by its owner and read by its peers, for large arrays.
 
-An arena is one memfd: it has no name in any directory and is gone with its process, however that ends. Its beginning is
-a table with an entry for each slot: generation, offset, length, and the generation that was read. The bytes follow. A
-descriptor says which slot, and in which generation; the message that carries it is somebody else's business.
+A memfd has no path and disappears with its process. It starts with a table of slots (generation, offset, length,
+generation that was read), followed by the data. A `Descriptor` in a message names a slot and its generation.
 
-A slot is used again only after its reader has marked it as read, or after the peer it was for is forgotten. A reader
-that lives on after that finds another generation in the table, before or after it copied, and its mark names one that
-is over: it can neither get wrong bytes nor free what is not its own.
+A slot is reused only after its reader has marked it as read, or its peer is forgotten. A forgotten peer that still runs
+sees another generation in the table, before or after its copy, and its mark names an old generation: it can neither get
+wrong bytes nor free a slot that is in use.
 
-Peers on other hosts read the same memory through a store (stores.py), by the same rules.
+Peers on other hosts read the same memory through a `remote_store`, by the same rules.
 """
 
 from __future__ import annotations
@@ -24,35 +23,41 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mstar.transfer.errors import ReadFailed
+from mstar.errors import ReadFailed
 
 DEFAULT_CAPACITY_BYTES = 256 << 20
-"""How many bytes an arena has for what is sent. Memory is taken only where it was used."""
+"""Capacity of an arena in bytes. Pages are allocated on first use."""
 
 _MEMFD_NAME = "mstar-arena"
 _BYTES_PER_SLOT = 16 << 10
-"""There is one slot for so many bytes of capacity; below that size nothing should come here."""
+"""Capacity per slot in bytes; smaller arrays should be sent inline."""
 _ALIGN_BYTES = 64
 _WORD_BYTES = 8
-_ARENA_ID, _SLOT_COUNT, _HEADER_WORDS = range(3)
-"""The words before the table: which arena it is, and how many slots it has."""
+_ARENA_ID = 0
+"""Word of the header: random id of the arena."""
+_SLOT_COUNT = 1
+"""Word of the header: number of slots."""
+_HEADER_WORDS = 2
 _ENTRY_WORDS = 4
-"""The words of a slot's entry in the table."""
-_GENERATION, _OFFSET, _LENGTH, _READ = range(_ENTRY_WORDS)
+"""Number of words of a slot in the table."""
+_GENERATION = 0
+_OFFSET = 1
+_LENGTH = 2
+_READ = 3
 ENTRY_BYTES = _WORD_BYTES * _ENTRY_WORDS
 MARK_OFFSET_BYTES = _WORD_BYTES * _READ
-"""Where in its entry a reader leaves the generation that it has read."""
+"""Offset of the read mark in a table entry."""
 _FREE = 0
 _POISON = b"\xdb"
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
-    """Where some bytes lie, for exactly one reader."""
+    """Location of some bytes, for exactly one reader."""
 
     pid: int
     fd: int
     arena: int
-    """A number that no other arena has: a process number is used again some day."""
+    """Random id of the arena: process ids are reused."""
     slot: int
     offset: int
     length: int
@@ -67,7 +72,7 @@ class _UsedSlot:
 
 
 class Arena:
-    """The arena of this process. With `poison` bytes that are freed are overwritten, so that a test sees them used."""
+    """The arena of this process. `poison` overwrites freed bytes, so that tests detect use after free."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY_BYTES, *, poison: bool = False) -> None:
         count = max(1, capacity // _BYTES_PER_SLOT)
@@ -75,23 +80,23 @@ class Arena:
         self._poison = poison
         self._fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, first + capacity)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on its size
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on the size
         self.memory = ArenaMemory(self._fd)
         self._key = (os.getpid(), self._fd, secrets.randbits(64))
         self.memory.words[_ARENA_ID], self.memory.words[_SLOT_COUNT] = self._key[2], count
         self._used: dict[int, _UsedSlot] = {}
         self._slots = list(range(count - 1, -1, -1))
         self._gaps = [(first, capacity)]
-        """(offset, size) of what is free, in order; no two of them touch."""
+        """(offset, size) of free ranges, sorted and coalesced."""
         self._reclaim_at = 1
-        """At how many used slots it is time to look which were read: so looking costs little for each."""
+        """Number of used slots that triggers the next `reclaim` (amortized cost)."""
 
     def put(self, data: memoryview, to: Hashable) -> Descriptor | None:
-        """Copy bytes for a peer; None if there is no room for them now."""
+        """Copy bytes for a peer; None if the arena is full."""
         return self.put_parts((data,), to)
 
     def put_parts(self, parts: Sequence[memoryview], to: Hashable) -> Descriptor | None:
-        """Copy several pieces into one slot, each where `places` says."""
+        """Copy several parts into one slot, at the offsets of `layout_parts`; None if the arena is full."""
         if len(self._used) >= self._reclaim_at:
             self.reclaim()
         starts, length = layout_parts([len(part) for part in parts])
@@ -108,89 +113,89 @@ class Arena:
             self.memory.view[offset + start : offset + start + len(part)] = part
         words, entry = self.memory.words, _entry_index(slot)
         words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, length, _FREE
-        words[entry + _GENERATION] = generation  # last: from now on it can be read
+        words[entry + _GENERATION] = generation  # last: publishes the slot
         self._used[slot] = _UsedSlot(descriptor, size, to)
         return descriptor
 
     def reclaim(self) -> None:
-        """Free what was read."""
+        """Free slots that were read."""
         words = self.memory.words
         used = self._used.items()
-        read = [slot for slot, one in used if words[_entry_index(slot) + _READ] == one.descriptor.generation]
+        read = [slot for slot, entry in used if words[_entry_index(slot) + _READ] == entry.descriptor.generation]
         for slot in read:
             self._release(slot)
         self._reclaim_at = 2 * len(self._used) + 1
 
     def forget(self, peer: Hashable) -> None:
-        """Free what was for a peer whose life is over."""
+        """Free all slots of a dead peer."""
         for slot in [slot for slot, used in self._used.items() if used.to == peer]:
             self._release(slot)
 
     def cancel(self, descriptor: Descriptor) -> None:
-        """Free what will not be sent after all."""
+        """Free a slot that will not be sent."""
         self._release(descriptor.slot)
 
     def stats(self) -> dict[str, int]:
-        """How many slots, and how many bytes of them, are still to be read."""
+        """Number and bytes of unread slots."""
         self.reclaim()
         return {"slots": len(self._used), "slot_bytes": sum(used.descriptor.length for used in self._used.values())}
 
     def close(self) -> None:
-        """Give the memory up. Who has it open still reads what is there."""
+        """Close the memory. Processes that have it mapped can still read."""
         self.memory.close()
         os.close(self._fd)
 
     def _allocate(self, size: int) -> int | None:
-        """The offset of so many free bytes: the first ones that suffice, as those were used before."""
+        """First-fit allocation: offset of a free range, or None. Low offsets come first: their pages exist already."""
         if not self._slots:
             return None
-        for at, (offset, room) in enumerate(self._gaps):
-            if room >= size:
-                self._gaps[at : at + 1] = [(offset + size, room - size)] if room > size else []
+        for index, (offset, available) in enumerate(self._gaps):
+            if available >= size:
+                self._gaps[index : index + 1] = [(offset + size, available - size)] if available > size else []
                 return offset
         return None
 
     def _release(self, slot: int) -> None:
         used = self._used.pop(slot)
         start, end = used.descriptor.offset, used.descriptor.offset + used.size
-        self.memory.words[_entry_index(slot) + _GENERATION] = _FREE  # first: from now on it cannot be read
+        self.memory.words[_entry_index(slot) + _GENERATION] = _FREE  # first: unpublishes the slot
         if self._poison:
             self.memory.view[start:end] = _POISON * used.size
         self._slots.append(slot)
-        at = bisect.bisect(self._gaps, (start, 0))
-        if at < len(self._gaps) and self._gaps[at][0] == end:
-            end += self._gaps.pop(at)[1]
-        if at and sum(self._gaps[at - 1]) == start:
-            at -= 1
-            start = self._gaps.pop(at)[0]
-        self._gaps.insert(at, (start, end - start))
+        index = bisect.bisect(self._gaps, (start, 0))
+        if index < len(self._gaps) and self._gaps[index][0] == end:
+            end += self._gaps.pop(index)[1]
+        if index and sum(self._gaps[index - 1]) == start:
+            index -= 1
+            start = self._gaps.pop(index)[0]
+        self._gaps.insert(index, (start, end - start))
 
 
 class ArenaReader:
-    """The arenas of other processes, each opened when something is first read from it."""
+    """Arenas of other processes, mapped on first use."""
 
     def __init__(self) -> None:
         self._arenas: dict[Hashable, tuple[tuple[int, int, int], ArenaMemory]] = {}
 
     def read(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
-        """A copy of what a sender has put, and its slot is free. Raises ReadFailed unless it is that for certain."""
+        """Copy the bytes of a slot and mark it as read. Raises ReadFailed if they changed or are gone."""
         memory = self._open_arena(descriptor, sender)
         slot, start, length, generation = descriptor.slot, descriptor.offset, descriptor.length, descriptor.generation
         if not memory.holds(slot, generation, start, length):
-            raise read_failure(length, sender, "they were read before, or given up")
+            raise read_failure(length, sender, "they were already read or freed")
         data = bytearray(memory.view[start : start + length])
         if not memory.holds(slot, generation, start, length):
-            raise read_failure(length, sender, "they were given up while they were read")
+            raise read_failure(length, sender, "they were freed during the read")
         memory.mark_read(slot, generation)
         return data
 
     def forget(self, peer: Hashable) -> None:
-        """Close the arena of a peer whose life is over."""
+        """Unmap the arena of a dead peer."""
         if (known := self._arenas.pop(peer, None)) is not None:
             known[1].close()
 
     def close(self) -> None:
-        """Close all arenas."""
+        """Unmap all arenas."""
         for peer in list(self._arenas):
             self.forget(peer)
 
@@ -203,7 +208,7 @@ class ArenaReader:
         path = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
         try:
             if os.readlink(path) != f"/memfd:{_MEMFD_NAME} (deleted)":
-                raise FileNotFoundError("it has no arena there")
+                raise FileNotFoundError("not an arena")
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 memory = ArenaMemory(fd)
@@ -215,13 +220,13 @@ class ArenaReader:
             ) from error
         if memory.words[_ARENA_ID] != descriptor.arena:
             memory.close()
-            raise read_failure(descriptor.length, sender, "its arena is another one now")
+            raise read_failure(descriptor.length, sender, "its arena was replaced")
         self._arenas[sender] = key, memory
         return memory
 
 
 class ArenaMemory:
-    """An arena's memory, as bytes and as words."""
+    """Mapped memory of an arena, as bytes and as 64-bit words."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, 0)
@@ -230,7 +235,7 @@ class ArenaMemory:
 
     @property
     def address(self) -> int:
-        """Where it begins in this process."""
+        """Address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def holds(self, slot: int, generation: int, offset: int, length: int) -> bool:
@@ -241,39 +246,38 @@ class ArenaMemory:
         return is_unread(self.words[entry : entry + _ENTRY_WORDS], generation, offset, length)
 
     def mark_read(self, slot: int, generation: int) -> None:
-        """This generation of a slot was read."""
+        """Mark a generation of a slot as read."""
         self.words[_entry_index(slot) + _READ] = generation
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the memory."""
         self.words.release()
         self.view.release()
         self._map.close()
 
 
 def _entry_index(slot: int) -> int:
-    """The first word of a slot's entry in the table."""
+    """Index of the first word of a slot in the table."""
     return _HEADER_WORDS + _ENTRY_WORDS * slot
 
 
 def entry_offset(slot: int) -> int:
-    """Where a slot's entry in the table begins, in bytes."""
+    """Byte offset of a slot in the table."""
     return _WORD_BYTES * _entry_index(slot)
 
 
 def is_unread(entry: memoryview, generation: int, offset: int, length: int) -> bool:
-    """Whether these words of the table say so. A mark that names another generation came too late, for what was there
-    before."""
+    """Whether a table entry matches and is unread. A mark with another generation is a late one, of a previous use."""
     return entry[:_READ].tolist() == [generation, offset, length] and entry[_READ] != generation
 
 
 def align_up(size: int) -> int:
-    """How many bytes something takes in an arena."""
+    """Size in the arena, rounded up to the alignment."""
     return -(-max(size, 1) // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 def layout_parts(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of several pieces begins that lie in one slot, and how long they are together."""
+    """Offsets of several parts in one slot, and their total length."""
     starts: list[int] = []
     end = 0
     for length in lengths:
@@ -283,6 +287,6 @@ def layout_parts(lengths: Sequence[int]) -> tuple[list[int], int]:
 
 
 def read_failure(length: int, sender: Hashable, reason: str) -> ReadFailed:
-    """What is said when bytes cannot be had."""
-    what = f"{length} bytes of {sender} cannot be read: {reason}"
-    return ReadFailed(f"{what}\n  fix: none here; whoever needs them must ask for them again")
+    """The error for bytes that cannot be read."""
+    what = f"cannot read {length} bytes from {sender}: {reason}"
+    return ReadFailed(f"{what}\n  fix: none needed, the request is retried; if it persists, check the sender")

@@ -1,8 +1,7 @@
-"""Arrays of numpy and torch as bytes and back: dtype, shape, then the data, or a number that says where that was put.
+"""Array serialization: numpy arrays and torch tensors as header (dtype, shape) plus data, inline or placed out of band.
 
-Neither library is imported for packing: whoever holds an array has done that. Arrays come back in memory of their own
-that can be written to, tensors on the CPU; or as arrays of numpy, where torch is not to be loaded for them. Where large
-ones are placed, this module does not know.
+Packing imports neither library: a process with an array has done so. Unpacked arrays own writable memory; tensors are
+on the CPU, or numpy arrays with `numpy_only`. The caller decides where placed data goes.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mstar.transfer.errors import NotSerializable
+from mstar.errors import NotSerializable
 
 LARGE_ARRAY_BYTES = 16 << 10
-"""From how many bytes on an array is offered to be placed elsewhere."""
+"""Minimum size in bytes of an array that is placed out of band."""
 
 PlaceArray: TypeAlias = Callable[[memoryview], int | None]
-"""Takes the bytes of a large array; the number by which they are found again, or None if they must stay inline."""
+"""Stores the bytes of a large array. Returns its index, or None if it must stay inline."""
 
 _INLINE, _PLACED = b"\0", b"\1"
 _SHAPES = [struct.Struct(f"<B{dims}Q") for dims in range(65)]
 _NUMBER = struct.Struct("<Q")
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcmMSU]\d{1,9}(\[\d{0,9}\w{1,2}\])?", re.ASCII)
-"""The dtypes of numpy whose bytes say all, as numpy writes them."""
+"""Supported numpy dtypes, in numpy's notation: those fully described by their bytes."""
 _TORCH_DTYPES = {f"{kind}{bits}": "" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _TORCH_DTYPES |= dict.fromkeys(("bool", "float16", "float32", "float64", "complex64", "complex128"), "")
 _TORCH_DTYPES |= {"bfloat16": "int16", "complex32": "int32"}
 _TORCH_DTYPES |= {f"float8_{kind}": "uint8" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
-"""The dtypes of torch, and what those that numpy does not have are seen as there."""
+"""Supported torch dtypes, each with the dtype to view it as if numpy lacks it."""
 
 
 # ---------------------------------------------------------------- packing
 def array_packer(kind: type) -> Callable[[Any, PlaceArray | None], bytes] | None:
-    """How values of a type become bytes, if they are arrays."""
+    """Packer for values of a type; None if it is not an array type."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and kind is torch.Tensor:
         return _pack_tensor
@@ -52,18 +51,18 @@ def array_packer(kind: type) -> Callable[[Any, PlaceArray | None], bytes] | None
 def _pack_tensor(value: Any, place: PlaceArray | None) -> bytes:
     known = _torch_headers().get(value.dtype)
     if known is None:
-        what = f"a tensor of dtype {value.dtype} cannot be sent to another process"
-        raise NotSerializable(f"{what}\n  fix: send another dtype")
-    head, seen_as = known
+        what = f"cannot send a tensor of dtype {value.dtype} to another process"
+        raise NotSerializable(f"{what}\n  fix: convert it to a supported dtype")
+    header, view_dtype = known
     try:
-        array = _to_numpy(value, seen_as)
-    except (RuntimeError, TypeError):  # on another device, asking for gradients, conjugated; or not dense at all
+        array = _to_numpy(value, view_dtype)
+    except (RuntimeError, TypeError):  # on another device, requires grad, conjugated, or not dense
         try:
-            array = _to_numpy(value.detach().cpu().resolve_conj().resolve_neg(), seen_as)
+            array = _to_numpy(value.detach().cpu().resolve_conj().resolve_neg(), view_dtype)
         except (RuntimeError, TypeError) as error:
-            what = f"a tensor of layout {value.layout} on {value.device} cannot be sent to another process: {error}"
-            raise NotSerializable(f"{what}\n  fix: send a dense one that has data") from None
-    return _encode_array(head, array, place)
+            what = f"cannot send a tensor of layout {value.layout} on {value.device} to another process: {error}"
+            raise NotSerializable(f"{what}\n  fix: send a dense tensor with data") from None
+    return _encode_array(header, array, place)
 
 
 def _to_numpy(value: Any, view_dtype: Any) -> Any:
@@ -72,11 +71,12 @@ def _to_numpy(value: Any, view_dtype: Any) -> Any:
 
 @functools.cache
 def _torch_headers() -> dict[Any, tuple[bytes, Any]]:
-    """For each dtype of torch its name in bytes, and what numpy sees it as if it does not know it."""
+    """Encoded name and numpy view of each torch dtype."""
     torch = sys.modules["torch"]
-    there = [(name, seen_as) for name, seen_as in _TORCH_DTYPES.items() if hasattr(torch, name)]
+    available = [(name, view_dtype) for name, view_dtype in _TORCH_DTYPES.items() if hasattr(torch, name)]
     return {
-        getattr(torch, name): (_encode_header("t" + name), getattr(torch, seen_as, None)) for name, seen_as in there
+        getattr(torch, name): (_encode_header("t" + name), getattr(torch, view_dtype, None))
+        for name, view_dtype in available
     }
 
 
@@ -87,8 +87,8 @@ def _pack_array(library: str, value: Any, place: PlaceArray | None) -> bytes:
 @functools.lru_cache(256)
 def _numpy_header(library: str, dtype: Any) -> bytes:
     if not _NUMPY_DTYPE.fullmatch(dtype.str):
-        what = f"an array of dtype {dtype} cannot be sent to another process"
-        raise NotSerializable(f"{what}\n  fix: send numbers or texts")
+        what = f"cannot send an array of dtype {dtype} to another process"
+        raise NotSerializable(f"{what}\n  fix: send numbers or strings")
     return _encode_header(library + dtype.str)
 
 
@@ -108,9 +108,9 @@ def _encode_array(header: bytes, array: Any, place: PlaceArray | None) -> bytes:
 
 # ---------------------------------------------------------------- unpacking
 def unpack_array(data: memoryview, placed: Sequence[bytearray | memoryview], *, numpy_only: bool = False) -> Any:
-    """The array that was packed; if `is_plain`, of numpy wherever that has its dtype.
+    """Decode an array; with `numpy_only` as a numpy array if numpy has its dtype.
 
-    Bytes that were not packed here may raise almost anything.
+    Invalid bytes can raise almost any exception: see `values.unpack`.
     """
     end = 2 + data[1]
     name = str(data[2:end], "ascii")
@@ -120,7 +120,7 @@ def unpack_array(data: memoryview, placed: Sequence[bytearray | memoryview], *, 
     content = placed[_NUMBER.unpack(rest)[0]] if data[0] else bytearray(rest)
     library, dtype = _parse_dtype(name, numpy_only=numpy_only)
     if math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"{len(content)} bytes are not an array of {name[1:]} and shape {shape}")
+        raise ValueError(f"{len(content)} bytes do not match an array of {name[1:]} and shape {shape}")
     array = library.frombuffer(content, dtype=dtype) if content else library.empty(shape, dtype=dtype)
     if len(shape) != 1:
         array = array.reshape(shape)
@@ -129,7 +129,7 @@ def unpack_array(data: memoryview, placed: Sequence[bytearray | memoryview], *, 
 
 @functools.lru_cache(256)
 def _parse_dtype(name: str, *, numpy_only: bool) -> tuple[Any, Any]:
-    """The library that makes arrays of a dtype, and the dtype."""
+    """Library and dtype for an encoded dtype name."""
     if numpy_only and name[0] == "t" and _TORCH_DTYPES.get(name[1:]) == "":
         numpy = importlib.import_module("numpy")
         return numpy, numpy.dtype(name[1:])
@@ -139,4 +139,4 @@ def _parse_dtype(name: str, *, numpy_only: bool) -> tuple[Any, Any]:
     if name[0] in "ns" and _NUMPY_DTYPE.fullmatch(name[1:]):
         numpy = importlib.import_module("numpy")
         return numpy, numpy.dtype(name[1:])
-    raise ValueError(f"there are no arrays of {name!r}")
+    raise ValueError(f"unknown array dtype {name!r}")

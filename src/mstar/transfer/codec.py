@@ -1,8 +1,7 @@
-"""ArenaCodec: values for other processes, small ones as bytes and large arrays through shared memory, or a store for
-those on other hosts.
+"""Arena codec: encodes values for a peer, small ones inline, large arrays through shared memory or a remote store.
 
-It keeps what a peer has not read yet, and no more. It speaks to nobody: whoever has packed a value must send it to that
-peer, which unpacks it once, or forget that peer.
+It keeps slots until the peer has read them. It sends nothing: a packed value must be sent to that peer, which unpacks
+it once, or the peer must be forgotten.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any
 
 import msgspec
 
+from mstar.errors import ReadFailed, WouldBlock
 from mstar.transfer import values
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES, Arena, ArenaReader, Descriptor
-from mstar.transfer.errors import ReadFailed, WouldBlock
 from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
 from mstar.transfer.remote_store import RemoteSlot
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A value and where its large arrays are: on this host each by itself, on another one all together."""
+    """An encoded value and its large arrays: one slot each on this host, one common slot for another host."""
 
     placed: list[Descriptor]
     value: msgspec.Raw
@@ -32,10 +31,10 @@ _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class ArenaCodec:
-    """Values as bytes for one peer, and back. A peer is one life of a process.
+    """Encodes and decodes values per peer. A peer is one incarnation of a process.
 
-    If `is_plain`, tensors come back as arrays of numpy: who only hands them on to clients need not load torch. With a
-    `reach` there are other hosts; one that has no address is none.
+    With `numpy_only` tensors are decoded as numpy arrays: a front end need not load torch. An `endpoint` with an IP
+    address enables transfers between hosts.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class ArenaCodec:
         self._remote_arrays = RemoteArrays(endpoint, self._arena) if endpoint is not None and endpoint.ip else None
 
     def pack(self, value: Any, to: Hashable) -> bytes:
-        """A value for a peer. Raises Unpackable."""
+        """Encode a value for a peer. Raises NotSerializable."""
         if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
             return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
@@ -81,23 +80,25 @@ class ArenaCodec:
         return _encode(((), msgspec.Raw(packed), remote_arrays.to_remote_slot(descriptor, tuple(map(len, parts)))))
 
     def unpack(self, data: bytes | memoryview, sender: Hashable, *, may_wait: bool = False) -> Any:
-        """The value that a peer has packed for this process. Raises ReadFailed.
+        """Decode a value from a peer. Raises ReadFailed.
 
-        Raises NotHere, and has done nothing, if it is on another host and this thread may not wait for it. Any number
-        of threads may wait at the same time.
+        Raises WouldBlock, without side effects, if the arrays are on another host and `may_wait` is False. Any number
+        of threads can wait at the same time.
         """
         try:
             packed = _decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            fix = "send it again; if that does not help, the two processes run different code"
-            raise ReadFailed(f"{len(data)} bytes of {sender} hold no value: {error}\n  fix: {fix}") from error
+            fix = "run the same version of mstar and of the models in all processes"
+            raise ReadFailed(f"cannot decode {len(data)} bytes from {sender}: {error}\n  fix: {fix}") from error
         if packed.remote_slot is None:
             placed = self._read_placed(packed.placed, sender)
         elif not may_wait:
             raise WouldBlock
         elif self._remote_arrays is None:
-            fix = "give every process the address of its host"
-            raise ReadFailed(f"a value of {sender} is on another host, and this process knows none\n  fix: {fix}")
+            fix = "configure the IP address of every host"
+            raise ReadFailed(
+                f"a value from {sender} is on another host, and this process has no endpoint\n  fix: {fix}"
+            )
         else:
             placed = self._remote_arrays.fetch(packed.remote_slot, sender)
         return values.unpack(packed.value, placed, numpy_only=self._numpy_only)
@@ -105,7 +106,7 @@ class ArenaCodec:
     def _read_placed(self, descriptors: list[Descriptor], sender: Hashable) -> list[bytearray]:
         placed: list[bytearray] = []
         failed: ReadFailed | None = None
-        for descriptor in descriptors:  # all of them, whatever happens: what is not taken is not freed
+        for descriptor in descriptors:  # all of them, even after a failure: unread slots are not freed
             try:
                 placed.append(self._reader.read(descriptor, sender))
             except ReadFailed as error:
@@ -115,18 +116,18 @@ class ArenaCodec:
         return placed
 
     def forget(self, peer: Hashable) -> None:
-        """That life is over: free what was kept for it, and close what it had."""
+        """Free all slots of a dead peer, and close its arena."""
         self._arena.forget(peer)
         self._reader.forget(peer)
         if self._remote_arrays is not None:
             self._remote_arrays.forget(peer)
 
     def stats(self) -> dict[str, int]:
-        """How much is kept for peers that have not read it."""
+        """Number and bytes of unread slots."""
         return self._arena.stats()
 
     def close(self) -> None:
-        """Give all memory up."""
+        """Close all memory and connections."""
         if self._remote_arrays is not None:
             self._remote_arrays.close()
         self._reader.close()

@@ -1,11 +1,11 @@
-"""Mooncake's transfer engine as a store: one-sided reads of another process's arena, and a one-sided mark.
+"""Remote store on Mooncake's transfer engine: one-sided RDMA reads of an arena on another host, and a one-sided mark.
 
-The arena is registered memory. A reader reads the bytes, then the slot's entry in the table: if that still names their
-generation, nobody has touched them. Then it writes its mark there. The far end's Python takes no part in any of this.
+The arena is registered memory. A reader reads the data, then the slot's table entry: if that still names the
+generation, the data is intact. Then it writes its read mark. The Python process of the sender takes no part.
 
-Over RDMA where the host has devices for it (not measured: there were none), else over TCP. The engine listens at all
-addresses of its host and knows no key: whoever reaches its ports may read and write arenas, though no other memory. It
-is for a network of one's own.
+It uses RDMA if the host has RDMA devices (not measured: none were available), else TCP. The engine listens on all
+addresses of its host and has no authentication: any host that reaches its ports can read and write arenas, but no other
+memory. Use it on a private network only.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from mstar.transfer.arena import ENTRY_BYTES, MARK_OFFSET_BYTES, ArenaMemory, al
 from mstar.transfer.remote_store import PeerUnreachable, RemoteSlot, StaleSlot
 
 PROBE_TIMEOUT_S = 2.0
-"""How long somebody may take to answer for the first time."""
+"""Seconds to wait for the first answer of a peer."""
 TRANSFER_TIMEOUT_S = 5.0
-"""How long one transfer may take."""
+"""Timeout of one transfer in seconds."""
 _SPIN_S = 60e-6
-"""How long a transfer is waited for without pause: small ones are over by then."""
-_POLL_INTERVALS_S = (20e-6, 300e-6)
+"""Seconds of busy-waiting before a transfer is polled with pauses: small ones finish within it."""
+_MIN_POLL_INTERVAL_S = 20e-6
+_MAX_POLL_INTERVAL_S = 300e-6
 _RDMA_DEVICES_DIRECTORY = Path("/sys/class/infiniband")
 _LOG_LEVEL_FATAL = 3
-"""Only what ends the process: all other things the engine has to say, this module says by raising."""
+"""glog level that only prints fatal errors: all others are raised by this module."""
 _FAILED = -1
 _INVALID_BATCHES = (0, _FAILED, (1 << 64) - 1)
-"""What the engine gives instead of a transfer; to ask for the state of such a one ends the process."""
+"""Return values of a failed submission. Polling one of these crashes the process."""
 
 
 class MooncakeStore:
-    """Reads slots of other hosts, and lets them read those of this process's arena.
+    """Reads slots of other hosts, and serves the arena of this process.
 
-    There is one engine to be read from and another one to read with: an engine never forgets what it knows of an
-    address, so when another life has come to one, it is read with a new engine.
+    It uses one engine to serve and one to read: an engine caches what it knows of an address for good, so a new one is
+    created when a new incarnation takes over an address.
     """
 
     def __init__(self, ip: str, memory: ArenaMemory) -> None:
@@ -54,16 +55,16 @@ class MooncakeStore:
         self._reading_engine: Any = None
         self._registered: dict[int, int] = {}
         self._reachable: set[str] = set()
-        """Targets that have answered."""
+        """Targets that answered a probe."""
         self._stale_targets: set[str] = set()
-        """Targets of which the engine may know what is over."""
+        """Targets for which the reading engine can have an outdated cache."""
         self._retired_engines: list[Any] = []
-        """Engines of before: to end one stops the whole process for a second, so that is left for the end."""
+        """Replaced engines. Closing one blocks the process for a second, so it is deferred to `close`."""
         self._abandoned: list[tuple[Any, int, memoryview]] = []
-        """Transfers that were given up and may still touch the memory they have."""
+        """Timed-out transfers that can still write to their memory."""
 
     def register_memory(self, address: int, size: int) -> None:
-        """Register memory to read into, if that is needed: over TCP it is not, and then nobody can write there."""
+        """Register memory to read into. Needed for RDMA only; over TCP unregistered memory is not remotely writable."""
         if _rdma_devices():
             with self._lock:
                 self._registered[address] = size
@@ -71,13 +72,13 @@ class MooncakeStore:
                     self._reading_engine.register_memory(address, size)
 
     def unregister_memory(self, address: int) -> None:
-        """Undo that."""
+        """Unregister memory."""
         with self._lock:
             if self._registered.pop(address, None) is not None and self._reading_engine is not None:
                 self._reading_engine.unregister_memory(address)
 
     def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:
-        """Read a slot, and mark it. Raises Unreached, Stale."""
+        """Read a slot and mark it as read. Raises PeerUnreachable or StaleSlot."""
         self._probe(slot.target)
         end = align_up(slot.length)
         entry, table = into[end : end + ENTRY_BYTES], slot.arena_address + entry_offset(slot.slot)
@@ -88,18 +89,18 @@ class MooncakeStore:
         self._mark_read(slot, address + end, entry)
 
     def free(self, slot: RemoteSlot) -> None:
-        """Mark a slot as read that will not be read. Raises Unreached."""
+        """Mark a slot as read without reading it. Raises PeerUnreachable."""
         self._probe(slot.target)
         entry = (ctypes.c_char * ENTRY_BYTES)()
         self._mark_read(slot, ctypes.addressof(entry), memoryview(entry).cast("B"))
 
     def forget(self, target: str) -> None:
-        """The engine closes its connections itself; whoever comes to that address is somebody else."""
+        """Treat the target as new. The engine closes its connections itself."""
         self._reachable.discard(target)
         self._stale_targets.add(target)
 
     def close(self) -> None:
-        """End the engines and their threads, which takes a second."""
+        """Close the engines and their threads. Takes a second."""
         if self._serving_engine is not None:
             self._serving_engine.unregister_memory(self._base)
         self._serving_engine = self._reading_engine = None
@@ -112,21 +113,23 @@ class MooncakeStore:
         )
 
     def _probe(self, target: str) -> None:
-        """See whether somebody is there who answers. The engine waits for that for minutes, and while it does no other
-        transfer begins, so it is asked beside it."""
+        """Check that the target answers, in a separate thread.
+
+        The engine itself would wait for minutes, and block all other transfers meanwhile.
+        """
         if target in self._reachable:
             return
-        answer = [_FAILED]
+        status = [_FAILED]
         engine = self._reader_engine()
 
         def probe() -> None:
-            answer[0] = engine.send_probe(target)
+            status[0] = engine.send_probe(target)
 
         thread = threading.Thread(target=probe, name="mstar-store-probe", daemon=True)
         thread.start()
         thread.join(PROBE_TIMEOUT_S)
-        if answer[0]:
-            raise PeerUnreachable("nobody answers there")
+        if status[0]:
+            raise PeerUnreachable(f"no answer within {PROBE_TIMEOUT_S:g} s")
         with self._lock:
             if target in self._stale_targets:
                 self._retired_engines.append(self._reading_engine)
@@ -135,35 +138,35 @@ class MooncakeStore:
         self._reachable.add(target)
 
     def _transfer(self, kind: str, target: str, span: tuple[int, int, int], memory: memoryview) -> None:
-        """One transfer: (address here, address there, length). Raises Unreached.
+        """Run one transfer of (local address, remote address, length). Raises PeerUnreachable.
 
-        The engine's own waiting takes a whole core, which on a small host the transfer itself needs.
+        It polls: waiting inside the engine would occupy a core that the transfer itself needs on a small host.
         """
         engine = self._reader_engine()
         self._drop_finished()
-        begin = engine.batch_transfer_async_read if kind == "read" else engine.batch_transfer_async_write
+        submit = engine.batch_transfer_async_read if kind == "read" else engine.batch_transfer_async_write
         start = time.monotonic()
-        batch = begin(target, *([value] for value in span))
+        batch = submit(target, *([value] for value in span))
         if batch in _INVALID_BATCHES:
             self._reachable.discard(target)
-            raise PeerUnreachable("the engine does not begin")
-        pause, longest = _POLL_INTERVALS_S
+            raise PeerUnreachable("the engine rejected the transfer")
+        interval_s = _MIN_POLL_INTERVAL_S
         while not (state := engine.transfer_check_status(batch)):
-            waited = time.monotonic() - start
-            if waited > TRANSFER_TIMEOUT_S:
+            elapsed_s = time.monotonic() - start
+            if elapsed_s > TRANSFER_TIMEOUT_S:
                 with self._lock:
                     self._abandoned.append((engine, batch, memory))
                 self._reachable.discard(target)
-                raise PeerUnreachable(f"it was not done in {TRANSFER_TIMEOUT_S:.0f} s")
-            if waited > _SPIN_S:
-                time.sleep(pause)
-                pause = min(1.3 * pause, longest)
+                raise PeerUnreachable(f"the transfer timed out after {TRANSFER_TIMEOUT_S:.0f} s")
+            if elapsed_s > _SPIN_S:
+                time.sleep(interval_s)
+                interval_s = min(1.3 * interval_s, _MAX_POLL_INTERVAL_S)
         if state < 0:
             self._reachable.discard(target)
             raise PeerUnreachable("the transfer failed")
 
     def _reader_engine(self) -> Any:
-        """The engine to read with."""
+        """The engine to read with, created on first use."""
         with self._lock:
             if self._serving_engine is None:
                 raise PeerUnreachable("the store is closed")
@@ -174,28 +177,30 @@ class MooncakeStore:
             return self._reading_engine
 
     def _drop_finished(self) -> None:
-        """Let go of memory that late transfers do not touch any more."""
+        """Drop references to memory of timed-out transfers that have finished."""
         if self._abandoned:
             with self._lock:
-                self._abandoned = [one for one in self._abandoned if not one[0].transfer_check_status(one[1])]
+                self._abandoned = [
+                    transfer for transfer in self._abandoned if not transfer[0].transfer_check_status(transfer[1])
+                ]
 
 
 def _create_engine(ip: str) -> Any:
     library = importlib.import_module("mooncake.engine")
     _silence_logs(str(library.__file__))
-    made, devices = library.TransferEngine(), _rdma_devices()
-    if made.initialize(ip, "P2PHANDSHAKE", "rdma" if devices else "tcp", ",".join(devices)):
-        fix = "give an address of this host, or uninstall Mooncake: values then go over plain connections"
-        raise MstarError(f"Mooncake's transfer engine does not start at {ip}\n  fix: {fix}")
-    return made
+    engine, devices = library.TransferEngine(), _rdma_devices()
+    if engine.initialize(ip, "P2PHANDSHAKE", "rdma" if devices else "tcp", ",".join(devices)):
+        fix = "use an address of this host, or uninstall Mooncake to transfer over plain TCP"
+        raise MstarError(f"Mooncake's transfer engine failed to start at {ip}\n  fix: {fix}")
+    return engine
 
 
 def _rdma_devices() -> list[str]:
-    """The host's devices for RDMA."""
+    """RDMA devices of this host."""
     return sorted(path.name for path in _RDMA_DEVICES_DIRECTORY.iterdir()) if _RDMA_DEVICES_DIRECTORY.is_dir() else []
 
 
 def _silence_logs(library: str) -> None:
-    """The engine logs to the terminal, and hears of no other wish than this."""
-    with suppress(ValueError):  # another build of it may have no such place
+    """Silence the log of the engine on stderr; it has no other switch than this glog flag."""
+    with suppress(ValueError):  # absent in other builds
         ctypes.c_int.in_dll(ctypes.CDLL(library), "_ZN3fLI17FLAGS_minloglevelE").value = _LOG_LEVEL_FATAL

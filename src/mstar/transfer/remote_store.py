@@ -1,7 +1,7 @@
-"""What a store is: a way to read a slot of another host's arena, and what a reader has to know of the slot.
+"""Remote store interface: reads a slot of an arena on another host.
 
-Every store keeps to the arena's rule: bytes count only if the table still names their generation after they were read.
-Which store a process has, and where bytes land, is decided in afar.py.
+Every implementation follows the rule of the arena: bytes are valid only if the table still names their generation after
+the read. `remote_arrays` chooses the store and owns the receive buffers.
 """
 
 from __future__ import annotations
@@ -14,62 +14,62 @@ NonNegativeInt: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RemoteSlot(msgspec.Struct, frozen=True, array_like=True):
-    """Where the arrays of one value lie, for exactly one reader on another host."""
+    """Location of the arrays of one value, for exactly one reader on another host."""
 
     store: str
     """Kind and address of the sender's store: "mooncake 10.0.0.2:16984"."""
     arena_address: NonNegativeInt
-    """Where the sender's arena begins in its memory."""
+    """Address of the arena in the memory of the sender."""
     slot: NonNegativeInt
     offset: NonNegativeInt
     length: NonNegativeInt
     generation: NonNegativeInt
     parts: tuple[NonNegativeInt, ...]
-    """The length of each array."""
+    """Length of each array in bytes."""
 
     @property
     def target(self) -> str:
-        """The address of the sender's store."""
+        """Address of the store of the sender."""
         return self.store.partition(" ")[2]
 
 
 class RemoteStore(Protocol):
-    """One way to read the arenas of other hosts, and to let them read this one."""
+    """Reads arenas of other hosts, and serves the arena of this process to them."""
 
     name: str
-    """Kind and address, as descriptors say it."""
+    """Kind and address, as in `RemoteSlot.store`."""
 
     def register_memory(self, address: int, size: int) -> None:
-        """From now on there may be read into this memory."""
+        """Register memory to read into."""
         ...
 
     def unregister_memory(self, address: int) -> None:
-        """And now no more."""
+        """Unregister memory."""
         ...
 
     def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:
-        """Read a slot into memory that has ENTRY_BYTES more at its aligned end, and mark it. Raises Unreached, Stale.
+        """Read a slot into memory with ENTRY_BYTES of space after its aligned end, and mark it as read.
 
-        As long as something may still be written there, the store refers to the memory.
+        Raises PeerUnreachable or StaleSlot. The store keeps a reference to the memory while a transfer can write to it.
         """
         ...
 
     def free(self, slot: RemoteSlot) -> None:
-        """Mark a slot as read that will not be read. Raises Unreached."""
+        """Mark a slot as read without reading it. Raises PeerUnreachable."""
         ...
 
     def forget(self, target: str) -> None:
-        """Close what leads there."""
+        """Close the connections to a store."""
         ...
 
     def close(self) -> None:
-        """End all threads and connections."""
+        """Stop all threads and close all connections."""
         ...
 
 
 class PeerUnreachable(Exception):
-    """The far end did not answer, or not in time."""
+    """The remote store did not answer in time."""
 
 
 class StaleSlot(Exception):
-    """The slot does not hold this any more."""
+    """The slot was freed or reused."""

@@ -1,8 +1,7 @@
-"""A store without any library: connections over which a process asks for a slot and gets its bytes.
+"""Remote store over plain TCP: request a slot of an arena, receive its bytes. Needs no library.
 
-Whoever asks proves with each request that it has the deployment's key, and whoever answers proves with the end of each
-answer that it has it too, for this very request. The bytes themselves are neither encrypted nor signed: between the
-hosts there has to be a network of one's own.
+Both sides prove with a MAC that they have the deployment key: the client per request, the server per reply, bound to
+that request. The data is neither encrypted nor authenticated: use it on a private network only.
 
     server: nonce      client: kind, slot, offset, length, generation | MAC      server: 1, bytes, 1 or 0 | MAC
 """
@@ -22,23 +21,26 @@ from mstar.transfer.arena import ArenaMemory
 from mstar.transfer.remote_store import PeerUnreachable, RemoteSlot, StaleSlot
 
 CONNECT_TIMEOUT_S = 2.0
+"""Timeout of a connection attempt in seconds."""
 TRANSFER_TIMEOUT_S = 5.0
-"""How long nothing may come before the far end is given up."""
+"""Seconds without data before a transfer times out."""
 _REQUEST = struct.Struct("<QBQQQQ")
-"""Number of the request on its connection, kind, slot, offset, length, generation."""
-_READ, _FREE = 1, 2
-_NO, _YES = b"\0", b"\1"
+"""Sequence number on the connection, kind, slot, offset, length, generation."""
+_READ = 1
+_FREE = 2
+_NO = b"\0"
+_YES = b"\1"
 _KEEPALIVE = 5
-"""After so many idle seconds the kernel asks whether the far end is there, every so many seconds, so many times."""
+"""TCP keepalive: idle seconds, interval in seconds, and number of probes."""
 _NONCE_BYTES = 16
 _MAC_BYTES = 16
 _HASH_PERSON = b"mstar-tcp-store"
-"""What is signed here means nothing elsewhere."""
+"""Domain separation: a MAC of this protocol is invalid elsewhere."""
 
 
 @dataclass(slots=True)
 class _Connection:
-    """A connection, and what both ends sign with on it."""
+    """A connection with the key and nonce of its MACs."""
 
     socket: socket.socket
     key: bytes
@@ -51,7 +53,7 @@ class _Connection:
         ).digest()
 
     def receive(self, size: int) -> bytes:
-        """Exactly so many bytes. Raises OSError, also at the end."""
+        """Read exactly `size` bytes. Raises OSError, also at end of file."""
         data = bytearray(size)
         self.receive_into(memoryview(data))
         return bytes(data)
@@ -65,14 +67,14 @@ class _Connection:
 
 
 class TcpStore:
-    """Reads slots of other hosts, and gives those of this process's arena to whoever has the key."""
+    """Reads slots of other hosts, and serves the arena of this process to holders of the key."""
 
     def __init__(self, ip: str, key: bytes, memory: ArenaMemory) -> None:
         self._key = key
         self._memory = memory
         self._lock = threading.Lock()
         self._idle: dict[str, list[_Connection]] = {}
-        """By target, the connections that nobody uses now."""
+        """Idle connections, by target."""
         self._serving: dict[socket.socket, threading.Thread] = {}
         self._listener = socket.create_server((ip, 0))
         self.name = f"tcp {ip}:{self._listener.getsockname()[1]}"
@@ -80,47 +82,47 @@ class TcpStore:
         self._accept_thread.start()
 
     def register_memory(self, address: int, size: int) -> None:
-        """Any memory will do."""
+        """Unused: TCP reads into any memory."""
 
     def unregister_memory(self, address: int) -> None:
-        """Nothing is known of it."""
+        """Unused."""
 
-    # ------------------------------------------------------------ asking
-    def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:  # noqa: ARG002 - for stores that need it
-        """Read a slot; the far end marks it. Raises Unreached, Stale."""
+    # ------------------------------------------------------------ client
+    def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:  # noqa: ARG002 - RemoteStore interface
+        """Read a slot; the server marks it as read. Raises PeerUnreachable or StaleSlot."""
         if not self._request(_READ, slot, into[: slot.length]):
             raise StaleSlot
 
     def free(self, slot: RemoteSlot) -> None:
-        """Mark a slot as read that will not be read. Raises Unreached."""
+        """Mark a slot as read without reading it. Raises PeerUnreachable."""
         self._request(_FREE, slot, memoryview(b""))
 
     def forget(self, target: str) -> None:
-        """Close the connections to a process that is gone."""
+        """Close the connections to a target."""
         with self._lock:
-            lines = self._idle.pop(target, [])
-        for line in lines:
-            line.socket.close()
+            idle = self._idle.pop(target, [])
+        for connection in idle:
+            connection.socket.close()
 
     def _request(self, kind: int, slot: RemoteSlot, into: memoryview) -> bool:
-        """Ask over a connection that is there, or else over a new one. Raises Unreached."""
+        """Send a request over an idle connection, or a new one. Raises PeerUnreachable."""
         with self._lock:
-            lines = self._idle.setdefault(slot.target, [])
-            line = lines.pop() if lines else None
-        if line is not None:
+            idle = self._idle.setdefault(slot.target, [])
+            connection = idle.pop() if idle else None
+        if connection is not None:
             try:
-                return self._exchange(line, kind, slot, into)
+                return self._exchange(connection, kind, slot, into)
             except TimeoutError as error:
-                raise PeerUnreachable(f"nothing came for {TRANSFER_TIMEOUT_S:.0f} s") from error
+                raise PeerUnreachable(f"no data for {TRANSFER_TIMEOUT_S:.0f} s") from error
             except OSError:
-                pass  # it had been closed meanwhile
+                pass  # closed by the server meanwhile: use a new connection
         try:
             return self._exchange(self._connect(slot.target), kind, slot, into)
         except (OSError, ValueError, OverflowError, struct.error) as error:
             raise PeerUnreachable(f"{type(error).__name__}: {error}") from error
 
     def _exchange(self, connection: _Connection, kind: int, slot: RemoteSlot, into: memoryview) -> bool:
-        """One request and its answer. A connection on which anything goes wrong is closed."""
+        """One request and its reply. Closes the connection on any error."""
         try:
             connection.number += 1
             request = _REQUEST.pack(connection.number, kind, slot.slot, slot.offset, slot.length, slot.generation)
@@ -129,54 +131,54 @@ class TcpStore:
                 connection.receive_into(into)
             end = connection.receive(1 + _MAC_BYTES)
             if not compare_digest(connection.mac(request, end[:1]), end[1:]):
-                raise ConnectionAbortedError("who answers there does not have the key")
+                raise ConnectionAbortedError("the server does not have the key")
         except BaseException:
             connection.socket.close()
             raise
         with self._lock:
-            lines = self._idle.get(slot.target)
-            if lines is not None:
-                lines.append(connection)
-        if lines is None:
+            idle = self._idle.get(slot.target)
+            if idle is not None:
+                idle.append(connection)
+        if idle is None:
             connection.socket.close()
         return end[:1] == _YES
 
     def _connect(self, target: str) -> _Connection:
         ip, _, port = target.rpartition(":")
-        made = socket.create_connection((ip, int(port)), CONNECT_TIMEOUT_S)
+        sock = socket.create_connection((ip, int(port)), CONNECT_TIMEOUT_S)
         try:
-            _configure_socket(made)
-            line = _Connection(made, self._key, b"")
-            line.nonce = line.receive(_NONCE_BYTES)
+            _configure_socket(sock)
+            connection = _Connection(sock, self._key, b"")
+            connection.nonce = connection.receive(_NONCE_BYTES)
         except BaseException:
-            made.close()
+            sock.close()
             raise
-        return line
+        return connection
 
-    # ------------------------------------------------------------ answering
+    # ------------------------------------------------------------ server
     def _accept(self) -> None:
         while True:
             try:
-                made, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            thread = threading.Thread(target=self._serve, args=(made,), name="mstar-store-connection", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(sock,), name="mstar-store-connection", daemon=True)
             with self._lock:
-                self._serving[made] = thread
+                self._serving[sock] = thread
             thread.start()
 
-    def _serve(self, made: socket.socket) -> None:
-        with made, contextlib.suppress(OSError, ValueError, IndexError):  # a reader that is gone asks again, or nobody
-            _configure_socket(made)
-            line = _Connection(made, self._key, secrets.token_bytes(_NONCE_BYTES))
-            made.sendall(line.nonce)
-            while self._serve_request(line):
-                made.settimeout(None)  # who has the key may take its time
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError, ValueError, IndexError):  # the reader has gone
+            _configure_socket(sock)
+            connection = _Connection(sock, self._key, secrets.token_bytes(_NONCE_BYTES))
+            sock.sendall(connection.nonce)
+            while self._serve_request(connection):
+                sock.settimeout(None)  # no idle timeout for an authenticated client
         with self._lock:
-            self._serving.pop(made, None)
+            self._serving.pop(sock, None)
 
     def _serve_request(self, connection: _Connection) -> bool:
-        """Answer one request; whether there may be another."""
+        """Serve one request. Returns whether the connection stays open."""
         request = connection.receive(_REQUEST.size)
         connection.socket.settimeout(TRANSFER_TIMEOUT_S)
         connection.number += 1
@@ -197,25 +199,25 @@ class TcpStore:
         return True
 
     def close(self) -> None:
-        """End all threads and connections."""
+        """Stop all threads and close all connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._accept_thread.join()
         with self._lock:
             serving = dict(self._serving)
-        for made in serving:
+        for sock in serving:
             with contextlib.suppress(OSError):
-                made.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         for thread in serving.values():
             thread.join()
         for target in list(self._idle):
             self.forget(target)
 
 
-def _configure_socket(made: socket.socket) -> None:
-    made.settimeout(TRANSFER_TIMEOUT_S)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone does not say so
+def _configure_socket(sock: socket.socket) -> None:
+    sock.settimeout(TRANSFER_TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects hosts that disappeared
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
-        made.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE)
+        sock.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE)

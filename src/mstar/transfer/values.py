@@ -1,11 +1,10 @@
-"""Author values as bytes and back, without running anything that a sender chose.
+"""Safe serialization of model values: msgpack with extension types, without pickle.
 
-Plain values, lists and dicts are msgpack. What that does not tell apart (tuples, sets, dataclasses, enums, integers of
-any size, arrays) is an extension type of it. A value gives the same bytes in every process, unless an array of it is
-placed elsewhere; where that is, this module does not know.
+Plain values, lists and dicts are msgpack. Tuples, sets, dataclasses, enums, large integers and arrays are extension
+types. A value has the same bytes in every process, except for arrays placed out of band by the caller.
 
-A dataclass is restored field by field and its `__init__` is not run: it is what it was, not what it would be if it were
-made again.
+A dataclass is restored field by field without running its `__init__`. Decoding imports no module and runs no code that
+the sender chose.
 """
 
 from __future__ import annotations
@@ -22,30 +21,41 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext, decode, encode
 
+from mstar.errors import NotSerializable, ReadFailed
 from mstar.transfer.arrays import PlaceArray, array_packer, unpack_array
-from mstar.transfer.errors import NotSerializable, ReadFailed
 
-_TUPLE, _SET, _FROZENSET, _DICT, _DATACLASS, _ENUM, _INT, _STR, _ARRAY = range(9)
+# msgpack extension types
+_TUPLE = 0
+_SET = 1
+_FROZENSET = 2
+_DICT = 3
+_DATACLASS = 4
+_ENUM = 5
+_INT = 6
+_STR = 7
+_ARRAY = 8
 
 
 # ---------------------------------------------------------------- packing
 def pack(value: Any, place: PlaceArray | None = None) -> bytes:
-    """A value as bytes. Raises Unpackable."""
+    """Encode a value; `place` stores large arrays out of band. Raises NotSerializable."""
     try:
         return encode(_to_msgpack(value, place))
     except RecursionError:
-        fix = "send a value that is not part of itself"
-        raise NotSerializable(f"a {type(value).__name__} is nested too deeply to be sent\n  fix: {fix}") from None
+        fix = "send a value that does not contain itself"
+        raise NotSerializable(
+            f"cannot send a {type(value).__name__} to another process: it is nested too deeply\n  fix: {fix}"
+        ) from None
 
 
 def _to_msgpack(value: Any, place: PlaceArray | None) -> Any:
-    """A value as what msgpack knows."""
+    """Convert a value to msgpack types."""
     return _packer(type(value))(value, place)
 
 
 @functools.lru_cache(1024)
 def _packer(kind: type) -> Callable[[Any, PlaceArray | None], Any]:
-    """How values of a type are packed."""
+    """Packer for values of a type."""
     if kind in _PACKERS:
         return _PACKERS[kind]
     if (array := array_packer(kind)) is not None:
@@ -55,7 +65,7 @@ def _packer(kind: type) -> Callable[[Any, PlaceArray | None], Any]:
     if dataclasses.is_dataclass(kind):
         return functools.partial(_dataclass, _class_path(kind), _fields(kind))
     fix = "send plain values, lists, dicts, dataclasses, enums or arrays"
-    raise NotSerializable(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process\n  fix: {fix}")
+    raise NotSerializable(f"cannot send a {kind.__module__}.{kind.__qualname__} to another process\n  fix: {fix}")
 
 
 def _identity(value: Any, _: PlaceArray | None) -> Any:
@@ -72,14 +82,14 @@ def _str(value: str, _: PlaceArray | None) -> Any:
     if not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError:  # half of a pair, which Python allows and UTF-8 does not
+        except UnicodeEncodeError:  # a lone surrogate: valid in Python, not in UTF-8
             return Ext(_STR, value.encode(errors="surrogatepass"))
     return value
 
 
 def _list(value: list[Any], place: PlaceArray | None) -> Any:
     if set(map(type, value)) == {int} and min(value) >= -(1 << 63) and max(value) < 1 << 64:
-        return value  # a prompt, which may be long
+        return value  # fast path for token ids
     return [_to_msgpack(item, place) for item in value]
 
 
@@ -88,9 +98,8 @@ def _tuple(value: tuple[Any, ...], place: PlaceArray | None) -> Any:
 
 
 def _set(code: int, value: set[Any], place: PlaceArray | None) -> Any:
-    return Ext(
-        code, encode(sorted(encode(_to_msgpack(item, place)) for item in value))
-    )  # its own order differs by process
+    # Sorted, because the order of a set differs by process.
+    return Ext(code, encode(sorted(encode(_to_msgpack(item, place)) for item in value)))
 
 
 def _dict(value: dict[Any, Any], place: PlaceArray | None) -> Any:
@@ -100,15 +109,13 @@ def _dict(value: dict[Any, Any], place: PlaceArray | None) -> Any:
 
 
 def _enum(name: str, value: enum.Enum, place: PlaceArray | None) -> Any:
-    which = value.value if isinstance(value, enum.Flag) else value.name  # several flags together have no name
-    return Ext(_ENUM, encode([name, _to_msgpack(which, place)]))
+    member = value.value if isinstance(value, enum.Flag) else value.name  # combined flags have no name
+    return Ext(_ENUM, encode([name, _to_msgpack(member, place)]))
 
 
 def _dataclass(name: str, fields: Sequence[str], value: Any, place: PlaceArray | None) -> Any:
-    return Ext(
-        _DATACLASS,
-        encode([name, {own: _to_msgpack(getattr(value, own), place) for own in fields if hasattr(value, own)}]),
-    )
+    content = {field: _to_msgpack(getattr(value, field), place) for field in fields if hasattr(value, field)}
+    return Ext(_DATACLASS, encode([name, content]))
 
 
 _PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
@@ -131,40 +138,42 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 
 def _class_path(kind: type) -> str:
-    """How another process finds a class."""
+    """Import path of a class. Raises NotSerializable if another process could not find it."""
     name = f"{kind.__module__}:{kind.__qualname__}"
     if kind.__module__ == "__main__" or _find_class(name) is not kind:
         fix = "define it at the top of a module that both processes import"
-        raise NotSerializable(f"no other process would find the class {name}\n  fix: {fix}")
+        raise NotSerializable(f"cannot send {name} to another process: the class is not importable there\n  fix: {fix}")
     if not issubclass(kind, enum.Enum):
         try:
             object.__new__(kind)
-        except TypeError as error:  # it is also a list, an exception or the like, which is more than its fields
-            fix = "send a dataclass that is nothing else"
-            raise NotSerializable(f"a {name} has more to it than its fields: {error}\n  fix: {fix}") from None
+        except TypeError as error:  # it also subclasses list, Exception or the like
+            fix = "send a dataclass without a builtin base class"
+            raise NotSerializable(
+                f"cannot send a {name} to another process: it has more state than its fields: {error}\n  fix: {fix}"
+            ) from None
     return name
 
 
 # ---------------------------------------------------------------- unpacking
 _DECODE_ERRORS = (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError)
 _DECODE_ERRORS += (ArithmeticError, RuntimeError, struct.error)
-"""What bytes that were not packed here may lead to."""
+"""Exceptions that decoding invalid bytes can raise."""
 
 
 def unpack(data: bytes | memoryview, placed: Sequence[bytearray | memoryview] = (), *, numpy_only: bool = False) -> Any:
-    """The value that was packed; `placed` are the bytes of its arrays that are not inline. Raises ReadFailed.
+    """Decode a value; `placed` are the bytes of its out-of-band arrays. Raises ReadFailed.
 
-    If `is_plain`, tensors are arrays of numpy.
+    With `numpy_only` tensors are decoded as numpy arrays.
     """
     try:
         return _Decoder(placed, numpy_only=numpy_only).read(data)
     except _DECODE_ERRORS as error:
-        fix = "send it again; if that does not help, the two processes run different code"
-        raise ReadFailed(f"{len(data)} bytes hold no value: {error}\n  fix: {fix}") from error
+        fix = "run the same version of mstar and of the models in all processes"
+        raise ReadFailed(f"cannot decode {len(data)} bytes: {error}\n  fix: {fix}") from error
 
 
 class _Decoder:
-    """Turns extension types back into what they stand for."""
+    """Decodes extension types."""
 
     def __init__(self, placed: Sequence[bytearray | memoryview], *, numpy_only: bool) -> None:
         self._placed = placed
@@ -182,27 +191,27 @@ class _Decoder:
         return {self.read(item) for item in self.read(data)}
 
     def dict(self, data: memoryview) -> dict[Any, Any]:
-        each = iter(self.read(data))
-        return dict(zip(each, each, strict=True))
+        items = iter(self.read(data))
+        return dict(zip(items, items, strict=True))
 
     def enum(self, data: memoryview) -> enum.Enum:
-        name, which = self.read(data)
+        name, member = self.read(data)
         kind = _find_class(name)
         if kind is None or not issubclass(kind, enum.Enum):
             raise TypeError(f"this process has no enum {name!r}")
-        return kind(which) if issubclass(kind, enum.Flag) else kind.__members__[which]
+        return kind(member) if issubclass(kind, enum.Flag) else kind.__members__[member]
 
     def dataclass(self, data: memoryview) -> Any:
-        name, given = self.read(data)
+        name, content = self.read(data)
         kind = _find_class(name)
         if kind is None or not dataclasses.is_dataclass(kind):
             raise TypeError(f"this process has no dataclass {name!r}")
-        if unknown := given.keys() - set(_fields(kind)):
+        if unknown := content.keys() - set(_fields(kind)):
             raise TypeError(f"the dataclass {name!r} has no fields {sorted(unknown)}")
-        made = object.__new__(kind)
-        for own, value in given.items():
-            object.__setattr__(made, own, value)  # frozen ones too
-        return made
+        instance = object.__new__(kind)
+        for field, value in content.items():
+            object.__setattr__(instance, field, value)  # works for frozen dataclasses
+        return instance
 
 
 _DECODERS: dict[int, Callable[[_Decoder, memoryview], Any]] = {
@@ -218,9 +227,9 @@ _DECODERS: dict[int, Callable[[_Decoder, memoryview], Any]] = {
 
 
 def _find_class(name: str) -> type | None:
-    """The class of this name in a module that is already here. Nothing is imported, no attribute code is run."""
+    """Find a class by its path in an imported module. Imports nothing and runs no attribute code."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    result: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    return found if isinstance(found, type) else None
+        result = vars(result).get(part) if isinstance(result, ModuleType | type) else None
+    return result if isinstance(result, type) else None

@@ -1,1 +1,1 @@
-"""What processes say to each other: a closed set of messages, frames that cannot be forged, links that lose nothing."""
+"""Messages between processes: a closed set of messages, authenticated frames (MAC), exactly-once links."""

@@ -1,4 +1,7 @@
-"""What a process tells those who look on, of the last moment: figures, inside messages."""
+"""Live activity records: what a process did since the previous poll, for dashboards.
+
+They are fields of `queries.ActivityReply`. No decision depends on them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import msgspec
 
 
 class OpActivity(msgspec.Struct, array_like=True):
-    """One call of a walk, by its number in program order: what ran of it, for all requests, and what waits."""
+    """Activity of one call of a walk, over all requests. `call_index` counts calls in program order."""
 
     model: str
     walk: str
@@ -14,15 +17,15 @@ class OpActivity(msgspec.Struct, array_like=True):
     batches: int = 0
     calls: int = 0
     max_batch_size: int = 0
-    """How many calls shared the largest batch, of this and of other walks."""
+    """Number of calls in the largest batch, calls of other walks included."""
     busy_s: float = 0.0
-    """For how many seconds they were computed, each its share."""
+    """Compute time in seconds. A batch is shared equally among its calls."""
     ready_calls: int = 0
-    """How many are ready now and do not run."""
+    """Number of calls that are ready and not running."""
 
 
 class RequestPosition(msgspec.Struct, array_like=True):
-    """Where a request is: the call that ran last for it, of the walk with this number."""
+    """Position of a request: the last call that ran, and the index of its walk."""
 
     rid: str
     walk_index: int
@@ -30,30 +33,30 @@ class RequestPosition(msgspec.Struct, array_like=True):
 
 
 class StreamFill(msgspec.Struct, array_like=True):
-    """How full a stream of a walk is that is read here."""
+    """Fill level of a stream between partitions that this worker reads."""
 
     model: str
     walk: str
     stream: str
     items: int
-    """How many items wait in the fullest of them."""
+    """Number of items in the fullest instance of the stream."""
     capacity: int
-    """How many may."""
+    """Maximum number of items before the writer blocks (backpressure)."""
     requests: int
-    """How many requests have such a stream here."""
+    """Number of requests with this stream at this worker."""
 
 
 class TransferCount(msgspec.Struct, array_like=True):
-    """What went to one other worker."""
+    """Transfers to one other worker."""
 
     to: str
     count: int = 0
     seconds: float = 0.0
-    """From when it was to go to when it went."""
+    """Total seconds between ready to send and sent."""
 
 
 class RequestStatus(msgspec.Struct, array_like=True):
-    """A request that is under way."""
+    """Status of a request in progress."""
 
     rid: str
     model: str
@@ -61,21 +64,21 @@ class RequestStatus(msgspec.Struct, array_like=True):
     """queued, waiting (for a worker), running or awaiting_input."""
     walk: str
     walk_index: int
-    """How many walks of it came before that one."""
+    """Number of earlier walks of this request."""
     attempt: int
-    """How often it was tried, this time with it."""
+    """Number of attempts, this one included."""
     seats: tuple[str, ...]
-    """The workers that run it."""
+    """Workers that run the current walk, by partition."""
     age_s: float
-    """For how many seconds it is known."""
+    """Seconds since it was submitted."""
 
 
 class WorkerActivity(msgspec.Struct, array_like=True):
-    """A worker that is there."""
+    """Status of a registered worker."""
 
     name: str
     incarnation: int
     state: str
     """up or draining."""
     utilization: float = -1.0
-    """How much of all that it can do streams with a clock need; below 0 if that is not known."""
+    """Share of its capacity that real-time streams need; negative if unknown."""

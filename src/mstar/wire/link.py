@@ -1,8 +1,14 @@
-"""Link: what two lives send each other arrives once and in order, over a channel that may lose, repeat and reorder.
+"""Reliable link between two process incarnations: exactly-once, in-order delivery over an at-least-once channel.
 
-Every payload has a number, from 1 on, and is kept until the other side has confirmed it. Every frame confirms all that
-has come in without a gap. A link never gives up: whoever learns that the other side is gone drops the link. It knows
-neither clock nor socket, and does not look into payloads.
+The channel below can lose, duplicate and reorder frames. As in TCP:
+
+1. Every payload has a sequence number, starting at 1, and stays in the send buffer until it is acknowledged.
+2. Every frame carries a cumulative acknowledgement of all payloads received without a gap.
+3. Unacknowledged frames are resent after a timeout with exponential backoff (no jitter: each link has one peer).
+4. A send window limits the frames in flight; the receiver drops duplicates and reorders within the window.
+
+A link never times out: its owner drops it when the peer is dead. It has no clock and no socket (sans-IO), and does not
+interpret payloads.
 """
 
 from __future__ import annotations
@@ -14,24 +20,26 @@ from math import inf
 from typing import Any
 
 WINDOW_FRAMES = 256
-"""How many frames may be under way; more of them wait, so what comes in early is at most this much."""
+"""Maximum number of frames in flight. It also bounds the reorder buffer of the receiver."""
 ACK_EVERY_FRAMES = 32
+"""Number of received frames after which an idle receiver acknowledges."""
 ACK_DELAY_S = 0.02
-"""A side that sends nothing itself confirms after so many frames, or so many seconds after the first of them."""
-MAX_RESEND_FRAMES = ACK_EVERY_FRAMES  # so that they are confirmed at once, and the next can follow
+"""Maximum seconds before an idle receiver acknowledges (delayed ack)."""
+MAX_RESEND_FRAMES = ACK_EVERY_FRAMES  # a full resend triggers an immediate ack, and the next resend
 RESEND_TIMEOUT_S = 0.2
+"""Seconds without an acknowledgement before the oldest frames are resent. Doubles with each resend."""
 MAX_RESEND_TIMEOUT_S = 1.0
-"""When nothing was confirmed for so long, the oldest few frames are sent again; the wait doubles each time."""
+"""Upper limit of the resend timeout."""
 
 REFUSED_RETRY_S = 0.02
-"""The same when a frame could not be sent at all."""
+"""Seconds before a frame is resent that the transport refused to send."""
 
 OutgoingFrame = tuple[int, int, Any]
-"""Number, confirmation and payload of a frame. Number 0 has no payload: the frame only confirms."""
+"""Sequence number, acknowledgement and payload of a frame. Number 0 has no payload: a pure acknowledgement."""
 
 
 class Link:
-    """One side of a link."""
+    """One end of a link."""
 
     __slots__ = (
         "_ack_at",
@@ -49,33 +57,31 @@ class Link:
     )
 
     def __init__(self) -> None:
-        self._send_buffer: deque[Any] = (
-            deque()
-        )  # what the other side has not confirmed; the first has number _confirmed + 1
+        self._send_buffer: deque[Any] = deque()  # not acknowledged; the first one has number _acked + 1
         self._acked = 0
-        self._last_sent = 0  # up to here, frames have been on their way
-        self._last_received = 0  # up to here, everything has come in
+        self._last_sent = 0  # highest number sent
+        self._last_received = 0  # highest number received without a gap
         self._out_of_order: dict[int, Any] = {}
-        self._acks_owed = 0  # how many frames came in since we last confirmed
+        self._acks_owed = 0  # frames received since the last ack was sent
         self._ack_at = inf
         self._resend_at = inf
         self._resend_timeout = RESEND_TIMEOUT_S
-        self._suspected_lost = 0  # up to here, frames were on their way when the wait was over: they may all be lost
-        self._resent_up_to = 0  # up to here, they were sent again
+        self._suspected_lost = 0  # highest number in flight at the last timeout
+        self._resent_up_to = 0  # highest number resent since then
         self.resent = 0
 
     @property
     def unacked(self) -> int:
-        """How many payloads the other side has not confirmed."""
+        """Number of payloads that the peer has not acknowledged."""
         return len(self._send_buffer)
 
     @property
     def due(self) -> float:
-        """When `tick` has something to send; never, if infinite."""
+        """Time at which `tick` has something to send; infinite if never."""
         return min(self._ack_at, self._resend_at)
 
     def send(self, now: float, payload: Any) -> OutgoingFrame | None:
-        """Take a payload. Returns the frame to send, or None if it has to wait: a later `tick` sends it then."""
+        """Queue a payload. Returns the frame to send, or None if the window is full: a later `tick` sends it."""
         self._send_buffer.append(payload)
         number = self._acked + len(self._send_buffer)
         if number != self._last_sent + 1 or number > self._acked + WINDOW_FRAMES:
@@ -87,17 +93,17 @@ class Link:
         return number, self._last_received, payload
 
     def on_refused(self, now: float) -> None:
-        """A frame could not be sent: nothing will be confirmed, so it is tried again sooner."""
+        """Schedule an early resend: the transport refused a frame, so that no acknowledgement will arrive."""
         if self._send_buffer:
             self._resend_at = min(self._resend_at, now + REFUSED_RETRY_S)
 
     def receive(self, now: float, number: int, ack: int, payload: Any) -> Sequence[Any]:
-        """Take a frame. Returns the payloads whose turn it is now."""
+        """Process a received frame. Returns the payloads that are deliverable now, in order."""
         if self._acked < ack <= self._last_sent:
             self._on_ack(now, ack)
         if not number:
             return ()
-        if number <= self._last_received:  # our confirmation was late or lost
+        if number <= self._last_received:  # a duplicate: our ack was late or lost
             self._ack_at = now
             return ()
         if number > self._last_received + 1:
@@ -117,17 +123,15 @@ class Link:
             self._send_buffer.popleft()
         self._acked = ack
         self._resend_timeout = RESEND_TIMEOUT_S
-        if (
-            self._resent_up_to <= ack < self._suspected_lost
-        ):  # what was sent again has arrived: the next few, without a wait
+        if self._resent_up_to <= ack < self._suspected_lost:  # the resent frames arrived: resend the next ones at once
             self._resend_at = now
         else:
             self._resend_at = now + RESEND_TIMEOUT_S if self._send_buffer else inf
-        if self._acked + len(self._send_buffer) > self._last_sent:  # some wait, and now there is room for them
+        if self._acked + len(self._send_buffer) > self._last_sent:  # the window has room again for queued payloads
             self._ack_at = now
 
     def tick(self, now: float) -> list[OutgoingFrame]:
-        """What is to be sent now: again, at last, or only to confirm."""
+        """Frames to send now: resends, queued payloads that fit the window, or a pure acknowledgement."""
         frames: list[OutgoingFrame] = []
         if now >= self._resend_at:
             if self._acked >= self._suspected_lost:
@@ -137,9 +141,9 @@ class Link:
             self.resent += len(frames)
             self._resend_timeout = min(2 * self._resend_timeout, MAX_RESEND_TIMEOUT_S)
             self._resend_at = now + self._resend_timeout
-        under_way = self._last_sent - self._acked
-        if under_way < WINDOW_FRAMES and len(self._send_buffer) > under_way:
-            frames += self._frames(under_way, WINDOW_FRAMES)
+        in_flight = self._last_sent - self._acked
+        if in_flight < WINDOW_FRAMES and len(self._send_buffer) > in_flight:
+            frames += self._frames(in_flight, WINDOW_FRAMES)
             self._last_sent = self._acked + min(WINDOW_FRAMES, len(self._send_buffer))
         if now >= self._ack_at and not frames:
             frames.append((0, self._last_received, None))
@@ -149,5 +153,5 @@ class Link:
 
     def _frames(self, start: int, stop: int) -> list[OutgoingFrame]:
         first = self._acked + 1
-        kept = islice(self._send_buffer, start, stop)
-        return [(number, self._last_received, payload) for number, payload in enumerate(kept, first + start)]
+        pending = islice(self._send_buffer, start, stop)
+        return [(number, self._last_received, payload) for number, payload in enumerate(pending, first + start)]

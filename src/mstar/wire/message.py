@@ -1,14 +1,18 @@
-"""What every message is made of: whose it is, and the values that it may bring. Which there are is in `messages`."""
+"""Base types of the wire protocol: peers, values, messages, and the events that all sans-IO cores share.
+
+The messages themselves are in `messages` and `queries`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """One life of one process: its name, and how often that name was started before."""
+    """One incarnation of a process: its name, and the number of earlier starts of that name."""
 
     name: str
     incarnation: int
@@ -18,7 +22,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Value:
-    """A value of an author's program on its way."""
+    """A value of a model in transit: a prompt, a tensor, a result."""
 
     __slots__ = ("content",)
 
@@ -30,4 +34,25 @@ class Value:
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """Anything one process says to another."""
+    """Base class of all messages between processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """Event for a core: a message arrived."""
+
+    sender: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Event for a core: time has passed. The time itself is an argument of the core's `step`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """Action of a core: send a message to another process."""
+
+    to: Peer
+    message: Message

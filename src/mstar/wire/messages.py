@@ -1,10 +1,10 @@
-"""Every message that front ends, conductors, workers and the launcher send each other.
+"""All messages between front ends, conductors, workers and the launcher.
 
-The set is closed: what is not here cannot be said. A `Value` is the one field whose type is open: a prompt, a tensor, a
-result. Inside a process it goes by reference; whoever writes frames is given a codec for it.
+The set is closed: a frame decodes to one of `AnyMessage` or is rejected. `Value` is the only field type with open
+content (prompt, tensor, result). Within a process it is passed by reference, between processes a codec encodes it.
 
-An *attempt* numbers the tries at one request: the conductor's generation in its high bits, so that a later one is
-always larger. Whatever speaks of an attempt that is over is ignored.
+An *attempt* numbers the tries of one request. The conductor's generation is in its high bits, so that a later attempt
+always has a larger number. Messages of superseded attempts are ignored.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from mstar.wire.slo import Slo
 from mstar.wire.stats import WorkerLoad
 
 
-# ---------------------------------------------------------------- everybody
+# ---------------------------------------------------------------- all processes
 class Register(Message):
-    """I am here, in this life: sent by who starts, and by a new conductor to everyone. A worker tells what it holds."""
+    """Announces an incarnation: sent by a starting process, and by a new conductor to all its peers."""
 
     components: tuple[str, ...] = ()
-    """Of a worker: the components that are loaded, each as "model.component"."""
+    """Workers only: loaded components, each as "model.component"."""
     weights_version: int = 0
-    """Of a worker: which edition of the weights it has loaded."""
+    """Workers only: version of the loaded weights."""
 
 
 class PeerDead(Message):
-    """This life of a process is over: keep nothing for it."""
+    """A peer incarnation is dead: free everything kept for it."""
 
     peer: Peer
 
 
 class PeerAddress(Message):
-    """A process of another host is there, and found at this address."""
+    """Address of a peer on another host, for the address book of the receiver."""
 
     peer: Peer
     address: str
@@ -49,34 +49,37 @@ class PeerAddress(Message):
 
 # ---------------------------------------------------------------- front end and conductor
 class ClientInput(Message):
-    """The client says more to a request that runs, or, with None, that it says no more."""
+    """Further input of the client to a running request; None closes its input."""
 
     rid: str
     index: int
-    """How many things it said before."""
+    """Number of earlier inputs of this request."""
     value: Value
     received_counts: dict[str, int]
-    """How many emissions of each kind it had when it said so."""
+    """Emissions of each kind that the client had received when it sent this."""
     walk_index: int = -1
-    """When it was heard, if that is known: see `Heard`."""
+    """Walk at which it was accepted; -1 if not known: see `InputAccepted`."""
 
 
 class InputAccepted(Message):
-    """A client was heard. If it cut a walk, that is over, and what it emitted beyond `totals` is not wanted."""
+    """The conductor has accepted a client input.
+
+    If the input interrupted a walk, that walk is over, and its emissions beyond `totals` must be dropped.
+    """
 
     rid: str
     index: int
-    """Which of the things that it said."""
+    """Index of the accepted input."""
     walk_index: int
-    """When: while the walk with this number ran, or before it."""
+    """Index of the walk during which, or before which, it was accepted."""
     attempt: int
-    """The attempt that goes on: those before make nothing that is wanted, but what `totals` counts."""
+    """The attempt that continues. Of earlier attempts only the emissions counted in `totals` are valid."""
     totals: dict[str, int]
-    """How many emissions of each kind walks that are over have made."""
+    """Emissions of each kind made by finished walks."""
 
 
 class TurnFinished(Message):
-    """The route has done what it was told, so many things, and waits for more. By then there are `totals` emissions."""
+    """The route has consumed `inputs_consumed` inputs and waits for the next one. `totals` emissions exist so far."""
 
     rid: str
     inputs_consumed: int
@@ -85,7 +88,7 @@ class TurnFinished(Message):
 
 
 class Submit(Message):
-    """Serve this request. `patience` is how many seconds it may take in all."""
+    """Serve a request. `timeout_s` is its total time limit."""
 
     rid: str
     model: str
@@ -93,45 +96,45 @@ class Submit(Message):
     tenant: str = ""
     timeout_s: float = 600.0
     last_seen_attempt: int = -1
-    """It was admitted before, and this is the last attempt the client has seen: it is not refused now."""
+    """Last attempt that the client saw, if the request was admitted before: then it skips admission control."""
     inputs: tuple[ClientInput, ...] = ()
-    """What its client has said since, if a conductor may not know that."""
+    """Inputs since the submission, in case the conductor is new and does not have them."""
     slo: Slo = Slo()
-    """What its client is promised."""
+    """Latency objective of the request."""
 
 
 class UnloadModel(Message):
-    """Have the workers of a model ended once nobody uses them. It is answered with a Standing."""
+    """Stop the workers of a model after their requests finish. The reply is a ModelStatusReply."""
 
     correlation_id: int
     model: str
 
 
 class LoadModel(Message):
-    """Have the workers of a model started again. It is answered with a Standing."""
+    """Start the workers of an unloaded model. The reply is a ModelStatusReply."""
 
     correlation_id: int
     model: str
 
 
 class Cancel(Message):
-    """Nobody wants this request any more."""
+    """Cancel a request: the client has left."""
 
     rid: str
 
 
 class RequestRejected(Message):
-    """The request was not taken on; nothing of it has run."""
+    """The request was rejected by admission control; no part of it has run."""
 
     rid: str
     status: int
-    """As in HTTP: 429 for too many, 503 for nobody there, 400 for one that cannot be served."""
+    """HTTP status: 429 if over the limit, 503 if no worker is available, 400 or 404 if it cannot be served."""
     reason: str
     retry_after_s: float = 0.0
 
 
 class RequestFinished(Message):
-    """The request has ended. It was served whole once the client has `totals` emissions of each kind."""
+    """Final status of a request. The response is complete once the client has `totals` emissions of each kind."""
 
     rid: str
     status: str
@@ -139,33 +142,33 @@ class RequestFinished(Message):
     totals: dict[str, int]
     result: Value
     error_type: str = ""
-    """The type of what went wrong."""
+    """Exception type; empty on success."""
     error_message: str = ""
-    """What it says."""
+    """Exception text; empty on success."""
 
 
 # ---------------------------------------------------------------- inputs of a walk
 class ValueInput(Message):
-    """An input that is a value."""
+    """A walk input that is a plain value."""
 
     value: Value
 
 
 class LocalState(Message):
-    """A state that this worker holds under this number."""
+    """A walk input that is a state of this worker, by number."""
 
     state: int
 
 
 class NewState(Message):
-    """A state to be made."""
+    """A walk input that is a state to create."""
 
     component: str
     kind: str
 
 
 class IncomingState(Message):
-    """A state that another worker will send."""
+    """A walk input that is a state in transfer from another worker."""
 
 
 WalkInput = ValueInput | LocalState | NewState | IncomingState
@@ -173,54 +176,54 @@ WalkInput = ValueInput | LocalState | NewState | IncomingState
 
 # ---------------------------------------------------------------- conductor and worker
 class StartWalk(Message):
-    """Begin your part of a walk."""
+    """Start one or more partitions of a walk at this worker."""
 
     rid: str
     attempt: int
     walk_index: int
-    """How many walks of this request were started before, in this attempt."""
+    """Number of walks started before, in this attempt."""
     model: str
     walk_name: str
-    """Which walk of the model."""
+    """Name of the walk."""
     seats: tuple[Peer, ...]
-    """Who sits where."""
+    """Worker of each partition."""
     inputs: dict[int, WalkInput]
     emitted_counts: dict[str, int]
-    """How many emissions of each kind earlier walks have made."""
+    """Emissions of each kind made by earlier walks."""
     frontend: Peer
-    """Who gets the emissions."""
+    """Receiver of the emissions."""
     tenant: str = ""
-    """Whose request it is: what states share by content, they share among those of one tenant."""
+    """Tenant of the request. States share content (prefix cache) only within one tenant."""
     isolate_at_call: int = 0
-    """About the so-manieth call of each op it is run alone: it was in a batch that a worker did not survive."""
+    """Run calls near this index in isolation, without batching: the request is a crash suspect. 0: no isolation."""
     slo: Slo = Slo()
-    """What its client is promised."""
+    """Latency objective of the request."""
     first_due_in_s: float = 0.0
-    """In how many seconds the client should have the first emission of each kind that it has nothing of."""
+    """Seconds until the first emission is due, for each kind with no emission so far."""
     due_in_s: dict[str, float] = {}
-    """In how many seconds it will have nothing left, of each kind that has begun."""
+    """Seconds until the client runs out of output, for each kind that has started."""
     predicted_ttft_s: float = 0.0
-    """In how many seconds it was thought that the first emission will come, when it was taken on; 0 if not known."""
+    """Time to first output that was predicted at admission, in seconds; 0 if unknown."""
 
 
 class ReleaseAttempt(Message):
-    """Drop what you hold for this request, up to and with this attempt, and say so with Released."""
+    """Free everything held for a request, up to and including this attempt. The reply is AttemptReleased."""
 
     rid: str
     attempt: int
     keep_states: bool = False
-    """Only its walk is over: the route's states are used by the next attempt."""
+    """Keep the states of the route for the next attempt; only the walk is over."""
 
 
 class AttemptReleased(Message):
-    """Nothing of this attempt is left here."""
+    """The worker has freed everything of this attempt."""
 
     rid: str
     attempt: int
 
 
 class SeatDone(Message):
-    """A seat has come to the end of its part."""
+    """A partition of a walk has finished."""
 
     rid: str
     attempt: int
@@ -228,15 +231,15 @@ class SeatDone(Message):
     seat: int
     outputs: dict[int, ValueInput | LocalState]
     states: dict[int, int]
-    """Input states whose last version is here, by input, under these numbers."""
+    """Numbers of the input states whose last version is at this worker, by input."""
     emission_counts: dict[str, int]
-    """How many emissions of each kind it made."""
+    """Emissions of each kind made by this partition."""
     due_in_s: dict[str, float] = {}
-    """In how many seconds the client will have nothing left, of each kind."""
+    """Seconds until the client runs out of output, by kind."""
 
 
 class AttemptFailed(Message):
-    """The request cannot go on: something it asked for raised this."""
+    """The attempt failed: an op or the route raised this exception."""
 
     rid: str
     attempt: int
@@ -245,7 +248,7 @@ class AttemptFailed(Message):
 
 
 class RetryNeeded(Message):
-    """The request cannot go on here through no fault of its own: something it needs could not be read. Try again."""
+    """The attempt failed because of the infrastructure (an input could not be read): retry it."""
 
     rid: str
     attempt: int
@@ -253,7 +256,7 @@ class RetryNeeded(Message):
 
 
 class ForkState(Message):
-    """Make a copy of a state that a route holds; the conductor numbers it, below zero."""
+    """Copy a state that a route holds. The conductor numbers the copy, below zero."""
 
     rid: str
     attempt: int
@@ -262,7 +265,7 @@ class ForkState(Message):
 
 
 class FreeStates(Message):
-    """The route will not use these any more."""
+    """Free states that the route does not use any more."""
 
     rid: str
     attempt: int
@@ -270,7 +273,7 @@ class FreeStates(Message):
 
 
 class SendState(Message):
-    """Send a state that a route holds to where a walk begins with it."""
+    """Send a state of a route to the worker where a walk starts with it."""
 
     rid: str
     attempt: int
@@ -281,17 +284,17 @@ class SendState(Message):
 
 
 class Heartbeat(Message):
-    """I am alive. A conductor's beat is the lease by which workers may go on."""
+    """Heartbeat. A conductor's heartbeat renews the lease without which workers stop."""
 
     batch_running_s: float = 0.0
-    """For how many seconds the batch that runs has run."""
+    """Seconds since the current batch started."""
     load: WorkerLoad | None = None
-    """Of a worker: what it has to do."""
+    """Workers only: current load."""
 
 
 # ---------------------------------------------------------------- worker and worker
 class ValueSent(Message):
-    """A value that another seat made."""
+    """A value computed by another partition."""
 
     value: int
     path: tuple[int, ...]
@@ -307,14 +310,14 @@ class StreamItem(Message):
 
 
 class StreamClosed(Message):
-    """Nothing more will come for this reader."""
+    """A stream has ended for this reader."""
 
     reader: int
     path: tuple[int, ...]
 
 
 class StreamConsumed(Message):
-    """A reader is done with the first `count` items of a stream."""
+    """A reader has consumed the first `count` items of a stream (flow control)."""
 
     stream: int
     path: tuple[int, ...]
@@ -326,7 +329,7 @@ SeatEvent = ValueSent | StreamItem | StreamClosed | StreamConsumed
 
 
 class DataBatch(Message):
-    """What seats of a walk tell one seat, in order."""
+    """Events from other partitions of a walk for one partition, in order."""
 
     rid: str
     attempt: int
@@ -334,11 +337,11 @@ class DataBatch(Message):
     seat: int
     events: list[SeatEvent]
     due_in_s: dict[str, float] = {}
-    """In how many seconds the client will have nothing left, of each kind that is made here."""
+    """Seconds until the client runs out of output, for each kind that this partition makes."""
 
 
 class StateInput(Message):
-    """A state that a walk here begins with."""
+    """A state in transfer, as input of a walk at this worker."""
 
     rid: str
     attempt: int
@@ -349,7 +352,7 @@ class StateInput(Message):
 
 # ---------------------------------------------------------------- worker and front end
 class Emit(Message):
-    """An emission for the client: the `index`th of its kind in this request."""
+    """An output for the client: number `index` of its kind in this request."""
 
     rid: str
     attempt: int
@@ -360,7 +363,7 @@ class Emit(Message):
 
 
 class Credit(Message):
-    """The client has taken so many emissions of a kind: go on."""
+    """Flow control: the client has consumed this number of emissions of a kind."""
 
     rid: str
     attempt: int
@@ -370,7 +373,7 @@ class Credit(Message):
 
 # ---------------------------------------------------------------- launcher and conductor
 class Suspect(Message):
-    """A request that was in the batch a worker died with, and how many calls of that op it had completed there."""
+    """A request of the batch during which a worker crashed, with its number of completed calls of that op."""
 
     rid: str
     attempt: int
@@ -378,7 +381,7 @@ class Suspect(Message):
 
 
 class ProcessExited(Message):
-    """This life of a process has ended."""
+    """A process incarnation has exited."""
 
     peer: Peer
     reason: str
@@ -386,52 +389,52 @@ class ProcessExited(Message):
 
 
 class StillComputing(Message):
-    """This process computes, whether or not it was heard of: something holds it up that it has to do."""
+    """The process uses CPU time, although its heartbeat may be late: do not declare it dead."""
 
     peer: Peer
 
 
 class Kill(Message):
-    """This process does not answer: end it, and start it anew."""
+    """The process does not respond: kill and restart it."""
 
     peer: Peer
     reason: str
 
 
 class StartWorker(Message):
-    """This worker is needed: start it, if it does not run."""
+    """Start a worker unless it runs."""
 
     worker: str
 
 
 class StopWorker(Message):
-    """Nobody uses this worker any more: end it, and start it again only when it is wanted."""
+    """Stop a drained worker, and do not restart it until StartWorker."""
 
     peer: Peer
 
 
 class RollWeights(Message):
-    """There is a new edition of the weights: workers that are started from now on load it; replace the others."""
+    """Start a rolling update to new weights: new workers load this version, old ones are replaced."""
 
     weights_version: int
 
 
 class WeightsRolled(Message):
-    """Every worker has this edition."""
+    """The rolling update is complete: every worker has this version."""
 
     weights_version: int
 
 
 class Ready(Message):
-    """Every worker of the placement is there."""
+    """Every worker of the placement is up."""
 
 
 class Drain(Message):
-    """Take on nothing new; say Drained when the last request has ended."""
+    """Graceful shutdown: reject new requests and reply Drained when the last one has finished."""
 
 
 class Drained(Message):
-    """Nothing is left to do."""
+    """All requests have finished."""
 
 
 FrontendMessage = (
@@ -492,4 +495,4 @@ AnyMessage = (
     | Credit
     | LauncherMessage
 )
-"""What a frame may hold."""
+"""The closed set of messages that a frame can carry."""

@@ -1,4 +1,7 @@
-"""What front ends ask of other processes for those who look on, and the answers. Nothing is decided by them."""
+"""Introspection queries of front ends and their replies: statistics, request spans, model status, live activity.
+
+Queries are read-only: no scheduling or routing decision depends on them.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ from mstar.wire.stats import DeadlineStats, OpTotals, Span
 
 
 class StatsQuery(Message):
-    """What do you hold?"""
+    """Request the counters and gauges of a process."""
 
     correlation_id: int
 
 
 class StatsReply(Message):
-    """What I hold, counted."""
+    """Counters and gauges of a process."""
 
     correlation_id: int
     counts: dict[str, int]
     ops: list[OpTotals] = []
-    """Of a worker: what its ops came to."""
+    """Workers only: totals per op."""
     deadlines: list[DeadlineStats] = []
-    """Of a worker: what its emissions came to."""
+    """Workers only: deadline statistics per kind of emission."""
 
 
 class SpansQuery(Message):
-    """What did this request do, and when?"""
+    """Request the spans of one request."""
 
     correlation_id: int
     rid: str
 
 
 class SpansReply(Message):
-    """What it did here. `clock` is the time of day when this process's clock was 0, so that hosts can be compared."""
+    """Spans of a request at this process. `clock_offset` is the wall-clock time of monotonic time 0, to align hosts."""
 
     correlation_id: int
     clock_offset: float
@@ -40,45 +43,45 @@ class SpansReply(Message):
 
 
 class ModelStatusQuery(Message):
-    """Which models are up, and which rest?"""
+    """Request the load state of all models."""
 
     correlation_id: int
 
 
 class ModelStatusReply(Message):
-    """How models are: up, loading or resting."""
+    """Load state of each model: loaded, loading or unloaded."""
 
     correlation_id: int
     states: dict[str, str]
     reason: str = ""
-    """Why what was asked for is not done, if it is not."""
+    """Why a load or unload command was rejected; empty if it was accepted."""
 
 
 class ActivityQuery(Message):
-    """What happened since I last asked? Who has not asked for a while is taken to look on no more."""
+    """Request the activity since the previous query. A subscription expires when the queries stop."""
 
     correlation_id: int
 
 
 class ActivityReply(Message):
-    """What happened here, and how things are now."""
+    """Activity since the previous query, and the current state."""
 
     correlation_id: int
     counts: dict[str, int] = {}
-    """Of a worker: what it holds."""
+    """Workers only: counters and gauges."""
     slack_s: float = -1.0
-    """Of a worker: in how many seconds the most urgent that waits is due; below 0 if nothing is."""
+    """Workers only: seconds until the most urgent ready call is due; negative if none is."""
     ops: list[OpActivity] = []
-    """Of a worker: the calls that ran, and those that wait."""
+    """Workers only: calls that ran, and calls that are ready."""
     positions: list[RequestPosition] = []
-    """Of a worker: where in their walks requests are."""
+    """Workers only: positions of requests in their walks."""
     streams: list[StreamFill] = []
-    """Of a worker: how full the streams are."""
+    """Workers only: fill levels of streams."""
     transfers: list[TransferCount] = []
-    """Of a worker: what it sent to others."""
+    """Workers only: transfers to other workers."""
     requests: list[RequestStatus] = []
-    """Of a conductor: those that are under way, the newest."""
+    """Conductors only: requests in progress, the newest ones."""
     workers: list[WorkerActivity] = []
-    """Of a conductor: those that are there."""
+    """Conductors only: registered workers."""
     queue_length: int = 0
-    """Of a conductor: how many requests wait for their turn."""
+    """Conductors only: number of queued requests."""

@@ -1,28 +1,29 @@
-"""The spans of requests: of those that run, and of the last that ended. Bounded in every direction.
+"""Bounded buffer of request spans for tracing: all running requests and a ring of recently finished ones.
 
-It is told what happened and answers when it is asked; nothing is sent, and nothing is decided by it.
+It only records and answers `SpansQuery`. Export to OpenTelemetry is in `server.telemetry`.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from math import inf
+from time import monotonic, time
 
 from msgspec.structs import replace
 
-from mstar.wire.clock import measure_clock_offset
 from mstar.wire.messages import SpansQuery, SpansReply
 from mstar.wire.stats import Span
 
 MAX_FINISHED_REQUESTS = 256
-"""So many requests that ended are remembered."""
+"""Maximum number of finished requests kept; the oldest is dropped first."""
 MAX_SPANS_PER_REQUEST = 256
-"""So many spans of one request are, the newest: a session can go on for days."""
+"""Maximum number of spans kept per request, the newest ones: a session can last for days."""
+CLOCK_SAMPLES = 5
+"""Number of paired clock readings. The tightest pair counts: the process can be descheduled between two reads."""
 
 
 class SpanBuffer:
-    """Spans by request. The owner says what time it is at each of its steps."""
+    """Spans by request. The owner sets `now` at each of its steps."""
 
     def __init__(self) -> None:
         self.now = -inf
@@ -30,14 +31,14 @@ class SpanBuffer:
         self._finished: dict[str, deque[Span]] = {}
 
     def spans(self, rid: str) -> deque[Span]:
-        """The spans of a request that runs, to be added to; those of its earlier attempts are among them."""
-        found = self._running.get(rid)
-        if found is None:
-            found = self._running[rid] = self._finished.pop(rid, None) or deque(maxlen=MAX_SPANS_PER_REQUEST)
-        return found
+        """Mutable spans of a running request. Spans of earlier attempts are kept."""
+        spans = self._running.get(rid)
+        if spans is None:
+            spans = self._running[rid] = self._finished.pop(rid, None) or deque(maxlen=MAX_SPANS_PER_REQUEST)
+        return spans
 
     def finish(self, rid: str) -> None:
-        """A request is over: it is one of the last that ended."""
+        """Move a request to the finished ones."""
         spans = self._running.pop(rid, None)
         if spans is not None:
             self._finished[rid] = spans
@@ -45,12 +46,21 @@ class SpanBuffer:
                 del self._finished[next(iter(self._finished))]
 
     def snapshot(self, now: float, rid: str) -> list[Span]:
-        """What a request did, as far as it is remembered. What goes on is said to last until now."""
+        """Spans of a request. Open spans are reported as ending now."""
         spans = self._running.get(rid) or self._finished.get(rid) or ()
         return [replace(span, end=now if span.end == inf else span.end) for span in spans]
 
 
 def reply_to_query(query: SpansQuery, buffer: SpanBuffer) -> SpansReply:
-    """What a process tells who asks it, with its clock."""
-    now = time.monotonic()
+    """Reply to a spans query, with the clock offset of this process."""
+    now = monotonic()
     return SpansReply(query.correlation_id, measure_clock_offset(), buffer.snapshot(now, query.rid))
+
+
+def measure_clock_offset() -> float:
+    """Wall-clock time at which the monotonic clock of this process was 0, to align spans of several hosts."""
+    pairs: list[tuple[float, float]] = []
+    for _ in range(CLOCK_SAMPLES):
+        before, wall, after = monotonic(), time(), monotonic()
+        pairs.append((after - before, wall - (before + after) / 2))
+    return min(pairs)[1]

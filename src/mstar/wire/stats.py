@@ -1,4 +1,4 @@
-"""What processes tell each other of what they did and have to do: figures, inside messages."""
+"""Statistics inside messages: per-op totals, deadline statistics, request spans, worker load."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import msgspec
 
 
 class WalkStats(msgspec.Struct, array_like=True):
-    """What calls of one op from one walk came to, since the process began."""
+    """Totals of the calls of one op from one walk, since the process started."""
 
     calls: int = 0
     busy_s: float = 0.0
-    """A batch's seconds are shared equally among its calls."""
+    """Compute time. A batch is shared equally among its calls."""
     wait_s: float = 0.0
-    """For how many seconds they were ready and did not run."""
+    """Time between ready and running."""
 
 
 class OpTotals(msgspec.Struct, array_like=True):
-    """What one op came to, since the process began: how many batches, and the calls of each walk."""
+    """Totals of one op since the process started: batches, and calls by walk."""
 
     model: str
     component: str
@@ -24,74 +24,74 @@ class OpTotals(msgspec.Struct, array_like=True):
     batches: int = 0
     walks: dict[str, WalkStats] = {}
     batched_calls: int = 0
-    """How many calls were in those batches; a call that is run in pieces is in several."""
+    """Number of calls in those batches; a chunked call counts once per batch."""
 
 
 class DeadlineStats(msgspec.Struct, array_like=True):
-    """What emissions of one kind came to that were due at some time, since the process began."""
+    """Deadline statistics of the emissions of one kind, since the process started."""
 
     model: str
     kind: str
     count: int = 0
     misses: int = 0
     lateness_s: float = 0.0
-    """By how many seconds the late ones were late, in all."""
+    """Total lateness of missed deadlines, in seconds."""
     predictions: int = 0
-    """How many first ones were forecast."""
+    """Number of predictions of the time to first output."""
     relative_error: float = 0.0
-    """By which part of the time that they took the forecasts were wrong, in all."""
+    """Sum of the relative prediction errors."""
     within_25pct: int = 0
-    """How many were wrong by no more than a quarter."""
+    """Number of predictions within 25 % of the measured time."""
 
 
 class Span(msgspec.Struct, array_like=True):
-    """Something that went on for a while for one request. Times are of the process's own clock, in seconds.
+    """One span of a request. Times are monotonic seconds of the process.
 
-    What is done many times is one span: from its first start to its last end, with how often it was done.
+    Repeated work is one span, from the first start to the last end, with a call count.
     """
 
     kind: str
-    """queued, attempt or walk of a conductor; op or transfer of a worker."""
+    """queued, attempt or walk (conductor); op or transfer (worker)."""
     name: str
     walk: str
-    """Of which walk."""
+    """Name of the walk."""
     walk_index: int
-    """How many walks of the request came before that one."""
+    """Number of earlier walks of the request."""
     attempt: int
     start: float
     end: float
-    """Infinite while it goes on."""
+    """Infinite while the span is open."""
     calls: int = 0
     busy_s: float = 0.0
-    """For how many seconds it was computed, with others in its batches."""
+    """Compute time in seconds, shared batches included in full."""
     wait_s: float = 0.0
-    """For how many seconds its calls were ready and did not run, or it had no worker."""
+    """Seconds between ready and running, or without a worker."""
     max_batch_size: int = 0
-    """The size of its largest batch."""
+    """Size of its largest batch."""
     detail: str = ""
-    """Who took part, or why it was needed."""
+    """Participants, or the reason."""
 
 
 class StreamDemand(msgspec.Struct, array_like=True):
-    """What one more stream of a model would need of a worker, as parts of all that it can do, and in seconds."""
+    """Capacity that one more stream of a model needs at a worker."""
 
     solo_utilization: float
-    """What one stream needs that has it to itself; more than 1 if it cannot keep up even then."""
+    """Utilization of a stream that has the worker to itself; above 1 if it cannot keep up."""
     added_utilization: float
-    """What it needs beside those that are there."""
+    """Additional utilization next to the current streams."""
     first_output_s: float
-    """How many seconds of work come before its first emission, beside those that wait for theirs."""
+    """Seconds of work before its first emission, next to the requests that wait for theirs."""
     per_concurrent_s: float
-    """How many seconds more for each other one that comes at the same time."""
+    """Additional seconds per request that arrives at the same time."""
 
 
 class WorkerLoad(msgspec.Struct, array_like=True):
-    """How much a worker has to do so that no stream runs dry: 1 is all that it can."""
+    """Load of a worker, relative to what keeps all streams on time: 1 is full."""
 
     utilization: float
     demands: dict[str, StreamDemand]
-    """By model, of those that are known."""
+    """Demand of one more stream, by model, where known."""
     queued_batches: int = 0
-    """How many batches it would take to run all calls that are ready and wait, of those that have no clock."""
+    """Number of batches needed for all ready calls without a deadline."""
     deadline_misses: int = 0
-    """How many emissions were late, since the process began."""
+    """Number of missed deadlines since the process started."""

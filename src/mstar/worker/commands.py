@@ -12,8 +12,8 @@ from typing import Any
 
 from mstar.engine.jobs import Job, Result
 from mstar.plan.tables import BatchKey
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 from mstar.wire.messages import Suspect
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
 
 
 class StateRef:

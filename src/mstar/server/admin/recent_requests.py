@@ -14,8 +14,8 @@ from math import inf
 from typing import Any
 
 from mstar.server.request_context import RequestContext
-from mstar.wire.clock import measure_clock_offset
 from mstar.wire.slo import PlaybackClock, has_deadline
+from mstar.wire.span_buffer import measure_clock_offset
 
 MAX_REQUESTS = 256
 """Maximum number of requests in the buffer."""

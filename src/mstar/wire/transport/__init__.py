@@ -1,1 +1,1 @@
-"""How messages travel: unix sockets, ZeroMQ, addresses, the actor loop."""
+"""Transport of frames: the actor loop, reliable channels, Unix sockets, ZeroMQ (CURVE) and the address book."""

@@ -1,7 +1,8 @@
-"""Node: the one loop of a process that does its talking. It hosts actors and carries messages between them.
+"""Actor loop: the single-threaded epoll event loop of a process, which hosts actors and delivers their messages.
 
-Messages between actors of one node go by reference; those for other processes leave through outside.py, at the end of
-each turn of the loop. A node does not know what messages mean, starts no process and never waits for a peer.
+Messages between actors of one loop are passed by reference. Messages for other processes leave through
+`channels.Channels`, once per turn of the loop. The loop does not interpret messages (except `PeerAddress`), starts no
+process and never blocks on a peer.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from mstar.wire.transport.channels import Actor, Channels, IncomingMessage
 from mstar.wire.transport.transport import Transport
 
 TICK_INTERVAL_S = 0.05
-"""How often actors are ticked, in seconds."""
+"""Seconds between two ticks of the actors."""
 MAX_MESSAGES_PER_TURN = 4096
-"""How many messages one turn hands out, so that actors who talk to each other keep nobody from their ticks."""
+"""Maximum number of messages per turn, so that chatty actors do not starve ticks."""
 
 log = logging.getLogger("mstar.wire")
 
 
 class ActorLoop:
-    """Hosts the actors of one process. Without whereabouts and a codec it never leaves its process.
+    """Hosts the actors of one process. Without an address book and a codec it is limited to this process.
 
-    `call` and `stop` may come from any thread; everything else belongs to the thread that runs the loop.
+    `call_soon` and `stop` are thread-safe; everything else belongs to the thread that runs the loop.
     """
 
     def __init__(self, address_book: AddressBook | None, key: bytes, codec: ValueCodec | None) -> None:
@@ -40,9 +41,9 @@ class ActorLoop:
         self._channels = None
         self._address_book = address_book
         if address_book and codec:
-            seal = FrameSigner(key)  # first, because it refuses what is no key
-            ways = Transport(address_book, self._epoll, key, self.counters)
-            self._channels = Channels(ways, seal, codec, self.counters, self._wake_up)
+            signer = FrameSigner(key)  # first: it validates the key
+            transport = Transport(address_book, self._epoll, key, self.counters)
+            self._channels = Channels(transport, signer, codec, self.counters, self._wake_up)
         self._actors: dict[Peer, Actor] = {}
         self._inbox: deque[IncomingMessage] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
@@ -53,13 +54,13 @@ class ActorLoop:
         self._epoll.register(self._wakeup_fd, select.EPOLLIN)
 
     def add(self, actor: Actor) -> None:
-        """Host an actor, and let others reach it."""
+        """Host an actor, and accept connections for it."""
         if self._channels:
             self._channels.listen(actor)
         self._actors[actor.peer] = actor
 
     def send(self, sender: Peer, to: Peer, message: Message) -> None:
-        """Say something to an actor, here or elsewhere. To a life that is over, nothing is said."""
+        """Send a message to an actor of this or another process. Messages to dead incarnations are dropped."""
         if actor := self._actors.get(to):
             self._inbox.append((actor, sender, message))
         elif self._channels:
@@ -68,38 +69,38 @@ class ActorLoop:
             self.counters["dropped"] += 1
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run this on the loop, soon."""
+        """Run a function on the loop. Thread-safe."""
         self._callbacks.append(function)
         self._wake_up()
 
     def stop(self) -> None:
-        """End the loop after this turn. What peers have not confirmed by then may be lost."""
+        """Stop after this turn. Unacknowledged messages can be lost. Thread-safe."""
         self._is_stopping = True
         self._wake_up()
 
     def forget(self, peer: Peer) -> None:
-        """This life is over: keep nothing for it, and believe nothing more that it says."""
+        """Drop everything kept for a dead peer, and reject its further frames."""
         self._inbox = deque(arrival for arrival in self._inbox if arrival[1] != peer)
         if self._channels:
             self._channels.forget(peer)
 
     def set_address(self, peer: Peer, address: str) -> None:
-        """This life is to be found there."""
+        """Record the address of a peer."""
         if self._channels:
             self._channels.set_address(peer, address)
 
     def announce_address(self, actor: Peer, to: Peer) -> None:
-        """Tell somebody where an actor of this node is found, if there are several hosts."""
+        """Send the address of an actor of this loop to a peer, if there are several hosts."""
         if self._address_book and self._address_book.ip:
             self.send(actor, to, PeerAddress(actor, self._address_book.own_address))
 
     def stats(self) -> dict[str, int]:
-        """What is held here, counted."""
-        held = {"inbox": len(self._inbox)}
-        return held | self._channels.stats() if self._channels else held
+        """Gauges of the loop and its channels."""
+        counts = {"inbox": len(self._inbox)}
+        return counts | self._channels.stats() if self._channels else counts
 
     def run(self) -> None:
-        """Run the loop until `stop`, then close everything, the codec too."""
+        """Run until `stop`, then close all sockets and the codec."""
         try:
             while not self._is_stopping:
                 self._run_once()
@@ -112,26 +113,25 @@ class ActorLoop:
             self._epoll.close()
 
     def _wake_up(self) -> None:
-        with self._wakeup_lock:  # once closed, the number may be somebody else's
+        with self._wakeup_lock:  # once closed, the descriptor number can be reused
             if self._wakeup_fd >= 0:
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def _run_once(self) -> None:
-        files = self._poll()
+        fds = self._poll()
         now = time.monotonic()
         if self._channels:
-            self._inbox += self._channels.receive(now, files)
+            self._inbox += self._channels.receive(now, fds)
         for _ in range(len(self._callbacks)):
-            self._call_safely("a call", self._callbacks.popleft())
+            self._call_safely("a callback", self._callbacks.popleft())
         budget = MAX_MESSAGES_PER_TURN
         while self._inbox and budget:
             budget -= 1
             actor, sender, message = self._inbox.popleft()
             if isinstance(message, PeerAddress):
                 self.set_address(message.peer, message.address)
-            self._call_safely(
-                actor.peer, actor.receive, time.monotonic(), sender, message
-            )  # those before took their time
+            # Not `now`: earlier messages of this turn took time.
+            self._call_safely(actor.peer, actor.receive, time.monotonic(), sender, message)
         if now >= self._next_tick:
             self._next_tick = now + TICK_INTERVAL_S
             for actor in list(self._actors.values()):
@@ -140,23 +140,23 @@ class ActorLoop:
             self._channels.flush(now)
 
     def _poll(self) -> list[int]:
-        """Wait until there is something to do. Returns the sockets with which it is."""
-        wait = 0.0
+        """Wait for I/O, a wake-up or the next deadline. Returns the ready descriptors."""
+        timeout_s = 0.0
         if not (self._inbox or (self._channels and self._channels.has_more)):
             due = min(self._next_tick, self._channels.due) if self._channels else self._next_tick
-            wait = max(0.0, due - time.monotonic())
-        files: list[int] = []
-        for file, _ in self._epoll.poll(wait):
-            if file == self._wakeup_fd:
+            timeout_s = max(0.0, due - time.monotonic())
+        fds: list[int] = []
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wakeup_fd:
                 os.eventfd_read(self._wakeup_fd)
             else:
-                files.append(file)
-        return files
+                fds.append(fd)
+        return fds
 
     def _call_safely(self, source: Peer | str, function: Callable[..., None], *arguments: object) -> None:
         try:
             function(*arguments)
         except Exception:
             self.counters["raised"] += 1
-            kinds = [type(one).__name__ for one in arguments]  # not what they hold: that is the client's
-            log.exception("%s raised, given %s", source, kinds)
+            kinds = [type(argument).__name__ for argument in arguments]  # not the content: it is client data
+            log.exception("%s raised an exception on %s", source, kinds)

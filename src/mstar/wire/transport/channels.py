@@ -1,8 +1,8 @@
-"""The outside of a node: the other processes, of this host and of others.
+"""Reliable channels between actors of this process and remote actors, of this host and of others.
 
-Between an actor here and one elsewhere there is a line: a link, and what was said since the last frame. Nobody is
-heard, or spoken to, whose life is over. What arrives is handed to the node, which gives it to actors. Once a line has
-brought a value whose bytes are on another host, a thread of its own decodes what it brings: see fetch.py.
+A channel is a `Link` (sequence numbers, acks, resends) plus the messages queued since the last frame. Frames with a
+wrong MAC, for an unknown actor, or from a dead incarnation are rejected. Messages are delivered by the actor loop. Once
+a channel has received a value whose bytes are on another host, a `DecodeThread` decodes its payloads.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
 LARGE_FRAME_BYTES = 1024 * 1024
+"""Size above which a frame is resent only after its estimated transfer time."""
 MIN_BYTES_PER_S = 16 * 1024 * 1024
-"""A large frame is not sent again before it would have arrived at this speed: that would only hold it up."""
+"""Lowest assumed bandwidth. A large frame is not resent before it would have arrived at this speed."""
 
 log = logging.getLogger("mstar.wire")
 
 
 class Actor(Protocol):
-    """One who lives on a node."""
+    """A state machine hosted by an actor loop. Both methods run on the loop and must not block."""
 
     peer: Peer
 
     def receive(self, now: float, sender: Peer, message: Message) -> None:
-        """Take a message."""
+        """Handle a message."""
         ...
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Handle the periodic tick."""
         ...
 
 
 IncomingMessage = tuple[Actor, Peer, Message]
-"""Who is to receive it, who sent it, and what was said."""
+"""Receiving actor, sender and message."""
 
 
 class _Channel:
@@ -64,11 +65,11 @@ class _Channel:
         self.link = Link()
         self.outgoing: list[bytes] = []
         self.decode_thread: DecodeThread | None = None
-        self.large_frames: dict[int, float] = {}  # until when large frames may be on their way, by number
+        self.large_frames: dict[int, float] = {}  # latest arrival time of large frames, by number
 
 
 class Channels:
-    """The links of a node, and the ways that their frames take. `rouse` may be called by any thread."""
+    """All channels of a process. `wake_up` is called from any thread."""
 
     def __init__(
         self,
@@ -79,195 +80,195 @@ class Channels:
         wake_up: Callable[[], None],
     ) -> None:
         self.due = inf
-        """When a link has something to send by itself, at the earliest."""
+        """Earliest time at which a link has to resend or acknowledge."""
         self._transport = transport
         self._signer = signer
         self._codec = codec
         self._message_codec = MessageCodec(codec)
         self._counters = counters
         self._actors: dict[Peer, Actor] = {}
-        self._oldest_alive: dict[str, int] = {}  # by name: the oldest life that is not over
-        self._channels: dict[tuple[Peer, Peer], _Channel] = {}  # by who is here, and who is there
-        self._channels_by_peers: dict[bytes, _Channel] = {}  # the same, by the ends that come in
-        self._unflushed: list[_Channel] = []  # those with something to say
+        self._oldest_alive: dict[str, int] = {}  # oldest live incarnation, by name
+        self._channels: dict[tuple[Peer, Peer], _Channel] = {}  # by local and remote peer
+        self._channels_by_peers: dict[bytes, _Channel] = {}  # by the encoded peers of incoming frames
+        self._unflushed: list[_Channel] = []  # channels with queued messages
         self._wake_up = wake_up
-        self._decoded: deque[tuple[_Channel, list[AnyMessage] | None]] = deque()  # filled by threads
+        self._decoded: deque[tuple[_Channel, list[AnyMessage] | None]] = deque()  # filled by decode threads
 
     @property
     def has_more(self) -> bool:
-        """Whether something has come that the last `hear` did not get to."""
+        """Whether frames are readable that the last `receive` left for the next turn."""
         return self._transport.has_more
 
     def listen(self, actor: Actor) -> None:
-        """Let others reach an actor that lives here."""
+        """Accept connections for an actor of this process."""
         self._transport.listen(actor.peer)
         self._actors[actor.peer] = actor
         self._drop_dead_peers(actor.peer.name, actor.peer.incarnation)
 
     def send(self, sender: Peer, to: Peer, message: Message) -> None:
-        """Put a message into the next frame."""
-        line = self._channels.get((sender, to)) or self._open_channel(self._actors[sender], to)
-        if line is None:
+        """Queue a message for the next frame to a peer."""
+        channel = self._channels.get((sender, to)) or self._open_channel(self._actors[sender], to)
+        if channel is None:
             self._counters["dropped"] += 1
             return
-        if not line.outgoing:
-            self._unflushed.append(line)
-        line.outgoing.append(self._message_codec.encode(message, to))
+        if not channel.outgoing:
+            self._unflushed.append(channel)
+        channel.outgoing.append(self._message_codec.encode(message, to))
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
-        """The messages whose turn it is. With these files something can be done."""
+        """Read frames from the ready descriptors. Returns the messages that are deliverable now."""
         arrivals = self._take_decoded()
         for address, data in self._transport.receive(fds):
             self._counters["received"] += 1
             try:
                 frame = self._signer.verify(data)
-                line = self._channels_by_peers.get(frame.peers) or self._accept_channel(frame.peers)
-            except MstarError as error:  # a bad frame, or a name that cannot be an address
+                channel = self._channels_by_peers.get(frame.peers) or self._accept_channel(frame.peers)
+            except MstarError as error:  # a bad frame, or an invalid peer name
                 self._counters["refused_mac"] += 1
-                log.warning("refused a frame: %s", error)
+                log.warning("rejected a frame: %s", error)
             else:
-                if line:
+                if channel:
                     if address:
-                        self._transport.on_peer_address(line.remote, address)
-                    arrivals += self._on_frame(now, line, frame)
+                        self._transport.on_peer_address(channel.remote, address)
+                    arrivals += self._on_frame(now, channel, frame)
         return arrivals
 
     def flush(self, now: float) -> None:
-        """Send what was said, and what links have to send by themselves."""
-        spoken, self._unflushed = self._unflushed, []
-        for line in spoken:
-            if not line.outgoing:  # it was buried after it was spoken to
+        """Send queued messages, and resends and acknowledgements that are due."""
+        channels, self._unflushed = self._unflushed, []
+        for channel in channels:
+            if not channel.outgoing:  # its peer died meanwhile
                 continue
-            said, line.outgoing = line.outgoing, []
-            for payload in pack_payloads(said):
-                if sent := line.link.send(now, payload):
-                    self._send_frame(now, line, sent)
-            self.due = min(self.due, line.link.due)
+            messages, channel.outgoing = channel.outgoing, []
+            for payload in pack_payloads(messages):
+                if outgoing := channel.link.send(now, payload):
+                    self._send_frame(now, channel, outgoing)
+            self.due = min(self.due, channel.link.due)
         if now >= self.due:
-            for line in self._channels.values():
-                before = line.link.resent
-                for sent in line.link.tick(now):
-                    self._send_frame(now, line, sent)
-                self._counters["resent"] += line.link.resent - before
-            self.due = min((line.link.due for line in self._channels.values()), default=inf)
+            for channel in self._channels.values():
+                before = channel.link.resent
+                for outgoing in channel.link.tick(now):
+                    self._send_frame(now, channel, outgoing)
+                self._counters["resent"] += channel.link.resent - before
+            self.due = min((channel.link.due for channel in self._channels.values()), default=inf)
 
     def set_address(self, peer: Peer, address: str) -> None:
-        """This life is to be found there."""
+        """Record the address of a live peer."""
         if peer.incarnation >= self._oldest_alive.get(peer.name, 0):
             self._transport.set_address(peer, address)
 
     def forget(self, peer: Peer) -> None:
-        """This life is over, and those before it."""
+        """Drop this and earlier incarnations of a peer."""
         self._drop_dead_peers(peer.name, peer.incarnation + 1)
 
     def stats(self) -> dict[str, int]:
-        """What is held here, counted."""
-        lines = self._channels.values()
+        """Gauges: open links, unacknowledged payloads, payloads being decoded."""
+        channels = self._channels.values()
         return {
-            "links": len(lines),
-            "unacked": sum(line.link.unacked for line in lines),
-            "decoding": sum(line.decode_thread.pending for line in lines if line.decode_thread),
+            "links": len(channels),
+            "unacked": sum(channel.link.unacked for channel in channels),
+            "decoding": sum(channel.decode_thread.pending for channel in channels if channel.decode_thread),
         }
 
     def close(self) -> None:
-        """Close every socket and the codec."""
+        """Close all sockets, decode threads and the codec."""
         self._transport.close()
-        fetches = [line.decode_thread for line in self._channels.values() if line.decode_thread]
-        for fetch in fetches:
-            fetch.close()
-        for fetch in fetches:
-            fetch.join()
+        threads = [channel.decode_thread for channel in self._channels.values() if channel.decode_thread]
+        for thread in threads:
+            thread.close()
+        for thread in threads:
+            thread.join()
         self._codec.close()
 
-    def _on_frame(self, now: float, line: _Channel, frame: Frame) -> list[IncomingMessage]:
+    def _on_frame(self, now: float, channel: _Channel, frame: Frame) -> list[IncomingMessage]:
         arrivals: list[IncomingMessage] = []
-        for payload in line.link.receive(now, frame.number, frame.ack, frame.payload):
-            if line.decode_thread:
-                line.decode_thread.put(payload)
+        for payload in channel.link.receive(now, frame.number, frame.ack, frame.payload):
+            if channel.decode_thread:
+                channel.decode_thread.put(payload)
                 continue
             try:
-                messages = self._message_codec.decode(payload, line.remote)
-                arrivals += [(line.actor, line.remote, message) for message in messages]
+                messages = self._message_codec.decode(payload, channel.remote)
+                arrivals += [(channel.actor, channel.remote, message) for message in messages]
             except WouldBlock:
-                self._start_decode_thread(line).put(payload)
+                self._start_decode_thread(channel).put(payload)
             except BadFrame:
                 self._counters["undecoded"] += 1
-                log.exception("what %s said is lost", line.remote)
-        self.due = min(self.due, line.link.due)
+                log.exception("dropped an invalid payload from %s", channel.remote)
+        self.due = min(self.due, channel.link.due)
         return arrivals
 
-    def _start_decode_thread(self, line: _Channel) -> DecodeThread:
-        def give(messages: list[AnyMessage] | None) -> None:
-            self._decoded.append((line, messages))
+    def _start_decode_thread(self, channel: _Channel) -> DecodeThread:
+        def on_decoded(messages: list[AnyMessage] | None) -> None:
+            self._decoded.append((channel, messages))
             self._wake_up()
 
-        line.decode_thread = DecodeThread(self._codec, line.remote, give)
-        return line.decode_thread
+        channel.decode_thread = DecodeThread(self._codec, channel.remote, on_decoded)
+        return channel.decode_thread
 
     def _take_decoded(self) -> list[IncomingMessage]:
         arrivals: list[IncomingMessage] = []
         for _ in range(len(self._decoded)):
-            line, messages = self._decoded.popleft()
-            if line.decode_thread is None:  # it was buried meanwhile
+            channel, messages = self._decoded.popleft()
+            if channel.decode_thread is None:  # its peer died meanwhile
                 continue
-            line.decode_thread.pending -= 1
+            channel.decode_thread.pending -= 1
             if messages is None:
                 self._counters["undecoded"] += 1
             else:
-                arrivals += [(line.actor, line.remote, message) for message in messages]
+                arrivals += [(channel.actor, channel.remote, message) for message in messages]
         return arrivals
 
-    def _send_frame(self, now: float, line: _Channel, sent: OutgoingFrame) -> None:
-        number, ack, payload = sent
+    def _send_frame(self, now: float, channel: _Channel, outgoing: OutgoingFrame) -> None:
+        number, ack, payload = outgoing
         size = 0 if payload is None else len(payload)
         is_large = size > LARGE_FRAME_BYTES
-        if is_large and line.large_frames.get(number, 0.0) > now:
+        if is_large and channel.large_frames.get(number, 0.0) > now:
             return
-        is_refused = is_large and self._transport.is_full(line.remote)  # sealing it would be in vain
-        frame = Frame(line.peers, number, ack, payload or b"")
-        if is_refused or not self._transport.send(line.remote, self._signer.sign(frame)):
+        is_refused = is_large and self._transport.is_full(channel.remote)  # do not sign it in vain
+        frame = Frame(channel.peers, number, ack, payload or b"")
+        if is_refused or not self._transport.send(channel.remote, self._signer.sign(frame)):
             self._counters["full"] += 1
-            line.link.on_refused(now)
+            channel.link.on_refused(now)
             return
         self._counters["sent"] += 1
         if is_large:
-            line.large_frames = {one: until for one, until in line.large_frames.items() if until > now}
-            line.large_frames[number] = now + size / MIN_BYTES_PER_S
+            channel.large_frames = {other: until for other, until in channel.large_frames.items() if until > now}
+            channel.large_frames[number] = now + size / MIN_BYTES_PER_S
 
-    def _accept_channel(self, ends: bytes) -> _Channel | None:
-        """The line for a frame whose ends are new, unless it is not for us or from a life that is over."""
-        sender, receiver = decode_peers(ends)
+    def _accept_channel(self, peers: bytes) -> _Channel | None:
+        """Channel for a frame with new peers; None if it is not for us or its sender is dead."""
+        sender, receiver = decode_peers(peers)
         if receiver not in self._actors:
             self._counters["refused_other"] += 1
             return None
-        line = self._open_channel(self._actors[receiver], sender)
-        if line is None:
+        channel = self._open_channel(self._actors[receiver], sender)
+        if channel is None:
             self._counters["refused_old"] += 1
-        return line
+        return channel
 
-    def _open_channel(self, actor: Actor, there: Peer) -> _Channel | None:
-        """A new line, unless that life is over."""
-        oldest = self._oldest_alive.get(there.name, -1)
-        if there.incarnation < oldest:
+    def _open_channel(self, actor: Actor, remote: Peer) -> _Channel | None:
+        """A new channel; None if the peer is dead."""
+        oldest = self._oldest_alive.get(remote.name, -1)
+        if remote.incarnation < oldest:
             return None
-        self._drop_dead_peers(there.name, there.incarnation)
-        self._transport.check_name(there)  # a name that cannot be an address is refused
-        line = _Channel(actor, there)
-        self._channels[actor.peer, there] = self._channels_by_peers[encode_peers(there, actor.peer)] = line
-        return line
+        self._drop_dead_peers(remote.name, remote.incarnation)
+        self._transport.check_name(remote)  # raises MstarError
+        channel = _Channel(actor, remote)
+        self._channels[actor.peer, remote] = self._channels_by_peers[encode_peers(remote, actor.peer)] = channel
+        return channel
 
     def _drop_dead_peers(self, name: str, oldest: int) -> None:
-        """Lives of this name before `oldest` are over: keep nothing for them."""
+        """Drop incarnations of this name before `oldest`."""
         dead = Peer(name, self._oldest_alive.get(name, oldest))
         self._oldest_alive[name] = max(dead.incarnation, oldest)
         if dead.incarnation < oldest:
-            for here, there in [pair for pair in self._channels if pair[1] == dead]:
-                line = self._channels.pop((here, there))
-                del self._channels_by_peers[encode_peers(there, here)]
-                line.outgoing.clear()
-                if line.decode_thread:
-                    line.decode_thread.close()
-                    line.decode_thread = None
+            for local, remote in [pair for pair in self._channels if pair[1] == dead]:
+                channel = self._channels.pop((local, remote))
+                del self._channels_by_peers[encode_peers(remote, local)]
+                channel.outgoing.clear()
+                if channel.decode_thread:
+                    channel.decode_thread.close()
+                    channel.decode_thread = None
             self._transport.disconnect(dead)
             self._codec.forget(dead)
-        self._transport.forget(Peer(name, oldest - 1))  # also those that were only heard of
+        self._transport.forget(Peer(name, oldest - 1))  # also peers known by address only

@@ -1,6 +1,6 @@
-"""Ways: how frames leave a process and come to it. By a socket on its own host, by a port on others.
+"""Transport of a process: Unix sockets to peers on the same host, ZeroMQ with CURVE to other hosts.
 
-Which of the two it is, whereabouts know. On a single machine there are no ports, and ZeroMQ is not imported.
+The address book decides which. On a single machine there is no TCP port, and ZeroMQ is not imported.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 class Transport:
-    """The sockets and ports of one process, watched by one epoll."""
+    """Unix and ZeroMQ sockets of one process, polled by one epoll."""
 
     def __init__(self, address_book: AddressBook, epoll: select.epoll, key: bytes, counters: Counter[str]) -> None:
         self._address_book = address_book
         self._zmq: ZmqTransport | None = None
         if address_book.ip:
-            from mstar.wire.transport.zmq import ZmqTransport  # only who has other hosts needs ZeroMQ
+            from mstar.wire.transport.zmq import ZmqTransport  # optional dependency: several hosts only
 
             self._zmq = ZmqTransport(epoll, address_book, key, counters)
         self._unix = UnixTransport(epoll, address_book.own_address if address_book.ip else "")
-        self._listen_paths: list[Path] = []  # where those who live here listen
+        self._listen_paths: list[Path] = []  # of the actors of this process
 
     @property
     def has_more(self) -> bool:
-        """Whether something has come that the last `ready` did not get to."""
+        """Whether frames are readable that the last `receive` left for the next turn."""
         return self._zmq is not None and self._zmq.has_more
 
     def listen(self, peer: Peer) -> None:
-        """Let others reach a process that lives here."""
+        """Accept connections for an actor of this process."""
         if self._zmq:
             self._address_book.set_address(peer, self._address_book.own_address)
         path = self._address_book.socket_path(peer)
@@ -45,47 +45,47 @@ class Transport:
         self._listen_paths.append(path)
 
     def check_name(self, peer: Peer) -> None:
-        """Raise MstarError if a process cannot be called that."""
+        """Raise MstarError if the name of a peer is invalid."""
         self._address_book.socket_path(peer)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
-        """Send a frame; False if that cannot be now, or nobody knows where."""
+        """Send a frame. Returns False if the peer is not connected, too slow, or its address unknown."""
         if self._zmq is None or self._address_book.is_local(peer):
             return self._unix.send(self._address_book.socket_path(peer), frame)
         endpoint = self._address_book.endpoint(peer)
         return endpoint is not None and self._zmq.send(endpoint, frame)
 
     def receive(self, fds: list[int]) -> list[tuple[str, bytes]]:
-        """The frames that have come, each with the address of its sender, if there are several hosts."""
-        frames = [frame for file in fds for frame in self._unix.receive(file)]
+        """Read frames from the ready descriptors, with the address of the sender if there are several hosts."""
+        frames = [frame for fd in fds for frame in self._unix.receive(fd)]
         return frames + self._zmq.receive(fds) if self._zmq else frames
 
     def is_full(self, peer: Peer) -> bool:
-        """Whether `send` would refuse a frame, as far as that can be told before it is made."""
+        """Whether `send` would refuse a frame, as far as known in advance."""
         return self._address_book.is_local(peer) and self._unix.is_full(self._address_book.socket_path(peer))
 
     def set_address(self, peer: Peer, address: str) -> None:
-        """A process is there."""
+        """Record the address of a peer."""
         self._address_book.set_address(peer, address)
 
     def on_peer_address(self, peer: Peer, address: str) -> None:
-        """A process has spoken from there: it will be answered."""
+        """Record the address that a peer sent from, and connect to it for the reply."""
         self._address_book.set_address(peer, address)
         if self._zmq and not self._address_book.is_local(peer):
             self._zmq.connect(address.partition("/")[0])
 
     def disconnect(self, peer: Peer) -> None:
-        """This life, which was spoken to, is over."""
+        """Close the connection to a dead peer."""
         self._unix.disconnect(self._address_book.socket_path(peer))
 
     def forget(self, peer: Peer) -> None:
-        """This life is over, and those before it: it is not known any more where they were."""
+        """Remove this and earlier incarnations from the address book, and close unused endpoints."""
         for endpoint in self._address_book.forget(peer):
             if self._zmq:
                 self._zmq.disconnect(endpoint)
 
     def close(self) -> None:
-        """Close every socket and port."""
+        """Close all sockets."""
         self._unix.close()
         for path in self._listen_paths:
             path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Sockets: whole frames between the processes of one host. Nothing here ever waits for anyone.
+"""Unix-socket transport: length-prefixed frames between processes of one host. Never blocks.
 
-A frame is its length and its bytes on a unix socket; everybody listens at a path of their own and has one connection to
-each path they send to. What a slow reader has not taken is kept up to a limit; beyond it, or while nobody listens
-there, a frame is refused, and the link above sends it again. If there are several hosts, a connection begins with the
-address of who made it. What frames mean is not known here.
+Every actor listens at its own path; a process has one connection per path that it sends to. Data that a slow reader has
+not taken is queued up to a limit (backpressure). Above it, or without a listener, `send` refuses the frame and the link
+resends it later. Peers of other users are rejected by their socket credentials. With several hosts, a connection starts
+with the address of its sender. Frames are opaque here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from mstar.wire.frame import MAX_FRAME_BYTES
 
 MAX_QUEUED_BYTES = 1024 * 1024
-"""A frame is refused when more than this waits for its reader."""
+"""Maximum queued bytes per reader before frames are refused."""
 MAX_READ_BYTES = 1024 * 1024
-"""How much is read at once, so that one peer keeps nobody waiting for long."""
+"""Maximum bytes per read, so that one peer does not delay the others."""
 LISTEN_BACKLOG = 1024
 _LENGTH = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class _Outbound:
-    """A connection to a path that is sent to, and what its reader has not taken."""
+    """Connection to a path, and the bytes that its reader has not taken."""
 
     __slots__ = ("socket", "unsent")
 
@@ -36,7 +36,7 @@ class _Outbound:
 
 
 class _Inbound:
-    """Who has connected, and half a frame of theirs."""
+    """Accepted connection, and the incomplete frame received last."""
 
     __slots__ = ("address", "partial", "socket")
 
@@ -47,53 +47,53 @@ class _Inbound:
 
 
 class UnixTransport:
-    """The sockets of one process, watched by one epoll. If there are several hosts, `mine` is its address."""
+    """Unix sockets of one process, polled by one epoll. `own_address` is set if there are several hosts."""
 
     def __init__(self, epoll: select.epoll, own_address: str = "") -> None:
         self._epoll = epoll
         self._own_address = own_address.encode()
-        self._listeners: dict[int, socket.socket] = {}  # where others connect, by file
+        self._listeners: dict[int, socket.socket] = {}  # by descriptor
         self._inbound: dict[int, _Inbound] = {}
         self._outbound: dict[Path, _Outbound] = {}
-        self._blocked: dict[int, Path] = {}  # ways with something kept, by file
+        self._blocked: dict[int, Path] = {}  # connections with queued bytes, by descriptor
 
     def listen(self, path: Path) -> None:
-        """Let others of this user connect here."""
-        door = _create_socket()
-        door.bind(str(path))
-        door.listen(LISTEN_BACKLOG)
-        self._listeners[door.fileno()] = door
-        self._epoll.register(door.fileno(), select.EPOLLIN)
+        """Listen at a path, for processes of the same user."""
+        listener = _create_socket()
+        listener.bind(str(path))
+        listener.listen(LISTEN_BACKLOG)
+        self._listeners[listener.fileno()] = listener
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
 
     def is_full(self, path: Path) -> bool:
-        """Whether too much waits for who listens at a path."""
-        way = self._outbound.get(path)
-        return way is not None and len(way.unsent) > MAX_QUEUED_BYTES
+        """Whether the queue of a reader is full."""
+        outbound = self._outbound.get(path)
+        return outbound is not None and len(outbound.unsent) > MAX_QUEUED_BYTES
 
     def send(self, path: Path, frame: bytes) -> bool:
-        """Send a frame to who listens at a path; False if that cannot be now."""
-        way = self._outbound.get(path) or self._connect(path)
-        if way is None or len(way.unsent) > MAX_QUEUED_BYTES:
+        """Send or queue a frame. Returns False if the reader is absent or its queue full."""
+        outbound = self._outbound.get(path) or self._connect(path)
+        if outbound is None or len(outbound.unsent) > MAX_QUEUED_BYTES:
             return False
         data = _LENGTH.pack(len(frame)) + frame
-        if way.unsent:
-            way.unsent += data
+        if outbound.unsent:
+            outbound.unsent += data
             return True
         try:
-            sent = way.socket.send(data)
+            sent = outbound.socket.send(data)
         except BlockingIOError:
             sent = 0
-        except OSError:  # whoever listened is gone
+        except OSError:  # the listener has exited
             self.disconnect(path)
             return False
         if sent < len(data):
-            way.unsent += memoryview(data)[sent:]
-            self._blocked[way.socket.fileno()] = path
-            self._epoll.register(way.socket.fileno(), select.EPOLLOUT)
+            outbound.unsent += memoryview(data)[sent:]
+            self._blocked[outbound.socket.fileno()] = path
+            self._epoll.register(outbound.socket.fileno(), select.EPOLLOUT)
         return True
 
     def receive(self, fd: int) -> list[tuple[str, bytes]]:
-        """Something can be done with one of the sockets; what frames have come of it, with their sender's address."""
+        """Handle a ready descriptor. Returns the received frames with the address of their sender."""
         if fd in self._inbound:
             return self._read(fd)
         if fd in self._listeners:
@@ -103,17 +103,17 @@ class UnixTransport:
         return []
 
     def disconnect(self, path: Path) -> None:
-        """Send nothing more there, nor what is kept."""
-        if (way := self._outbound.pop(path, None)) is not None:
-            if self._blocked.pop(way.socket.fileno(), None) is not None:
-                self._epoll.unregister(way.socket.fileno())
-            way.socket.close()
+        """Close the connection to a path and drop its queue."""
+        if (outbound := self._outbound.pop(path, None)) is not None:
+            if self._blocked.pop(outbound.socket.fileno(), None) is not None:
+                self._epoll.unregister(outbound.socket.fileno())
+            outbound.socket.close()
 
     def close(self) -> None:
-        """Close every socket."""
+        """Close all sockets."""
         for path in list(self._outbound):
             self.disconnect(path)
-        for each in (*self._listeners.values(), *(comer.socket for comer in self._inbound.values())):
+        for each in (*self._listeners.values(), *(inbound.socket for inbound in self._inbound.values())):
             each.close()
         self._listeners.clear()
         self._inbound.clear()
@@ -123,64 +123,62 @@ class UnixTransport:
         try:
             connection.connect(str(path))
             if self._own_address:
-                connection.send(
-                    _LENGTH.pack(len(self._own_address)) + self._own_address
-                )  # a new connection has room for it
-        except OSError:  # not there, or not yet, or too many wait there
+                connection.send(_LENGTH.pack(len(self._own_address)) + self._own_address)  # fits an empty socket buffer
+        except OSError:  # no listener, not yet, or its backlog is full
             connection.close()
             return None
-        way = self._outbound[path] = _Outbound(connection)
-        return way
+        outbound = self._outbound[path] = _Outbound(connection)
+        return outbound
 
     def _accept(self, listener: socket.socket) -> None:
-        comer, _ = listener.accept()
+        accepted, _ = listener.accept()
         size = _CREDENTIALS.size
-        _, user, _ = _CREDENTIALS.unpack(comer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        if user != os.getuid():
-            comer.close()
+        _, uid, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if uid != os.getuid():
+            accepted.close()
             return
-        comer.setblocking(False)
-        self._inbound[comer.fileno()] = _Inbound(comer)
-        self._epoll.register(comer.fileno(), select.EPOLLIN)
+        accepted.setblocking(False)
+        self._inbound[accepted.fileno()] = _Inbound(accepted)
+        self._epoll.register(accepted.fileno(), select.EPOLLIN)
 
     def _read(self, fd: int) -> list[tuple[str, bytes]]:
-        comer = self._inbound[fd]
-        begun = comer.partial
+        inbound = self._inbound[fd]
+        partial = inbound.partial
         try:
-            data = comer.socket.recv(MAX_READ_BYTES)
+            data = inbound.socket.recv(MAX_READ_BYTES)
         except BlockingIOError:
             return []
         except OSError:
             data = b""
-        if begun:
-            begun += data
-        frames, used = _split_frames(begun or data)
-        if not data or used < 0:  # it has hung up, or what it says is nonsense
+        if partial:
+            partial += data
+        frames, used = _split_frames(partial or data)
+        if not data or used < 0:  # closed by the peer, or invalid data
             self._epoll.unregister(fd)
-            comer.socket.close()
+            inbound.socket.close()
             del self._inbound[fd]
-        elif begun:
-            del begun[:used]
+        elif partial:
+            del partial[:used]
         else:
-            begun += data[used:]
-        if self._own_address and frames and not comer.address:
-            comer.address = frames.pop(0).decode(errors="replace")
-        return [(comer.address, frame) for frame in frames]
+            partial += data[used:]
+        if self._own_address and frames and not inbound.address:
+            inbound.address = frames.pop(0).decode(errors="replace")
+        return [(inbound.address, frame) for frame in frames]
 
     def _flush(self, path: Path) -> None:
-        """A slow reader has taken something: send what is kept."""
-        way = self._outbound[path]
+        """Send queued bytes: the reader has caught up."""
+        outbound = self._outbound[path]
         try:
-            sent = way.socket.send(way.unsent)
+            sent = outbound.socket.send(outbound.unsent)
         except BlockingIOError:
             return
         except OSError:
             self.disconnect(path)
             return
-        del way.unsent[:sent]
-        if not way.unsent:
-            del self._blocked[way.socket.fileno()]
-            self._epoll.unregister(way.socket.fileno())
+        del outbound.unsent[:sent]
+        if not outbound.unsent:
+            del self._blocked[outbound.socket.fileno()]
+            self._epoll.unregister(outbound.socket.fileno())
 
 
 def _create_socket() -> socket.socket:
@@ -188,15 +186,15 @@ def _create_socket() -> socket.socket:
 
 
 def _split_frames(data: bytes | bytearray) -> tuple[list[bytes], int]:
-    """The whole frames in some bytes, and how many bytes they are; -1 if a frame is longer than any may be."""
+    """Split complete frames off. Returns them and the bytes used; -1 if a frame exceeds the limit."""
     frames: list[bytes] = []
-    at, end = 0, len(data)
-    while end - at >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(data, at)
+    position, size = 0, len(data)
+    while size - position >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(data, position)
         if length > MAX_FRAME_BYTES:
             return frames, -1
-        if end - at - _LENGTH.size < length:
+        if size - position - _LENGTH.size < length:
             break
-        at += _LENGTH.size + length
-        frames.append(bytes(data[at - length : at]))
-    return frames, at
+        position += _LENGTH.size + length
+        frames.append(bytes(data[position - length : position]))
+    return frames, position
