@@ -159,7 +159,7 @@ class NanUntilFinished(Component):
 
 def test_what_is_not_used_may_be_anything_and_what_is_may_not():
     good, bad = (Job({"x": np.float32(x)}) for x in ([1, 2, 3, 4], [1, np.nan, 3, 4]))
-    results = run_to_completion(Engine(max_batched_tokens=2), NanUntilFinished(), "on", [good, bad])
+    results = run_to_completion(Engine(max_batched_tokens=2), NanUntilFinished(), "run", [good, bad])
     assert to_comparable(results[0]) == [[1, 2, 3, 4], 1]
     assert isinstance(results[1].error, NotFinite)
     assert bad.done == 0

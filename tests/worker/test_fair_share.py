@@ -7,7 +7,7 @@ from mstar.worker.scheduling.fair_share import FairShare
 
 
 def ready_call(tenant, weight=1.0):
-    return Thing(walk_run=Thing(start=Thing(tenant=tenant, pace=Slo(weight=weight))))
+    return Thing(walk_run=Thing(start=Thing(tenant=tenant, slo=Slo(weight=weight))))
 
 
 def run_rounds(able, rounds, shares=None):

@@ -22,7 +22,7 @@ def make_estimator(slope=0.0):
 
 def make_request(name="r", **start):
     one = WorkerRequest(name, 0, None)
-    start = StartWalk(name, 0, 0, "m", "w", (), {}, {}, Peer("f", 0), **{"pace": Slo(), "first_in": 1.0} | start)
+    start = StartWalk(name, 0, 0, "m", "w", (), {}, {}, Peer("f", 0), **{"slo": Slo(), "first_due_in_s": 1.0} | start)
     one.walk_run = WalkRun(None, one, start, None, 0)
     one.walk_run.start_playback_clocks(0.0)
     return one
@@ -58,7 +58,7 @@ def test_what_does_not_share_its_batches_needs_more():
 
 
 def test_best_effort_requests_need_nothing():
-    one, job = make_estimator(), make_request(pace=Slo(best_effort=True))
+    one, job = make_estimator(), make_request(slo=Slo(best_effort=True))
     stream(one, job, 20, 1.0)
     assert one.estimate_load([job]).utilization == 0.0
     assert one.deadline_stats() == []

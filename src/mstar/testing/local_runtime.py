@@ -202,7 +202,7 @@ class LocalRuntime:
             outputs |= run.outputs
             for index, state in run.states.items():
                 handle = tour.call.arguments[tour.plan.input_names[index]]
-                handle.real = state
+                handle.state = state
                 handles[id(state)] = handle
         values = [
             handles.get(id(value)) or StateHandle(self.engine, value) if isinstance(value, State) else value
