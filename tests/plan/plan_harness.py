@@ -143,7 +143,7 @@ class WalkHarness:
 
     def pending_messages(self, source, target):
         """The messages on their way from one seat to another, by kind."""
-        return [type(message).__name__ for message in self.channels[source, target]]
+        return [message.kind.name for message in self.channels[source, target]]
 
     def deliver(self, source, target, count=None):
         """Hand over so many messages (all that are there now) in their order."""

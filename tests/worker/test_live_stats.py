@@ -1,12 +1,13 @@
 """What a worker notes for those who look on: everything since they last asked, and nothing while nobody does."""
 
+from math import inf
 from types import SimpleNamespace as Thing
 
 from mstar.plan.tables import Call
 from mstar.wire.messages import Peer, StartWalk
 from mstar.worker.requests import WalkRun, WorkerRequest
-from mstar.worker.scheduling.scheduler import BatchLimits, ReadyCall, Scheduler
-from mstar.worker.stats.live_stats import VIEWER_TTL_S, LiveStats
+from mstar.worker.scheduling.ready_call import ReadyCall
+from mstar.worker.stats.live_stats import VIEWER_TTL_S, LiveStats, WorkerSnapshot
 
 VIEWER, OTHER_VIEWER = Peer("front", 0), Peer("other", 0)
 
@@ -17,12 +18,8 @@ def ready_call(rid, at, walk="speak", number=0):
     return ReadyCall(tour, None, Thing(detail=Call(0, (), (), (), at)), 0.0)
 
 
-def core(*waiters, guests=(), running=()):
-    waiting = Scheduler(BatchLimits())
-    for one in waiters:
-        waiting.requeue(("m", 0), one)
-    there = {guest.rid: guest for guest in guests}
-    return Thing(scheduler=waiting, requests=there, stats=lambda: {"requests": 1}, running_calls=lambda: iter(running))
+def snapshot(*waiting, requests=(), running=()):
+    return WorkerSnapshot({"requests": 1}, waiting, running, inf, requests)
 
 
 def test_nothing_is_recorded_without_viewers():
@@ -30,7 +27,7 @@ def test_nothing_is_recorded_without_viewers():
     assert not watch
     watch.on_batch([ready_call("r", 0)], 0.1)
     watch.on_transfer(Peer("w1", 0), 0.1)
-    news = watch.build_activity(1.0, VIEWER, 7, core())
+    news = watch.build_activity(1.0, VIEWER, 7, snapshot())
     assert (news.correlation_id, news.ops, news.positions, news.transfers, news.counts) == (
         7,
         [],
@@ -43,13 +40,13 @@ def test_nothing_is_recorded_without_viewers():
 
 def test_batches_are_counted_by_call_and_every_request_has_a_position():
     watch = LiveStats()
-    watch.build_activity(1.0, VIEWER, 0, core())
+    watch.build_activity(1.0, VIEWER, 0, snapshot())
     watch.on_batch([ready_call("r", 0), ready_call("s", 0), ready_call("t", 3, "think", 2)], 0.3)
     watch.on_batch([ready_call("r", 1)], 0.1)
     watch.on_transfer(Peer("w1", 0), 0.01)
     watch.on_transfer(Peer("w1", 0), 0.02)
     news = watch.build_activity(
-        2.0, VIEWER, 1, core(ready_call("s", 1), ready_call("u", 0), running=[ready_call("t", 4, "think", 2)])
+        2.0, VIEWER, 1, snapshot(ready_call("s", 1), ready_call("u", 0), running=[ready_call("t", 4, "think", 2)])
     )
     told = {
         (op.walk, op.call_index): (op.batches, op.calls, op.max_batch_size, round(op.busy_s, 6), op.ready_calls)
@@ -68,19 +65,19 @@ def test_batches_are_counted_by_call_and_every_request_has_a_position():
         "u": (0, 0),
     }  # who waits, or runs, is there; who not, where it was
     assert [(one.to, one.count) for one in news.transfers] == [("w1", 2)]
-    assert watch.build_activity(3.0, VIEWER, 2, core()).ops == []
+    assert watch.build_activity(3.0, VIEWER, 2, snapshot()).ops == []
 
 
 def test_each_viewer_gets_everything_and_expires_when_silent():
     watch = LiveStats()
-    watch.build_activity(1.0, VIEWER, 0, core())
-    watch.build_activity(1.0, OTHER_VIEWER, 0, core())
+    watch.build_activity(1.0, VIEWER, 0, snapshot())
+    watch.build_activity(1.0, OTHER_VIEWER, 0, snapshot())
     watch.on_batch([ready_call("r", 0)], 0.1)
-    assert len(watch.build_activity(2.0, VIEWER, 1, core()).ops) == 1
-    assert len(watch.build_activity(2.5, OTHER_VIEWER, 1, core()).ops) == 1
+    assert len(watch.build_activity(2.0, VIEWER, 1, snapshot()).ops) == 1
+    assert len(watch.build_activity(2.5, OTHER_VIEWER, 1, snapshot()).ops) == 1
     watch.expire(2.1 + VIEWER_TTL_S)
     watch.on_batch([ready_call("r", 0)], 0.1)
-    assert watch.build_activity(5.0, VIEWER, 2, core()).ops == []
+    assert watch.build_activity(5.0, VIEWER, 2, snapshot()).ops == []
     watch.expire(6.0 + VIEWER_TTL_S)
     assert not watch
 
@@ -96,7 +93,7 @@ def test_a_stream_is_as_full_as_the_fullest():
         it.request.walk_run = it
         return it.request
 
-    news = LiveStats().build_activity(1.0, VIEWER, 0, core(guests=[guest("r", 2, 5), guest("s", 1)]))
+    news = LiveStats().build_activity(1.0, VIEWER, 0, snapshot(requests=[guest("r", 2, 5), guest("s", 1)]))
     (one,) = news.streams
     assert (one.model, one.walk, one.stream, one.items, one.capacity, one.requests) == (
         "m",

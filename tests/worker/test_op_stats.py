@@ -7,7 +7,7 @@ from mstar.engine.jobs import UNFINISHED, JobDone
 from mstar.plan.tables import BatchKey, Plans
 from mstar.wire.messages import Peer, StartWalk
 from mstar.worker.requests import WalkRun, WorkerRequest
-from mstar.worker.scheduling.scheduler import ReadyCall
+from mstar.worker.scheduling.ready_call import ReadyCall
 from mstar.worker.stats.op_stats import OpStatsRecorder
 
 DECODE, CHECK = ("m", 0), ("m", 1)

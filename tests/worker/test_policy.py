@@ -10,13 +10,9 @@ from mstar.wire.slo import PlaybackClock, Slo
 from mstar.worker.requests import WalkRun, WorkerRequest
 from mstar.worker.scheduling.cost_model import CostModel
 from mstar.worker.scheduling.fair_share import FairShare
-from mstar.worker.scheduling.policy import (
-    DELIVERY_MARGIN_S,
-    STARVATION_S,
-    URGENT_BATCH_GROWTH_FACTOR,
-    LeastSlackFirst,
-    ReadyCall,
-)
+from mstar.worker.scheduling.policy import LeastSlackFirst
+from mstar.worker.scheduling.ready_call import ReadyCall
+from mstar.worker.scheduling.tuning import DEFAULT_TUNING
 
 STEP, CODEC, PAINT = ("m", 0), ("m", 1), ("m", 2)
 PATHS = {
@@ -122,7 +118,7 @@ def test_others_do_not_join_if_a_deadline_would_be_missed():
     late, calm = ready_call(STEP, left=-0.1), [ready_call(STEP, left=20.0 + n) for n in range(7)]
     _, batch = choose_next({STEP: [*calm, late]}, known=costs(slope=0.1))
     assert batch == [late, *calm[:2]]  # two of them make it 1.2 times as long, three more than COMPANY
-    assert URGENT_BATCH_GROWTH_FACTOR == 1.25
+    assert DEFAULT_TUNING.urgent_batch_growth_factor == 1.25
 
 
 def test_no_batch_starts_that_would_miss_a_deadline():
@@ -142,7 +138,7 @@ def test_best_effort_requests_get_the_remaining_time():
 
 
 def test_best_effort_requests_are_not_starved_by_new_requests():
-    job = ready_call(PAINT, pace=Slo(best_effort=True), since=-STARVATION_S - 0.1)
+    job = ready_call(PAINT, pace=Slo(best_effort=True), since=-DEFAULT_TUNING.starvation_s - 0.1)
     able = {PAINT: [job], STEP: [ready_call(STEP, first_in=10.0)]}
     assert choose_next(able)[0] == PAINT
     able[STEP] = [ready_call(STEP, left=0.1)]  # but this one would run dry
@@ -153,7 +149,7 @@ def test_best_effort_requests_are_not_starved_by_new_requests():
 def test_an_emission_is_due_with_a_margin(first_in):
     one = ready_call(CODEC, first_in=first_in)
     one.update_slack(0.0, costs())
-    assert one.slack == pytest.approx(first_in - 0.1 - DELIVERY_MARGIN_S)
+    assert one.slack == pytest.approx(first_in - 0.1 - DEFAULT_TUNING.delivery_margin_s)
     assert one.is_unstarted
 
 

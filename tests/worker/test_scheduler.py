@@ -1,6 +1,7 @@
 """Which calls may run: what waits for company, and what does not."""
 
-from mstar.worker.scheduling.scheduler import BATCH_FILL_WAIT_S, BATCH_PROBE_INTERVAL_BATCHES, BatchLimits, Scheduler
+from mstar.worker.scheduling.scheduler import BatchLimits, Scheduler
+from mstar.worker.scheduling.tuning import DEFAULT_TUNING
 from tests.worker.test_policy import CODEC, PAINT, STEP, ready_call
 
 
@@ -17,7 +18,7 @@ def test_a_call_with_slack_waits_briefly_for_calls_at_other_workers():
     one = ready_call(CODEC, left=30.0)
     some = make_scheduler(one)
     assert some.choose(0.0, None, remote_requests=4) is None
-    assert some.choose(BATCH_FILL_WAIT_S, None, remote_requests=4) == (CODEC, [one])
+    assert some.choose(DEFAULT_TUNING.batch_fill_wait_s, None, remote_requests=4) == (CODEC, [one])
 
 
 def test_an_absent_call_is_not_waited_for():
@@ -46,10 +47,10 @@ def test_a_call_with_little_slack_does_not_wait():
 def test_what_gains_nothing_is_run_one_by_one_and_tried_again_now_and_then():
     some = make_scheduler(slope=1.0)
     sizes = []
-    for _ in range(BATCH_PROBE_INTERVAL_BATCHES):
+    for _ in range(DEFAULT_TUNING.batch_probe_interval_batches):
         some._by_key[CODEC] = [ready_call(CODEC, left=-1.0) for _ in range(4)]
         sizes.append(len(some.choose(0.0, None)[1]))
-    assert sizes == [1] * (BATCH_PROBE_INTERVAL_BATCHES - 1) + [2]
+    assert sizes == [1] * (DEFAULT_TUNING.batch_probe_interval_batches - 1) + [2]
 
 
 def test_an_op_that_runs_each_call_by_itself_is_given_one():

@@ -20,7 +20,13 @@ from mstar.sim.scenario import DISTURBING_FAULTS, REQUEST_TIMEOUT_S, SimClient
 from mstar.wire import messages as m
 from mstar.worker.core import CONDUCTOR_LEASE_S
 from mstar.worker.early_messages import EarlyMessages
+from mstar.worker.inflight_batches import InflightBatches
+from mstar.worker.outbox import Outbox
+from mstar.worker.request_table import RequestTable
 from mstar.worker.scheduling.scheduler import Scheduler
+from mstar.worker.state_table import StateTable
+from mstar.worker.walk_data import WalkDataSender
+from mstar.worker.walk_execution import WalkExecution
 
 if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
@@ -53,6 +59,7 @@ BOUNDED_FIELDS = frozenset(
             "conductors",
         ),
         *(
+            "_plans",
             "_known_workers",
             "_initial_workers",
             "_last_requested_at",
@@ -65,6 +72,19 @@ BOUNDED_FIELDS = frozenset(
     }
 )
 """What cores may keep when there is nothing to do: it grows with the deployment, or has a bound of its own."""
+
+CORE_PARTS = (
+    Autoscaler,
+    EarlyMessages,
+    InflightBatches,
+    Outbox,
+    RequestTable,
+    Scheduler,
+    StateTable,
+    WalkDataSender,
+    WalkExecution,
+)
+"""Collaborators of cores whose containers are checked too."""
 
 
 class InvariantChecker:
@@ -273,10 +293,7 @@ class InvariantChecker:
         if twice:
             raise Violation(f"I7 a call that must not be repeated was: {twice}")
         for life in self.simulation.processes.values():
-            parts = [
-                life.core,
-                *(one for one in vars(life.core).values() if isinstance(one, EarlyMessages | Scheduler | Autoscaler)),
-            ]
+            parts = [life.core, *(part for part in vars(life.core).values() if isinstance(part, CORE_PARTS))]
             for part in parts:
                 for name, held in vars(part).items():
                     if name not in BOUNDED_FIELDS and isinstance(held, dict | list | deque | set) and held:

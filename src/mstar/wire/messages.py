@@ -9,6 +9,7 @@ always larger. Whatever speaks of an attempt that is over is ignored.
 
 from __future__ import annotations
 
+from mstar.plan.runtime.messages import PartitionMessage
 from mstar.wire.message import Message, Peer, Value
 from mstar.wire.queries import (
     ActivityQuery,
@@ -290,49 +291,13 @@ class Heartbeat(Message):
 
 
 # ---------------------------------------------------------------- worker and worker
-class ValueSent(Message):
-    """A value that another seat made."""
-
-    value: int
-    path: tuple[int, ...]
-    payload: Value
-
-
-class StreamItem(Message):
-    """The next item of a stream, for one of its readers."""
-
-    reader: int
-    path: tuple[int, ...]
-    payload: Value
-
-
-class StreamClosed(Message):
-    """Nothing more will come for this reader."""
-
-    reader: int
-    path: tuple[int, ...]
-
-
-class StreamConsumed(Message):
-    """A reader is done with the first `count` items of a stream."""
-
-    stream: int
-    path: tuple[int, ...]
-    reader: int
-    count: int
-
-
-SeatEvent = ValueSent | StreamItem | StreamClosed | StreamConsumed
-
-
 class DataBatch(Message):
-    """What seats of a walk tell one seat, in order."""
+    """Messages for one partition of a walk, in order. Their payloads are wrapped in `Value`."""
 
     rid: str
     attempt: int
     walk_index: int
-    seat: int
-    events: list[SeatEvent]
+    events: list[PartitionMessage]
     due_in_s: dict[str, float] = {}
     """In how many seconds the client will have nothing left, of each kind that is made here."""
 
