@@ -315,7 +315,7 @@ def test_what_was_only_filled_up_may_be_anything():
 
 # ---------------------------------------------------------------- what an engine is told
 def test_a_budget_that_lets_nothing_run_is_refused():
-    with pytest.raises(ValueError, match="max_batched_tokens=0 lets nothing run\n  fix: give at least 1"):
+    with pytest.raises(ValueError, match="max_batched_tokens=0 allows no batch\n  fix: set at least 1"):
         Engine(max_batched_tokens=0)
 
 

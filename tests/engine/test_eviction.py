@@ -209,7 +209,7 @@ def test_a_state_that_is_not_evicted_is_reported():
     engine, paged = Engine(), PagedComponent(1, SIZE)
     stays = Stays(paged, paged.pool.new_table())
     read(engine, paged, (stays, [1]))
-    with pytest.raises(AssertionError, match="a Stays was told to leave and is still there"):
+    with pytest.raises(AssertionError, match=r"Stays.evict\(\) left the state resident"):
         read(engine, paged, (state(engine, paged), [1]))
 
 

@@ -222,14 +222,14 @@ def test_an_op_that_exists_but_is_never_called_is_unknown():
 
 def test_ops_that_nothing_covers_are_told_for_each_walk():
     assert unfit_error(Placement({"lm.inc": PlacementRule(("a",))})) == [
-        "nothing says where lm.add of walk `draw` runs",
-        "nothing says where vae.inc of walk `draw` runs",
+        "no rule places lm.add of walk `draw`",
+        "no rule places vae.inc of walk `draw`",
     ]
-    assert unfit_error(Placement({}, {"draw": ALL})) == ["nothing says where lm.inc of walk `read` runs"]
+    assert unfit_error(Placement({}, {"draw": ALL})) == ["no rule places lm.inc of walk `read`"]
 
 
 def test_planning_checks_the_placement():
-    with pytest.raises(PlacementError, match=r"nothing says where vae\.inc of walk `draw` runs"):
+    with pytest.raises(PlacementError, match=r"no rule places vae\.inc of walk `draw`"):
         plan(GRAPHS, make_placement(lm="gpu0"))
 
 

@@ -20,9 +20,9 @@ INLINE_BUDGET_S = 0.002
 class WorkerActor:
     """Connects a core to an actor loop and an engine thread."""
 
-    def __init__(self, node: ActorLoop, core: WorkerCore, process_stats: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, actor_loop: ActorLoop, core: WorkerCore, process_stats: Callable[[], dict[str, int]]) -> None:
         self.peer = core.peer
-        self._actor_loop = node
+        self._actor_loop = actor_loop
         self._core = core
         self._process_stats = process_stats
         self._engine_thread: EngineThread | None = None

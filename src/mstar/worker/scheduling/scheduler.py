@@ -116,7 +116,8 @@ class Scheduler:
             return None
         self._choice_count += 1
         key, chosen = self._policy.choose(now, runnable, self.cost_model, self._max_batch_size)
-        if running is not None and self._typical_s(key) > self._typical_s(running):
+        typical_s = self.cost_model.typical_s
+        if running is not None and (typical_s(key) or 0.0) > (typical_s(running) or 0.0):
             return None  # a more urgent call can arrive while the other batch runs
         if running is None and remote_requests > len(chosen) and self._should_wait_to_fill(now, key, chosen):
             return None
@@ -200,6 +201,3 @@ class Scheduler:
     def _runs_separately(self, key: ModelBatchKey) -> bool:
         """Whether calls gain nothing from sharing a batch."""
         return self._is_unbatched(key) or not self.cost_model.gains_from_batching(key)
-
-    def _typical_s(self, key: ModelBatchKey) -> float:
-        return self.cost_model.typical_s(key) or 0.0
