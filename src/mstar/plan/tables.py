@@ -219,7 +219,7 @@ class RemoteInput:
 
 @dataclass(frozen=True, slots=True)
 class BodyTable:
-    """One body at one seat. Its iteration starts at `entry` with counters `pending`, and ends after `count` completions."""
+    """One body at one seat. An iteration starts at `entry` with counters `pending` and ends after `count` results."""
 
     number: int
     slots: int
