@@ -383,12 +383,12 @@ def test_windows_whose_bodies_are_elsewhere(length, placement, walk_name, is_tig
     check(walk_name, length, placement=placement, is_tight=is_tight)
 
 
-def test_a_seat_is_told_of_each_window_early_or_late():
+def test_a_seat_receives_each_window_flag_early_or_late():
     stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(4)
     stage.calls_at(0)
     assert stage.runs[0].is_done
-    told = stage.pending_messages(0, 1)
-    assert told.count("VALUE") == 5  # twice that there is one and what it gave, and once that there is none
+    kinds = stage.pending_messages(0, 1)
+    assert kinds.count("VALUE") == 5  # two windows, each a flag and a value, and the final flag
     stage.deliver(0, 1)
     assert stage.ready(1) == ["b.inc"]
     assert len(stage.runs[1].early_values) == 3
@@ -396,7 +396,7 @@ def test_a_seat_is_told_of_each_window_early_or_late():
     assert stage.emitted == eager("elsewhere", 4)
 
 
-def test_a_seat_waits_to_be_told_of_a_window():
+def test_a_seat_waits_for_the_window_flag():
     stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(2)
     assert stage.runs[1].pending() == [f"expected: {sorted(stage.runs[1].expected)}"]
     assert len(stage.runs[1].expected) == 1

@@ -89,7 +89,9 @@ class WorkerHarness:
 
     def start(self, walk_name="single", rid="r", attempt=0, walk_index=0, inputs=None, **fields):
         inputs = {0: m.ValueInput(m.Value(1))} if inputs is None else inputs
-        seats = tuple({"w0": W0, "w1": W1}[spot.workers[0]] for spot in PLANS["m"].walks[walk_name].worker_sets)
+        seats = tuple(
+            {"w0": W0, "w1": W1}[worker_set.workers[0]] for worker_set in PLANS["m"].walks[walk_name].worker_sets
+        )
         return self.receive(
             m.StartWalk(rid, attempt, walk_index, "m", walk_name, seats, inputs, {}, FRONTEND, **fields)
         )
@@ -109,9 +111,9 @@ class WorkerHarness:
 
     def take_sent(self, kind):
         """Remove and return all messages of a kind, as (receiver, message) pairs."""
-        found = [(action.to, action.message) for action in self.sent if isinstance(action.message, kind)]
+        messages = [(action.to, action.message) for action in self.sent if isinstance(action.message, kind)]
         self.sent = [action for action in self.sent if not isinstance(action.message, kind)]
-        return found
+        return messages
 
     def names(self):
         return [type(command).__name__ for command in self.commands]
