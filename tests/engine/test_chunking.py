@@ -37,10 +37,10 @@ def step(engine, paged, jobs):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 12))
 def test_chunked_equals_whole_and_stays_within_budget(lengths, budget):
     whole, cut = PagedComponent(pages=40), PagedComponent(pages=40)
-    wanted = run_to_completion(Engine(), whole, "read", read_jobs(whole, *lengths))
+    expected = run_to_completion(Engine(), whole, "read", read_jobs(whole, *lengths))
     jobs = read_jobs(cut, *lengths)
     results = run_to_completion(Engine(max_batched_tokens=budget), cut, "read", jobs)
-    assert [to_comparable(result) for result in results] == [to_comparable(result) for result in wanted]
+    assert [to_comparable(result) for result in results] == [to_comparable(result) for result in expected]
     for job, length in zip(jobs, lengths, strict=True):
         assert job.arguments["notes"].values() == job.arguments["x"].tolist()
         assert len(job.arguments["x"]) == length, "the job still has all its arguments"
@@ -148,7 +148,7 @@ def test_a_failing_chunk_leaves_the_state_of_the_previous_chunk():
 
 
 class NanUntilFinished(Component):
-    """NaN along T where it is told so, and always in what is not used."""
+    """Returns its input along T, and NaN for unfinished rows."""
 
     @op(batch=ragged("T"), chunked=True)
     def run(
@@ -157,9 +157,9 @@ class NanUntilFinished(Component):
         return x, np.float32([np.nan if row in layout.unfinished else 1 for row in range(layout.rows)])
 
 
-def test_what_is_not_used_may_be_anything_and_what_is_may_not():
+def test_unused_outputs_can_be_nan_and_used_ones_cannot():
     good, bad = (Job({"x": np.float32(x)}) for x in ([1, 2, 3, 4], [1, np.nan, 3, 4]))
-    results = run_to_completion(Engine(max_batched_tokens=2), NanUntilFinished(), "on", [good, bad])
+    results = run_to_completion(Engine(max_batched_tokens=2), NanUntilFinished(), "run", [good, bad])
     assert to_comparable(results[0]) == [[1, 2, 3, 4], 1]
     assert isinstance(results[1].error, NotFinite)
     assert bad.done == 0

@@ -103,7 +103,7 @@ def test_rows_that_an_op_names_are_not_searched_for():
     assert ran == [8, 7, 1]
 
 
-def test_a_guilty_job_is_found_by_halving():
+def test_a_failing_job_is_isolated_by_bisection():
     _, ran = check("stack", [*GOOD[:4], int_array(1, POISON), *GOOD[4:]])
     assert ran == [8, 4, 4, 2, 1, 1, 2]
 
@@ -230,10 +230,10 @@ def test_an_argument_that_has_not_the_declared_dimensions_fails_its_job(name, ba
         getattr(FailingOps(), name)(bad, NumberLog())
 
 
-def test_a_bad_argument_is_told_with_what_was_given():
+def test_a_bad_argument_is_reported_with_its_shape():
     (result,) = run(FailingOps(), "stack", {"x": np.zeros((2, 3)), "notes": NumberLog()})
-    said = "op `stack` takes `x` as int64[T] and was given one of shape (2, 3)\n  fix: pass an array of 1 dimension"
-    assert str(result.error) == said
+    message = "op `stack` takes `x` as int64[T] and was given one of shape (2, 3)\n  fix: pass an array of 1 dimension"
+    assert str(result.error) == message
 
 
 def test_jobs_of_different_shapes_run_in_batches_of_their_own():
@@ -313,9 +313,9 @@ def test_what_was_only_filled_up_may_be_anything():
     assert [to_comparable(result) for result in results] == [[[1.0]], [[1.0, 1.0, 1.0]]]
 
 
-# ---------------------------------------------------------------- what an engine is told
-def test_a_budget_that_lets_nothing_run_is_refused():
-    with pytest.raises(ValueError, match="token_budget=0 lets nothing run\n  fix: give at least 1"):
+# ---------------------------------------------------------------- configuration
+def test_a_budget_of_zero_is_rejected():
+    with pytest.raises(ValueError, match="max_batched_tokens=0 allows no batch\n  fix: set at least 1"):
         Engine(max_batched_tokens=0)
 
 

@@ -97,11 +97,11 @@ def serve(seed, budget, largest):
         if chosen.random() < 0.3:
             _swap_for_a_fork(engine, chosen.choice(requests))
         paged.pool.check()
-    wanted = sum(-(-len(request.seen) // SIZE) for request in requests)
+    expected = sum(-(-len(request.seen) // SIZE) for request in requests)
     del request, batch, waiting
     requests.clear()
     assert paged.pool.free_pages == PAGES, "every page came back"
-    return wanted, len(paged.evicted)
+    return expected, len(paged.evicted)
 
 
 def _read_so_far(request):
@@ -121,8 +121,8 @@ def test_twice_the_memory_that_there_is(seed, budget, largest):
 
 
 def test_random_schedules_need_more_than_twice_the_memory_and_evict():
-    wanted, left = serve(1, 3, 8)
-    assert wanted >= 2 * PAGES
+    expected, left = serve(1, 3, 8)
+    assert expected >= 2 * PAGES
     assert left > PAGES
 
 
@@ -209,7 +209,7 @@ def test_a_state_that_is_not_evicted_is_reported():
     engine, paged = Engine(), PagedComponent(1, SIZE)
     stays = Stays(paged, paged.pool.new_table())
     read(engine, paged, (stays, [1]))
-    with pytest.raises(AssertionError, match="a Stays was told to leave and is still there"):
+    with pytest.raises(AssertionError, match=r"Stays.evict\(\) left the state resident"):
         read(engine, paged, (state(engine, paged), [1]))
 
 
@@ -232,13 +232,13 @@ def test_a_state_that_cannot_be_restored_fails_only_its_job():
             super().restore(states)
 
     engine, paged = Engine(), Forgets(PAGES, SIZE)
-    lost, kept = state(engine, paged), state(engine, paged)
+    lost, retained = state(engine, paged), state(engine, paged)
     lost.append([POISON])
-    read(engine, paged, (kept, [1] * 5))
+    read(engine, paged, (retained, [1] * 5))
     lost.evict()
     filled_states(engine, paged, 1, pages=PAGES)
-    assert not kept.is_resident
-    results = run(paged, "look", {"notes": lost}, {"notes": kept}, engine=engine)
+    assert not retained.is_resident
+    results = run(paged, "look", {"notes": lost}, {"notes": retained}, engine=engine)
     assert isinstance(results[0].error, Poison)
     assert results[1] == JobDone((digest([1] * 5),))
     paged.pool.check()

@@ -27,13 +27,13 @@ def filled_states(engine, paged, *lengths):
 
 
 def test_a_state_continues_where_it_was_loaded():
-    here, there = Engine(), Engine()
+    local, loaded = Engine(), Engine()
     one, other = PagedComponent(PAGES, SIZE), PagedComponent(PAGES, SIZE)
-    (notes,) = filled_states(here, one, 5)
-    moved = there.load(other, PagedLog, unpack(pack(here.export(notes))))
+    (notes,) = filled_states(local, one, 5)
+    moved = loaded.load(other, PagedLog, unpack(pack(local.export(notes))))
     results = [
         run(paged, "read", {"x": int_array(7), "notes": state}, engine=engine)[0].values[0].tolist()
-        for paged, state, engine in ((one, notes, here), (other, moved, there))
+        for paged, state, engine in ((one, notes, local), (other, moved, loaded))
     ]
     assert results[0] == results[1]
     one.pool.check()
@@ -61,12 +61,12 @@ def test_others_are_evicted_for_an_incoming_state_and_reported_once():
 def test_evicted_and_freed_states_are_not_reported():
     engine, paged = Engine(), PagedComponent(PAGES, SIZE)
     states = filled_states(engine, paged, 4, 4, 4)
-    kept = states[1]
+    retained = states[1]
     run(paged, "read", {"x": int_array(1), "notes": states[0]}, engine=engine)
     del states
     gc.collect()
-    assert list(engine._eviction._states) == list(engine._eviction._evicted) == [id(kept)]
-    assert engine.take_evicted() == [kept]
+    assert list(engine._eviction._states) == list(engine._eviction._evicted) == [id(retained)]
+    assert engine.take_evicted() == [retained]
 
 
 def test_a_state_that_can_never_fit_is_rejected_without_eviction():
@@ -98,22 +98,22 @@ def test_plain_states_move_by_default():
     assert (moved.seen, notes.seen) == ([1, 2], [1, 2, 9])
 
 
-def test_toys_go_on_as_if_they_had_not_moved():
-    lm, wish = SampledLM(), Sampling(seed=3)
+def test_toy_models_continue_after_a_move():
+    lm, sampling = SampledLM(), Sampling(seed=3)
     kv = lm.kv()
-    token = lm.prefill(lm.tokenize("hello"), kv, wish)
+    token = lm.prefill(lm.tokenize("hello"), kv, sampling)
     moved = SampledLM().load_state(KV, unpack(pack(kv.export())))
     for _ in range(5):
-        token, other = lm.decode(token, kv, wish), lm.decode(token, moved, wish)
+        token, other = lm.decode(token, kv, sampling), lm.decode(token, moved, sampling)
         assert token.tolist() == other.tolist()
     codec = StreamingCodec()
     state = codec.state(CodecState)
     codec.decode(np.arange(8), state)
-    there = codec.load_state(CodecState, unpack(pack(state.export())))
-    assert np.array_equal(codec.decode(np.arange(8), state), codec.decode(np.arange(8), there))
+    loaded = codec.load_state(CodecState, unpack(pack(state.export())))
+    assert np.array_equal(codec.decode(np.arange(8), state), codec.decode(np.arange(8), loaded))
 
 
-def test_what_a_component_loads_and_holds_is_nothing_by_default():
+def test_a_component_has_no_memory_stats_by_default():
     component = FailingOps()
     component.prepare()
     assert component.memory_stats() == {}

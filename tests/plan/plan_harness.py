@@ -1,4 +1,4 @@
-"""What the tests of planning and running share: a small component, and a stage on which seats are driven by hand."""
+"""Shared by the plan tests: a small component, and a harness that drives the seats of a walk by hand."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def example(name):
-    """An example's model and its requests."""
+    """Load an example: its model and requests."""
     model = load_model(str(EXAMPLES / f"{name}.py"))
     return model, sys.modules[type(model).__module__].requests()
 
 
 def make_placement(walks=None, /, **place):
-    """A placement: at(a="w0", a_inc="w1") puts component `a` on one worker and its op `inc` on another."""
+    """Build a placement: `a="w0", a_inc="w1"` puts component `a` on one worker and its op `inc` on another."""
     table = {key.replace("_", ".", 1): workers for key, workers in place.items()}
     return parse_placement({"place": table, "walks": walks or {}})
 
 
 class Memory(State):
-    """What a component was told."""
+    """Numbers that a component received."""
 
     def __init__(self):
         self.seen: list[int] = []
 
 
 class IntOps(Component):
-    """Small ops on whole numbers."""
+    """Small ops on integers."""
 
     @op
     def inc(self, x: int) -> int:
@@ -83,7 +83,7 @@ class IntOps(Component):
 
 
 class WalkHarness:
-    """All seats of one walk of one request. Nothing moves unless a test says so."""
+    """All seats of one walk of one request. A test triggers every call and delivery."""
 
     def __init__(self, model, placement=None, *, walk=None, is_tight=False):
         plans = plan(model.graphs(), placement)
@@ -95,7 +95,7 @@ class WalkHarness:
         self.channels = defaultdict(deque)
         self.runs = [PartitionRun(part, self, [], has_minimal_buffers=is_tight) for part in self.plan.programs]
 
-    # ---------------------------------------------------------------- what a run asks of its host
+    # ---------------------------------------------------------------- host of the runs
     def new_state(self, component, kind):
         self.created.append((component, kind))
         owner = self.components[component]
@@ -105,7 +105,7 @@ class WalkHarness:
         self.forked += 1
         return state.fork()
 
-    # ---------------------------------------------------------------- what a test does
+    # ---------------------------------------------------------------- controls
     def start(self, *inputs):
         for run in self.runs:
             run.start(inputs)
@@ -118,9 +118,9 @@ class WalkHarness:
         run.outbox.clear()
 
     def seat(self, worker):
-        """The number of the only seat that is on this worker alone."""
-        (found,) = [seat for seat, spot in enumerate(self.plan.worker_sets) if spot.workers == (worker,)]
-        return found
+        """Number of the only seat of this worker."""
+        (number,) = [seat for seat, worker_set in enumerate(self.plan.worker_sets) if worker_set.workers == (worker,)]
+        return number
 
     def name(self, ready):
         return str(self.keys[ready[1].detail.key])
@@ -130,7 +130,7 @@ class WalkHarness:
         return sorted(self.name(call) for call in self.runs[seat].ready)
 
     def call(self, name, seat=0):
-        """Run the first ready call of an op; what it gave."""
+        """Run the first ready call of an op; returns its result."""
         run = self.runs[seat]
         chosen = next(call for call in run.ready if self.name(call) == name)
         run.ready.remove(chosen)
@@ -142,18 +142,18 @@ class WalkHarness:
         return result
 
     def pending_messages(self, source, target):
-        """The messages on their way from one seat to another, by kind."""
-        return [type(message).__name__ for message in self.channels[source, target]]
+        """Kinds of the undelivered messages from one seat to another."""
+        return [message.kind.name for message in self.channels[source, target]]
 
     def deliver(self, source, target, count=None):
-        """Hand over so many messages (all that are there now) in their order."""
+        """Deliver `count` messages (default: all) in order."""
         queue, run = self.channels[source, target], self.runs[target]
         for _ in range(len(queue) if count is None else count):
             run.deliver(queue.popleft())
             self.collect_messages(run)
 
     def calls_at(self, seat):
-        """Run whatever is ready at a seat until nothing is; how many calls that took."""
+        """Run ready calls of a seat until none is left; returns their number."""
         done = 0
         while self.runs[seat].ready:
             self.call(self.name(self.runs[seat].ready[0]), seat)
@@ -174,17 +174,17 @@ class WalkHarness:
 
     @property
     def outputs(self):
-        found = {}
+        merged = {}
         for run in self.runs:
-            found |= run.outputs
-        return [value for _, value in sorted(found.items())]
+            merged |= run.outputs
+        return [value for _, value in sorted(merged.items())]
 
     @property
     def states(self):
-        found = {}
+        merged = {}
         for run in self.runs:
-            found |= run.states
-        return found
+            merged |= run.states
+        return merged
 
     @property
     def emitted(self):

@@ -44,7 +44,7 @@ class Idle(Model):
         return self.lm.inc(x)
 
 
-class Lanes(Model):
+class ManyStates(Model):
     """Many states of one request, and calls without any."""
 
     def __init__(self):
@@ -52,8 +52,8 @@ class Lanes(Model):
 
     @walk
     def go(self, a: Memory, b: Memory, c: Memory, d: Memory) -> tuple[int, int, int, int, int, int]:
-        told = tuple(self.lm.tell(1, memory) for memory in (b, a, c, d))
-        return (*told, self.lm.inc(1), self.lm.tell(2, a))
+        results = tuple(self.lm.tell(1, memory) for memory in (b, a, c, d))
+        return (*results, self.lm.inc(1), self.lm.tell(2, a))
 
 
 GRAPHS = Two().graphs()
@@ -140,7 +140,7 @@ def test_workers_come_in_order_of_first_mention_and_once():
         ('[walks.draw]\nlm = ["a", "a"]', "[walks.draw] lm names a worker twice: ['a', 'a']"),
     ],
 )
-def test_a_mistake_is_told(text, what):
+def test_a_mistake_is_reported(text, what):
     assert error_text(text) == [what]
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_text(tmp_path):
         read_placement(path)
 
 
-def test_mistakes_of_a_file_are_told_with_its_name(tmp_path):
+def test_mistakes_of_a_file_are_reported_with_its_name(tmp_path):
     path = tmp_path / "place.toml"
     path.write_text("[place]\nlm = []\n")
     with pytest.raises(PlacementError) as caught:
@@ -172,7 +172,7 @@ def test_mistakes_of_a_file_are_told_with_its_name(tmp_path):
     assert [problem.site for problem in caught.value.problems] == [str(path)]
 
 
-def test_everything_wrong_in_a_file_is_told_at_once(golden):
+def test_all_mistakes_of_a_file_are_reported_at_once(golden):
     text = """
     plaice = 1
     [place]
@@ -191,7 +191,7 @@ def test_everything_wrong_in_a_file_is_told_at_once(golden):
 
 
 # ---------------------------------------------------------------- what does not fit the model
-def test_an_unknown_component_op_or_walk_is_told_with_the_nearest():
+def test_an_unknown_component_op_or_walk_is_reported_with_the_closest_name():
     assert unfit_error(Placement({**ALL, "vea": PlacementRule(("a",))})) == [
         "[place] names `vea`, which no walk calls (did you mean `vae`?)"
     ]
@@ -220,20 +220,20 @@ def test_an_op_that_exists_but_is_never_called_is_unknown():
     ]
 
 
-def test_ops_that_nothing_covers_are_told_for_each_walk():
+def test_ops_without_a_rule_are_reported_per_walk():
     assert unfit_error(Placement({"lm.inc": PlacementRule(("a",))})) == [
-        "nothing says where lm.add of walk `draw` runs",
-        "nothing says where vae.inc of walk `draw` runs",
+        "no rule places lm.add of walk `draw`",
+        "no rule places vae.inc of walk `draw`",
     ]
-    assert unfit_error(Placement({}, {"draw": ALL})) == ["nothing says where lm.inc of walk `read` runs"]
+    assert unfit_error(Placement({}, {"draw": ALL})) == ["no rule places lm.inc of walk `read`"]
 
 
 def test_planning_checks_the_placement():
-    with pytest.raises(PlacementError, match=r"nothing says where vae\.inc of walk `draw` runs"):
+    with pytest.raises(PlacementError, match=r"no rule places vae\.inc of walk `draw`"):
         plan(GRAPHS, make_placement(lm="gpu0"))
 
 
-def test_everything_that_does_not_fit_is_told_at_once(golden):
+def test_all_mismatches_are_reported_at_once(golden):
     placement = Placement(
         {"lm.inc": PlacementRule(("a",)), "vea": PlacementRule(("a",)), "lm.ad": PlacementRule(("b",))},
         {"drew": {"lm": PlacementRule(("a",))}, "read": {"vae": PlacementRule(("a",))}},
@@ -288,19 +288,19 @@ def test_other_replicas_are_another_seat():
 
 def test_spread_states_are_assigned_round_robin():
     placement = make_placement(lm={"workers": ["a", "b", "c"], "spread": True})
-    the_plan = plan(Lanes().graphs(), placement).walks["go"]
+    the_plan = plan(ManyStates().graphs(), placement).walks["go"]
     # lanes are given in order of first use: b, a, c, d; a call without a state takes the first
     assert [the_plan.worker_sets[seat].spread_index for _, seat in the_plan.calls] == [0, 1, 2, 0, 0, 1]
-    assert {spot.workers for spot in the_plan.worker_sets} == {("a", "b", "c")}
+    assert {worker_set.workers for worker_set in the_plan.worker_sets} == {("a", "b", "c")}
 
 
 def test_states_that_are_not_spread_share_a_lane():
-    the_plan = plan(Lanes().graphs(), make_placement(lm=["a", "b", "c"])).walks["go"]
+    the_plan = plan(ManyStates().graphs(), make_placement(lm=["a", "b", "c"])).walks["go"]
     assert [the_plan.worker_sets[seat].spread_index for _, seat in the_plan.calls] == [0] * 6
 
 
 def test_spread_over_one_worker_is_one_seat():
-    the_plan = plan(Lanes().graphs(), make_placement(lm={"workers": ["a"], "spread": True})).walks["go"]
+    the_plan = plan(ManyStates().graphs(), make_placement(lm={"workers": ["a"], "spread": True})).walks["go"]
     assert the_plan.worker_sets == (WorkerSet(("a",)),)
 
 
@@ -309,8 +309,8 @@ def test_the_three_caches_of_a_drawing_are_on_three_workers():
     lm = {"workers": ["gpu0", "gpu1", "gpu2"], "spread": True}
     placement = make_placement({"draw": {"lm": lm}}, lm="gpu0", vit="gpu0", vae="gpu0", guidance="gpu0")
     draw = plan(model.graphs(), placement).walks["draw"]
-    flows = [spot for spot in draw.worker_sets if len(spot.workers) == 3]
-    assert [spot.spread_index for spot in flows] == [0, 1, 2]
+    flows = [worker_set for worker_set in draw.worker_sets if len(worker_set.workers) == 3]
+    assert [worker_set.spread_index for worker_set in flows] == [0, 1, 2]
 
 
 def test_a_walk_that_calls_nothing_is_on_the_first_worker():
@@ -324,7 +324,7 @@ def test_a_placement_cannot_be_changed():
         Placement().place = {}
 
 
-def test_a_dotted_key_without_quotes_is_told_to_be_quoted():
+def test_a_dotted_key_without_quotes_is_rejected_with_a_fix():
     with pytest.raises(PlacementError) as caught:
         parse_placement(tomllib.loads('[place]\nlm.prefill = "gpu1"\n'))
     (problem,) = caught.value.problems

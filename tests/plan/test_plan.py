@@ -1,4 +1,4 @@
-"""Plans: what runs where, what crosses and how often, what shares a batch, and which bodies need no counters."""
+"""Plans: partitions, transfers and their frequency, batch keys, straight-line bodies."""
 
 import copy
 import dataclasses
@@ -14,6 +14,7 @@ import pytest
 from mstar import Latents, Model, Stream, choose, loop, walk, windows
 from mstar.plan.compile import MIN_STREAM_BOUND_ITEMS, plan
 from mstar.plan.describe import describe
+from mstar.plan.placement import parse_placement
 from mstar.plan.straight_line import NON_BLOCKING_OPCODES
 from mstar.plan.tables import BatchKey, Opcode
 from mstar.testing.parity import random_placement
@@ -24,7 +25,17 @@ NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 SPREAD = {"workers": ["gpu0", "gpu1", "gpu2"], "spread": True}
 PLACED = {
     "orpheus": make_placement(lm="gpu0", lm_prefill="gpu1", snac=["gpu2", "gpu3"]),
-    "qwen3_omni": make_placement(ear="gpu0", thinker="gpu1", talker="gpu2", predictor="gpu3", vocoder="gpu4"),
+    "qwen3_omni": parse_placement(
+        {
+            "place": {
+                "audio_encoder": "gpu0",
+                "thinker": "gpu1",
+                "talker": "gpu2",
+                "predictor": "gpu3",
+                "vocoder": "gpu4",
+            }
+        }
+    ),
     "bagel": make_placement({"draw": {"lm": SPREAD}}, lm="gpu0", vit="gpu1", vae="gpu1", guidance="gpu0"),
     "vjepa2_ac": make_placement(encoder="gpu0", predictor=["gpu1", "gpu2"], cem="cpu"),
 }
@@ -36,7 +47,7 @@ def graphs_of(name):
 
 def moves(the_plan):
     """The states that move: from worker, to worker, inside how many regions."""
-    workers = [spot.workers[0] for spot in the_plan.worker_sets]
+    workers = [worker_set.workers[0] for worker_set in the_plan.worker_sets]
     return [(workers[c.source], workers[c.target], c.depth) for c in the_plan.cut_edges if c.is_state]
 
 
@@ -92,9 +103,9 @@ class Shapes(Model):
     def chain(self, n: int, memory: Memory) -> Iterator[Latents]:
         s = loop(steps=n, x=0)
         for step in s:
-            told = self.a.tell(step, memory)
+            first = self.a.tell(step, memory)
             own = memory.fork()
-            s.x = self.a.add(s.x, self.a.tell(told, own))
+            s.x = self.a.add(s.x, self.a.tell(first, own))
             yield Latents(s.x)
             s.stop_when(self.a.is_big(s.x))
 
@@ -177,14 +188,14 @@ def test_every_call_sits_on_a_worker_of_its_entry(name):
 def test_calls_are_where_the_tables_have_them():
     plans = plan(graphs_of("qwen3_omni"), PLACED["qwen3_omni"])
     for the_plan in plans.walks.values():
-        there = [
+        calls = [
             (instruction.detail.key, part.seat)
             for part in the_plan.programs
             for body in part.bodies.values()
             for instruction in body.instructions
             if instruction.opcode is Opcode.CALL
         ]
-        assert sorted(there) == sorted(the_plan.calls)
+        assert sorted(calls) == sorted(the_plan.calls)
 
 
 # ---------------------------------------------------------------- what crosses
@@ -208,7 +219,7 @@ def test_a_state_that_is_read_where_the_request_starts_is_not_moved():
     assert moves(plans.walks["looks"]) == []  # every seat is given the inputs it needs
 
 
-def test_a_depth_is_told_in_words():
+def test_the_frequency_of_a_transfer_is_described():
     graphs = {"plan": graphs_of("vjepa2_ac")["plan"]}
     text = describe(
         plan(graphs, make_placement(encoder="gpu0", predictor="gpu1", predictor_observe="gpu2", cem="cpu")), graphs
@@ -285,7 +296,7 @@ def test_a_stream_has_room_for_two_of_its_largest_windows():
     writers = [i.detail for i in body_of_root(Wide()).instructions if i.opcode is Opcode.WRITER]
     assert [(writer.min_bound, writer.bound) for writer in writers] == [(50, 100)]
     (small,) = [i.detail for i in body_of_root(Shapes(), "reads").instructions if i.opcode is Opcode.WRITER]
-    assert (small.least, small.bound) == (1, MIN_STREAM_BOUND_ITEMS)
+    assert (small.min_bound, small.bound) == (1, MIN_STREAM_BOUND_ITEMS)
 
 
 def body_of_root(model, name="go"):
@@ -409,8 +420,8 @@ def test_calls_side_by_side_and_bodies_without_calls_are_counted(name):
 def test_bodies_with_regions_or_gets_are_counted():
     bodies = plan(Shapes().graphs()).walks["nested"].programs[0].bodies
     kinds = {number: {instruction.opcode for instruction in body.instructions} for number, body in bodies.items()}
-    outer = next(number for number, found in kinds.items() if Opcode.CHOOSE in found)
-    inner = next(n for n, found in kinds.items() if found == {Opcode.CALL} and n != outer)
+    outer = next(number for number, opcodes in kinds.items() if Opcode.CHOOSE in opcodes)
+    inner = next(n for n, opcodes in kinds.items() if opcodes == {Opcode.CALL} and n != outer)
     assert bodies[outer].first_segment is None
     assert bodies[inner].first_segment is not None
     assert body_of(Shapes(), "reads").first_segment is None
@@ -428,12 +439,12 @@ def test_real_loops_are_straight_or_not_as_expected():
     def is_straight(name, walk_name, op):
         plans = plan(graphs_of(name))
         bodies = plans.walks[walk_name].programs[0].bodies.values()
-        (found,) = [
+        (body,) = [
             body
             for body in bodies
             if any(i.opcode is Opcode.CALL and str(plans.keys[i.detail.key]) == op for i in body.instructions)
         ]
-        return found.first_segment is not None
+        return body.first_segment is not None
 
     assert is_straight("orpheus", "speak", "lm.decode")
     assert is_straight("orpheus", "speak", "snac.decode")
@@ -448,14 +459,14 @@ def test_real_loops_are_straight_or_not_as_expected():
 
 def followed(body):
     """Everything that a straight body does, in the order of its segments."""
-    segment, found = body.first_segment, []
+    segment, opcodes = body.first_segment, []
     while segment is not None:
-        found += segment.instructions
+        opcodes += segment.instructions
         if segment.call is None:
             break
-        found.append(segment.call)
+        opcodes.append(segment.call)
         segment = segment.call.next_segment
-    return found
+    return opcodes
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rag"])  # which has no straight body

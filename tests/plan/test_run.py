@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mstar import Latents, Model, choose, each, loop, walk
-from mstar.plan.runtime.messages import ValueSent
+from mstar.plan.runtime.messages import value_sent
 from mstar.plan.runtime.run import PartitionRun, columns, complete
 from tests.plan.plan_harness import IntOps, Memory, WalkHarness, make_placement
 
@@ -192,7 +192,7 @@ def test_a_value_crosses_in_one_message():
     assert (stage.ready(0), stage.ready(1)) == (["a.inc"], [])
     stage.call("a.inc")
     assert stage.runs[0].is_done
-    assert [*stage.channels[0, 1]] == [ValueSent(1, stage.channels[0, 1][0].value, (), 2)]
+    assert [*stage.channels[0, 1]] == [value_sent(1, stage.channels[0, 1][0].target, (), 2)]
     stage.deliver(0, 1)
     assert stage.ready(1) == ["b.inc"]
     stage.finish()
@@ -203,7 +203,7 @@ def test_a_seat_runs_ahead_of_one_that_receives_nothing():
     stage = WalkHarness(Duo(), SPLIT, walk="meet").start(4)
     assert stage.calls_at(0) == 4
     assert stage.runs[0].is_done
-    assert stage.pending_messages(0, 1) == ["ValueSent"] * 4
+    assert stage.pending_messages(0, 1) == ["VALUE"] * 4
     assert [message.path for message in stage.channels[0, 1]] == [(0,), (1,), (2,), (3,)]
     stage.finish()
     assert stage.outputs == eager("meet", 4)

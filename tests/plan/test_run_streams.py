@@ -190,12 +190,12 @@ def check(name, *inputs, placement, is_tight):
 def test_a_put_waits_at_the_bound_and_goes_on_after_a_release():
     stage = WalkHarness(Pipes(), SPLIT, walk="pipe", is_tight=True).start(4, 9)
     assert stage.calls_at(0) == 2  # the second has been made, and waits to be put
-    assert stage.pending_messages(0, 1) == ["StreamItem"]
+    assert stage.pending_messages(0, 1) == ["STREAM_ITEM"]
     stage.deliver(0, 1)
-    assert stage.pending_messages(1, 0) == ["StreamConsumed"]
+    assert stage.pending_messages(1, 0) == ["STREAM_CONSUMED"]
     assert stage.calls_at(0) == 0  # it has not heard yet
     stage.deliver(1, 0)
-    assert stage.pending_messages(0, 1) == ["StreamItem"]
+    assert stage.pending_messages(0, 1) == ["STREAM_ITEM"]
     assert stage.ready(0) == ["a.inc"]
     stage.finish()
     assert stage.emitted == eager("pipe", 4, 9)
@@ -204,7 +204,7 @@ def test_a_put_waits_at_the_bound_and_goes_on_after_a_release():
 def test_a_loose_stream_holds_its_bound():
     stage = WalkHarness(Pipes(), SPLIT, walk="pipe").start(100, 100)
     assert stage.calls_at(0) == MIN_STREAM_BOUND_ITEMS + 1
-    assert stage.pending_messages(0, 1) == ["StreamItem"] * MIN_STREAM_BOUND_ITEMS
+    assert stage.pending_messages(0, 1) == ["STREAM_ITEM"] * MIN_STREAM_BOUND_ITEMS
     stage.finish()
     assert stage.emitted == eager("pipe", 100, 100)
 
@@ -236,7 +236,7 @@ def test_a_release_may_come_before_the_stream_is_open():
     stage = WalkHarness(Pipes(), SPLIT, walk="pipe")
     stage.runs[1].start([3, 0])  # reads nothing: it lets the stream go at once
     stage.collect_messages(stage.runs[1])
-    assert stage.pending_messages(1, 0) == ["StreamConsumed"]
+    assert stage.pending_messages(1, 0) == ["STREAM_CONSUMED"]
     stage.deliver(1, 0)
     assert stage.runs[0].pending() == ["writers: [(0, ())]"]
     stage.runs[0].start([3, 0])
@@ -254,7 +254,7 @@ def test_two_streams_read_in_another_order_than_they_are_filled(reads, placement
 def test_a_stream_is_allowed_more_than_its_bound_while_its_reader_waits_for_another():
     stage = WalkHarness(Pipes(), SPLIT, walk="crossed", is_tight=True).start(4, 4)
     stage.calls_at(0)
-    assert stage.pending_messages(0, 1) == ["StreamItem"]
+    assert stage.pending_messages(0, 1) == ["STREAM_ITEM"]
     sent = 0
     while not stage.ready(1):
         stage.deliver(0, 1)
@@ -299,7 +299,7 @@ def test_after_the_end_of_a_stream_a_reader_gets_its_default(placement, is_tight
 def test_items_for_a_reader_that_let_go_are_dropped():
     stage = WalkHarness(Pipes(), SPLIT, walk="pipe", is_tight=False).start(5, 1)
     stage.calls_at(0)
-    assert stage.pending_messages(0, 1) == ["StreamItem"] * 5 + ["StreamClosed"]
+    assert stage.pending_messages(0, 1) == ["STREAM_ITEM"] * 5 + ["STREAM_CLOSED"]
     stage.deliver(0, 1, 1)
     assert stage.calls_at(1) == 1
     assert stage.runs[1].is_done
@@ -383,12 +383,12 @@ def test_windows_whose_bodies_are_elsewhere(length, placement, walk_name, is_tig
     check(walk_name, length, placement=placement, is_tight=is_tight)
 
 
-def test_a_seat_is_told_of_each_window_early_or_late():
+def test_a_seat_receives_each_window_flag_early_or_late():
     stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(4)
     stage.calls_at(0)
     assert stage.runs[0].is_done
-    told = stage.pending_messages(0, 1)
-    assert told.count("ValueSent") == 5  # twice that there is one and what it gave, and once that there is none
+    kinds = stage.pending_messages(0, 1)
+    assert kinds.count("VALUE") == 5  # two windows, each a flag and a value, and the final flag
     stage.deliver(0, 1)
     assert stage.ready(1) == ["b.inc"]
     assert len(stage.runs[1].early_values) == 3
@@ -396,7 +396,7 @@ def test_a_seat_is_told_of_each_window_early_or_late():
     assert stage.emitted == eager("elsewhere", 4)
 
 
-def test_a_seat_waits_to_be_told_of_a_window():
+def test_a_seat_waits_for_the_window_flag():
     stage = WalkHarness(Pipes(), SPLIT, walk="elsewhere").start(2)
     assert stage.runs[1].pending() == [f"expected: {sorted(stage.runs[1].expected)}"]
     assert len(stage.runs[1].expected) == 1

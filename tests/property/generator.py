@@ -147,11 +147,11 @@ class Generator(Choices):
     def loop(self, scope: Scope, extra: Callable[[Scope], list[Any]], **changes: Any) -> list[Any]:
         name = self.name("loop")
         carry = {self.name("c"): self.one_of(scope.ints) for _ in range(self.pick(3))}
-        lead: list[Any] = []
+        setup: list[Any] = []
         steps: int | str = self.pick(6)
         if self.pick(3) == 0:
             steps = self.name("n")
-            lead = [("call", [steps], self.one_of(COMPONENTS), "few", [self.one_of(scope.ints)])]
+            setup = [("call", [steps], self.one_of(COMPONENTS), "few", [self.one_of(scope.ints)])]
         part = LoopPart(name, steps, carry)
         inner = scope.inner(**changes)
         inner.ints += [f"{name}.step", *carry]
@@ -165,13 +165,13 @@ class Generator(Choices):
         part.collect = {self.name("g"): self.one_of(inner.ints) for _ in range(self.pick(2))}
         scope.ints += part.outs.values()
         scope.lists += part.collect
-        return [*lead, ("loop", part)]
+        return [*setup, ("loop", part)]
 
     def a_each(self, scope: Scope, opened: list[str]) -> list[Any]:
-        lead: list[Any] = []
+        setup: list[Any] = []
         if not scope.lists or self.pick(2):
             scope.lists.append(items := self.name("l"))
-            lead = [("call", [items], "one", "split", [self.one_of(scope.ints)])]
+            setup = [("call", [items], "one", "split", [self.one_of(scope.ints)])]
         items, name = self.one_of(scope.lists), self.name("each")
         inner = scope.inner(may_emit=False, may_extend=False, filling=[], reading=[])
         inner.ints += [f"{name}.item", f"{name}.index"]
@@ -185,11 +185,11 @@ class Generator(Choices):
         inner_body += self.body(inner, self.pick(4))
         collect = {self.name("g"): self.one_of(inner.ints) for _ in range(1 + self.pick(2))}
         scope.lists += collect
-        return [*lead, ("each", items, name, inner_body, collect)]
+        return [*setup, ("each", items, name, inner_body, collect)]
 
     def a_choose(self, scope: Scope, opened: list[str]) -> list[Any]:
         flag = self.name("f")
-        lead = ("call", [flag], self.one_of(COMPONENTS), "flag", [self.one_of(scope.ints)])
+        setup = ("call", [flag], self.one_of(COMPONENTS), "flag", [self.one_of(scope.ints)])
         count = self.pick(3)
         arms: list[Any] = []
         for _ in range(2):
@@ -198,7 +198,7 @@ class Generator(Choices):
             arms.append((body, [self.one_of(inner.ints) for _ in range(count)]))
         outs = [self.name("x") for _ in range(count)]
         scope.ints += outs
-        return [lead, ("choose", flag, arms, outs)]
+        return [setup, ("choose", flag, arms, outs)]
 
     def a_stream(self, scope: Scope, opened: list[str]) -> list[Any]:
         name = self.name("s")

@@ -51,7 +51,7 @@ def _mix(*parts: int) -> int:
 
 
 class Memory(State):
-    """What a request told a component so far."""
+    """Numbers that a component received from a request."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -103,11 +103,11 @@ class Batched(Alone):
 
     @op(batch=stacked)
     def tell(self, a: int, memory: Memory) -> int:
-        told = []
+        results = []
         for x, mine in zip(rows(a), rows(memory), strict=True):
             mine.seen.append(x)
-            told.append(_mix(*mine.seen))
-        return told  # type: ignore[return-value]
+            results.append(_mix(*mine.seen))
+        return results  # type: ignore[return-value]
 
     @op(batch=stacked)
     def scaled(self, a: int, by: Static[int]) -> int:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mstar.errors import MstarError
+from mstar.plan.runtime.messages import stream_item
 from mstar.wire import frame as frames
 from mstar.wire.activity import OpActivity, RequestPosition, RequestStatus, StreamFill, TransferCount, WorkerActivity
 from mstar.wire.frame import (
@@ -40,7 +41,6 @@ from mstar.wire.messages import (
     StartWalk,
     StatsReply,
     StillComputing,
-    StreamItem,
     Submit,
     Suspect,
     TurnFinished,
@@ -89,7 +89,7 @@ MESSAGES = [
         {"Text": 1},
         FRONT,
     ),
-    DataBatch("r1", 1, 0, 1, [StreamItem(1, (2, 3), Value(None))]),
+    DataBatch("r1", 1, 0, [stream_item(1, 1, (2, 3), Value(None))]),
     SeatDone("r1", 1, 0, 0, {0: LocalState(4), 1: ValueInput(Value("é"))}, {0: 9}, {"Audio": 3}),
     Emit("r1", 2**62, "Audio", 5, Value(b"x" * 1000), (("rate", 24_000), ("start", 0.5))),
     ProcessExited(WORKER, "signal 9", [Suspect("r1", 1, 2)]),

@@ -1,4 +1,4 @@
-"""What has no clock is shared by weight between keys."""
+"""Weighted fair share of engine time between tenants."""
 
 from types import SimpleNamespace as Thing
 
@@ -7,14 +7,14 @@ from mstar.worker.scheduling.fair_share import FairShare
 
 
 def ready_call(tenant, weight=1.0):
-    return Thing(walk_run=Thing(start=Thing(tenant=tenant, pace=Slo(weight=weight))))
+    return Thing(walk_run=Thing(start=Thing(tenant=tenant, slo=Slo(weight=weight))))
 
 
-def run_rounds(able, rounds, shares=None):
-    """Who is served when each wants something all the time, one at a time, and each takes a second."""
-    shares, counts = shares or FairShare(), dict.fromkeys(able, 0)
+def run_rounds(tenants, rounds, shares=None):
+    """Count the served calls per tenant when each always has one ready call of one second."""
+    shares, counts = shares or FairShare(), dict.fromkeys(tenants, 0)
     for _ in range(rounds):
-        waiting = {("m", number): [ready_call(name, weight)] for number, (name, weight) in enumerate(able.items())}
+        waiting = {("m", number): [ready_call(name, weight)] for number, (name, weight) in enumerate(tenants.items())}
         key = min(shares.next_tenant_calls(waiting))
         (chosen,) = waiting[key]
         shares.record_batch([chosen], 1.0)
@@ -22,22 +22,22 @@ def run_rounds(able, rounds, shares=None):
     return counts
 
 
-def test_equal_keys_get_equal_parts():
+def test_equal_weights_get_equal_shares():
     assert run_rounds({"a": 1.0, "b": 1.0, "c": 1.0}, 30) == {"a": 10, "b": 10, "c": 10}
 
 
-def test_a_key_with_three_times_the_weight_gets_three_times_as_much():
+def test_three_times_the_weight_gets_three_times_the_share():
     assert run_rounds({"a": 3.0, "b": 1.0}, 40) == {"a": 30, "b": 10}
 
 
-def test_a_key_that_had_nothing_to_do_is_not_paid_back():
+def test_an_idle_tenant_collects_no_credit():
     shares = FairShare()
     run_rounds({"a": 1.0, "b": 1.0}, 2, shares)
     run_rounds({"a": 1.0}, 50, shares)
     assert run_rounds({"a": 1.0, "b": 1.0}, 20, shares)["a"] in (9, 10)
 
 
-def test_with_one_key_nothing_changes():
-    shares, able = FairShare(), {("m", 0): [ready_call("a")], ("m", 1): [ready_call("a")]}
-    assert shares.next_tenant_calls(able) is able
-    assert shares.order_by_usage(able["m", 0]) is able["m", 0]
+def test_a_single_tenant_is_not_tracked():
+    shares, tenants = FairShare(), {("m", 0): [ready_call("a")], ("m", 1): [ready_call("a")]}
+    assert shares.next_tenant_calls(tenants) is tenants
+    assert shares.order_by_usage(tenants["m", 0]) is tenants["m", 0]

@@ -1,4 +1,4 @@
-"""Whose calls run next: the rule by itself, on calls whose costs and deadlines are given."""
+"""Least-slack-first policy, on calls with known costs and deadlines."""
 
 from types import SimpleNamespace as Thing
 
@@ -10,17 +10,13 @@ from mstar.wire.slo import PlaybackClock, Slo
 from mstar.worker.requests import WalkRun, WorkerRequest
 from mstar.worker.scheduling.cost_model import CostModel
 from mstar.worker.scheduling.fair_share import FairShare
-from mstar.worker.scheduling.policy import (
-    DELIVERY_MARGIN_S,
-    STARVATION_S,
-    URGENT_BATCH_GROWTH_FACTOR,
-    LeastSlackFirst,
-    ReadyCall,
-)
+from mstar.worker.scheduling.policy import LeastSlackFirst
+from mstar.worker.scheduling.ready_call import ReadyCall
+from mstar.worker.scheduling.tuning import DEFAULT_TUNING
 
 STEP, CODEC, PAINT = ("m", 0), ("m", 1), ("m", 2)
 PATHS = {
-    STEP: (PathToOutput("Audio", ((1, 1),)),),  # a codec call between the step and the sound
+    STEP: (PathToOutput("Audio", ((1, 1),)),),  # a codec call between the step and the audio
     CODEC: (PathToOutput("Audio", ()),),
     PAINT: (PathToOutput("Image", ()),),
 }
@@ -28,29 +24,29 @@ NUMBERS = iter(range(10_000))
 
 
 def costs(step=0.1, codec=0.1, paint=0.5, slope=0.0):
-    """For batches of 1 to 8: each further call costs `slope` of the first."""
-    found = CostModel()
+    """Cost model of batches of 1 to 8 calls; each further call costs `slope` of the first."""
+    model = CostModel()
     for key, seconds in ((STEP, step), (CODEC, codec), (PAINT, paint)):
         for size in range(1, 9):
-            found.learn(key, size, seconds * (1 + slope * (size - 1)))
-        found._typical_s[key] = seconds
-    return found
+            model.learn(key, size, seconds * (1 + slope * (size - 1)))
+        model._typical_s[key] = seconds
+    return model
 
 
-def ready_call(key, *, left=None, first_in=1.0, since=0.0, pace=None, name=""):
-    """A call of a request whose client has so many seconds left to play; None: it has nothing yet."""
-    pace = pace or Slo()
-    start = StartWalk(name, 0, 0, "m", "w", (), {}, {}, Peer("f", 0), slo=pace, first_due_in_s=first_in)
-    tour = WalkRun(None, WorkerRequest(name, 0, None), start, None, next(NUMBERS))
-    tour.start_playback_clocks(0.0)
+def ready_call(key, *, left=None, first_in=1.0, since=0.0, slo=None, name=""):
+    """A call of a request whose client has `left` seconds to play; None if it has received nothing."""
+    slo = slo or Slo()
+    start = StartWalk(name, 0, 0, "m", "w", (), {}, {}, Peer("f", 0), slo=slo, first_due_in_s=first_in)
+    walk_run = WalkRun(None, WorkerRequest(name, 0, None), start, None, next(NUMBERS))
+    walk_run.start_playback_clocks(0.0)
     if left is not None:
-        tour.playback_clocks["Audio"] = PlaybackClock(left, is_started=True)
+        walk_run.playback_clocks["Audio"] = PlaybackClock(left, is_started=True)
     instruction = Thing(detail=Call(key[1], (), (), PATHS[key]))
-    return ReadyCall(tour, Thing(instruction=None, parent=None), instruction, since)
+    return ReadyCall(walk_run, Thing(instruction=None, parent=None), instruction, since)
 
 
-def choose_next(able, *, now=0.0, known=None, most=8):
-    key, batch = LeastSlackFirst(FairShare()).choose(now, able, known or costs(), lambda _: most)
+def choose_next(runnable, *, now=0.0, known=None, most=8):
+    key, batch = LeastSlackFirst(FairShare()).choose(now, runnable, known or costs(), lambda _: most)
     return key, batch
 
 
@@ -101,7 +97,7 @@ def test_unstarted_requests_batch_before_they_continue():
     apart = costs(step=0.01, codec=0.01, slope=1.0)
     for size in (1, 2) * 20:
         apart.learn(STEP, size, 0.01 * size)
-    assert choose_next({CODEC: [ahead], STEP: [behind]}, known=apart)[0] == CODEC, "company saves nothing"
+    assert choose_next({CODEC: [ahead], STEP: [behind]}, known=apart)[0] == CODEC, "batching saves nothing"
 
 
 def test_an_unstarted_request_goes_before_those_with_slack():
@@ -111,53 +107,53 @@ def test_an_unstarted_request_goes_before_those_with_slack():
 
 def test_others_join_the_batch_if_no_deadline_is_missed():
     hurried, calm = ready_call(STEP, first_in=10.0), [ready_call(STEP, left=20.0 + n) for n in range(7)]
-    assert len(choose_next({STEP: [*calm, hurried]})[1]) == 8  # they cost nothing
+    assert len(choose_next({STEP: [*calm, hurried]})[1]) == 8  # they add no cost
     key, batch = choose_next({STEP: [*calm, hurried]}, known=costs(slope=1.0))
     assert batch[0] is hurried
     assert key == STEP
-    assert len(batch) == 8  # its first second is far away
+    assert len(batch) == 8  # its deadline is far away
 
 
 def test_others_do_not_join_if_a_deadline_would_be_missed():
     late, calm = ready_call(STEP, left=-0.1), [ready_call(STEP, left=20.0 + n) for n in range(7)]
     _, batch = choose_next({STEP: [*calm, late]}, known=costs(slope=0.1))
-    assert batch == [late, *calm[:2]]  # two of them make it 1.2 times as long, three more than COMPANY
-    assert URGENT_BATCH_GROWTH_FACTOR == 1.25
+    assert batch == [late, *calm[:2]]  # two of them make the batch 1.2 times as long, three exceed the growth factor
+    assert DEFAULT_TUNING.urgent_batch_growth_factor == 1.25
 
 
 def test_no_batch_starts_that_would_miss_a_deadline():
-    job, stream = ready_call(PAINT, pace=Slo(best_effort=True)), ready_call(STEP, left=2.0)
+    job, stream = ready_call(PAINT, slo=Slo(best_effort=True)), ready_call(STEP, left=2.0)
     known = costs(paint=0.8)
-    # The painting takes 0.8 s, and the stream has 1.75 s: that is near, so the stream goes on first.
+    # The image takes 0.8 s, and the stream has 1.75 s of slack, which is urgent: the stream runs first.
     assert choose_next({PAINT: [job], STEP: [stream]}, known=known)[0] == STEP
-    job, stream = ready_call(PAINT, pace=Slo(best_effort=True), since=-1.0), ready_call(STEP, left=9.0)
+    job, stream = ready_call(PAINT, slo=Slo(best_effort=True), since=-1.0), ready_call(STEP, left=9.0)
     assert choose_next({PAINT: [job], STEP: [stream]}, known=known)[0] == PAINT
 
 
 def test_best_effort_requests_get_the_remaining_time():
-    job, chat = ready_call(PAINT, pace=Slo(best_effort=True)), ready_call(PAINT)
-    step = ready_call(STEP, pace=Slo(best_effort=True), since=-1.0)
+    job, chat = ready_call(PAINT, slo=Slo(best_effort=True)), ready_call(PAINT)
+    step = ready_call(STEP, slo=Slo(best_effort=True), since=-1.0)
     assert choose_next({STEP: [step], PAINT: [job, chat]})[0] == PAINT
     assert choose_next({STEP: [step], PAINT: [job]})[0] == STEP
 
 
 def test_best_effort_requests_are_not_starved_by_new_requests():
-    job = ready_call(PAINT, pace=Slo(best_effort=True), since=-STARVATION_S - 0.1)
-    able = {PAINT: [job], STEP: [ready_call(STEP, first_in=10.0)]}
-    assert choose_next(able)[0] == PAINT
-    able[STEP] = [ready_call(STEP, left=0.1)]  # but this one would run dry
-    assert choose_next(able)[0] == STEP
+    job = ready_call(PAINT, slo=Slo(best_effort=True), since=-DEFAULT_TUNING.starvation_s - 0.1)
+    runnable = {PAINT: [job], STEP: [ready_call(STEP, first_in=10.0)]}
+    assert choose_next(runnable)[0] == PAINT
+    runnable[STEP] = [ready_call(STEP, left=0.1)]  # but this stream is about to run out
+    assert choose_next(runnable)[0] == STEP
 
 
 @pytest.mark.parametrize("first_in", [0.05, 3.0])
 def test_an_emission_is_due_with_a_margin(first_in):
-    one = ready_call(CODEC, first_in=first_in)
-    one.update_slack(0.0, costs())
-    assert one.slack == pytest.approx(first_in - 0.1 - DELIVERY_MARGIN_S)
-    assert one.is_unstarted
+    call = ready_call(CODEC, first_in=first_in)
+    call.update_slack(0.0, costs())
+    assert call.slack == pytest.approx(first_in - 0.1 - DEFAULT_TUNING.delivery_margin_s)
+    assert call.is_unstarted
 
 
 def test_text_without_a_reader_has_no_clock():
-    one = ready_call(PAINT)
-    one.update_slack(0.0, costs())
-    assert one.slack == float("inf")
+    call = ready_call(PAINT)
+    call.update_slack(0.0, costs())
+    assert call.slack == float("inf")

@@ -1,1 +1,1 @@
-"""The engine: runs one op for one batch. It knows no walks, no clock, no thread and no IO."""
+"""Engine: runs one op for one batch. It knows no walks, no scheduling, no thread and no IO."""

@@ -1,7 +1,7 @@
-"""Pieces: a long call of an op `in_pieces` is run bit by bit along the batch's dimension, so that short ones need not
-wait for it.
+"""Chunked prefill, for any op: a long call of a chunked op runs in chunks along the batch dimension.
 
-Here a budget is shared out, arguments are cut and results put together again. Nothing here runs an op.
+Short calls then share each batch with one chunk of a long call instead of waiting for all of it. This module splits the
+token budget, slices arguments and merges results. It runs no op.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from mstar.walk.values import concatenate, cut
 
 
 def split_budget(op: Op, jobs: Sequence[Job], budget: int | None) -> None:
-    """Say how far each job goes now, with so many positions for all.
+    """Set the chunk of each job such that all chunks together have at most `budget` positions (None: no limit).
 
-    Those that want no more than an equal share get it first and whole, so a single token never waits for a prompt. What
-    is left goes to the others in order.
+    Jobs that need no more than an equal share get it first and in full, so a single token never waits for a prompt. The
+    rest goes to the other jobs in order.
     """
-    wanted = 0
+    total = 0
     for job in jobs:
         job.end = job.length = op.length(job.arguments)
         job.chunk_length = job.length - job.done
-        wanted += job.chunk_length
-    if budget is None or wanted <= budget:
+        total += job.chunk_length
+    if budget is None or total <= budget:
         return
-    fair = max(1, budget // len(jobs))
+    equal_share = max(1, budget // len(jobs))
     left = budget
-    for job in sorted(jobs, key=lambda job: job.length - job.done > fair):
+    for job in sorted(jobs, key=lambda job: job.length - job.done > equal_share):
         job.end = min(job.length, job.done + left)
         job.chunk_length = job.end - job.done
         left -= job.chunk_length
 
 
 def chunk_arguments(op: Op, job: Job) -> dict[str, Any]:
-    """A job's arguments, with only the positions that are run now."""
+    """Arguments of a job, sliced to its current chunk."""
     if not job.done and job.end == job.length:
         return job.arguments
-    pieces = {name: cut(job.arguments[name], axis, job.done, job.end) for name, axis in op.axes.items()}
-    return job.arguments | pieces
+    slices = {name: cut(job.arguments[name], axis, job.done, job.end) for name, axis in op.axes.items()}
+    return job.arguments | slices
 
 
 def merge_chunks(op: Op, job: Job, values: tuple[Any, ...]) -> Result:
-    """What a job has come to, now that its piece gave these values."""
+    """Result of a job after its current chunk: the merged values of all chunks, or UNFINISHED."""
     if not job.done and job.end == job.length:
         return JobDone(values)
     job.chunk_results.append(values)

@@ -1,8 +1,8 @@
-"""The engine: one op for one batch of jobs, and what is done when that goes wrong.
+"""Engine: runs one op for one batch of jobs, and isolates failures.
 
-A request that fails does so alone: states go back to where they were, the jobs at fault are found, the others run
-again. When memory runs out, states that were not used for long leave; when that is not enough, the batch is run in
-parts. The engine knows no walks: who shares a batch, and when, is decided by whoever calls it.
+A failing request fails alone: states are rolled back, the faulty jobs are found by the rows that the op names or by
+bisection, and the others run again. When memory runs out, the least recently used states are evicted; if that is not
+enough, the batch is split. The engine knows no walks: the caller decides what shares a batch, and when.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ from mstar.walk.states import State
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
 MIN_CHUNK_POSITIONS = 16
-"""So many positions a run of an op `in_pieces` brings, however little time it has: else it would never end."""
+"""Minimum positions per batch of a chunked op, whatever its time limit, so that it makes progress."""
 COST_EMA_WEIGHT = 0.3
-"""How much the newest run counts in what a position is thought to cost."""
+"""Weight of the newest batch in the moving average of the cost per position."""
 
 
 class Engine:
-    """Runs batches in this thread. `token_budget` is how many positions a run of an op `in_pieces` may bring."""
+    """Runs batches in the caller's thread. `max_batched_tokens` limits the positions per batch of a chunked op."""
 
     def __init__(self, *, max_batched_tokens: int | None = None) -> None:
         if max_batched_tokens is not None and max_batched_tokens < 1:
-            fix = "give at least 1, or None for no limit"
-            raise ValueError(f"max_batched_tokens={max_batched_tokens} lets nothing run\n  fix: {fix}")
+            fix = "set at least 1, or None for no limit"
+            raise ValueError(f"max_batched_tokens={max_batched_tokens} allows no batch\n  fix: {fix}")
         self.max_batched_tokens = max_batched_tokens
         self._position_cost_s: dict[tuple[str, str], float] = {}
-        """What a position of an op `in_pieces` takes, by component and op."""
+        """Seconds per position of a chunked op, by component and op."""
         self._eviction = LruEviction()
 
     def new_state(self, component: Component, kind: type[S]) -> S:
-        """A fresh state of a component."""
+        """Create a state of a component."""
         state = component.make_state(kind)
         self._eviction.touch(component, [state])
         return state
 
     def fork(self, state: S) -> S:
-        """A copy of a state that goes its own way."""
+        """Fork a state: an independent copy."""
         forked = state.fork()
         if (owner := self._eviction.owner(state)) is not None:
             self._eviction.touch(owner, [forked])
         return forked
 
     def export(self, state: State) -> Any:
-        """All of a state as a value that can be sent. The state stays."""
+        """Content of a state as a value that can be sent. The state is restored first if it was evicted."""
         if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
             self._with_eviction(owner, [state], lambda: owner.restore([state]))
         return state.export()
 
     def load(self, component: Component, kind: type[S], exported: Any) -> S:
-        """A state of what was exported. Raises OutOfPages if it does not fit even when all others have left."""
+        """Create a state from an export. Raises OutOfPages if it does not fit after all others are evicted."""
         state = self._with_eviction(component, [], lambda: component.load_state(kind, exported))
         self._eviction.touch(component, [state])
         return state
 
     def take_evicted(self) -> list[State]:
-        """The states that had to leave to make room since this was last asked, in that order."""
+        """States evicted since the last call, in order of eviction."""
         return self._eviction.take_evicted()
 
-    def _with_eviction(self, component: Component, pinned: list[State], act: Callable[[], R]) -> R:
-        """Do something that needs pages, and let others leave for it."""
+    def _with_eviction(self, component: Component, pinned: list[State], allocate: Callable[[], R]) -> R:
+        """Call `allocate`, evicting states other than `pinned` until it has enough pages."""
         if component.threads is not None:
             use_threads(component.threads)
         while True:
             try:
-                return act()
+                return allocate()
             except NeverFits:
                 raise
             except OutOfPages:
@@ -86,42 +86,42 @@ class Engine:
                     raise
 
     def run(self, component: Component, op: Op, jobs: Sequence[Job], *, time_limit_s: float = inf) -> list[Result]:
-        """Run calls of one op whose static arguments are equal; what came of each, in the same order.
+        """Run calls of one op with equal static arguments; returns a result per job.
 
-        What can be run in pieces is to take no more than so many seconds.
+        A chunked op is limited to about `time_limit_s` seconds.
         """
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         if component.threads is not None:
             use_threads(component.threads)
         results: list[Result] = [UNFINISHED] * len(jobs)
         groups: dict[Hashable, list[int]] = {}
-        sound: list[Job] = []
+        valid: list[Job] = []
         for row, job in enumerate(jobs):
             key = row if op.batch is alone else _batch_key(op, job)
             if isinstance(key, Exception):
                 results[row] = JobFailed(strip_traceback(key))
             else:
                 groups.setdefault(key, []).append(row)
-                sound.append(job)
+                valid.append(job)
         if op.chunked:
-            split_budget(op, sound, self._token_budget(component, op, time_limit_s))
+            split_budget(op, valid, self._token_budget(component, op, time_limit_s))
         for group in groups.values():
             rows = group
-            if op.chunked:  # one that is empty from the start also has to run
+            if op.chunked:  # an empty call must run once too
                 rows = [row for row in group if jobs[row].end > jobs[row].done or jobs[row].end == jobs[row].length]
             for row, result in zip(rows, self._run_batch(component, op, [jobs[row] for row in rows]), strict=True):
                 results[row] = result
         if op.chunked:
-            self._learn_cost(component, op, sound, time.perf_counter() - begun)
+            self._learn_cost(component, op, valid, time.perf_counter() - started_at)
         return results
 
     def _token_budget(self, component: Component, op: Op, time_limit_s: float) -> int | None:
-        """How many positions may be run in so many seconds."""
-        each = self._position_cost_s.get((component.name, op.name))
-        if each is None or time_limit_s == inf:
+        """Maximum positions for a batch of this duration; None for no limit."""
+        cost_s = self._position_cost_s.get((component.name, op.name))
+        if cost_s is None or time_limit_s == inf:
             return self.max_batched_tokens
-        able = max(MIN_CHUNK_POSITIONS, int(time_limit_s / each))
-        return able if self.max_batched_tokens is None else min(able, self.max_batched_tokens)
+        positions = max(MIN_CHUNK_POSITIONS, int(time_limit_s / cost_s))
+        return positions if self.max_batched_tokens is None else min(positions, self.max_batched_tokens)
 
     def _learn_cost(self, component: Component, op: Op, jobs: Sequence[Job], seconds: float) -> None:
         count = sum(job.chunk_length for job in jobs)
@@ -131,7 +131,7 @@ class Engine:
             self._position_cost_s[name] = before + COST_EMA_WEIGHT * (seconds / count - before)
 
     def _run_batch(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
-        """The same for jobs that can share a batch."""
+        """Run jobs that can share a batch. On failure, isolate the rows that the op named, or bisect."""
         if not jobs:
             return []
         states = _distinct_states(jobs, op.states)
@@ -155,42 +155,42 @@ class Engine:
         return self._run_batch(component, op, jobs[:half]) + self._run_batch(component, op, jobs[half:])
 
     def _run_isolated(self, component: Component, op: Op, jobs: list[Job], suspects: list[int]) -> list[Result]:
-        """The same with each suspect by itself: what it does in company may be another's fault."""
-        found: dict[int, Result] = {}
+        """Run each suspect alone: its failure in the batch can be caused by another job."""
+        results: dict[int, Result] = {}
         for rows in ([row for row in range(len(jobs)) if row not in suspects], *([row] for row in suspects)):
-            found |= zip(rows, self._run_batch(component, op, [jobs[row] for row in rows]), strict=True)
-        return [found[row] for row in range(len(jobs))]
+            results |= zip(rows, self._run_batch(component, op, [jobs[row] for row in rows]), strict=True)
+        return [results[row] for row in range(len(jobs))]
 
 
 def _batch_key(op: Op, job: Job) -> Hashable:
-    """With whom a job may share a batch, or what is wrong with its arguments."""
+    """Key of the jobs that can share a batch with this one, or the error in its arguments."""
     try:
         return op.batch_key(job.arguments)
-    except Exception as error:  # noqa: BLE001 - any failure is this job's
+    except Exception as error:  # noqa: BLE001 - any failure belongs to this job
         return error
 
 
 def _distinct_states(jobs: list[Job], names: Iterable[str]) -> list[State]:
-    """The states that these parameters hold, each once."""
-    given = [job.arguments.get(name) for name in names for job in jobs]
-    return list({id(state): state for state in given if isinstance(state, State)}.values())
+    """States in these parameters, without duplicates."""
+    arguments = [job.arguments.get(name) for name in names for job in jobs]
+    return list({id(state): state for state in arguments if isinstance(state, State)}.values())
 
 
 def _try_batch(
     component: Component, op: Op, jobs: list[Job], states: list[State], changing: list[State]
 ) -> list[tuple[Any, ...]] | Exception:
-    """Run jobs as one batch; what they gave, or the exception, after which their states are what they were."""
-    marks: list[tuple[State, Any]] = []
+    """Run jobs as one batch; returns their values, or the exception after rolling back their states."""
+    snapshots: list[tuple[State, Any]] = []
     try:
-        if absent := [state for state in states if not state.is_resident]:
-            component.restore(absent)
-        marks = [(state, state.snapshot()) for state in changing]
+        if evicted := [state for state in states if not state.is_resident]:
+            component.restore(evicted)
+        snapshots = [(state, state.snapshot()) for state in changing]
         rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
         if op.chunked:
             rows = [chunk_arguments(op, job) for job in jobs]
             unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
         return op.run(component, {name: [row[name] for row in rows] for name in rows[0]}, len(jobs), unfinished)
-    except Exception as error:  # noqa: BLE001 - whatever a request makes an op raise ends that request only
-        for state, mark in marks:
-            state.rollback(mark)
+    except Exception as error:  # noqa: BLE001 - an error in an op fails only the requests at fault
+        for state, snapshot in snapshots:
+            state.rollback(snapshot)
         return error

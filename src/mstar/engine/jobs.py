@@ -1,4 +1,4 @@
-"""Jobs: one call of an op for one request, and what can come of it. What runs them is in `engine`."""
+"""Jobs of the engine: one call of an op for one request, and its possible results."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from typing import Any
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One call of an op: its arguments by name. Hand the same job in again while its result is UNFINISHED."""
+    """One call of an op. Submit the same job again while its result is UNFINISHED."""
 
     arguments: dict[str, Any]
     done: int = 0
-    """How many positions along the batch's dimension earlier pieces have brought."""
+    """Positions along the batch dimension that earlier chunks have processed."""
     end: int = 0
-    """Where the piece ends that is run now; set by the engine, as is what follows."""
+    """End position of the current chunk. The engine sets this field and all below."""
     length: int = 0
-    """How many positions there are."""
+    """Positions in total."""
     chunk_length: int = 0
-    """How many the piece has that is run now."""
+    """Positions in the current chunk."""
     chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """What earlier pieces gave."""
+    """Values of the finished chunks."""
 
 
 @dataclass(slots=True)
 class JobDone:
-    """The op ran; what it gave."""
+    """The call succeeded."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class JobFailed:
-    """The call failed, and left its states as they were."""
+    """The call failed. Its states are rolled back."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A piece of the call ran, or none of it yet."""
+    """The call has run in part or not at all."""
 
 
 UNFINISHED = Unfinished()
-"""The only one there is."""
+"""The only instance of Unfinished."""
 
 Result = JobDone | JobFailed | Unfinished
-"""What came of a job."""

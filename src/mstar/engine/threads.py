@@ -1,4 +1,4 @@
-"""Threads: how many the libraries use for what runs now. It loads no library; one that is not loaded has none."""
+"""Thread count of numeric libraries. It imports none: a library that is not loaded runs no threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def use_threads(count: int) -> None:
-    """Let torch, if it is there, use so many threads. The fused kernels share them."""
+    """Set torch's intra-op thread count, which the fused kernels share."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)

@@ -1,7 +1,7 @@
-"""Errors that hold no frames.
+"""Removal of tracebacks from stored errors.
 
-A traceback keeps every frame alive, and so all that was in the batch, the states of other requests included. An error
-is kept for long: a client is told, a test looks at it. So where it was raised is kept as text.
+A traceback keeps every frame alive, and with it all values of the batch, including states of other requests. Errors
+outlive their batch, so the location is kept as text instead.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from mstar.errors import RowsFailed
 
 
 def strip_traceback(error: Exception) -> Exception:
-    """The same error; where it and the errors behind it were raised is now a note."""
+    """Replace the traceback of an error, its causes and its row errors by a note. Returns the same error."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:
-        each = todo.pop()
-        if each is None or id(each) in seen:
+        current = todo.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(each))
-        if each.__traceback__ is not None:
-            each.add_note("raised at:\n" + "".join(traceback.format_tb(each.__traceback__)).rstrip())
-            each.__traceback__ = None
-        todo += [each.__cause__, each.__context__, *(each.errors.values() if isinstance(each, RowsFailed) else ())]
+        seen.add(id(current))
+        if current.__traceback__ is not None:
+            current.add_note("raised at:\n" + "".join(traceback.format_tb(current.__traceback__)).rstrip())
+            current.__traceback__ = None
+        todo += [current.__cause__, current.__context__]
+        if isinstance(current, RowsFailed):
+            todo += current.errors.values()
     return error

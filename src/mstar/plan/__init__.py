@@ -1,1 +1,1 @@
-"""From a walk and a placement to integer tables: what runs where, what crosses, and a request's progress through it."""
+"""Planner: compiles walks and a placement to integer tables, and executes them for one request (`runtime`)."""

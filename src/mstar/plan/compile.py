@@ -1,6 +1,6 @@
-"""From graphs and a placement to plans: the tables of every seat, as `tables` describes them.
+"""Plan compiler: generates the tables of every seat (see `tables`) from lowered walks and their partitions.
 
-Where things run was decided by `seats`; here that becomes slots, instructions, counters and messages.
+`partitioner` decides where each step runs; this module assigns slots, instructions, dependency counters and sends.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from mstar.plan.tables import (
 )
 
 MIN_STREAM_BOUND_ITEMS = 32
-"""How many items a stream may hold at least: enough that a producer seldom waits for a consumer's turn."""
+"""Minimum buffer of a stream in items: large enough that a writer seldom waits for its reader to be scheduled."""
 
 
 def plan(graphs: Mapping[str, ir.Walk], placement: Placement | None = None) -> Plans:
-    """Every walk of a model, planned. Raises PlacementError when the placement does not fit."""
+    """Plan every walk of a model. Raises PlacementError if the placement does not match the walks."""
     placement = placement or Placement()
     placement.check(graphs)
     keys: dict[BatchKey, int] = {}
@@ -50,7 +50,7 @@ def plan(graphs: Mapping[str, ir.Walk], placement: Placement | None = None) -> P
 
 
 class _Planner:
-    """What all seats of one walk share."""
+    """Planner of one walk: the numbers that all seats share."""
 
     def __init__(self, lowered: Lowered, placement: Placement, keys: dict[BatchKey, int]) -> None:
         self.lowered = lowered
@@ -59,7 +59,7 @@ class _Planner:
         self.critical_paths = CriticalPaths(lowered, self.key)
         steps = [*all_steps(lowered.root)]
         self.stream_numbers = {name: number for number, name in enumerate(lowered.readers)}
-        readers = [step for found in lowered.readers.values() for step in found]
+        readers = [step for stream_readers in lowered.readers.values() for step in stream_readers]
         self.reader_numbers = {step.makes[0]: number for number, step in enumerate(readers)}
         self.writers = {
             step.node.stream: step for step in steps if isinstance(step.node, ir.Open) and step.kind == "writer"
@@ -73,7 +73,7 @@ class _Planner:
         return self.keys.setdefault(BatchKey(call.component, call.op, call.static), len(self.keys))
 
     def targets(self, value: Val) -> list[int]:
-        """The seats other than its home that are sent a value when it comes to be."""
+        """Seats that receive a value from the seat that computes it."""
         if value.carry is not None or value.is_counter or value in self.lowered.inputs or value.type is STREAM_END:
             return []
         home = self.partitioner.value_seat(value)
@@ -84,12 +84,12 @@ class _Planner:
         ]
 
     def plan(self) -> Plan:
-        lowered, spots = self.lowered, tuple(self.partitioner.worker_sets)
-        parts = tuple(_PartitionCompiler(self, seat).program() for seat in range(len(spots)))
+        lowered, worker_sets = self.lowered, tuple(self.partitioner.worker_sets)
+        programs = tuple(_PartitionCompiler(self, seat).program() for seat in range(len(worker_sets)))
         return Plan(
             lowered.walk.name,
-            spots,
-            parts,
+            worker_sets,
+            programs,
             tuple(self.cut_edges()),
             tuple(value.name for value in lowered.walk.inputs),
             lowered.walk.is_tuple,
@@ -98,32 +98,32 @@ class _Planner:
         )
 
     def min_bound(self, stream: str) -> int:
-        """So many items must have room in a stream for its largest window to fill."""
+        """Minimum buffer of a stream in items: its largest window."""
         nodes = [step.node for step in self.lowered.readers[stream]]
         return max(1, *(node.size for node in nodes if isinstance(node, ir.Windows)), 1)
 
     def bound(self, stream: str) -> int:
-        """How many items a stream holds at most."""
+        """Maximum buffered items of a stream."""
         return max(MIN_STREAM_BOUND_ITEMS, 2 * self.min_bound(stream))
 
     def cut_edges(self) -> list[CutEdge]:
-        found: list[CutEdge] = []
+        edges: list[CutEdge] = []
         for step in all_steps(self.lowered.root):
             for value in (*step.makes, *step.window):
                 home, depth = self.partitioner.value_seat(value), value.body.depth()
-                found += [CutEdge(value.name, value.type, home, target, depth) for target in self.targets(value)]
+                edges += [CutEdge(value.name, value.type, home, target, depth) for target in self.targets(value)]
             if isinstance(step.node, ir.Put):
                 value, home = step.uses[0], self.partitioner.step_seat(step)
                 depth = step.body.depth()
                 for reader in self.lowered.readers[step.node.stream]:
                     if (target := self.partitioner.step_seat(reader)) != home:
                         name = f"~{step.node.stream}"
-                        found.append(CutEdge(name, value.type, home, target, depth, is_stream=True))
-        return list(dict.fromkeys(found))
+                        edges.append(CutEdge(name, value.type, home, target, depth, is_stream=True))
+        return list(dict.fromkeys(edges))
 
 
 class _PartitionCompiler:
-    """The tables of one seat."""
+    """Compiles the program of one seat."""
 
     def __init__(self, planner: _Planner, seat: int) -> None:
         self.planner = planner
@@ -136,10 +136,10 @@ class _PartitionCompiler:
 
     def program(self) -> PartitionProgram:
         lowered = self.planner.lowered
-        mine = [body for body in self.planner.bodies if (self.seat, body) in self.requirements.participants]
-        for body in mine:
+        bodies = [body for body in self.planner.bodies if (self.seat, body) in self.requirements.participants]
+        for body in bodies:
             self.number(body)
-        tables = {body.number: self.table(body) for body in mine}
+        tables = {body.number: self.table(body) for body in bodies}
         root = self.slots.get(lowered.root, {})
         home = self.partitioner.value_seat
         return PartitionProgram(
@@ -151,12 +151,12 @@ class _PartitionCompiler:
         )
 
     def number(self, body: Body) -> None:
-        """Give the steps of a body that are here their indices, and its values their slots."""
-        here = [step for step in body.steps if self.is_local(step)]
-        self.local_indexes[body] = {step.index: index for index, step in enumerate(here)}
+        """Assign indexes to the local steps of a body and slots to its values."""
+        local_steps = [step for step in body.steps if self.is_local(step)]
+        self.local_indexes[body] = {step.index: index for index, step in enumerate(local_steps)}
         slots: dict[Val, int] = {}
         captured = sorted(self.requirements.captured[self.seat, body], key=lambda value: value.number)
-        made = [value for step in here for value in step.makes]
+        made = [value for step in local_steps for value in step.makes]
         region = body.owner
         bound = [*(carry.inner for carry in region.carries), *region.window] if region is not None else []
         if body.counter is not None:
@@ -172,7 +172,7 @@ class _PartitionCompiler:
         return value.maker is not None and self.partitioner.value_seat(value) == self.seat
 
     def assign_slot(self, value: Val, body: Body, slots: dict[Val, int]) -> None:
-        """A state that a call here extends in place keeps its slot; anything else gets the next one."""
+        """Assign the next free slot. A state that a local call extends in place keeps its slot."""
         before = value.extended_from
         if before is not None and value.body is body and self.is_made_locally(value):
             slots[value] = slots[before]
@@ -180,7 +180,7 @@ class _PartitionCompiler:
             slots.setdefault(value, len(set(slots.values())))
 
     def incoming_values(self, body: Body) -> list[Val]:
-        """Values of this body that come from other seats. Whether there is one more window is waited for apart."""
+        """Values of this body that other seats send, except the flag for one more window (awaited apart)."""
         makers = [value for step in body.steps for value in step.makes]
         windows = body.owner.window[1:] if body.owner is not None and body.owner.window else []
         return [value for value in (*makers, *windows) if self.seat in self.planner.targets(value)]
@@ -191,40 +191,40 @@ class _PartitionCompiler:
         return self.partitioner.step_seat(step) == self.seat
 
     def table(self, body: Body) -> BodyTable:
-        here = [body.steps[index] for index in self.local_indexes[body]]
-        slots, arrivals = self.slots[body], self.remote_inputs[body]
+        local_steps = [body.steps[index] for index in self.local_indexes[body]]
+        slots, remote_inputs = self.slots[body], self.remote_inputs[body]
         waits: list[set[int]] = []
-        wanting: defaultdict[Val, list[int]] = defaultdict(list)
-        for index, step in enumerate(here):
-            taken = self.required_values(step)
-            makers = {value.maker.index for value in taken if value.maker is not None and value.maker.body is body}
+        waiting: defaultdict[Val, list[int]] = defaultdict(list)
+        for index, step in enumerate(local_steps):
+            required = self.required_values(step)
+            makers = {value.maker.index for value in required if value.maker is not None and value.maker.body is body}
             before = (step.before | makers) - {step.index}
             waits.append({self.local_indexes[body][i] for i in before if i in self.local_indexes[body]})
-            for value in taken:
-                if value in arrivals:
-                    wanting[value].append(index)
-        wakes: defaultdict[int, list[int]] = defaultdict(list)
+            for value in required:
+                if value in remote_inputs:
+                    waiting[value].append(index)
+        dependents: defaultdict[int, list[int]] = defaultdict(list)
         for index, before in enumerate(waits):
             for earlier in sorted(before):
-                wakes[earlier].append(index)
+                dependents[earlier].append(index)
         pending = [len(before) for before in waits]
-        for indices in wanting.values():
-            for index in indices:
+        for indexes in waiting.values():
+            for index in indexes:
                 pending[index] += 1
-        instructions = tuple(self.instruction(i, step, tuple(wakes[i])) for i, step in enumerate(here))
+        instructions = tuple(self.instruction(i, step, tuple(dependents[i])) for i, step in enumerate(local_steps))
         table = BodyTable(
             body.number,
             len(set(slots.values())),
             instructions,
             tuple(pending),
             tuple(index for index, count in enumerate(pending) if count == 0),
-            len(here) + len(arrivals),
-            {value.number: RemoteInput(slots[value], tuple(wanting[value])) for value in arrivals},
+            len(local_steps) + len(remote_inputs),
+            {value.number: RemoteInput(slots[value], tuple(waiting[value])) for value in remote_inputs},
         )
         return compile_straight_line(table)
 
     def required_values(self, step: Step) -> list[Val]:
-        """The values of its own body that a step must have here before it starts."""
+        """Values of its own body that a step needs at this seat before it starts."""
         if step.kind not in REGIONS:
             return step.uses
         inside = {value for inner in step.inner for value in self.requirements.captured[self.seat, inner]}
@@ -241,14 +241,15 @@ class _PartitionCompiler:
             for target in self.planner.targets(value)
         )
 
-    def instruction(self, index: int, step: Step, wakes: tuple[int, ...]) -> Instruction:
+    def instruction(self, index: int, step: Step, dependents: tuple[int, ...]) -> Instruction:
         slots = self.slots[step.body]
-        do = Opcode[step.kind.upper()]
+        opcode = Opcode[step.kind.upper()]
         uses = step.uses if step.kind not in REGIONS else [v for v in step.uses if v.type is STREAM_END and v in slots]
         outs = [value for value in step.makes if value.extended_from is None and self.is_made_locally(value)]
         sends = self.sends(step.makes, slots)
         args = tuple(slots[value] for value in uses)
-        return Instruction(index, do, args, tuple(slots[v] for v in outs), wakes, sends, self.detail(step))
+        out_slots = tuple(slots[value] for value in outs)
+        return Instruction(index, opcode, args, out_slots, dependents, sends, self.detail(step))
 
     def detail(self, step: Step) -> Any:
         node = step.node
@@ -258,9 +259,9 @@ class _PartitionCompiler:
             case "call", ir.Call():
                 names = tuple(name for name, arg in node.args if isinstance(arg, ir.Value))
                 constants = tuple((name, arg) for name, arg in node.args if not isinstance(arg, ir.Value))
-                leads = self.planner.critical_paths.paths(step)
+                paths = self.planner.critical_paths.paths(step)
                 constants += node.static
-                return Call(self.planner.key(node), names, constants, leads, self.planner.call_indexes[step])
+                return Call(self.planner.key(node), names, constants, paths, self.planner.call_indexes[step])
             case "new", ir.New():
                 return NewState(node.component, str(node.out.type).partition(" ")[2])
             case "const", ir.Const():
@@ -280,13 +281,13 @@ class _PartitionCompiler:
                 return None
 
     def sibling_readers(self, step: Step) -> tuple[int, ...]:
-        """Other readers made in the same body, at the same seat, that one region of it reads too."""
-        mine = [region for region in step.body.steps if self.reads(region, step)]
+        """Other readers of the same body and seat that share a region with this one."""
+        regions = [region for region in step.body.steps if self.reads(region, step)]
         others = [other for other in step.body.steps if other.kind == "reader" and other is not step]
         return tuple(
             self.planner.reader_numbers[other.makes[0]]
             for other in others
-            if self.partitioner.step_seat(other) == self.seat and any(self.reads(region, other) for region in mine)
+            if self.partitioner.step_seat(other) == self.seat and any(self.reads(region, other) for region in regions)
         )
 
     def reads(self, region: Step, reader: Step) -> bool:
@@ -329,7 +330,7 @@ class _PartitionCompiler:
         return Window(node.size, node.stride, node.first, node.flush, more, item, fresh, sends)
 
     def copies_in(self, step: Step, body: Body) -> tuple[tuple[int, int], ...]:
-        """Outer slots to copy into an inner body at its start: what it captures, and what its carries start from."""
+        """Outer slots to copy into an inner body: captured values and the initial values of its carries."""
         outer, inner = self.slots[step.body], self.slots[body]
         captured = sorted(self.requirements.captured[self.seat, body], key=lambda value: value.number)
         inits = [(outer[carry.init], inner[carry.inner]) for carry in step.carries if carry.inner in inner]
@@ -342,13 +343,16 @@ class _PartitionCompiler:
     def copies_out(self, step: Step) -> tuple[tuple[tuple[int, int], ...], ...]:
         outer = self.slots[step.body]
         if step.kind == "choose":
-            mine = [choice for choice in step.choices if self.is_made_locally(choice.out)]
-            arms = [[(choice.then, choice.out) for choice in mine], [(choice.otherwise, choice.out) for choice in mine]]
+            local = [choice for choice in step.choices if self.is_made_locally(choice.out)]
+            arms = [
+                [(choice.then, choice.out) for choice in local],
+                [(choice.otherwise, choice.out) for choice in local],
+            ]
             slots = [self.slots[body] for body in step.inner]
             return tuple(
                 tuple((inner[source], outer[out]) for source, out in pairs)
                 for inner, pairs in zip(slots, arms, strict=True)
             )
         inner = self.slots[step.inner[0]]
-        mine = [carry for carry in step.carries if self.is_made_locally(carry.out)]
-        return (tuple((inner[carry.inner], outer[carry.out]) for carry in mine),)
+        local = [carry for carry in step.carries if self.is_made_locally(carry.out)]
+        return (tuple((inner[carry.inner], outer[carry.out]) for carry in local),)

@@ -1,8 +1,8 @@
-"""How far it is from each call to what the client gets next of each kind: which calls come between.
+"""Critical paths: the calls between each call and the next emission of each kind.
 
-Calls are listed, not costed: what an op costs is learned where it runs. A loop in between counts as often as it still
-has to go round, a stream as many rounds as the next window still lacks items; how often that is follows from where a
-request is (see `Round`). Calls that could run side by side are added up, as one engine runs one after the other.
+The scheduler computes slack from them. A path lists calls by batch key; workers know what each costs. A loop on the
+path counts its remaining iterations, a stream the iterations until its next window is full; both depend on a request's
+progress (see `RemainingIterations`). Calls that could run in parallel are added, because an engine runs one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CallCounts = Counter[int]
 
 @dataclass(frozen=True, slots=True)
 class _PartialPath:
-    """A way that is being found."""
+    """A path under construction."""
 
     keys: CallCounts
     loops: tuple[RemainingIterations, ...] = ()
@@ -34,7 +34,7 @@ class _PartialPath:
 
 
 class CriticalPaths:
-    """The leads of every call of one walk. `key` gives the batch key of a call."""
+    """Critical paths of every call of one walk. `key` maps a call to its batch key."""
 
     def __init__(self, lowered: Lowered, key: Callable[[ir.Call], int]) -> None:
         self._key = key
@@ -52,18 +52,20 @@ class CriticalPaths:
         self._all_kinds = frozenset(step.node.kind for step in steps if isinstance(step.node, ir.Emit))
 
     def paths(self, call: Step) -> tuple[PathToOutput, ...]:
-        """From a call to each kind of emission that it leads to; if to none, to the end of the walk."""
-        found = [(kind, self._path_from(call, kind, 0, _PartialPath(CallCounts()))) for kind in sorted(self._all_kinds)]
-        leads = tuple(way.to_path(kind) for kind, way in found if way is not None)
-        return leads or (self._path_to_end(call, 0, _PartialPath(CallCounts())).to_path(""),)
+        """Paths from a call to each kind of emission that it leads to, or to the end of the walk if there is none."""
+        by_kind = [
+            (kind, self._path_from(call, kind, 0, _PartialPath(CallCounts()))) for kind in sorted(self._all_kinds)
+        ]
+        paths = tuple(path.to_path(kind) for kind, path in by_kind if path is not None)
+        return paths or (self._path_to_end(call, 0, _PartialPath(CallCounts())).to_path(""),)
 
-    # ---------------------------------------------------------------- ways
+    # ---------------------------------------------------------------- paths
     def _path_from(self, step: Step, kind: str, up: int, path: _PartialPath) -> _PartialPath | None:
-        """On from a step, `up` regions outside the call, to the next emission of a kind."""
+        """Extend a path from a step, `up` regions outside the call, to the next emission of a kind."""
         body, after = step.body, self._successors[step]
         for target in body.steps:
             if target in after and kind in self._emission_kinds(target):
-                between = self._count_calls(one for one in after if target in self._successors[one])
+                between = self._count_calls(other for other in after if target in self._successors[other])
                 return self._path_through(target, kind, up, 1, path + between)
         rest, owner = path + self._count_calls(after), body.owner
         if owner is None:
@@ -79,20 +81,20 @@ class CriticalPaths:
         return self._path_to_end(body.owner, up + 1, self._add_loop(body.owner, up, rest))
 
     def _add_loop(self, owner: Step, up: int, path: _PartialPath) -> _PartialPath:
-        """Out of a region, `up` of them outside the call: a loop goes round as often as it still has to."""
+        """Extend a path out of a region, `up` regions outside the call: a loop adds its remaining iterations."""
         if owner.kind != "loop":
             return path
-        left = RemainingIterations(up, tuple(sorted(self._count_calls(owner.inner[0].steps).items())))
-        return replace(path, loops=(*path.loops, left))
+        remaining = RemainingIterations(up, tuple(sorted(self._count_calls(owner.inner[0].steps).items())))
+        return replace(path, loops=(*path.loops, remaining))
 
     def _path_from_body(self, body: Body, kind: str, up: int | None, path: _PartialPath) -> _PartialPath:
-        """From the start of a body's next round (`up` is None: of its first) to the first emission of a kind."""
+        """Extend a path from the start of a body's next iteration (first if `up` is None) to an emission of a kind."""
         target = next(step for step in body.steps if kind in self._emission_kinds(step))
-        before = self._count_calls(one for one in body.steps if target in self._successors[one])
+        before = self._count_calls(step for step in body.steps if target in self._successors[step])
         return self._path_through(target, kind, up, 2, path + before)
 
     def _path_through(self, target: Step, kind: str, up: int | None, offset: int, path: _PartialPath) -> _PartialPath:
-        """From just before a step that leads to a kind to the emission itself."""
+        """Extend a path through a step that leads to an emission of a kind, up to the emission."""
         if target.kind == "emit":
             return path
         if target.inner:
@@ -102,15 +104,15 @@ class CriticalPaths:
             return self._path_from_body(inner, kind, None, path)
         assert isinstance(target.node, ir.Put)
         consumers = self._consumers[target.node.stream]
-        consumer = next(one for one in consumers if kind in self._emission_kinds(_enclosing_region(one)))
+        consumer = next(step for step in consumers if kind in self._emission_kinds(_enclosing_region(step)))
         path = self._add_window_fill(target, consumer, up, offset, path)
-        around = _enclosing_region(consumer)
-        return self._path_from_body(around.inner[0], kind, None, path) if around.inner else path
+        region = _enclosing_region(consumer)
+        return self._path_from_body(region.inner[0], kind, None, path) if region.inner else path
 
     def _add_window_fill(
         self, put: Step, consumer: Step, up: int | None, offset: int, path: _PartialPath
     ) -> _PartialPath:
-        """On the way through a stream the loop that fills it goes round until the next window is full."""
+        """Extend a path through a stream: the loop that fills it iterates until the next window is full."""
         node, owner = consumer.node, put.body.owner
         if owner is None or owner.kind != "loop":
             return path
@@ -121,12 +123,12 @@ class CriticalPaths:
         until = RemainingIterations(up, tuple(sorted(total.items())), first, stride, offset)
         return replace(path, loops=(*path.loops, until))
 
-    # ---------------------------------------------------------------- what a walk is made of
+    # ---------------------------------------------------------------- structure of the walk
     def _emission_kinds(self, step: Step) -> frozenset[str]:
-        """The kinds that a step, what is inside it, and who reads what it puts into streams emit."""
-        found = self._kinds_by_step.get(step)
-        if found is None:
-            self._kinds_by_step[step] = frozenset()  # while it is being found
+        """Kinds emitted by a step, by steps inside it, and by readers of the streams that it fills."""
+        known = self._kinds_by_step.get(step)
+        if known is None:
+            self._kinds_by_step[step] = frozenset()  # ends the recursion through cyclic streams
             kinds = set[str]()
             if isinstance(step.node, ir.Emit) and step.kind == "emit":
                 kinds.add(step.node.kind)
@@ -135,38 +137,38 @@ class CriticalPaths:
             if isinstance(step.node, ir.Put):
                 for consumer in self._consumers[step.node.stream]:
                     kinds |= self._emission_kinds(_enclosing_region(consumer))
-            found = self._kinds_by_step[step] = frozenset(kinds)
-        return found
+            known = self._kinds_by_step[step] = frozenset(kinds)
+        return known
 
     def _count_calls(self, steps: Iterable[Step]) -> CallCounts:
-        """All calls in steps and inside them, each loop as often as is known."""
-        found = CallCounts()
+        """Calls in steps and inside them; a loop with a constant number of steps counts that often, others once."""
+        counts = CallCounts()
         for step in steps:
             if isinstance(step.node, ir.Call):
-                found[self._key(step.node)] += 1
+                counts[self._key(step.node)] += 1
             for inner in step.inner:
                 times = step.node.steps if isinstance(step.node, ir.Loop) and isinstance(step.node.steps, int) else 1
-                found += CallCounts({key: count * times for key, count in self._count_calls(inner.steps).items()})
-        return found
+                counts += CallCounts({key: count * times for key, count in self._count_calls(inner.steps).items()})
+        return counts
 
     def _find_successors(self, step: Step) -> None:
-        """The steps of the same body that cannot begin before it has ended; later steps are known by then."""
+        """Find the later steps of the same body that depend on this one. Steps are visited last to first."""
         later = step.body.steps[step.index + 1 :]
-        mine = {*step.makes}
-        found = set[Step]()
-        for one in later:
-            if step.index in one.before or mine & {*_used_values(one)}:
-                found |= {one} | self._successors[one]
-        self._successors[step] = found
+        values = {*step.makes}
+        successors = set[Step]()
+        for candidate in later:
+            if step.index in candidate.before or values & {*_used_values(candidate)}:
+                successors |= {candidate} | self._successors[candidate]
+        self._successors[step] = successors
 
 
 def _enclosing_region(consumer: Step) -> Step:
-    """The region in which a stream is read."""
+    """Region in which a stream is read."""
     return consumer if consumer.inner else consumer.body.owner or consumer
 
 
 def _used_values(step: Step) -> list[Val]:
-    """The values that a step, or what is inside it, takes."""
+    """Values that a step or the steps inside it use."""
     if step.kind not in REGIONS:
         return step.uses
     inside = [value for inner in all_inner(step) for value in inner.uses]

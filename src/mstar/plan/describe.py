@@ -1,4 +1,4 @@
-"""A plan in words: what runs where, what crosses and how often, which states move, what can share a batch."""
+"""Text form of plans for `mstar plan`: ops per worker, transfers and their frequency, batch keys."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from mstar.plan.tables import CutEdge, Plan, Plans
 
 
 def describe(plans: Plans, graphs: dict[str, ir.Walk]) -> str:
-    """All walks of a model under one placement, for a person."""
+    """Describe all walks of a model under one placement."""
     walks = [_walk(plan, plans, graphs[name]) for name, plan in plans.walks.items()]
     shared = [
-        "calls that may share a batch, of one request or of many",
+        "calls that can share a batch, of one request or of many",
         *(f"  {line}" for line in describe_batch_keys(plans)),
     ]
     return "\n\n".join([*walks, "\n".join(shared)]) + "\n"
 
 
 def describe_batch_keys(plans: Plans) -> list[str]:
-    """Which calls may run as one, of one request or of many: a line for each batch key."""
+    """Describe each batch key in one line: its calls by walk."""
     lines: list[str] = []
     for number, key in enumerate(plans.keys):
         counts = {name: [k for k, _ in plan.calls].count(number) for name, plan in plans.walks.items()}
-        where = [name if count == 1 else f"{name} x{count}" for name, count in counts.items() if count]
-        lines.append(f"{key} in {', '.join(where)}")
+        walks = [name if count == 1 else f"{name} x{count}" for name, count in counts.items() if count]
+        lines.append(f"{key} in {', '.join(walks)}")
     return lines
 
 
 def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:
-    workers = sorted({worker for spot in plan.worker_sets for worker in spot.workers})
+    workers = sorted({worker for worker_set in plan.worker_sets for worker in worker_set.workers})
     lines = [f"walk {plan.walk} on {', '.join(workers)}"]
     for seat in range(len(plan.worker_sets)):
         calls = Counter(str(plans.keys[key]) for key, at in plan.calls if at == seat)
         ops = ", ".join(name if count == 1 else f"{name} x{count}" for name, count in calls.items())
         lines.append(f"  {_seat(plan, seat)} runs {ops or 'no op'}")
-    lines += [f"  {_describe_cut_edge(crossing)}" for crossing in plan.cut_edges]
+    lines += [f"  {_describe_cut_edge(edge)}" for edge in plan.cut_edges]
     if not plan.cut_edges:
         lines.append("  nothing crosses")
     loops = sum(isinstance(node, ir.Loop) for node in ir.flat(graph.body))
@@ -47,20 +47,21 @@ def _walk(plan: Plan, plans: Plans, graph: ir.Walk) -> str:
 
 
 def _seat(plan: Plan, seat: int) -> str:
-    spot = plan.worker_sets[seat]
-    one = spot.workers[0] if len(spot.workers) == 1 else "one of " + ", ".join(spot.workers)
-    return f"[{seat}] {one}" + (f", spread {spot.spread_index}" if spot.spread_index else "")
+    worker_set = plan.worker_sets[seat]
+    workers = worker_set.workers
+    name = workers[0] if len(workers) == 1 else "one of " + ", ".join(workers)
+    return f"[{seat}] {name}" + (f", spread {worker_set.spread_index}" if worker_set.spread_index else "")
 
 
 def _describe_cut_edge(edge: CutEdge) -> str:
-    what = "moves" if edge.is_state else "streams" if edge.is_stream else "sends"
+    verb = "moves" if edge.is_state else "streams" if edge.is_stream else "sends"
     sigil = "" if edge.is_stream else "%"
     to = f"{edge.type} to [{edge.target}]"
-    return f"[{edge.source}] {what} {sigil}{edge.name}: {to}, {describe_frequency(edge)}"
+    return f"[{edge.source}] {verb} {sigil}{edge.name}: {to}, {describe_frequency(edge)}"
 
 
 def describe_frequency(edge: CutEdge) -> str:
-    """How often something crosses."""
+    """Frequency of a transfer."""
     return "once" if edge.depth == 0 else "each iteration" if edge.depth == 1 else "each inner iteration"
 
 

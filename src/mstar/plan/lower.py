@@ -1,9 +1,8 @@
-"""A walk as the planner needs it: every value numbered, every state in versions, every region's wiring explicit.
+"""Lowering of a walk to SSA form: numbered values, versioned states, explicit region wiring.
 
-The graph says `decode(token, kv=!kv)`: the call changes `kv`. Here the call uses one version of `kv` and makes the
-next, so a state moves between workers exactly like any other value: where a version is made is where it is, and
-where it is used is where it must go. Streams become a writer and readers that steps use. Nothing here knows a
-placement.
+In the graph, `decode(token, kv=!kv)` changes `kv`. Lowered, the call uses one version of `kv` and makes the next, so
+that a state moves between workers like any other value: from where a version is made to where it is used. A stream
+becomes a writer and readers, which are values that steps use. Lowering does not depend on the placement.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mstar.graph.flow import access, fills, order
 from mstar.graph.types import BOOL, INT, ObjectType, StateType, Type
 
 STREAM_END = ObjectType("stream end")
-"""The type of a stream's writer or reader."""
+"""Type of a stream's writer and readers."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -29,16 +28,16 @@ class Val:
     body: Body
     maker: Step | None = None
     carry: Carried | None = None
-    """Set on the name a carried value has inside its loop."""
+    """Set on a carried value inside its loop."""
     extended_from: Val | None = None
-    """The version of a state that a call turned into this one, in place."""
+    """Version of a state that a call extended in place to make this one."""
     is_counter: bool = False
-    """A step or an index: every participant counts for itself."""
+    """Whether it is a step or index: every participating seat counts on its own."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Carried:
-    """What crosses the iterations of a region: a carry of the walk, or a state its body extends."""
+    """A value carried between iterations: a carry of the walk, or a state that the body extends."""
 
     init: Val
     inner: Val
@@ -48,7 +47,7 @@ class Carried:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Choice:
-    """A result of a choice, and what each arm gives for it."""
+    """A result of a choice, and the value of each arm (a phi node)."""
 
     out: Val
     then: Val
@@ -57,7 +56,7 @@ class Choice:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Step:
-    """One thing to do in a body. `before` are the steps of the same body that must end first."""
+    """One step of a body. `before` are the indexes of the steps in the same body that must end first."""
 
     kind: str
     node: ir.Node
@@ -72,14 +71,14 @@ class Step:
     collects: list[tuple[Val, Val]] = field(default_factory=list[tuple[Val, Val]])
     stops: list[Val] = field(default_factory=list[Val])
     window: list[Val] = field(default_factory=list[Val])
-    """Of a windows region: whether there is one more, the window, and its count of fresh items."""
+    """Windows region: whether there is one more window, the window, and its number of new items."""
     control: Val | None = None
-    """What every participant of a region must know to follow it: steps, a flag, or a count."""
+    """Value that every participating seat needs to follow the region: steps, a flag or a count."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Body:
-    """Steps that run together, once or once per iteration. `owner` is the region they belong to."""
+    """Steps that run once, or once per iteration of the region `owner`."""
 
     number: int
     owner: Step | None
@@ -87,26 +86,26 @@ class Body:
     counter: Val | None = None
 
     def depth(self) -> int:
-        """How many regions are around it."""
+        """Number of enclosing regions."""
         return 0 if self.owner is None else 1 + self.owner.body.depth()
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Lowered:
-    """A whole walk."""
+    """A lowered walk."""
 
     walk: ir.Walk
     root: Body
     inputs: list[Val]
     outputs: list[Val]
     final_states: list[tuple[int, Val]]
-    """For each input that is a state, its last version."""
+    """Input index and last version of each input that is a state."""
     readers: dict[str, list[Step]]
-    """For each stream, the steps that make its readers, in order."""
+    """Steps that make the readers of each stream, in order."""
 
 
 def lower(walk: ir.Walk) -> Lowered:
-    """Number a checked walk."""
+    """Lower a walk that has passed its checks."""
     lowering = _Lowering()
     root = lowering.new_body(None)
     env = {value.name: lowering.new(value.name, value.type, root) for value in walk.inputs}
@@ -140,7 +139,7 @@ class _Lowering:
         return val
 
     def add_implicit_step(self, body: Body, kind: str, node: ir.Node, uses: list[Val], name: str, type_: Type) -> Step:
-        """A step that the graph implies but does not write. It makes one value, unless the name is empty."""
+        """Add a step that the graph implies. It makes one value unless `name` is empty."""
         step = Step(kind, node, body, len(body.steps), uses)
         body.steps.append(step)
         if name:
@@ -148,8 +147,8 @@ class _Lowering:
         return step
 
     def lower_body(self, body: Body, nodes: tuple[ir.Node, ...], env: dict[str, Val]) -> None:
-        """Lower the nodes of a body, leaving the last version of every state in `env`."""
-        offset = len(body.steps)  # an each's own take comes first
+        """Lower the nodes of a body. Afterwards `env` has the last version of every state."""
+        offset = len(body.steps)  # the implicit take of an each comes first
         waits = order(nodes)
         for index, node in enumerate(nodes):
             step = Step(_KIND[type(node)], node, body, offset + index)
@@ -162,13 +161,13 @@ class _Lowering:
                 self.finish_stream(body, nodes, node, offset)
 
     def finish_stream(self, body: Body, nodes: tuple[ir.Node, ...], opened: ir.Open, offset: int) -> None:
-        """When all that fills a stream has ended it is closed; when all that gets from it has, it is let go."""
+        """Close a stream after its last put, and detach its reader after its last get."""
         close = self.add_implicit_step(body, "close", opened, [self.writers[opened.stream]], "", STREAM_END)
         close.before = {offset + i for i, node in enumerate(nodes) if opened.stream in fills(node)}
-        getting = {offset + i for i, node in enumerate(nodes) if ("get", opened.stream) in access(node).extends}
-        if getting:
-            done = self.add_implicit_step(body, "detach", opened, [self.getters[opened.stream]], "", STREAM_END)
-            done.before = getting
+        gets = {offset + i for i, node in enumerate(nodes) if ("get", opened.stream) in access(node).extends}
+        if gets:
+            detach = self.add_implicit_step(body, "detach", opened, [self.getters[opened.stream]], "", STREAM_END)
+            detach.before = gets
 
     def step(self, step: Step, node: ir.Node, env: dict[str, Val]) -> None:  # noqa: C901 - a case for each node
         step.uses = [env[value.name] for value in ir.operands(node)]
@@ -219,7 +218,7 @@ class _Lowering:
         return body
 
     def states_inside(self, node: ir.Node, body: Body, env: dict[str, Val]) -> dict[str, Val]:
-        """The version that each extended state has when an iteration starts."""
+        """Version of each extended state at the start of an iteration."""
         return {name: self.new(name, env[name].type, body) for name in _extended(node, env)}
 
     def carry(self, step: Step, init: Val, inner: Val, next_: Val, out: Val) -> None:
@@ -232,7 +231,7 @@ class _Lowering:
             self.carry(step, init, inner, inside[name], self.version(step, name, env))
 
     def version(self, step: Step, name: str, env: dict[str, Val]) -> Val:
-        """The version a state has after a region."""
+        """New version of a state after a region."""
         out = self.new(name, env[name].type, step.body, step)
         step.makes.append(out)
         env[name] = out
@@ -294,8 +293,7 @@ class _Lowering:
             inside = dict(env)
             self.lower_body(self.enter(step), arm.body, inside)
             ends.append(inside)
-        given = list(zip(node.then.results, node.otherwise.results, node.outs, strict=True))
-        for then, otherwise, out in given:
+        for then, otherwise, out in zip(node.then.results, node.otherwise.results, node.outs, strict=True):
             parts = ends[0][then.name], ends[1][otherwise.name]
             step.choices.append(Choice(self.make_value(step, out, env), *parts))
         for name in names:
@@ -304,7 +302,7 @@ class _Lowering:
 
 
 def _extended(node: ir.Node, env: dict[str, Val]) -> Iterator[str]:
-    """States from outside that a region's body extends."""
+    """Names of outer states that a region's body extends."""
     return (name for end, name in sorted(access(node).extends) if end == "state" and name in env)
 
 

@@ -1,10 +1,10 @@
-"""Where each step runs, and so what each place needs to know.
+"""Graph partitioning: assigns each step of a walk to a seat, and computes which values each seat needs.
 
-A *seat* is a place that a request binds to one worker: ops with the same candidate workers share a seat. A call sits
-where its op is placed. Everything else is cheap and sits next to what uses it, so that little crosses: a take beside
-its consumer, a put beside its value, all puts of one stream (all gets, all emissions of one kind) together so that
-their order is a local matter. A seat that has any step inside a region takes part in it: it runs its own copy of the
-loop and is told what it cannot work out.
+A *seat* is a partition that a request binds to one worker; ops with the same candidate workers share a seat. A call
+runs where its op is placed. Every other step is cheap and runs next to its consumer, to minimize transfers: a take with
+its consumer, a put with its value. All puts of one stream run at one seat, as do all gets and all emissions of one
+kind, so that their order is local. A seat with any step inside a region participates in the region: it runs its own
+copy of the loop and receives the control values that it cannot compute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REGIONS = frozenset({"loop", "windows", "each", "choose"})
 
 
 def all_steps(body: Body) -> Iterator[Step]:
-    """Every step of a body and of those inside it, outer before inner."""
+    """Yield every step of a body and of its inner bodies, outer before inner."""
     for step in body.steps:
         yield step
         for inner in step.inner:
@@ -29,13 +29,13 @@ def all_steps(body: Body) -> Iterator[Step]:
 
 
 def all_inner(step: Step) -> Iterator[Step]:
-    """Every step inside a region."""
+    """Yield every step inside a region."""
     for inner in step.inner:
         yield from all_steps(inner)
 
 
 class Partitioner:
-    """The seats of one walk under one placement, and what each needs."""
+    """Seats of one walk under one placement."""
 
     def __init__(self, lowered: Lowered, placement: Placement) -> None:
         self.lowered = lowered
@@ -48,13 +48,14 @@ class Partitioner:
         self.requirements = SeatRequirements(self)
 
     def _place_calls(self, placement: Placement) -> None:
-        lanes: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        state_indexes: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for step in all_steps(self.lowered.root):
             if isinstance(step.node, ir.Call):
                 states = [value.name for value in step.uses if isinstance(value.type, StateType)]
-                mine = lanes[step.node.component]
-                lane = mine.setdefault(states[0], len(mine)) if states else 0
-                self._step_seats[step] = self._seat(placement.worker_set(self.lowered.walk.name, step.node, lane))
+                indexes = state_indexes[step.node.component]
+                spread_index = indexes.setdefault(states[0], len(indexes)) if states else 0
+                worker_set = placement.worker_set(self.lowered.walk.name, step.node, spread_index)
+                self._step_seats[step] = self._seat(worker_set)
         if not self.worker_sets:
             self._seat(placement.any_worker_set())
 
@@ -64,7 +65,7 @@ class Partitioner:
         return self.worker_sets.index(worker_set)
 
     def _list_uses(self) -> None:
-        """For each value, in program order: the seats that use it, or the values it becomes."""
+        """List the uses of each value in program order: seats that use it, or values that it becomes."""
         uses = self._uses
         for step in all_steps(self.lowered.root):
             for value in step.uses:
@@ -85,20 +86,20 @@ class Partitioner:
                 uses[inner].append(out)
 
     def _first_use(self, value: Val, seen: set[Val] | None = None) -> int | None:
-        """The seat of the first call that a value reaches without passing through another call."""
+        """Seat of the first call that a value reaches without passing through another call."""
         seen = set() if seen is None else seen
         for use in self._uses[value]:
             if isinstance(use, int):
                 return use
             if use not in seen:
                 seen.add(use)
-                found = self._first_use(use, seen)
-                if found is not None:
-                    return found
+                seat = self._first_use(use, seen)
+                if seat is not None:
+                    return seat
         return None
 
     def value_seat(self, value: Val) -> int:
-        """The seat where a value comes to be."""
+        """Seat where a value is computed."""
         if value not in self._value_seats:
             self._value_seats[value] = self._find_value_seat(value)
         return self._value_seats[value]
@@ -122,7 +123,7 @@ class Partitioner:
         return self.step_seat(step)
 
     def step_seat(self, step: Step) -> int:
-        """Where a step that is no region runs; for windows, where the stream is read."""
+        """Seat of a step that is not a region; for windows, the seat that reads the stream."""
         if step not in self._step_seats:
             self._step_seats[step] = self._find_step_seat(step)
         return self._step_seats[step]
@@ -141,7 +142,7 @@ class Partitioner:
         return self._neighbor_seat(step)
 
     def _first_step(self, cls: type[ir.Node], key: str, value: str) -> Step:
-        """The first step in program order whose node has this field."""
+        """First step in program order of a node class with this field value."""
         return next(
             step
             for step in all_steps(self.lowered.root)
@@ -152,7 +153,7 @@ class Partitioner:
         return self.value_seat(self._first_step(ir.Put, "stream", stream).uses[0])
 
     def _reader_seat(self, step: Step) -> int:
-        """Windows read where their window is used; all gets of a stream sit where the first one's item is used."""
+        """Windows are read where they are used; all gets of a stream run where the first item is used."""
         node = step.node
         assert isinstance(node, ir.Windows | ir.Get | ir.Open)
         if isinstance(node, ir.Windows):
@@ -175,14 +176,14 @@ class Partitioner:
 
 
 class SeatRequirements:
-    """What must be present where: values by seat and body, and which seats take part in which regions."""
+    """Values that each seat needs in each body, and the regions in which each seat participates."""
 
     def __init__(self, partitioner: Partitioner) -> None:
         self.partitioner = partitioner
         self.present: set[tuple[int, Val]] = set()
         """(seat, value): the seat has this value in the body that makes it."""
         self.captured: defaultdict[tuple[int, Body], set[Val]] = defaultdict(set)
-        """(seat, body): values from outside that the seat brings into a body when it is entered."""
+        """(seat, body): outer values that the seat copies into a body when it enters it."""
         self.participants: set[tuple[int, Body]] = set()
         self._seen: set[tuple[int, Val, Body]] = set()
         lowered = partitioner.lowered
@@ -192,25 +193,25 @@ class SeatRequirements:
             self.need(partitioner.value_seat(value), value, lowered.root)
 
     def _start(self, step: Step) -> None:
-        seating = self.partitioner
+        partitioner = self.partitioner
         if step.kind not in REGIONS or step.kind == "windows":
-            seat = seating.step_seat(step)
+            seat = partitioner.step_seat(step)
             self.join(seat, step.body)
             for value in step.uses:
                 self.need(seat, value, step.body)
         if step.kind == "windows":
-            self.join(seating.step_seat(step), step.inner[0])
+            self.join(partitioner.step_seat(step), step.inner[0])
         for carry in step.carries:
-            self.need(seating.value_seat(carry.out), carry.inner, step.inner[0])
+            self.need(partitioner.value_seat(carry.out), carry.inner, step.inner[0])
         for choice in step.choices:
-            seat = seating.value_seat(choice.out)
+            seat = partitioner.value_seat(choice.out)
             self.need(seat, choice.then, step.inner[0])
             self.need(seat, choice.otherwise, step.inner[1])
         for inner, _ in step.collects:
-            self.need(seating.value_seat(inner), inner, step.inner[0])
+            self.need(partitioner.value_seat(inner), inner, step.inner[0])
 
     def join(self, seat: int, body: Body) -> None:
-        """This seat has something to do inside this body."""
+        """Record that a seat participates in a body and in all bodies around it."""
         if (seat, body) in self.participants:
             return
         self.participants.add((seat, body))
@@ -227,7 +228,7 @@ class SeatRequirements:
             self.need(seat, region.window[0], body)
 
     def need(self, seat: int, value: Val, body: Body) -> None:
-        """This seat uses this value inside this body."""
+        """Record that a seat uses a value inside a body."""
         if (seat, value, body) in self._seen:
             return
         self._seen.add((seat, value, body))

@@ -1,22 +1,22 @@
-"""Placement: where the operator wants ops to run.
+"""Placement file: assigns ops to workers, and resources to workers.
 
     [place]
     lm = "gpu0"                       # a component
     "lm.prefill" = "gpu1"             # one of its ops
     snac = ["gpu1", "gpu2"]           # replicas: each request uses one of them
-    vae = { workers = ["gpu2", "gpu3"], min_replicas = 0 }   # as many of them run as are needed, from none on
+    vae = { workers = ["gpu2", "gpu3"], min_replicas = 0 }   # autoscaled from 0 to 2 replicas
 
     [walks.draw]                      # for one walk only
-    lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # the states of one request go to different ones
+    lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # states of one request go to different workers
 
-    [workers.gpu0]                    # what a worker takes of a host, if there are several
+    [workers.gpu0]                    # resources of a worker, in a cluster of several hosts
     cpus = 4
     gpus = 1
-    resources = { infiniband = 1 }    # whatever else hosts are said to have
-    host = "10.0.0.2"                 # only there
+    resources = { infiniband = 1 }    # custom resources
+    host = "10.0.0.2"                 # pin to this host
 
-The most particular entry wins: walk before model, op before component. Every op must be covered; a name that the model
-does not have is an error, with the nearest one it has.
+The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
+error that suggests the closest known name.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mstar.errors import PlacementError, Problem, format_names, suggest_name
 from mstar.graph import ir
 
 LOCAL_WORKER = "local"
-"""The one worker of a model that has no placement."""
+"""Name of the only worker of a model without a placement."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """Workers of which a request uses one. States that are spread differ in `lane`."""
+    """Candidate workers, of which a request uses one. Spread states differ in `spread_index`."""
 
     workers: tuple[str, ...]
     spread_index: int = 0
@@ -44,28 +44,28 @@ class WorkerSet:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """One line of a placement."""
+    """One rule of a placement."""
 
     workers: tuple[str, ...]
     spread: bool = False
     min_replicas: int | None = None
-    """How many of the workers run even when there is little to do; None for all of them."""
+    """Minimum running workers; None for all of them (no autoscaling)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a worker takes of a host."""
+    """Resources that a worker reserves on a host."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     custom: Mapping[str, float] = field(default_factory=dict[str, float])
     host: str = ""
-    """The IP address of the only host it may be on; nothing for any."""
+    """IP address of the required host; empty for any host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Entries by "component" or "component.op", for all walks and for single ones; and what workers take of hosts."""
+    """Rules by "component" or "component.op", for all walks and per walk; resources by worker."""
 
     place: Mapping[str, PlacementRule] = field(default_factory=dict[str, PlacementRule])
     walks: Mapping[str, Mapping[str, PlacementRule]] = field(default_factory=dict[str, Mapping[str, PlacementRule]])
@@ -73,7 +73,7 @@ class Placement:
     worker_resources: Mapping[str, Resources] = field(default_factory=dict[str, Resources])
 
     def rule(self, walk: str, component: str, op: str) -> PlacementRule | None:
-        """The entry that decides for an op in a walk."""
+        """Most specific rule for an op in a walk."""
         for entries in (self.walks.get(walk, {}), self.place):
             for key in (f"{component}.{op}", component):
                 if key in entries:
@@ -81,53 +81,53 @@ class Placement:
         return None if self.place or self.walks else PlacementRule((LOCAL_WORKER,))
 
     def worker_set(self, walk: str, call: ir.Call, spread_index: int) -> WorkerSet:
-        """Where a call runs; `lane` counts the request's states."""
+        """Candidate workers of a call. `spread_index` numbers the states of the request."""
         entry = self.rule(walk, call.component, call.op)
-        assert entry is not None, "check() comes first"
+        assert entry is not None, "check() has passed"
         return WorkerSet(entry.workers, spread_index % len(entry.workers) if entry.spread else 0)
 
     def any_worker_set(self) -> WorkerSet:
-        """A spot for a walk that calls nothing."""
+        """Worker set of a walk without calls."""
         return WorkerSet(self.workers()[:1])
 
     def workers(self) -> tuple[str, ...]:
-        """Every worker named, in order of first mention."""
+        """Every worker of the placement, in order of first mention."""
         entries = self.rules()
         return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers)) or (LOCAL_WORKER,)
 
     def initial_workers(self) -> tuple[str, ...]:
-        """The workers that run from the start: of each entry as many as it wants at least."""
+        """Workers to start at launch: the minimum replicas of each rule."""
         entries = self.rules()
         return tuple(dict.fromkeys(worker for entry in entries for worker in entry.workers[: entry.min_replicas])) or (
             () if entries else (LOCAL_WORKER,)
         )
 
     def replica_groups(self) -> tuple[tuple[tuple[str, ...], int], ...]:
-        """Of each entry: its workers, and how many of them run at least."""
+        """Workers and minimum replicas of each rule."""
         entries = self.rules() or [PlacementRule((LOCAL_WORKER,))]
-        least = (len(entry.workers) if entry.min_replicas is None else entry.min_replicas for entry in entries)
-        return tuple(dict.fromkeys(zip((entry.workers for entry in entries), least, strict=True)))
+        minimums = (len(entry.workers) if entry.min_replicas is None else entry.min_replicas for entry in entries)
+        return tuple(dict.fromkeys(zip((entry.workers for entry in entries), minimums, strict=True)))
 
     def rules(self) -> list[PlacementRule]:
-        """Every line of it."""
+        """All rules, general ones first."""
         return [*self.place.values(), *(entry for walk in self.walks.values() for entry in walk.values())]
 
     def check(self, graphs: Mapping[str, ir.Walk], site: str = "placement") -> None:
-        """Raise PlacementError unless every entry names something and every op is covered."""
+        """Raise PlacementError unless every rule names a known op and every op has a rule."""
         calls = {name: _calls(graph) for name, graph in graphs.items()}
         problems: list[Problem] = []
         for walk in self.walks:
             if walk not in graphs:
                 what = f"[walks.{walk}] names no walk{suggest_name(walk, graphs)}"
                 problems.append(Problem(site, what, f"use one of {format_names(graphs)}"))
-        every = {call for found in calls.values() for call in found}
-        problems += _unknown_keys(self.place, every, site, "[place]")
+        all_calls = {call for walk_calls in calls.values() for call in walk_calls}
+        problems += _unknown_keys(self.place, all_calls, site, "[place]")
         for walk, entries in self.walks.items():
-            problems += _unknown_keys(entries, calls.get(walk, every), site, f"[walks.{walk}]")
-        for walk, found in calls.items():
-            for component, op in sorted(found):
+            problems += _unknown_keys(entries, calls.get(walk, all_calls), site, f"[walks.{walk}]")
+        for walk, walk_calls in calls.items():
+            for component, op in sorted(walk_calls):
                 if self.rule(walk, component, op) is None:
-                    what = f"nothing says where {component}.{op} of walk `{walk}` runs"
+                    what = f"no rule places {component}.{op} of walk `{walk}`"
                     problems.append(Problem(site, what, f'[place]\n{component} = "a worker"'))
         if problems:
             raise PlacementError("placement", problems)
@@ -151,10 +151,10 @@ def _unknown_keys(
 
 
 def read_placement(path: Path) -> Placement:
-    """A placement file. Raises PlacementError with every problem in it."""
+    """Read a placement file. Raises PlacementError with every problem in it."""
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # not there, not TOML, or not text
+    except (OSError, ValueError) as error:  # missing, not TOML, or not text
         raise PlacementError(
             str(path), [Problem(str(path), f"cannot be read: {error}", "see docs/placement.md")]
         ) from error
@@ -162,27 +162,27 @@ def read_placement(path: Path) -> Placement:
 
 
 def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placement:
-    """A placement from parsed TOML."""
-    reader = _PlacementParser(site)
-    reader.keys(table, ("place", "walks", "workers"), "the file")
-    place = reader.rules(table.get("place", {}), "[place]")
+    """Build a placement from parsed TOML."""
+    parser = _PlacementParser(site)
+    parser.keys(table, ("place", "walks", "workers"), "the file")
+    place = parser.rules(table.get("place", {}), "[place]")
     walks = {
-        name: reader.rules(entries, f"[walks.{name}]")
-        for name, entries in reader.table(table.get("walks", {}), "[walks]").items()
+        name: parser.rules(entries, f"[walks.{name}]")
+        for name, entries in parser.table(table.get("walks", {}), "[walks]").items()
     }
-    shares = {
-        name: reader.resources(fields, f"[workers.{name}]")
-        for name, fields in reader.table(table.get("workers", {}), "[workers]").items()
+    resources = {
+        name: parser.resources(fields, f"[workers.{name}]")
+        for name, fields in parser.table(table.get("workers", {}), "[workers]").items()
     }
-    placement = Placement(place, walks, shares)
-    for name in shares:
+    placement = Placement(place, walks, resources)
+    for name in resources:
         if name not in placement.workers():
             known = placement.workers()
-            reader.add_problem(
+            parser.add_problem(
                 f"[workers.{name}] is no worker{suggest_name(name, known)}", f"use one of {format_names(known)}"
             )
-    if reader.problems:
-        raise PlacementError("placement", reader.problems)
+    if parser.problems:
+        raise PlacementError("placement", parser.problems)
     return placement
 
 
@@ -211,7 +211,7 @@ class _PlacementParser:
         return {key: self.rule(line, f"{where} {key}") for key, line in self.table(value, where).items()}
 
     def rule(self, line: Any, where: str) -> PlacementRule:
-        workers, spread, least = line, False, None
+        workers, spread, min_replicas = line, False, None
         if isinstance(line, Mapping):
             fields = cast("Mapping[str, Any]", line)
             if fields and not {"workers", "spread", "min_replicas"} & fields.keys():
@@ -220,7 +220,7 @@ class _PlacementParser:
                 return PlacementRule((LOCAL_WORKER,))
             self.keys(fields, ("workers", "spread", "min_replicas"), where)
             workers, spread = fields.get("workers", []), fields.get("spread", False)
-            least = fields.get("min_replicas")
+            min_replicas = fields.get("min_replicas")
         names = cast("list[Any]", [workers] if isinstance(workers, str) else workers)
         if not isinstance(cast("object", names), list) or not names or not all(isinstance(n, str) and n for n in names):
             self.add_problem(
@@ -231,12 +231,10 @@ class _PlacementParser:
             self.add_problem(f"{where} names a worker twice: {names}", "name each worker once")
         if not isinstance(spread, bool):
             self.add_problem(f"{where}: spread = {spread!r}", "spread = true or spread = false")
-        if least is not None and not (type(least) is int and 0 <= least <= len(names)):
-            self.add_problem(
-                f"{where}: min_replicas = {least!r}", f"write how many of the {len(names)} workers always run"
-            )
-            least = None
-        return PlacementRule(tuple(names), bool(spread), least)
+        if min_replicas is not None and not (type(min_replicas) is int and 0 <= min_replicas <= len(names)):
+            self.add_problem(f"{where}: min_replicas = {min_replicas!r}", f"set an integer from 0 to {len(names)}")
+            min_replicas = None
+        return PlacementRule(tuple(names), bool(spread), min_replicas)
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)

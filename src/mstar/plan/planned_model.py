@@ -1,6 +1,6 @@
-"""Models as they are deployed: each loaded by its name, with its plans under its placement.
+"""Deployed models: each loaded by name, with its plans under its placement.
 
-Every process of a deployment makes these for itself, from the same texts, and so has the same tables.
+Every process of a deployment compiles them from the same files, so all have identical tables.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class PlannedModel:
     plans: Plans
 
     def unbatched_keys(self) -> frozenset[int]:
-        """The batch keys of ops that run each call by itself."""
+        """Batch keys of ops that run one call at a time."""
         components = self.model.components()
         ops = [components[key.component].ops()[key.op] for key in self.plans.keys]
         return frozenset(number for number, op in enumerate(ops) if op.batch is alone)
 
     def components_at(self, worker: str) -> tuple[str, ...]:
-        """The components of which a worker may have to run an op."""
-        keys, found = self.plans.keys, dict[str, None]()
-        for each in self.plans.walks.values():
-            for key, seat in each.calls:
-                if worker in each.worker_sets[seat].workers:
-                    found[keys[key].component] = None
-        return tuple(found)
+        """Components with an op that the placement can assign to a worker."""
+        keys, components = self.plans.keys, dict[str, None]()
+        for walk_plan in self.plans.walks.values():
+            for key, seat in walk_plan.calls:
+                if worker in walk_plan.worker_sets[seat].workers:
+                    components[keys[key].component] = None
+        return tuple(components)
 
 
 def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]) -> dict[str, PlannedModel]:
-    """Models by name, from what `load_model` is given and the texts of their placement files."""
-    found: dict[str, PlannedModel] = {}
+    """Load and plan models by name, from the targets of `load_model` and the text of their placement files."""
+    planned: dict[str, PlannedModel] = {}
     for name, target in models.items():
         model = load_model(target)
         text = placements.get(name, "")
         placement = parse_placement(tomllib.loads(text), f"the placement of {name}") if text else None
-        found[name] = PlannedModel(model, plan(model.graphs(), placement))
-    return found
+        planned[name] = PlannedModel(model, plan(model.graphs(), placement))
+    return planned

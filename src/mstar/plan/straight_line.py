@@ -1,8 +1,7 @@
-"""Straight bodies: those whose calls can only run one after another.
+"""Straight-line code: bodies whose calls can only run one after another.
 
-Most loops are of this kind (decode, then ask whether that was the end). For them the order of everything is known in
-advance, so a step needs no counters: each call knows the segment that follows it. `python -m bench loop-step` measures
-what a step costs.
+Most loops are of this kind (decode, then check for the end token). Their order is known at compile time, so a step
+needs no dependency counters: each call has the segment that follows it. `python -m bench loop-step` measures a step.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ NON_BLOCKING_OPCODES = frozenset(
         Opcode.EMIT,
     }
 )
-"""What never waits, except a put into a full stream: then the frame goes on with counters."""
+"""Opcodes that never block, except a put into a full stream: then the frame falls back to counters."""
 
 
 def compile_straight_line(table: BodyTable) -> BodyTable:
-    """The same table with segments, if its body is straight."""
+    """Add segments to a table if its body is straight-line code."""
     if table.remote_inputs or any(i.sends or i.opcode not in NON_BLOCKING_OPCODES for i in table.instructions):
         return table
     order = _order(table)
@@ -38,30 +37,32 @@ def compile_straight_line(table: BodyTable) -> BodyTable:
     if not calls or not _is_sequential(table, calls):
         return table
     instructions = list(table.instructions)
-    acts: list[Instruction] = []
+    pending: list[Instruction] = []
     call: Instruction | None = None
     for index in reversed(order):
         if instructions[index].opcode is Opcode.CALL:
-            call = instructions[index] = replace(instructions[index], next_segment=Segment(tuple(reversed(acts)), call))
-            acts = []
+            call = instructions[index] = replace(
+                instructions[index], next_segment=Segment(tuple(reversed(pending)), call)
+            )
+            pending = []
         else:
-            acts.append(instructions[index])
-    first = Segment(tuple(reversed(acts)), call)
+            pending.append(instructions[index])
+    first = Segment(tuple(reversed(pending)), call)
     return replace(table, instructions=tuple(instructions), first_segment=first, order=tuple(order))
 
 
 def _order(table: BodyTable) -> list[int]:
-    """Everything as soon as it can be done, acts before calls."""
+    """Topological order with calls as late as possible."""
     pending, ready, order = list(table.pending), sorted(table.entry), list[int]()
     while ready:
-        acts = [index for index in ready if table.instructions[index].opcode is not Opcode.CALL]
-        index = acts[0] if acts else ready[0]
+        not_calls = [index for index in ready if table.instructions[index].opcode is not Opcode.CALL]
+        index = not_calls[0] if not_calls else ready[0]
         ready.remove(index)
         order.append(index)
-        for woken in table.instructions[index].dependents:
-            pending[woken] -= 1
-            if not pending[woken]:
-                ready.append(woken)
+        for dependent in table.instructions[index].dependents:
+            pending[dependent] -= 1
+            if not pending[dependent]:
+                ready.append(dependent)
     return order
 
 
@@ -70,24 +71,24 @@ def _is_sequential(table: BodyTable, calls: list[int]) -> bool:
 
 
 def _reachable(table: BodyTable, start: int) -> set[int]:
-    found: set[int] = set()
+    reachable: set[int] = set()
     todo = [start]
     while todo:
-        for woken in table.instructions[todo.pop()].dependents:
-            if woken not in found:
-                found.add(woken)
-                todo.append(woken)
-    return found
+        for dependent in table.instructions[todo.pop()].dependents:
+            if dependent not in reachable:
+                reachable.add(dependent)
+                todo.append(dependent)
+    return reachable
 
 
 def resume_with_counters(frame: Frame, blocked: int) -> list[tuple[Frame, int]]:
-    """Go on with counters from an act that has to wait: what else of this body can be done meanwhile."""
+    """Switch a frame to counters at a blocked instruction; returns the other instructions that can run."""
     table = frame.table
     done = table.order[: table.order.index(blocked)]
     pending = [*table.pending]
     for index in done:
-        for woken in table.instructions[index].dependents:
-            pending[woken] -= 1
+        for dependent in table.instructions[index].dependents:
+            pending[dependent] -= 1
     frame.pending = pending
     frame.remaining = table.count - len(done)
     return [(frame, index) for index in table.order[len(done) + 1 :] if not pending[index]]

@@ -1,7 +1,8 @@
-"""The plan: integer tables that a worker follows without asking anyone.
+"""Plan tables: the compiled form of a walk under a placement, which workers execute without further lookups.
 
-A plan belongs to a walk and a placement, is made once, and is shared by all requests. A request keeps counters and
-slots (see `run`), never a copy of any of this. Instructions name each other, values and seats by number.
+A plan is compiled once per walk and placement and shared by all requests. A request has only counters and slots (see
+`runtime.run`). Instructions refer to each other, to values and to seats by number. A *seat* is a partition of a walk,
+bound to one worker per request.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mstar.plan.placement import WorkerSet
 
 
 class Opcode(IntEnum):
-    """What an instruction does."""
+    """Operation of an instruction."""
 
     CALL = 0
     NEW = 1
@@ -40,7 +41,7 @@ class Opcode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """Calls with the same key may share a forward. It does not name the walk or the step."""
+    """Calls with equal keys can share a batch, across walks and requests."""
 
     component: str
     op: str
@@ -53,7 +54,7 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """When this slot is filled, its value goes to another seat, where it has this number."""
+    """Send the value of a slot to another seat, where it has the number `value`."""
 
     slot: int
     seat: int
@@ -63,9 +64,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class RemainingIterations:
-    """A loop on the way from a call to an emission, `up` frames above the call's: the calls of one time round.
+    """A loop on the path from a call to an emission, `levels_up` frames above the call, with its calls per iteration.
 
-    It goes round as often as it still has to; or, if a stream comes out of it, until the next window of that is full.
+    It runs its remaining iterations or, if it fills a stream, until the next window of the stream is full.
     """
 
     levels_up: int
@@ -74,10 +75,10 @@ class RemainingIterations:
     stride: int = 0
     """Window k of the stream ends at item `first + k * stride`; 0 if there is no stream."""
     offset: int = 0
-    """How many items beyond the loop's index there are when the way leads to the stream for the first time."""
+    """Items in the stream, beyond the loop's index, when the path first reaches it."""
 
     def count_iterations(self, index: int, limit: int) -> int:
-        """How many times round it is, for a loop that is there and may go as far as `limit`."""
+        """Remaining iterations of a loop at iteration `index` of at most `limit`."""
         if not self.stride:
             return max(0, limit - index - 1)
         count = index + self.offset
@@ -86,7 +87,7 @@ class RemainingIterations:
 
 @dataclass(frozen=True, slots=True)
 class PathToOutput:
-    """What comes between a call and the next emission of a kind (of none: the end of the walk): calls, by batch key."""
+    """Calls, by batch key, between a call and the next emission of a kind ("": the end of the walk)."""
 
     kind: str
     keys: tuple[tuple[int, int], ...]
@@ -95,19 +96,19 @@ class PathToOutput:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to call an op: its batch key, which parameters come from which slots, the constant ones, where it leads."""
+    """A call of an op: batch key, parameters that come from slots, constant parameters, paths to outputs."""
 
     key: int
     names: tuple[str, ...]
     constants: tuple[tuple[str, Literal], ...]
     paths: tuple[PathToOutput, ...] = ()
     index: int = 0
-    """Which of the calls of its walk it is, in program order."""
+    """Index of the call in its walk, in program order."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """Which state to make."""
+    """Component and kind of a state to create."""
 
     component: str
     kind: str
@@ -115,9 +116,9 @@ class NewState:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The filling end of a stream: its readers as (seat, reader), and how many items may wait.
+    """Writing end of a stream: its readers as (seat, reader), and the maximum number of buffered items.
 
-    With fewer than `least`, the largest window would never fill.
+    Below `min_bound` items, the largest window would never fill.
     """
 
     stream: int
@@ -128,18 +129,18 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reading end of a stream, and the seat that fills it."""
+    """Reading end of a stream, and the seat of its writer."""
 
     reader: int
     stream: int
     writer_seat: int
     siblings: tuple[int, ...] = ()
-    """Other readers here that the same region reads: while it waits for one, it is not slow with the others."""
+    """Other readers at this seat in the same region. While the region waits for one, it must not block the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """What kind of thing goes to the client, with its clock."""
+    """Kind of an emission, with its clock parameters."""
 
     kind: str
     clock: tuple[tuple[str, int | float], ...]
@@ -147,7 +148,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How to cut windows from a stream, which inner slots they fill, and who is told of them."""
+    """Window parameters, the inner slots that a window fills, and the seats that receive it."""
 
     size: int
     stride: int
@@ -161,10 +162,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A loop, windows, each or choice as one seat takes part in it.
+    """A `loop`, `windows`, `each` or `choose` as one seat executes it.
 
-    `bring` copies slots of the outer body into the inner one; `carry` copies inner slots at the end of an iteration;
-    `give` copies inner slots (of each arm, for a choice) out when the region ends.
+    `copy_in` copies outer slots into the inner body at its start, `carry` copies inner slots at the end of an
+    iteration, `copy_out` copies inner slots (per arm of a choice) to the outer body at the end of the region.
     """
 
     bodies: tuple[int, ...]
@@ -174,19 +175,19 @@ class Region:
     collect: tuple[tuple[int, int], ...] = ()
     stop: tuple[int, ...] = ()
     control: int = -1
-    """Outer slot of the number of steps, the count or the flag; -1 where `steps` is a constant."""
+    """Outer slot of the number of steps, the count or the flag; -1 if `steps` is a constant."""
     steps: int = 0
     counter: int = -1
     """Inner slot of the step or index."""
     more: int = -1
-    """Of a windows region: the number under which a seat that does not read the stream is told of one more window."""
+    """Windows region: number of the message that announces a window to a seat that does not read the stream."""
     window: Window | None = None
-    """Of a windows region, at the seat that reads the stream."""
+    """Windows region, at the seat that reads the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One step at one seat: which slots it reads and fills, whom it wakes, what it sends."""
+    """One instruction at one seat: the slots it reads and fills, its dependents, its sends."""
 
     index: int
     opcode: Opcode
@@ -195,15 +196,14 @@ class Instruction:
     dependents: tuple[int, ...]
     sends: tuple[Send, ...]
     detail: Any = None
-    """What it needs beside slots, by what it does: a Call, NewState, Writer, Reader, Emit or Region; a constant itself;
-    a field's name."""
+    """Operand by opcode: a Call, NewState, Writer, Reader, Emit or Region, a constant, or a field name."""
     next_segment: Segment | None = None
-    """Of a call in a straight body: what follows it, so that nothing needs to be counted."""
+    """Call in a straight-line body: the segment that follows it, so that no counters are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """In a straight body, what happens between two calls: acts in order, then a call, or (None) the body's end."""
+    """Instructions between two calls of a straight-line body, then the next call or None at the body's end."""
 
     instructions: tuple[Instruction, ...]
     call: Instruction | None
@@ -211,7 +211,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RemoteInput:
-    """A value of this body that another seat sends each time the body runs."""
+    """A value of this body that another seat sends in each iteration."""
 
     slot: int
     dependents: tuple[int, ...]
@@ -219,7 +219,7 @@ class RemoteInput:
 
 @dataclass(frozen=True, slots=True)
 class BodyTable:
-    """One body at one seat. A run of it starts with `pending`, fires `entry`, and ends after `count` completions."""
+    """One body at one seat. An iteration starts at `entry` with counters `pending` and ends after `count` results."""
 
     number: int
     slots: int
@@ -229,28 +229,28 @@ class BodyTable:
     count: int
     remote_inputs: dict[int, RemoteInput]
     first_segment: Segment | None = None
-    """How a straight body begins: one that nothing from elsewhere enters and whose calls follow one another."""
+    """First segment of a straight-line body: one without remote inputs whose calls are sequential."""
     order: tuple[int, ...] = ()
-    """The instructions of a straight body in the order in which they are done."""
+    """Execution order of the instructions of a straight-line body."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgram:
-    """What one seat does in a walk."""
+    """Program of one seat of a walk."""
 
     seat: int
     bodies: dict[int, BodyTable]
     inputs: tuple[tuple[int, int], ...]
-    """(input, slot) pairs that the seat is given at the start."""
+    """(input, slot) pairs that the seat receives at the start."""
     outputs: tuple[tuple[int, int], ...]
-    """(output, slot) pairs that the seat gives at the end."""
+    """(output, slot) pairs that the seat returns at the end."""
     states: tuple[tuple[int, int], ...]
-    """(input, slot) pairs: input states whose last version is here at the end."""
+    """(input, slot) pairs: input states whose last version is at this seat."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutEdge:
-    """A value that goes from one seat to another, inside so many regions."""
+    """A value that crosses from one seat to another, inside `depth` nested regions."""
 
     name: str
     type: Type
@@ -261,7 +261,7 @@ class CutEdge:
 
     @property
     def is_state(self) -> bool:
-        """Whether this is a state that moves, rather than a value that is sent."""
+        """Whether a state moves along this edge, rather than a value."""
         return isinstance(self.type, StateType)
 
 
@@ -278,11 +278,11 @@ class Plan:
     calls: tuple[tuple[int, int], ...]
     """(batch key, seat) of every call, in program order."""
     streams: tuple[tuple[str, int], ...] = ()
-    """The name of every stream, and how many items may wait in it."""
+    """Name and maximum number of buffered items of every stream."""
 
     @property
     def emits(self) -> bool:
-        """Whether it gives the client anything."""
+        """Whether the walk emits anything to the client."""
         bodies = (body for part in self.programs for body in part.bodies.values())
         return any(instruction.opcode is Opcode.EMIT for body in bodies for instruction in body.instructions)
 
@@ -295,4 +295,4 @@ class Plans:
     keys: tuple[BatchKey, ...]
     workers: tuple[str, ...]
     replica_groups: tuple[tuple[tuple[str, ...], int], ...] = ()
-    """Of each entry of the placement: its workers, and how many of them run even when there is little to do."""
+    """Workers and minimum replicas of each placement rule."""

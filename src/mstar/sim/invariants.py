@@ -35,7 +35,13 @@ from mstar.sim.scenario import DISTURBING_FAULTS, REQUEST_TIMEOUT_S, SimClient
 from mstar.wire import messages as m
 from mstar.worker.core import CONDUCTOR_LEASE_S
 from mstar.worker.early_messages import EarlyMessages
+from mstar.worker.inflight_batches import InflightBatches
+from mstar.worker.outbox import Outbox
+from mstar.worker.request_table import RequestTable
 from mstar.worker.scheduling.scheduler import Scheduler
+from mstar.worker.state_table import StateTable
+from mstar.worker.walk_data import WalkDataSender
+from mstar.worker.walk_execution import WalkExecution
 
 if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
@@ -58,13 +64,13 @@ UNDETECTED_FAULTS = frozenset({"kill", "cut", "pause", "drop", "delay"})
 """Faults after which a conductor can miss the crash suspects of a worker."""
 CHECKED_PARTS = (
     *(Admission, Attempts, Autoscaler, Membership, PendingWorkers, RequestLifecycle, WeightsVersions),
-    *(EarlyMessages, Scheduler),
+    *(EarlyMessages, InflightBatches, Outbox, RequestTable, Scheduler, StateTable, WalkDataSender, WalkExecution),
 )
 """Parts of cores whose collections must be empty at the end."""
 BOUNDED_FIELDS = frozenset(
     {
         *("models", "plans", "workers", "frontends", "dead_peers", "groups", "conductors"),
-        *("_models", "_groups", "_known_workers", "_initial_workers", "_last_requested_at", "_recent_versions"),
+        *("_models", "_plans", "_groups", "_known_workers", "_initial_workers", "_last_requested_at", "_recent_versions"),
         *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
 )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mstar.wire import messages as m
 from mstar.wire.link import Link
-from mstar.worker.commands import ExportedState
 
 if TYPE_CHECKING:
     from mstar.sim.simulation import Simulation
@@ -119,12 +118,5 @@ def copy_message(message: Any) -> Any:
             message.rid, message.attempt, message.walk_index, message.input_index, m.Value(message.payload.content)
         )
     if kind is m.DataBatch:
-        events = [_copy_event(event) for event in message.events]
-        return m.DataBatch(message.rid, message.attempt, message.walk_index, message.seat, events)
+        return m.DataBatch(message.rid, message.attempt, message.walk_index, message.events)
     return message
-
-
-def _copy_event(event: m.SeatEvent) -> m.SeatEvent:
-    if isinstance(event, m.ValueSent) and isinstance(event.payload.content, ExportedState):
-        return m.ValueSent(event.value, event.path, m.Value(event.payload.content))
-    return event

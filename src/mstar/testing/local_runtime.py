@@ -19,8 +19,8 @@ from mstar.engine.jobs import Job, JobDone, JobFailed
 from mstar.errors import MstarError
 from mstar.plan.compile import plan
 from mstar.plan.placement import Placement
-from mstar.plan.runtime.frame import Frame, ReadyInstruction
-from mstar.plan.runtime.messages import SeatMessage
+from mstar.plan.runtime.frame import Frame, ReadyInstruction, Run
+from mstar.plan.runtime.messages import PartitionMessage
 from mstar.plan.runtime.run import PartitionRun, complete
 from mstar.plan.tables import Call, Plan, Plans
 from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, NextInput, received_emissions
@@ -52,8 +52,8 @@ class _WalkRun:
     call: WalkCall[Any, Any]
     plan: Plan
     runs: list[PartitionRun]
-    channels: dict[tuple[int, int], deque[SeatMessage]] = field(
-        default_factory=dict[tuple[int, int], deque[SeatMessage]]
+    channels: dict[tuple[int, int], deque[PartitionMessage]] = field(
+        default_factory=dict[tuple[int, int], deque[PartitionMessage]]
     )
 
     def send_outbox(self, run: PartitionRun) -> None:
@@ -229,7 +229,7 @@ class LocalRuntime:
             for one in active:
                 self._after_batch(one, errors)
 
-    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[PartitionRun, Exception]:
+    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[Run, Exception]:
         """Some of the calls that are ready at a worker and share a batch key, as one; which runs failed."""
         key = _batch_key_index(self._random.choice(calls))
         same_key = [call for call in calls if _batch_key_index(call) == key]
@@ -240,7 +240,7 @@ class LocalRuntime:
             self._partial_jobs.pop((frame, call.index), None) or Job(frame.arguments(call)) for frame, call in batch
         ]
         results = self.engine.run(self._components[name.component], self._ops[name.component][name.op], jobs)
-        errors: dict[PartitionRun, Exception] = {}
+        errors: dict[Run, Exception] = {}
         for ready, job, result in zip(batch, jobs, results, strict=True):
             if isinstance(result, JobFailed):
                 errors[ready[0].run] = result.error
@@ -251,7 +251,7 @@ class LocalRuntime:
                 self._partial_jobs[ready[0], ready[1].index] = job
         return errors
 
-    def _after_batch(self, one: _LocalRequest, errors: dict[PartitionRun, Exception]) -> None:
+    def _after_batch(self, one: _LocalRequest, errors: dict[Run, Exception]) -> None:
         """Put a request's messages on their way, or end it if one of its calls has failed."""
         tour = one.walk_run
         assert tour is not None

@@ -9,6 +9,7 @@ always has a larger number. Messages of superseded attempts are ignored.
 
 from __future__ import annotations
 
+from mstar.plan.runtime.messages import PartitionMessage
 from mstar.wire.message import Message, Peer, Value
 from mstar.wire.queries import (
     ActivityQuery,
@@ -293,49 +294,13 @@ class Heartbeat(Message):
 
 
 # ---------------------------------------------------------------- worker and worker
-class ValueSent(Message):
-    """A value computed by another partition."""
-
-    value: int
-    path: tuple[int, ...]
-    payload: Value
-
-
-class StreamItem(Message):
-    """The next item of a stream, for one of its readers."""
-
-    reader: int
-    path: tuple[int, ...]
-    payload: Value
-
-
-class StreamClosed(Message):
-    """A stream has ended for this reader."""
-
-    reader: int
-    path: tuple[int, ...]
-
-
-class StreamConsumed(Message):
-    """A reader has consumed the first `count` items of a stream (flow control)."""
-
-    stream: int
-    path: tuple[int, ...]
-    reader: int
-    count: int
-
-
-SeatEvent = ValueSent | StreamItem | StreamClosed | StreamConsumed
-
-
 class DataBatch(Message):
-    """Events from other partitions of a walk for one partition, in order."""
+    """Messages for one partition of a walk, in order. Their payloads are wrapped in `Value`."""
 
     rid: str
     attempt: int
     walk_index: int
-    seat: int
-    events: list[SeatEvent]
+    events: list[PartitionMessage]
     due_in_s: dict[str, float] = {}
     """Seconds until the client runs out of output, for each kind that this partition makes."""
 

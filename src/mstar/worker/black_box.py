@@ -1,8 +1,8 @@
-"""The black box: which requests are in the batch that runs now, in a file that outlives the worker.
+"""Crash black box: records the requests of the running batch in a file that survives the worker.
 
-A worker that is killed cannot say what killed it. So it notes each batch before it runs and clears the note after; who
-finds it dead reads the note. It is memory shared with a file: a note costs a few microseconds and no system call.
-It keeps one note, not a history, and it accuses nobody: the conductor decides what a suspect is worth.
+A worker that is killed cannot report what killed it. It records each batch before it runs and clears the record after;
+the launcher reads the file when the worker has died. The file is memory-mapped, so a record costs a few microseconds
+and no system call. It holds one record, not a history. The conductor decides which suspect is at fault.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ _decoder = msgspec.msgpack.Decoder(list[Suspect])
 
 
 class BlackBox:
-    """A worker's own side of the file."""
+    """Writing side of the file, in the worker."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     @classmethod
     def create(cls, path: Path) -> BlackBox:
-        """Make the file, with nothing noted."""
+        """Create the file without a record."""
         with path.open("w+b") as file:
             file.truncate(FILE_SIZE_BYTES)
             return cls(mmap.mmap(file.fileno(), FILE_SIZE_BYTES))
 
     def write(self, suspects: Sequence[Suspect]) -> None:
-        """Note a batch; of a very large one, as many requests as fit."""
+        """Record a batch. Requests that do not fit into the file are left out."""
         data = _encoder.encode(suspects)
         while len(data) > FILE_SIZE_BYTES - _LENGTH_PREFIX_BYTES:
             suspects = suspects[: len(suspects) // 2]
             data = _encoder.encode(suspects)
-        # The length is written last: a worker that dies in between has noted nothing, and its batch did not run yet.
+        # The length is written last: if the worker dies in between, the record is empty and the batch has not run.
         self._memory[:_LENGTH_PREFIX_BYTES] = _EMPTY_LENGTH
         self._memory[_LENGTH_PREFIX_BYTES : _LENGTH_PREFIX_BYTES + len(data)] = data
         self._memory[:_LENGTH_PREFIX_BYTES] = len(data).to_bytes(_LENGTH_PREFIX_BYTES, "little")
 
     def clear(self) -> None:
-        """The batch has come to its end."""
+        """Remove the record: the batch has finished."""
         self._memory[:_LENGTH_PREFIX_BYTES] = _EMPTY_LENGTH
 
     def close(self) -> None:
-        """Let the memory go; the file stays, as it was left."""
+        """Unmap the file, which stays on disk with its last record."""
         self._memory.close()
 
 
 def read(path: Path) -> list[Suspect]:
-    """What a worker that is gone had noted. Nothing if it noted nothing whole, or never made its file."""
+    """Suspects that a dead worker recorded; empty if it has no complete record or no file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -64,5 +64,5 @@ def read(path: Path) -> list[Suspect]:
     length = int.from_bytes(data[:_LENGTH_PREFIX_BYTES], "little")
     try:
         return _decoder.decode(data[_LENGTH_PREFIX_BYTES : _LENGTH_PREFIX_BYTES + length]) if length else []
-    except msgspec.MsgspecError:  # not one of our notes
+    except msgspec.MsgspecError:  # a torn or foreign record
         return []

@@ -1,7 +1,7 @@
-"""What a worker's core is told, what it wants done, and how it speaks of states it never touches.
+"""Events and actions of the worker core, and the references by which it names states.
 
-Commands for the engine are executed in the order given. So a state made by one is there for the next, and a copy is
-taken before whatever changes the original later.
+The engine executes commands in order: a state that one command creates is available to the next, and a fork is taken
+before any later command changes the original.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mstar.wire.messages import Suspect
 
 
 class StateRef:
-    """A state as the core knows it: a number. The engine has the real one, and frees it when nobody refers to it."""
+    """Reference of the core to a state in the engine. The engine frees the state after the last reference is gone."""
 
     __slots__ = ("_dropped", "number")
 
@@ -31,7 +31,7 @@ class StateRef:
 
 @dataclass(frozen=True, slots=True)
 class ExportedState:
-    """A state on its way to another worker."""
+    """The content of a state, to be loaded by another worker."""
 
     component: str
     kind: str
@@ -41,7 +41,7 @@ class ExportedState:
 # ---------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """A batch has run: what came of each job, how long it took, and which states had to make room."""
+    """The engine has run a batch: a result per job, its duration, and the numbers of evicted states."""
 
     number: int
     results: list[Result]
@@ -51,7 +51,7 @@ class BatchFinished:
 
 @dataclass(frozen=True, slots=True)
 class ExportFinished:
-    """A state is ready to go, or could not be exported."""
+    """The engine has exported a state, or failed to."""
 
     ticket: int
     result: ExportedState | Exception
@@ -63,7 +63,7 @@ Event = MessageReceived | BatchFinished | ExportFinished | Tick
 # ---------------------------------------------------------------- actions
 @dataclass(frozen=True, slots=True)
 class CreateState:
-    """Make a fresh state."""
+    """Create a state."""
 
     state: int
     model: str
@@ -74,7 +74,7 @@ class CreateState:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Make a copy of a state."""
+    """Fork a state."""
 
     state: int
     copy: int
@@ -82,14 +82,14 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody refers to these states any more."""
+    """Free states that are no longer referenced."""
 
     states: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Make a state ready to go; the answer is Exported."""
+    """Export a state; the engine reports ExportFinished."""
 
     state: int
     ticket: int
@@ -97,7 +97,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Make a state of what another worker exported."""
+    """Create a state from the export of another worker."""
 
     state: int
     model: str
@@ -106,20 +106,20 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Run these calls as one; the answer is Ran."""
+    """Run calls as one batch; the engine reports BatchFinished."""
 
     number: int
     model: str
     key: BatchKey
     jobs: list[Job]
     suspects: list[Suspect]
-    """Whose they are, for the black box."""
+    """Requests of the calls, for the black box."""
     expected_s: float | None
-    """How many seconds such a batch has taken lately."""
+    """Recent duration of such batches in seconds; None before the first."""
     time_limit_s: float = inf
-    """How many seconds it may take if it can be run in pieces: then somebody else cannot wait any longer."""
+    """Seconds after which a chunked op stops, because another call has no slack left."""
 
 
 Command = CreateState | Fork | Free | Export | LoadState | Batch
-"""What the engine does."""
+"""An action for the engine."""
 Action = SendMessage | Command

@@ -1,56 +1,51 @@
-"""A worker's core: told what happened, it says what to do. No IO, no clock, no threads, no tensors.
+"""Sans-IO core of a worker: consumes events and returns actions. No IO, no clock, no threads, no tensors.
 
-Here are messages, batches and states; how a walk begins, goes on and ends at this worker is in `visits`. What a request
-does wrong ends that request only.
+`WorkerCore` dispatches each event to the collaborator that owns the data:
+
+    collaborator       module              owns
+    RequestTable       request_table       requests, messages that arrived early
+    WalkExecution      walk_execution      the progress of walk runs
+    RouteStates        route_states        commands for states that routes hold
+    WalkDataSender     walk_data           data and exported states for other workers
+    StateTable         state_table         references, owners and lifetimes of states
+    Scheduler          scheduling          ready calls, and which of them run next
+    InflightBatches    inflight_batches    batches in the engine
+    Outbox             outbox              the actions of the current step
+
+The worker holds a lease: without a message from its conductor for `CONDUCTOR_LEASE_S` it submits no batch, because the
+conductor can have declared it dead and restarted its requests elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, assert_never, cast
+from collections.abc import Mapping
+from typing import assert_never
 
-from mstar.engine.jobs import Job
-from mstar.engine.jobs import JobDone as JobDone
-from mstar.engine.jobs import JobFailed as JobFailed
 from mstar.failpoints import hit
-from mstar.plan.runtime.frame import ReadyInstruction
 from mstar.plan.tables import Plans
 from mstar.wire import messages as m
-from mstar.worker import walk_execution
-from mstar.worker.commands import (
-    Action,
-    Batch,
-    BatchFinished,
-    CreateState,
-    Event,
-    ExportedState,
-    ExportFinished,
-    Fork,
-    Free,
-    LoadState,
-    MessageReceived,
-    SendMessage,
-    StateRef,
-    Tick,
-)
+from mstar.worker.commands import Action, BatchFinished, Event, ExportFinished, MessageReceived, Tick
 from mstar.worker.early_messages import EarlyMessages
-from mstar.worker.requests import WalkRun, WorkerRequest
-from mstar.worker.scheduling.cost_model import ModelBatchKey
+from mstar.worker.inflight_batches import InflightBatches
+from mstar.worker.outbox import Outbox
+from mstar.worker.request_table import RequestTable
+from mstar.worker.route_states import RouteStates
 from mstar.worker.scheduling.load_estimator import LoadEstimator
-from mstar.worker.scheduling.policy import ReadyCall
 from mstar.worker.scheduling.scheduler import BatchLimits, Scheduler
+from mstar.worker.state_table import StateTable
+from mstar.worker.stats.live_stats import WorkerSnapshot
 from mstar.worker.stats.op_stats import OpStatsRecorder
+from mstar.worker.walk_data import WalkDataSender
+from mstar.worker.walk_execution import WalkExecution
 
 HEARTBEAT_INTERVAL_S = 0.2
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats to the conductor."""
 CONDUCTOR_LEASE_S = 1.5
-"""Who has not heard of its conductor for so long starts nothing: it may have been given up, and its work to others."""
-MAX_INFLIGHT_BATCHES = 2
-"""How many batches the engine has at most: one runs, one waits."""
+"""Seconds after the last message of the conductor in which the worker submits batches."""
 
 
 class WorkerCore:
-    """The state of one worker. `components` are those it has loaded, each as "model.component"."""
+    """State of one worker. `components` are its loaded components, each as "model.component"."""
 
     def __init__(
         self,
@@ -61,64 +56,66 @@ class WorkerCore:
         limits: BatchLimits,
     ) -> None:
         self.peer = peer
-        self.conductor = conductor
         self.weights_version = 0
-        """Which edition of the weights it has loaded."""
-        self.plans = plans
-        self.requests: dict[str, WorkerRequest] = {}
-        self.scheduler = Scheduler(limits)
-        self.early_messages = EarlyMessages()
-        self.load_estimator = LoadEstimator(self.scheduler.estimate_s)
+        """Version of the loaded weights."""
         self.op_stats = OpStatsRecorder(plans)
-        self.ready: list[ReadyInstruction] = []
-        """Calls that became ready in this step."""
-        self.actions: list[Action] = []
-        """What is to be done after this step."""
-        self.pending_exports: dict[int, walk_execution.PendingExport] = {}
-        """States that are made ready to go, by ticket."""
-        self.stale_messages = 0
-        """How many messages spoke of what is over."""
+        self.scheduler = Scheduler(limits)
+        self.load_estimator = LoadEstimator(self.scheduler.estimate_s)
         self._components = components
-        self._dropped_states: list[int] = []
-        self._owners: dict[int, WalkRun | None] = {}
-        self._running_batches: dict[int, tuple[ModelBatchKey, list[ReadyCall], float]] = {}
-        self._last_number = 0
-        self._last_conductor_message_at = self._last_heartbeat_at = float("-inf")
+        self._outbox = Outbox(conductor)
+        self._states = StateTable(self._outbox)
+        self._early_messages = EarlyMessages()
+        self._requests = RequestTable(plans, self._states, self._early_messages, self.op_stats)
+        self._sender = WalkDataSender(self._outbox, self.op_stats)
+        self._walks = WalkExecution(
+            peer, self._requests, self.scheduler, self.load_estimator, self._sender, self._outbox
+        )
+        self._route_states = RouteStates(peer, self._requests, self._states, self._sender, self._outbox)
+        self._batches = InflightBatches(plans, self._outbox)
+        self._last_conductor_message_at = float("-inf")
+        self._last_heartbeat_at = float("-inf")
+
+    @property
+    def conductor(self) -> m.Peer:
+        """Current conductor, in its latest incarnation."""
+        return self._outbox.conductor
 
     def step(self, now: float, event: Event) -> list[Action]:
-        """Take note of an event; what to do now, in order."""
+        """Process one event; returns the actions to perform, in order."""
         self.op_stats.now = now
         match event:
             case MessageReceived():
                 self._receive(now, event.sender, event.message)
             case BatchFinished():
-                self._on_batch_finished(event)
+                self._on_batch_finished(now, event)
             case ExportFinished():
-                walk_execution.finish_export(self, event)
+                self._sender.finish_export(event)
             case Tick():
                 self._tick(now)
             case _:
                 assert_never(event)
         self._schedule(now)
-        out, self.actions = self.actions, []
-        return out
+        self._states.free_dropped()
+        return self._outbox.take()
 
     def stats(self) -> dict[str, int]:
-        """What it holds, counted."""
+        """Number of objects of each kind that the worker holds; all are 0 when it is idle."""
         return {
-            "requests": len(self.requests),
+            "requests": len(self._requests),
             "waiting": len(self.scheduler),
-            "running": len(self._running_batches),
-            "states": len(self._owners),
-            "exports": len(self.pending_exports),
-            "early": len(self.early_messages),
+            "running": len(self._batches),
+            "states": len(self._states),
+            "exports": len(self._sender),
+            "early": len(self._early_messages),
         }
 
-    def running_calls(self) -> Iterator[ReadyCall]:
-        """The calls that the engine has."""
-        return (waiter for _, waiters, _ in self._running_batches.values() for waiter in waiters)
+    def snapshot(self) -> WorkerSnapshot:
+        """Current calls and walk runs, for the live view."""
+        return WorkerSnapshot(
+            self.stats(), [*self.scheduler], [*self._batches.calls()], self.scheduler.least_slack(), self._requests
+        )
 
-    # ---------------------------------------------------------------- messages
+    # ---------------------------------------------------------------- events
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         if sender.name == self.conductor.name:
             if sender.incarnation > self.conductor.incarnation:
@@ -126,175 +123,57 @@ class WorkerCore:
             self._last_conductor_message_at = now
         match message:
             case m.StartWalk():
-                walk_execution.start_walk(self, message)
+                self._walks.start_walk(now, message)
             case m.DataBatch() | m.StateInput():
-                self._on_walk_data(now, message)
+                self._walks.receive(now, message)
             case m.Credit():
-                if (guest := self.requests.get(message.rid)) is not None and guest.attempt == message.attempt:
-                    guest.consumed[message.kind] = max(message.consumed, guest.consumed.get(message.kind, 0))
+                request = self._requests.get(message.rid)
+                if request is not None and request.attempt == message.attempt:
+                    request.on_credit(message.kind, message.consumed)
             case m.ReleaseAttempt():
-                walk_execution.release_attempt(self, message)
+                self._walks.release_attempt(message)
             case m.ForkState() | m.FreeStates() | m.SendState():
-                self._on_state_command(message)
+                self._route_states.execute(message)
             case m.Register():
-                self.actions.append(SendMessage(sender, m.Register(self._components, self.weights_version)))
+                self._outbox.send(sender, m.Register(self._components, self.weights_version))
             case _:
-                pass  # beats and news of others: that they came is all there is to them
+                pass  # a heartbeat or an event about other peers: only its arrival matters
 
     def _change_conductor(self, conductor: m.Peer) -> None:
-        """The old one is gone, and the new one knows nothing of what runs here: it will be started anew."""
-        self.conductor = conductor
-        for guest in list(self.requests.values()):
-            walk_execution.drop_request(self, guest)
+        """Follow a restarted conductor. It knows none of the requests here and starts them again."""
+        self._outbox.conductor = conductor
+        self._walks.drop_all()
 
-    def _on_walk_data(self, now: float, message: m.DataBatch | m.StateInput) -> None:
-        guest = self.requests.get(message.rid)
-        tour = None if guest is None else guest.walk_run
-        told = (message.attempt, message.walk_index)
-        now_at = (-1, -1) if guest is None else (guest.attempt, -1 if tour is None else tour.start.walk_index)
-        if tour is not None and told == now_at:
-            walk_execution.on_message(self, tour, message)
-        elif told < now_at or not self.early_messages.add(now, message):
-            self.stale_messages += 1
-
-    def _on_state_command(self, message: m.ForkState | m.FreeStates | m.SendState) -> None:
-        """The conductor speaks of states that a route holds."""
-        hit("worker.on_state_command")
-        guest = self.requests.get(message.rid)
-        if guest is None or guest.attempt > message.attempt:
-            self.stale_messages += 1
-        elif isinstance(message, m.FreeStates):
-            for number in message.states:
-                guest.route_states.pop(number, None)
-        elif message.state not in guest.route_states:
-            self.send_to_conductor(
-                m.RetryNeeded(message.rid, message.attempt, f"{self.peer} does not hold state {message.state}")
-            )
-        elif isinstance(message, m.ForkState):
-            guest.route_states[message.new_state] = self.fork(None, guest.route_states[message.state])
-        else:
-            walk_execution.send_state(self, guest, message)
+    def _on_batch_finished(self, now: float, event: BatchFinished) -> None:
+        hit("worker.on_batch_finished")
+        batch = self._batches.finish(event.number)
+        self.op_stats.on_batch(batch.key, batch.calls, event.results, event.seconds)
+        self.scheduler.learn(batch.key, batch.calls, event.seconds)
+        self._states.preempt_owners(event.evicted)
+        for call, result in zip(batch.calls, event.results, strict=True):
+            self._walks.on_result(now, batch.key, call, result)
 
     def _tick(self, now: float) -> None:
-        for rid, attempt, _ in self.early_messages.expire(now):
-            self.send_to_conductor(m.RetryNeeded(rid, attempt, "something came for a walk that was never begun here"))
+        for rid, attempt, _ in self._requests.expire_early(now):
+            reason = "data arrived for a walk that was not started at this worker"
+            self._outbox.send_to_conductor(m.RetryNeeded(rid, attempt, reason))
         if now - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
             self._last_heartbeat_at = now
             self.op_stats.live_stats.expire(now)
-            since = min((since for _, _, since in self._running_batches.values()), default=now)
-            self.send_to_conductor(
-                m.Heartbeat(
-                    now - since,
-                    self.load_estimator.estimate_load(self.requests.values(), self.scheduler.count_pending_batches()),
-                )
-            )
-
-    def send_to_conductor(self, message: m.Message) -> None:
-        """Tell the conductor."""
-        self.actions.append(SendMessage(self.conductor, message))
+            load = self.load_estimator.estimate_load(self._requests, self.scheduler.count_pending_batches())
+            self._outbox.send_to_conductor(m.Heartbeat(self._batches.oldest_age_s(now), load))
 
     # ---------------------------------------------------------------- batches
     def _schedule(self, now: float) -> None:
-        """Queue batches, and free what nobody refers to any more."""
+        """Submit batches while the engine has capacity and the conductor's lease is valid."""
         hit("worker.schedule")
-        if self.ready:
-            self.scheduler.add(now, self.ready)
-            self.ready.clear()
-        while (
-            self.scheduler
-            and len(self._running_batches) < MAX_INFLIGHT_BATCHES
-            and now - self._last_conductor_message_at <= CONDUCTOR_LEASE_S
-        ):
-            running = next((key for key, _, _ in self._running_batches.values()), None)
-            chosen = self.scheduler.choose(now, running, self._remote_request_count)
+        self.scheduler.add(now, self._walks.take_ready())
+        has_lease = now - self._last_conductor_message_at <= CONDUCTOR_LEASE_S
+        while has_lease and self.scheduler and self._batches.has_capacity:
+            running, remote = self._batches.running_key, self._requests.count_remote(self.peer)
+            chosen = self.scheduler.choose(now, running, remote)
             if chosen is None:
                 break
-            self._submit_batch(now, *chosen)
-        if self._dropped_states:
-            freed = tuple(self._dropped_states)
-            self._dropped_states.clear()
-            for number in freed:
-                self._owners.pop(number, None)
-            self.actions.append(Free(freed))
-
-    @property
-    def _remote_request_count(self) -> int:
-        """How many of those that are here are at other workers too."""
-        if all(len(plans.workers) == 1 for plans in self.plans.values()):
-            return 0
-        tours = (guest.walk_run for guest in self.requests.values() if guest.walk_run is not None)
-        return sum(any(peer != self.peer for peer in tour.start.seats) for tour in tours)
-
-    def _submit_batch(self, now: float, key: ModelBatchKey, chosen: list[ReadyCall]) -> None:
-        hit("worker.submit_batch")
-        for waiter in chosen:
-            waiter.walk_run.in_flight += 1
-            if waiter.job is None:
-                waiter.job = Job(waiter.frame.arguments(waiter.instruction))
-        jobs = [cast("Job", waiter.job) for waiter in chosen]
-        tours = {waiter.walk_run.number: waiter.walk_run for waiter in chosen}.values()
-        suspects = [m.Suspect(tour.request.rid, tour.request.attempt, tour.completed_calls[key[1]]) for tour in tours]
-        number = self.next_number()
-        self._running_batches[number] = (key, chosen, now)
-        name, cost = self.plans[key[0]].keys[key[1]], self.scheduler.cost_model.typical_s(key)
-        self.actions.append(Batch(number, key[0], name, jobs, suspects, cost, self.scheduler.least_slack()))
-
-    def _on_batch_finished(self, event: BatchFinished) -> None:
-        """A batch is back: each of its requests goes on by itself."""
-        hit("worker.on_batch_finished")
-        key, waiters, _ = self._running_batches.pop(event.number)
-        self.op_stats.on_batch(key, waiters, event.results, event.seconds)
-        self.scheduler.learn(key, waiters, event.seconds)
-        for number in event.evicted:
-            if (owner := self._owners.get(number)) is not None:
-                owner.is_preempted = True
-        for waiter, result in zip(waiters, event.results, strict=True):
-            tour = waiter.walk_run
-            tour.in_flight -= 1
-            if tour.is_over:
-                walk_execution.confirm_release(self, tour)
-            elif isinstance(result, JobDone):
-                waiter.job = None
-                tour.completed_calls[key[1]] += 1
-                self.load_estimator.on_call(tour, key[1])
-                walk_execution.complete(self, waiter, result.values)
-            elif isinstance(result, JobFailed):
-                walk_execution.fail(self, tour, result.error)
-            else:
-                self.scheduler.requeue(key, waiter)
-
-    def resume_preempted(self) -> None:
-        """Somebody is done, and their memory free: the first of those that had to make room may go on."""
-        tours = [guest.walk_run for guest in self.requests.values() if guest.walk_run is not None]
-        parked = [tour for tour in tours if tour.is_preempted and not tour.is_over]
-        if parked:
-            min(parked, key=lambda tour: tour.number).is_preempted = False
-
-    # ---------------------------------------------------------------- states
-    def next_number(self) -> int:
-        """A number that was not used before."""
-        self._last_number += 1
-        return self._last_number
-
-    def _new_ref(self, owner: WalkRun | None) -> StateRef:
-        ref = StateRef(self.next_number(), self._dropped_states)
-        self._owners[ref.number] = owner
-        return ref
-
-    def new_state(self, walk_run: WalkRun, component: str, kind: str) -> StateRef:
-        """A fresh state."""
-        ref = self._new_ref(walk_run)
-        self.actions.append(CreateState(ref.number, walk_run.start.model, component, kind, walk_run.start.tenant))
-        return ref
-
-    def fork(self, walk_run: WalkRun | None, state: StateRef) -> StateRef:
-        """A copy of a state."""
-        ref = self._new_ref(walk_run)
-        self.actions.append(Fork(state.number, ref.number))
-        return ref
-
-    def load_state(self, walk_run: WalkRun, exported: Any) -> StateRef:
-        """A state that another worker sent."""
-        ref = self._new_ref(walk_run)
-        self.actions.append(LoadState(ref.number, walk_run.start.model, cast("ExportedState", exported)))
-        return ref
+            key, calls = chosen
+            expected_s = self.scheduler.cost_model.typical_s(key)
+            self._batches.submit(now, key, calls, expected_s, self.scheduler.least_slack())

@@ -1,4 +1,8 @@
-"""Messages of other workers for a walk that the conductor has not announced here yet: they are kept for a while."""
+"""Buffer for data of walks that the conductor has not started at this worker yet.
+
+Data from another worker can overtake the conductor's StartWalk. Messages are kept for `EARLY_MESSAGE_TTL_S`; one that
+does not fit is dropped, and its request is retried when the walk misses it.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,30 @@ from collections.abc import Iterator
 from mstar.wire.messages import DataBatch, StateInput
 
 MAX_EARLY_MESSAGES = 4096
-"""How many may wait. One more is dropped, and its request is started anew when it is missed."""
+"""Maximum buffered messages."""
 EARLY_MESSAGE_TTL_S = 5.0
-"""For how many seconds they wait."""
+"""Seconds to keep messages of a walk that does not start."""
 MAX_FINISHED_REQUESTS = 4096
-"""Of how many requests it is known that they are over: what others still send for those is not kept."""
+"""Maximum finished requests to remember, so that their late messages are rejected."""
 
 WalkKey = tuple[str, int, int]
-"""A request, an attempt at it, and which of its walks."""
+"""Request id, attempt, walk index."""
 
 
 class EarlyMessages:
-    """What came too early, by the walk it is for."""
+    """Early messages by walk."""
 
     def __init__(self) -> None:
         self._by_walk: dict[WalkKey, tuple[float, list[DataBatch | StateInput]]] = {}
         self._count = 0
         self._finished_attempts: dict[str, int] = {}
-        """The last attempt that is over, by request, the latest ones."""
+        """Last finished attempt of recent requests."""
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, now: float, message: DataBatch | StateInput) -> bool:
-        """Keep a message, if there is room and its attempt is not over."""
+        """Buffer a message. Returns False if the buffer is full or the attempt has finished."""
         if self._count >= MAX_EARLY_MESSAGES or message.attempt <= self._finished_attempts.get(message.rid, -1):
             return False
         walk = (message.rid, message.attempt, message.walk_index)
@@ -39,13 +43,13 @@ class EarlyMessages:
         return True
 
     def take(self, walk: WalkKey) -> list[DataBatch | StateInput]:
-        """What came for a walk that begins now, in order."""
-        _, found = self._by_walk.pop(walk, (0.0, []))
-        self._count -= len(found)
-        return found
+        """Remove and return the messages of a walk, in order of arrival."""
+        _, messages = self._by_walk.pop(walk, (0.0, []))
+        self._count -= len(messages)
+        return messages
 
     def drop(self, rid: str, attempt: int) -> None:
-        """Nothing up to this attempt at a request will begin any more."""
+        """Drop all messages of a request up to this attempt, and reject later ones."""
         for walk in [walk for walk in self._by_walk if walk[0] == rid and walk[1] <= attempt]:
             self.take(walk)
         self._finished_attempts[rid] = max(attempt, self._finished_attempts.pop(rid, -1))
@@ -53,7 +57,7 @@ class EarlyMessages:
             del self._finished_attempts[next(iter(self._finished_attempts))]
 
     def expire(self, now: float) -> Iterator[WalkKey]:
-        """Drop what nobody came for."""
+        """Drop the messages of walks that did not start in time; yields the walks."""
         for walk, (since, _) in list(self._by_walk.items()):
             if now - since > EARLY_MESSAGE_TTL_S:
                 self.take(walk)

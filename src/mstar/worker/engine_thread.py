@@ -1,8 +1,8 @@
-"""The engine of a worker: it executes commands in order, and says what came of them.
+"""Engine thread of a worker: executes the core's commands in order and reports their results. It owns all states.
 
-Work that takes long is done by a thread of its own, so that messages are heard meanwhile. What is known to take less
-time than waking that thread is done at once, by whoever asks for it, if the thread has nothing to do. States live here
-and nowhere else. Several of these in one process share their components, so they take turns.
+Long batches run in this thread, so that the actor keeps reading messages. A batch that is known to take less time than
+a thread switch runs inline in the caller's thread if the engine is idle. Workers in one process share components, so a
+lock makes them take turns.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from mstar.worker.commands import (
 
 Report = BatchFinished | ExportFinished
 INLINE_BATCH_LIMIT_S = 0.001
-"""A batch that takes fewer seconds is not worth waking a thread for."""
+"""Maximum expected seconds of a batch that runs inline instead of in the engine thread."""
 
 
 class EngineThread:
-    """Runs batches of the components of these models. `report` is called by the engine's thread.
+    """Runs batches of the components of these models. `report` is called in the engine's thread.
 
-    Who executes holds `turn`: all that are over the same components must have the same one.
+    Execution holds `execution_lock`, which must be the same for all engine threads over the same components.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class EngineThread:
     ) -> None:
         self._components = {name: model.components() for name, model in models.items()}
         self._ops = {
-            name: {component: one.ops() for component, one in found.items()} for name, found in self._components.items()
+            model: {name: component.ops() for name, component in components.items()}
+            for model, components in self._components.items()
         }
         self._engine = engine
         self._report = report
@@ -63,21 +64,21 @@ class EngineThread:
         self._black_box = black_box
         self._states: dict[int, State | Exception] = {}
         self._origin: dict[int, tuple[str, str, str]] = {}
-        """Of each state: its model, component and kind."""
+        """Model, component and kind of each state."""
         self._state_numbers: dict[int, int] = {}
-        """Numbers of states, by their identity."""
+        """State numbers by identity of the state."""
         self._submitted = 0
         self._executed = 0
-        """How many lists of commands the thread was given, and how many of them it has executed."""
+        """Command lists that the thread has executed; it is idle if this equals `_submitted`."""
         self._commands: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="mstar-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to execute."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, commands: list[Command], *, may_run_inline: bool) -> list[Report]:
-        """Execute these after all that was submitted before. What was executed at once, if one has time for that."""
+        """Execute commands after all earlier ones. Returns the reports of those that ran inline."""
         hit("worker.submit")
         is_idle = may_run_inline and self._submitted == self._executed and all(map(_is_quick, commands))
         if is_idle and self._execution_lock.acquire(blocking=False):
@@ -90,24 +91,24 @@ class EngineThread:
         return []
 
     def stop(self) -> None:
-        """End the thread when it is done with what it has."""
+        """Stop the thread after the commands that it has."""
         self._commands.put(None)
         self._thread.join(5.0)
 
     def stats(self) -> dict[str, int]:
-        """What it holds, counted: states, and what the components say of themselves."""
-        found = {"engine_states": len(self._states)}
+        """Number of states, and the memory statistics of each component."""
+        counts = {"engine_states": len(self._states)}
         for model, components in self._components.items():
             for name, component in components.items():
-                found |= {f"{model}.{name}.{key}": count for key, count in component.memory_stats().items()}
-        return found
+                counts |= {f"{model}.{name}.{key}": count for key, count in component.memory_stats().items()}
+        return counts
 
     def _run(self) -> None:
         while self._execute_next():
             self._executed += 1
 
     def _execute_next(self) -> bool:
-        """Wait for commands, and execute them; False when there will be no more."""
+        """Wait for a command list and execute it. Returns False after `stop`."""
         commands = self._commands.get()
         for command in commands or ():
             with self._execution_lock:
@@ -130,19 +131,19 @@ class EngineThread:
             case Fork():
                 self._fork_state(command)
             case LoadState():
-                cargo = command.exported
-                origin = (command.model, cargo.component, cargo.kind)
-                kind = self._components[command.model][cargo.component].state_kinds()[cargo.kind]
-                self._add_state(command.state, origin, lambda owner: self._engine.load(owner, kind, cargo.data))
+                exported = command.exported
+                origin = (command.model, exported.component, exported.kind)
+                kind = self._components[command.model][exported.component].state_kinds()[exported.kind]
+                self._add_state(command.state, origin, lambda owner: self._engine.load(owner, kind, exported.data))
         return None
 
     # ---------------------------------------------------------------- states
     def _add_state(self, number: int, origin: tuple[str, str, str], make: Callable[[Component], State]) -> None:
-        """Make a state; if that fails, whoever uses it is told why."""
+        """Create a state. If that fails, every call that uses the state fails with the error."""
         hit("engine.add")
         try:
             state = make(self._components[origin[0]][origin[1]])
-        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+        except Exception as error:  # noqa: BLE001 - it fails only the request that owns the state
             self._states[number] = error
         else:
             self._states[number] = state
@@ -150,23 +151,23 @@ class EngineThread:
         self._origin[number] = origin
 
     def _create_state(self, command: CreateState) -> None:
-        def made(owner: Component) -> State:
+        def create(owner: Component) -> State:
             state = self._engine.new_state(owner, owner.state_kinds()[command.kind])
             state.tenant = command.tenant
             return state
 
-        self._add_state(command.state, (command.model, command.component, command.kind), made)
+        self._add_state(command.state, (command.model, command.component, command.kind), create)
 
     def _fork_state(self, command: Fork) -> None:
         hit("engine.fork")
         state = self._states[command.state]
 
-        def forked(_: Component) -> State:
+        def fork(_: Component) -> State:
             if isinstance(state, Exception):
                 raise state
             return self._engine.fork(state)
 
-        self._add_state(command.copy, self._origin[command.state], forked)
+        self._add_state(command.copy, self._origin[command.state], fork)
 
     def _free_state(self, number: int) -> None:
         hit("engine.free")
@@ -182,7 +183,7 @@ class EngineThread:
         _, component, kind = self._origin[number]
         try:
             return ExportedState(component, kind, self._engine.export(state))
-        except Exception as error:  # noqa: BLE001 - it ends the request whose state this is
+        except Exception as error:  # noqa: BLE001 - it fails only the request that owns the state
             return error
 
     # ---------------------------------------------------------------- batches
@@ -201,27 +202,27 @@ class EngineThread:
         return BatchFinished(batch.number, results, seconds, tuple(evicted))
 
     def _run_jobs(self, component: Component, op: Op, batch: Batch) -> list[Result]:
-        """Run jobs with the real states in their arguments. Only this thread may hold on to those."""
+        """Run jobs with the states themselves in place of their references, which are restored afterwards."""
         hit("engine.jobs")
         jobs = batch.jobs
         if not op.states:
             return self._engine.run(component, op, jobs, time_limit_s=batch.time_limit_s)
         results: list[Result | None] = [None] * len(jobs)
-        given = [job.arguments for job in jobs]
+        original_arguments = [job.arguments for job in jobs]
         for row, job in enumerate(jobs):
-            real: dict[str, Any] = {}
+            states: dict[str, Any] = {}
             for name in op.states:
                 ref = job.arguments.get(name)
                 if isinstance(ref, StateRef):
-                    real[name] = state = self._states[ref.number]
+                    states[name] = state = self._states[ref.number]
                     if isinstance(state, Exception):
                         results[row] = JobFailed(state)
-            job.arguments = job.arguments | real
-        sound = [row for row, result in enumerate(results) if result is None]
-        ran = self._engine.run(component, op, [jobs[row] for row in sound], time_limit_s=batch.time_limit_s)
-        for row, result in zip(sound, ran, strict=True):
+            job.arguments = job.arguments | states
+        runnable = [row for row, result in enumerate(results) if result is None]
+        finished = self._engine.run(component, op, [jobs[row] for row in runnable], time_limit_s=batch.time_limit_s)
+        for row, result in zip(runnable, finished, strict=True):
             results[row] = result
-        for job, arguments in zip(jobs, given, strict=True):
+        for job, arguments in zip(jobs, original_arguments, strict=True):
             job.arguments = arguments
         return [result for result in results if result is not None]
 

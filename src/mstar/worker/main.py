@@ -1,4 +1,4 @@
-"""A worker as a process: it loads its components, says that it is there, and serves until it is told to stop."""
+"""Entry point of a worker process: loads its components, registers, and serves until its actor loop stops."""
 
 from __future__ import annotations
 
@@ -24,54 +24,55 @@ from mstar.worker.scheduling.scheduler import BatchLimits
 
 
 def main(settings: WorkerConfig) -> None:
-    """Be a worker until the node stops."""
+    """Run a worker until its actor loop stops."""
     if settings.incarnation == 0:
         failpoints.arm(settings.options.failpoints)
-    deployed = load_planned_models(settings.models, settings.placements)
-    me = Peer(settings.name, settings.incarnation)
-    here = _load_components(deployed, settings, loading_progress_path(Path(settings.directory), me))
+    planned_models = load_planned_models(settings.models, settings.placements)
+    peer = Peer(settings.name, settings.incarnation)
+    components = _load_components(planned_models, settings, loading_progress_path(Path(settings.directory), peer))
     process_tuning.freeze_heap()
-    whereabouts = AddressBook.from_config(settings)
-    codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, whereabouts.is_local))
-    node = ActorLoop(whereabouts, settings.key, codec)
+    address_book = AddressBook.from_config(settings)
+    codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, address_book.is_local))
+    actor_loop = ActorLoop(address_book, settings.key, codec)
     conductor = Peer(settings.conductor, settings.peers[settings.conductor])
-    single = {name: one.unbatched_keys() for name, one in deployed.items()}
+    unbatched_keys = {name: planned.unbatched_keys() for name, planned in planned_models.items()}
     limits = BatchLimits(
-        settings.options.max_batch_size, settings.options.max_undelivered_outputs, unbatched_keys=single
+        settings.options.max_batch_size, settings.options.max_undelivered_outputs, unbatched_keys=unbatched_keys
     )
-    core = WorkerCore(me, conductor, {name: one.plans for name, one in deployed.items()}, tuple(here), limits)
+    plans = {name: planned.plans for name, planned in planned_models.items()}
+    core = WorkerCore(peer, conductor, plans, tuple(components), limits)
     core.weights_version = settings.weights_version
 
-    def stock() -> dict[str, int]:
+    def process_stats() -> dict[str, int]:
         return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stats()
 
-    actor = WorkerActor(node, core, stock)
-    node.add(actor)
-    models = {name: one.model for name, one in deployed.items()}
+    actor = WorkerActor(actor_loop, core, process_stats)
+    actor_loop.add(actor)
+    models = {name: planned.model for name, planned in planned_models.items()}
     engine = Engine(max_batched_tokens=settings.options.max_batched_tokens)
     black_box = BlackBox.create(Path(settings.black_box))
-    room = EngineThread(models, engine, actor.report, threading.Lock(), black_box)
+    engine_thread = EngineThread(models, engine, actor.report, threading.Lock(), black_box)
     launcher = Peer("launcher", settings.peers["launcher"])
-    node.call_soon(lambda: node.announce_address(me, launcher))
-    actor.attach_engine(room, launcher)
-    node.run()
+    actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))
+    actor.attach_engine(engine_thread, launcher)
+    actor_loop.run()
 
 
 def loading_progress_path(directory: Path, peer: Peer) -> Path:
-    """The file in which a worker says which component it loads, and how many it has loaded."""
+    """File in which a worker reports its loading progress: components loaded, and the one it loads."""
     return directory / f"{peer}.loading"
 
 
 def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig, progress_path: Path) -> list[str]:
-    """Load the components that run here; their names."""
-    parts = {
-        f"{name}.{part}": one.model.components()[part]
-        for name, one in models.items()
-        for part in one.components_at(settings.name)
+    """Load the components that the placement assigns to this worker; returns their names."""
+    components = {
+        f"{model}.{name}": planned.model.components()[name]
+        for model, planned in models.items()
+        for name in planned.components_at(settings.name)
     }
-    for done, (name, component) in enumerate(parts.items()):
-        progress_path.write_text(f"{done} {name}")
+    for loaded, (name, component) in enumerate(components.items()):
+        progress_path.write_text(f"{loaded} {name}")
         component.threads = settings.options.threads
         component.prepare()
     progress_path.unlink(missing_ok=True)
-    return list(parts)
+    return list(components)

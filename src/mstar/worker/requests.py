@@ -1,48 +1,54 @@
-"""A request at a worker: the part of its walk that runs here, and the states it keeps here for its route.
+"""Requests at one worker: the states that a route keeps here, and the walk run of the current walk.
 
-Nothing here knows of other requests, of batches or of messages; see `core`.
+A request has at most one walk run at a time. A walk run belongs to one attempt and holds a `PartitionRun` for each
+partition of the walk that this worker executes. Nothing here knows about other requests, batches or sending messages.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mstar.failpoints import hit
+from mstar.plan.runtime.messages import PartitionMessage
 from mstar.plan.runtime.run import PartitionRun
+from mstar.plan.tables import Plan
 from mstar.wire.messages import DataBatch, IncomingState, LocalState, Peer, StartWalk, ValueInput
 from mstar.wire.slo import PlaybackClock, has_deadline
 from mstar.wire.stats import Span, WalkStats
-
-if TYPE_CHECKING:
-    from mstar.plan.tables import Plan
-    from mstar.worker.commands import StateRef
-    from mstar.worker.core import WorkerCore
-
+from mstar.worker.commands import ExportedState, StateRef
+from mstar.worker.state_table import StateTable
 
 ISOLATED_CALLS = 4
-"""So many calls of each op, up to the one that its conductor names, are run alone for a request under suspicion."""
+"""Number of calls of each op, up to the call that the conductor names, that a crash suspect runs alone."""
 
 
 class WorkerRequest:
     """One request at this worker."""
 
-    __slots__ = ("attempt", "consumed", "rid", "route_states", "spans", "walk_run")
+    __slots__ = ("attempt", "consumed", "is_dropped", "rid", "route_states", "spans", "walk_run")
 
     def __init__(self, rid: str, attempt: int, spans: deque[Span]) -> None:
         self.rid = rid
         self.attempt = attempt
         self.spans = spans
-        """What it did here, and when."""
+        """Trace spans of its ops and transfers at this worker."""
+        self.is_dropped = False
+        """Whether this worker has released the request; a later one with the same id is a new object."""
         self.walk_run: WalkRun | None = None
         self.route_states: dict[int, StateRef] = {}
-        """States that the route holds, by number."""
+        """States that the route holds between walks, by number."""
         self.consumed: dict[str, int] = {}
-        """How many emissions of each kind the client has taken, of all walks."""
+        """Emissions of each kind that the client has consumed, over all walks."""
+
+    def on_credit(self, kind: str, consumed: int) -> None:
+        """Record the client's progress. Credits can arrive out of order, so the largest counts."""
+        self.consumed[kind] = max(consumed, self.consumed.get(kind, 0))
 
 
 class WalkRun:
-    """One walk of one request, as far as it runs at this worker. It is the host of its runs."""
+    """One walk of one request, as far as this worker executes it. It is the host of its partition runs."""
 
     __slots__ = (
         "completed_calls",
@@ -64,117 +70,150 @@ class WalkRun:
         "spans",
         "start",
         "state_inputs",
-        "worker",
+        "states",
     )
 
-    def __init__(self, worker: WorkerCore, request: WorkerRequest, start: StartWalk, plan: Plan, number: int) -> None:
-        self.worker = worker
+    def __init__(self, states: StateTable, request: WorkerRequest, start: StartWalk, plan: Plan, number: int) -> None:
+        self.states = states
         self.request = request
         self.start = start
         self.plan = plan
         self.number = number
-        """Tours that came earlier have lower ones."""
+        """Arrival order: walk runs that started earlier have lower numbers."""
         self.runs: dict[int, PartitionRun] = {}
-        """By seat; gone once that seat has come to its end."""
+        """Unfinished partition runs, by seat."""
         self.state_inputs: dict[int, StateRef] = {}
-        """States that other workers sent for its beginning."""
-        self.early_messages: list[DataBatch] = []
-        """What other workers told it before it began."""
+        """Input states that other workers sent, by input index."""
+        self.early_messages: list[PartitionMessage] = []
+        """Messages from other workers that arrived before the runs started."""
         self.emission_counts: defaultdict[str, int] = defaultdict(int)
-        """How many emissions of each kind it has made here."""
+        """Emissions of this walk run, by kind."""
         self.completed_calls: defaultdict[int, int] = defaultdict(int)
-        """How many calls of each batch key it has completed."""
+        """Completed calls, by batch key."""
         self.spans: dict[int | Peer, tuple[Span, WalkStats]] = {}
-        """What it did here, by batch key; and what it sent, by to whom."""
+        """Open spans: of ops by batch key, of transfers by receiving peer."""
         self.in_flight = 0
-        """How many of its calls are being run."""
+        """Calls that are in a batch of the engine."""
         self.pending_releases: list[int] = []
-        """Attempts whose release the conductor waits for, until nothing of this is being run."""
+        """Attempts whose release is confirmed once no call is in flight."""
         self.isolate_at_call = start.isolate_at_call
         self.playback_clocks: dict[str, PlaybackClock] = {}
-        """What the client plays, by kind."""
+        """Playback position of the client, by kind of emission."""
         self.first_due = inf
-        """When it should have the first of each kind that it has nothing of."""
+        """Deadline of the first emission of every kind that has not started."""
         self.has_deadlines = not start.slo.best_effort
-        """Whether anything of it can be due."""
         self.is_started = False
         self.is_over = False
         self.is_preempted = False
-        """A state of it had to make room: it waits until somebody is done."""
+        """Whether the engine evicted one of its states: it waits until another walk run frees memory."""
 
     def is_suspect(self, key: int) -> bool:
-        """Whether its next call with this batch key may be the one that killed a worker: about there it did."""
+        """Whether its next call with this batch key must run alone, because a worker crashed near that call."""
         return self.isolate_at_call - ISOLATED_CALLS <= self.completed_calls[key] < self.isolate_at_call
 
+    # ---------------------------------------------------------------- deadlines and backpressure
     def start_playback_clocks(self, now: float) -> None:
-        """From now on it is known when things are due."""
+        """Set the deadlines that the conductor sent, relative to now."""
         start = self.start
         self.first_due = now + start.first_due_in_s
-        self.playback_clocks = {kind: PlaybackClock(now + due, is_started=True) for kind, due in start.due_in_s.items()}
+        self.set_playback(now, start.due_in_s)
+
+    def set_playback(self, now: float, due_in_s: dict[str, float]) -> None:
+        """Set when the client runs out of output of each kind, in seconds from now."""
+        for kind, due in due_in_s.items():
+            self.playback_clocks[kind] = PlaybackClock(now + due, is_started=True)
 
     def next_due(self, kind: str) -> tuple[float, bool]:
-        """When the next emission of a kind is due (of no kind: of any), and whether that has begun."""
-        player = self.playback_clocks.get(kind)
-        if player is not None:
-            return player.due, player.is_started
+        """Deadline of the next emission of a kind ("" for any), and whether the client has started that kind."""
+        clock = self.playback_clocks.get(kind)
+        if clock is not None:
+            return clock.due, clock.is_started
         if not kind:
-            begun = [player.due for player in self.playback_clocks.values()]
-            if begun:
-                return min(begun), True
+            started = [clock.due for clock in self.playback_clocks.values()]
+            if started:
+                return min(started), True
         return (self.first_due if has_deadline(kind, self.start.slo) else inf), False
 
     def record_playback(self, now: float, kind: str, seconds: float | None) -> float | None:
-        """An emission that plays for so long goes to the client; by how much it is late, unless it had it before."""
+        """Record an emission that plays for `seconds`. Returns its lateness, or None if the client already had it."""
         index = self.start.emitted_counts.get(kind, 0) + self.emission_counts[kind]
         if index < self.request.consumed.get(kind, 0):
-            return None  # from a worker that was lost
-        player = self.playback_clocks.get(kind)
-        if player is None:
-            player = self.playback_clocks[kind] = PlaybackClock(self.first_due)
-        return player.on_emission(now, seconds)
+            return None  # replayed after the loss of a worker
+        clock = self.playback_clocks.get(kind)
+        if clock is None:
+            clock = self.playback_clocks[kind] = PlaybackClock(self.first_due)
+        return clock.on_emission(now, seconds)
 
     def due_in(self, now: float) -> dict[str, float]:
-        """In how many seconds the client will have nothing left, by kind that is made here."""
-        return {kind: player.due - now for kind, player in self.playback_clocks.items() if kind in self.emission_counts}
-
-    @property
-    def has_all_inputs(self) -> bool:
-        """Whether all that it begins with is here."""
-        return all(i in self.state_inputs for i, given in self.start.inputs.items() if isinstance(given, IncomingState))
-
-    def arguments(self, run: PartitionRun) -> list[Any]:
-        """What a run begins with: a copy of each state, so that only what the plan brings back reaches the route's."""
-        found: list[Any] = [None] * len(self.plan.input_names)
-        for index, _ in run.program.inputs:
-            given = self.start.inputs[index]
-            if isinstance(given, ValueInput):
-                found[index] = given.value.content
-            elif isinstance(given, LocalState):
-                found[index] = self.fork(self.request.route_states[given.state])
-            elif isinstance(given, IncomingState):
-                found[index] = self.fork(self.state_inputs[index])
-            else:
-                found[index] = self.new_state(given.component, given.kind)
-        return found
+        """Seconds until the client runs out, for each kind that this worker emits."""
+        return {kind: clock.due - now for kind, clock in self.playback_clocks.items() if kind in self.emission_counts}
 
     def is_backpressured(self, max_undelivered: int) -> bool:
-        """Whether the client has not taken enough of what was sent."""
-        first, taken = self.start.emitted_counts, self.request.consumed
+        """Whether the client has too many unconsumed emissions of some kind."""
+        earlier, consumed = self.start.emitted_counts, self.request.consumed
         return any(
-            first.get(kind, 0) + n - taken.get(kind, 0) >= max_undelivered for kind, n in self.emission_counts.items()
+            earlier.get(kind, 0) + count - consumed.get(kind, 0) >= max_undelivered
+            for kind, count in self.emission_counts.items()
         )
 
-    # ---------------------------------------------------------------- what a run asks of its host
+    # ---------------------------------------------------------------- inputs and messages
+    @property
+    def has_all_inputs(self) -> bool:
+        """Whether every input state from another worker has arrived."""
+        inputs = self.start.inputs.items()
+        return all(index in self.state_inputs for index, source in inputs if isinstance(source, IncomingState))
+
+    def arguments(self, run: PartitionRun) -> list[Any]:
+        """Inputs of a partition run. States are forked, so that only the plan's outputs change the route's states."""
+        inputs: list[Any] = [None] * len(self.plan.input_names)
+        for index, _ in run.program.inputs:
+            source = self.start.inputs[index]
+            if isinstance(source, ValueInput):
+                inputs[index] = source.value.content
+            elif isinstance(source, LocalState):
+                inputs[index] = self.fork(self.request.route_states[source.state])
+            elif isinstance(source, IncomingState):
+                inputs[index] = self.fork(self.state_inputs[index])
+            else:
+                inputs[index] = self.new_state(source.component, source.kind)
+        return inputs
+
+    def unwrap(self, batch: DataBatch) -> list[PartitionMessage]:
+        """Partition messages with their plain payloads. Exported states become states of this worker."""
+        messages: list[PartitionMessage] = []
+        for event in batch.events:
+            if event.has_payload:
+                content = event.payload.content
+                if isinstance(content, ExportedState):
+                    content = self.load_state(content)
+                messages.append(event.with_payload(content))
+            else:
+                messages.append(event)
+        return messages
+
+    def deliver(self, messages: list[PartitionMessage]) -> None:
+        """Deliver messages to their partition runs. A run that has finished needs no further message."""
+        hit("worker.deliver")
+        for message in messages:
+            run = self.runs.get(message.seat)
+            if run is not None:
+                run.deliver(message)
+
+    # ---------------------------------------------------------------- host of the partition runs
     def new_state(self, component: str, kind: str) -> StateRef:
-        """A fresh state."""
-        return self.worker.new_state(self, component, kind)
+        """Create a state of a component."""
+        return self.states.create(self, self.start.model, component, kind, self.start.tenant)
 
     def fork(self, state: StateRef) -> StateRef:
-        """A copy of a state."""
-        return self.worker.fork(self, state)
+        """Fork a state: an independent copy."""
+        return self.states.fork(self, state)
+
+    def load_state(self, exported: ExportedState) -> StateRef:
+        """Create a state from the export of another worker."""
+        return self.states.load(self, self.start.model, exported)
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """End the walk run and drop every reference to values and states."""
         self.is_over = True
         for run in self.runs.values():
             run.drop()

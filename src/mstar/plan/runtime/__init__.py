@@ -1,1 +1,1 @@
-"""Executes a plan for one request: frames, instruction handlers, streams. No IO, no clock."""
+"""Execution of a plan for one request: frames, instruction handlers, regions, streams. No IO, no clock."""

@@ -1,69 +1,66 @@
-"""What the instructions do that need no op, and the table that finds them.
+"""Instruction handlers: the opcodes that need no op, and their dispatch table.
 
-An act says whether it is done. One that is not has arranged to be tried again, or to be finished by its region.
+A handler returns True when its instruction is done. One that returns False has arranged to be retried, or its region
+finishes the instruction later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from mstar.plan.runtime.frame import Frame
+from mstar.plan.runtime.frame import Frame, Run
 from mstar.plan.runtime.regions import choose, each, loop, windows
 from mstar.plan.runtime.streams import close_writer, detach, open_reader, open_writer, put, take_next
 from mstar.plan.tables import Emit, Instruction, NewState, Opcode
 
-if TYPE_CHECKING:
-    from mstar.plan.runtime.run import PartitionRun
 
-
-def new(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Make a state."""
+def new(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Create a state."""
     table: NewState = instruction.detail
     frame.slots[instruction.outs[0]] = run.host.new_state(table.component, table.kind)
     return True
 
 
-def fork(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
+def fork(run: Run, frame: Frame, instruction: Instruction) -> bool:
     """Fork a state."""
     frame.slots[instruction.outs[0]] = run.host.fork(frame.slots[instruction.args[0]])
     return True
 
 
-def const(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
+def const(run: Run, frame: Frame, instruction: Instruction) -> bool:
     """Fill a slot with a constant."""
     frame.slots[instruction.outs[0]] = instruction.detail
     return True
 
 
-def take(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Take one element."""
+def take(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Index into a list."""
     slots = frame.slots
     slots[instruction.outs[0]] = slots[instruction.args[0]][slots[instruction.args[1]]]
     return True
 
 
-def field(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Take one field."""
+def field(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Read an attribute."""
     slots = frame.slots
     slots[instruction.outs[0]] = getattr(slots[instruction.args[0]], str(instruction.detail))
     return True
 
 
-def count(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Count the items of an each."""
+def count(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Count the items of an `each` region."""
     frame.slots[instruction.outs[0]] = len(frame.slots[instruction.args[0]])
     return True
 
 
-def emit(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Send a value to the client."""
+def emit(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Queue an emission for the client."""
     table: Emit = instruction.detail
     run.emissions.append((table, frame.slots[instruction.args[0]]))
     return True
 
 
-_BY_OPCODE: dict[Opcode, Callable[[PartitionRun, Frame, Instruction], bool]] = {
+_BY_OPCODE: dict[Opcode, Callable[[Run, Frame, Instruction], bool]] = {
     Opcode.NEW: new,
     Opcode.FORK: fork,
     Opcode.CONST: const,
@@ -82,5 +79,5 @@ _BY_OPCODE: dict[Opcode, Callable[[PartitionRun, Frame, Instruction], bool]] = {
     Opcode.EACH: each,
     Opcode.CHOOSE: choose,
 }
-HANDLERS = tuple(_BY_OPCODE.get(do, const) for do in Opcode)
-"""The act of every instruction, by number; a call has none and its place is never looked up."""
+HANDLERS = tuple(_BY_OPCODE.get(opcode, const) for opcode in Opcode)
+"""Handler by opcode number. CALL has none: its entry is never looked up."""

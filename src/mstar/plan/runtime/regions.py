@@ -1,25 +1,21 @@
-"""Regions in a running walk: entering loops, windows, eaches and choices, going round, and leaving them."""
+"""Control-flow regions of a running walk: enter, iterate and exit `loop`, `windows`, `each` and `choose`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mstar.plan.runtime.frame import Frame, OnBodyEnd
-from mstar.plan.runtime.streams import ReaderEnd, detach_reader, release, wait_for_items
+from mstar.plan.runtime.frame import Frame, OnBodyEnd, Run
+from mstar.plan.runtime.stream_ends import ReaderEnd
+from mstar.plan.runtime.streams import detach_reader, release, wait_for_items
 from mstar.plan.tables import Instruction, Opcode, Region
 from mstar.walk.values import stack
 
-if TYPE_CHECKING:
-    from mstar.plan.runtime.run import PartitionRun
-
 BODY_END = -1
-"""In a run's list of things to do: an iteration of this frame has ended."""
+"""Entry of a run's todo list: an iteration of this frame has ended."""
 NEXT_WINDOW = -2
-"""In a run's list of things to do: the next window of this frame may be there."""
+"""Entry of a run's todo list: retry the next window of this frame."""
 
 
-def enter(run: PartitionRun, frame: Frame, instruction: Instruction, arm: int = 0) -> Frame:
-    """A frame for a body of a region, with what it takes from outside."""
+def enter(run: Run, frame: Frame, instruction: Instruction, arm: int = 0) -> Frame:
+    """Create the frame of a region's body and copy its inputs from the outer frame."""
     region: Region = instruction.detail
     inner = Frame(
         run, run.program.bodies[region.bodies[arm]], frame, instruction, _BODY_END_HANDLERS[instruction.opcode]
@@ -30,7 +26,7 @@ def enter(run: PartitionRun, frame: Frame, instruction: Instruction, arm: int = 
     return inner
 
 
-def loop(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
+def loop(run: Run, frame: Frame, instruction: Instruction) -> bool:
     """Start a loop."""
     inner = enter(run, frame, instruction)
     region: Region = inner.region
@@ -44,21 +40,21 @@ def loop(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
     return False
 
 
-def iterate(run: PartitionRun, frame: Frame) -> None:
+def iterate(run: Run, frame: Frame) -> None:
     """Run a frame's body for its current index."""
     if frame.region.counter >= 0:
         frame.slots[frame.region.counter] = frame.index
     run.begin(frame)
 
 
-def windows(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Start reading a stream by windows."""
+def windows(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start reading a stream in windows."""
     try_next_window(run, enter(run, frame, instruction))
     return False
 
 
-def try_next_window(run: PartitionRun, frame: Frame) -> None:
-    """Start the next window, end the region, or wait to know which."""
+def try_next_window(run: Run, frame: Frame) -> None:
+    """Start the next window, exit the region at the end of the stream, or wait for items."""
     region: Region = frame.region
     window = region.window
     if window is None:
@@ -72,37 +68,37 @@ def try_next_window(run: PartitionRun, frame: Frame) -> None:
     assert frame.instruction is not None
     reader: ReaderEnd = frame.parent.slots[frame.instruction.args[0]]
     end = window.first + frame.index * window.stride
-    seen = end - window.stride if frame.index else 0
-    has_one = reader.total >= end or (reader.is_closed and window.flush and seen < reader.total)
-    if not has_one and not reader.is_closed:
+    previous_end = end - window.stride if frame.index else 0
+    has_window = reader.total >= end or (reader.is_closed and window.flush and previous_end < reader.total)
+    if not has_window and not reader.is_closed:
         wait_for_items(run, reader, end, (frame, NEXT_WINDOW))
         return
     slots = frame.slots
-    slots[window.more] = has_one
-    if has_one:
+    slots[window.more] = has_window
+    if has_window:
         slots[window.item] = stack(reader.between(max(0, end - window.size), end))
-        slots[window.fresh] = min(end, reader.total) - seen
+        slots[window.fresh] = min(end, reader.total) - previous_end
         release(run, reader, max(0, end + window.stride - window.size))
-    sends = window.sends if has_one else tuple(send for send in window.sends if send.slot == window.more)
+    sends = window.sends if has_window else tuple(send for send in window.sends if send.slot == window.more)
     if sends:
         run.send(frame, sends)
-    if has_one:
+    if has_window:
         iterate(run, frame)
     else:
         detach_reader(run, reader)
         exit_region(run, frame)
 
 
-def on_more_windows(run: PartitionRun, frame: Frame, is_more: bool) -> None:
-    """The seat that reads the stream says whether there is one more window."""
+def on_more_windows(run: Run, frame: Frame, is_more: bool) -> None:
+    """Apply the decision of the partition that reads the stream: one more window, or the end."""
     if is_more:
         iterate(run, frame)
     else:
         exit_region(run, frame)
 
 
-def each(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Start the bodies of an each, all at once."""
+def each(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start all bodies of an `each` region."""
     region: Region = instruction.detail
     count = frame.slots[region.control]
     for _, out in region.collect:
@@ -119,8 +115,8 @@ def each(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
     return False
 
 
-def choose(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
-    """Start one arm of a choice."""
+def choose(run: Run, frame: Frame, instruction: Instruction) -> bool:
+    """Start the arm of a choice that its flag selects."""
     region: Region = instruction.detail
     arm = 0 if bool(frame.slots[region.control]) else 1
     inner = enter(run, frame, instruction, arm)
@@ -129,49 +125,49 @@ def choose(run: PartitionRun, frame: Frame, instruction: Instruction) -> bool:
     return False
 
 
-def end_root(run: PartitionRun, frame: Frame) -> bool:
-    """The walk has run to its end here."""
+def end_root(run: Run, frame: Frame) -> bool:
+    """Finish the partition's part of the walk."""
     run.end(frame)
     return False
 
 
-def end_window(run: PartitionRun, frame: Frame) -> bool:
-    """On to the next window."""
+def end_window(run: Run, frame: Frame) -> bool:
+    """Advance to the next window."""
     carry_over(frame)
     frame.index += 1
     try_next_window(run, frame)
     return False
 
 
-def end_choice(run: PartitionRun, frame: Frame) -> bool:
-    """An arm has run to its end."""
+def end_choice(run: Run, frame: Frame) -> bool:
+    """Finish an arm of a choice."""
     exit_region(run, frame)
     return False
 
 
-def end_iteration(run: PartitionRun, frame: Frame) -> bool:
-    """What is collected and what stops the loop are values of this iteration: look at them before they are replaced."""
+def end_iteration(run: Run, frame: Frame) -> bool:
+    """Finish one loop iteration: collect and test the stop flags before the carried values are replaced."""
     region, slots = frame.region, frame.slots
     if region.collect:
         assert frame.parent is not None
         for source, out in region.collect:
             frame.parent.slots[out].append(slots[source])
     index = frame.index = frame.index + 1
-    goes_on = index < frame.limit
+    continues = index < frame.limit
     for flag in region.stop:
         if slots[flag]:
-            goes_on = False
+            continues = False
     if region.carry:
         carry_over(frame)
-    if not goes_on:
+    if not continues:
         exit_region(run, frame)
     elif region.counter >= 0:
         slots[region.counter] = index
-    return goes_on
+    return continues
 
 
 def carry_over(frame: Frame) -> None:
-    """Give the next iteration its values, all at once: one carry may take what another had."""
+    """Move carried values to the next iteration, all at once: one carry can read another's old value."""
     slots, moves = frame.slots, frame.region.carry
     if len(moves) == 1:
         source, target = moves[0]
@@ -182,8 +178,8 @@ def carry_over(frame: Frame) -> None:
             slots[target] = value
 
 
-def end_each(run: PartitionRun, frame: Frame) -> bool:
-    """One body of an each has ended."""
+def end_each(run: Run, frame: Frame) -> bool:
+    """Finish one body of an `each` region."""
     parent, instruction, region = frame.parent, frame.instruction, frame.region
     assert parent is not None
     assert parent.unfinished is not None
@@ -196,8 +192,8 @@ def end_each(run: PartitionRun, frame: Frame) -> bool:
     return False
 
 
-def exit_region(run: PartitionRun, frame: Frame) -> None:
-    """Give what a region gives, and go on behind it."""
+def exit_region(run: Run, frame: Frame) -> None:
+    """Copy a region's results to the outer frame and continue after it."""
     parent, instruction, region = frame.parent, frame.instruction, frame.region
     assert parent is not None
     assert instruction is not None

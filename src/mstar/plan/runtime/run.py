@@ -1,42 +1,31 @@
-"""One request's progress through one seat's part of a plan: counters and slots, no graph, no IO, no clock.
+"""Dataflow interpreter of one partition for one request: dependency counters and slots. No graph, no IO, no clock.
 
-A run is told what happened (`start`, `deliver`, `complete`) and leaves what follows in plain lists: calls that are
-ready, messages for other seats, emissions for the client. Whoever drives it (a worker, a test, a simulator) decides
-what runs next; the answer does not depend on that.
+A run consumes events (`start`, `deliver`, `complete`) and leaves the consequences in plain lists: ready calls, messages
+for other partitions, emissions for the client. Its driver (a worker, a test, the simulator) decides what runs next; the
+result does not depend on that order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from mstar.plan.runtime.frame import Frame, ReadyInstruction
+from mstar.plan.runtime.frame import Frame, Host, ReadyInstruction
 from mstar.plan.runtime.handlers import HANDLERS
-from mstar.plan.runtime.messages import IterationPath, SeatMessage, StreamClosed, StreamConsumed, StreamItem, ValueSent
+from mstar.plan.runtime.messages import IterationPath, MessageKind, PartitionMessage, value_sent
 from mstar.plan.runtime.regions import BODY_END, NEXT_WINDOW, end_root, on_more_windows, try_next_window
-from mstar.plan.runtime.streams import ReaderEnd, WriterEnd, close, on_consumed, receive
+from mstar.plan.runtime.stream_ends import ReaderEnd, WriterEnd
+from mstar.plan.runtime.streams import close, on_consumed, receive
 from mstar.plan.straight_line import resume_with_counters
 from mstar.plan.tables import Call, Emit, Instruction, Opcode, PartitionProgram, Segment, Send
 
 CALL = Opcode.CALL
 NO_COUNTERS: list[int] = []
-"""The counters of a frame that follows a straight body."""
-
-
-class Host(Protocol):
-    """Where a run gets states from."""
-
-    def new_state(self, component: str, kind: str) -> Any:
-        """A fresh state of a component."""
-        ...
-
-    def fork(self, state: Any) -> Any:
-        """A copy of a state that goes its own way."""
-        ...
+"""Dependency counters of a frame that executes a straight-line body."""
 
 
 class PartitionRun:
-    """One walk of one request at one seat."""
+    """Execution of one partition of one walk for one request."""
 
     def __init__(
         self, program: PartitionProgram, host: Host, ready: list[ReadyInstruction], *, has_minimal_buffers: bool = False
@@ -44,23 +33,23 @@ class PartitionRun:
         self.program = program
         self.host = host
         self.ready = ready
-        """Where calls go whose arguments are there; shared by all runs of a worker."""
+        """Receives calls whose arguments are available; shared by all runs of a worker."""
         self.has_minimal_buffers = has_minimal_buffers
-        """Hold as few items in streams as the walk can do with."""
-        self.outbox: list[SeatMessage] = []
+        """Whether streams use the smallest bound that cannot deadlock (for tests)."""
+        self.outbox: list[PartitionMessage] = []
         self.emissions: list[tuple[Emit, Any]] = []
         self.outputs: dict[int, Any] = {}
         self.states: dict[int, Any] = {}
         self.is_done = 0 not in program.bodies
         self.todo: list[tuple[Frame, int]] = []
         self.early_values: dict[tuple[int, IterationPath], Any] = {}
-        """Values that came before the iteration they are for."""
+        """Values that arrived before their iteration started."""
         self.expected: dict[tuple[int, IterationPath], Frame] = {}
         self.readers: dict[tuple[int, IterationPath], ReaderEnd] = {}
         self.writers: dict[tuple[int, IterationPath], WriterEnd] = {}
 
     def start(self, inputs: Sequence[Any]) -> None:
-        """Begin, given all inputs of the walk (those that are not for this seat may be None)."""
+        """Start with all inputs of the walk; those of other partitions can be None."""
         if self.is_done:
             return
         root = Frame(self, self.program.bodies[0], None, None, end_root)
@@ -69,22 +58,21 @@ class PartitionRun:
         self.begin(root)
         self.drain()
 
-    def deliver(self, message: SeatMessage) -> None:
-        """Something came from another seat."""
-        match message:
-            case ValueSent():
-                self._on_value(message.value, message.path, message.payload)
-            case StreamItem():
-                receive(self, self.reader(message.reader, message.path), message.payload)
-            case StreamClosed():
-                close(self, self.reader(message.reader, message.path))
-            case StreamConsumed():
-                writer = self.writer(message.stream, message.path)
-                on_consumed(self, writer, message.reader, message.count)
+    def deliver(self, message: PartitionMessage) -> None:
+        """Process a message from another partition."""
+        match message.kind:
+            case MessageKind.VALUE:
+                self._on_value(message.target, message.path, message.payload)
+            case MessageKind.STREAM_ITEM:
+                receive(self, self.reader(message.target, message.path), message.payload)
+            case MessageKind.STREAM_CLOSED:
+                close(self, self.reader(message.target, message.path))
+            case MessageKind.STREAM_CONSUMED:
+                on_consumed(self, self.writer(message.target, message.path), message.reader, message.item_count)
         self.drain()
 
     def begin(self, frame: Frame) -> None:
-        """Start a run of a frame's body."""
+        """Start one iteration of a frame's body."""
         table = frame.table
         if table.first_segment is not None:
             frame.pending = NO_COUNTERS
@@ -115,9 +103,9 @@ class PartitionRun:
             on_more_windows(self, frame, payload)
 
     def _accept(self, frame: Frame, value: int, payload: Any) -> None:
-        arrival = frame.table.remote_inputs[value]
-        frame.slots[arrival.slot] = payload
-        self._notify_dependents(frame, arrival.dependents)
+        remote_input = frame.table.remote_inputs[value]
+        frame.slots[remote_input.slot] = payload
+        self._notify_dependents(frame, remote_input.dependents)
 
     def _notify_dependents(self, frame: Frame, dependents: Iterable[int]) -> None:
         pending = frame.pending
@@ -130,22 +118,22 @@ class PartitionRun:
             self.todo.append((frame, BODY_END))
 
     def finish(self, frame: Frame, instruction: Instruction) -> None:
-        """An instruction has filled its slots."""
+        """Send the results of an instruction and release its dependents."""
         if instruction.sends:
             self.send(frame, instruction.sends)
         self._notify_dependents(frame, instruction.dependents)
 
     def send(self, frame: Frame, sends: tuple[Send, ...]) -> None:
-        """Tell other seats what slots of a frame hold."""
+        """Send slots of a frame to other partitions."""
         path = frame.path()
         for send in sends:
             payload = frame.slots[send.slot]
-            if send.is_state:  # as it is now: the one that stays may change before this is read
+            if send.is_state:  # a snapshot: the original can change before the message is read
                 payload = self.host.fork(payload)
-            self.outbox.append(ValueSent(send.seat, send.value, path, payload))
+            self.outbox.append(value_sent(send.seat, send.value, path, payload))
 
     def drain(self) -> None:
-        """Do everything that needs no op."""
+        """Execute every instruction that needs no op."""
         todo, ready = self.todo, self.ready
         while todo:
             frame, index = todo.pop()
@@ -163,46 +151,46 @@ class PartitionRun:
                 try_next_window(self, frame)
 
     def run_segments(self, frame: Frame, segment: Segment) -> None:
-        """Go on in a straight body: to its next call, or to its end."""
+        """Continue a straight-line body to its next call or to its end."""
         while True:
-            for act in segment.instructions:
-                if not HANDLERS[act.opcode](self, frame, act):
-                    self.todo.extend(resume_with_counters(frame, act.index))
+            for instruction in segment.instructions:
+                if not HANDLERS[instruction.opcode](self, frame, instruction):
+                    self.todo.extend(resume_with_counters(frame, instruction.index))
                     return
             if segment.call is not None:
                 self.ready.append((frame, segment.call))
                 return
             if not frame.on_end(self, frame):
                 return
-            assert frame.table.first_segment is not None, "only a straight body has segments"
+            assert frame.table.first_segment is not None, "only a straight-line body has segments"
             segment = frame.table.first_segment
 
     def reader(self, number: int, path: IterationPath) -> ReaderEnd:
-        """A reading end here, made by whoever comes first: its reader, its writer or an item."""
+        """Get or create a reading end: its reader, its writer or an item can come first."""
         key = (number, path)
         if key not in self.readers:
             self.readers[key] = ReaderEnd(number, path)
         return self.readers[key]
 
     def writer(self, number: int, path: IterationPath) -> WriterEnd:
-        """A filling end here, made by whoever comes first: its writer or a reader that is ahead of it."""
+        """Get or create a writing end: its writer or a reader's credit can come first."""
         key = (number, path)
         if key not in self.writers:
             self.writers[key] = WriterEnd(number, path)
         return self.writers[key]
 
     def pending(self) -> list[str]:
-        """What a run still holds. Once a walk is over everywhere and all messages are delivered: nothing."""
-        kept = {
+        """Describe everything that the run still waits for; empty after a walk has finished in all partitions."""
+        waiting = {
             "early_values": self.early_values,
             "expected": self.expected,
             "readers": self.readers,
             "writers": self.writers,
         }
-        return [f"{name}: {sorted(held)}" for name, held in kept.items() if held]
+        return [f"{name}: {sorted(held)}" for name, held in waiting.items() if held]
 
     def drop(self) -> None:
-        """Take it apart. Frames, runs and streams know each other, and what is in them would live on for long."""
+        """Break reference cycles between frames, the run and streams, so that values and states are freed at once."""
         for reader in self.readers.values():
             reader.waiting = None
             reader.items.clear()
@@ -214,19 +202,19 @@ class PartitionRun:
             held.clear()
 
     def end(self, root: Frame) -> None:
-        """The walk has run to its end here."""
+        """Record the outputs of the walk."""
         self.outputs = {index: root.slots[slot] for index, slot in self.program.outputs}
         self.states = {index: root.slots[slot] for index, slot in self.program.states}
         self.is_done = True
 
 
 def complete(calls: Sequence[ReadyInstruction], results: Sequence[tuple[Any, ...]]) -> None:
-    """A batch of ready calls has run; its results in the same order."""
+    """Store the results of a batch of ready calls, given in the same order, and continue their runs."""
     last: Instruction | None = None
     outs: tuple[int, ...] = ()
     slot, segment, call = -1, None, None
     for (frame, instruction), values in zip(calls, results, strict=True):
-        if instruction is not last:  # most calls of a batch are the same one: look at its table once
+        if instruction is not last:  # most calls of a batch share one instruction: read its table once
             last, outs, segment = instruction, instruction.outs, instruction.next_segment
             slot = outs[0] if len(outs) == 1 else -1
             call = segment.call if segment is not None and not segment.instructions else None
@@ -248,12 +236,12 @@ def complete(calls: Sequence[ReadyInstruction], results: Sequence[tuple[Any, ...
 
 
 def columns(calls: Sequence[ReadyInstruction]) -> dict[str, list[Any]]:
-    """The arguments of ready calls of one op, by parameter: one value for each call."""
+    """Arguments of ready calls of one op as columns: parameter name to one value per call."""
     first = calls[0][1]
     table: Call = first.detail
     slots = [frame.slots for frame, instruction in calls if instruction is first]
     if len(slots) == len(calls):
-        found = {name: [row[arg] for row in slots] for name, arg in zip(table.names, first.args, strict=True)}
-        return found | {name: [constant] * len(calls) for name, constant in table.constants}
+        varying = {name: [row[arg] for row in slots] for name, arg in zip(table.names, first.args, strict=True)}
+        return varying | {name: [constant] * len(calls) for name, constant in table.constants}
     rows = [frame.arguments(instruction) for frame, instruction in calls]
     return {name: [row[name] for row in rows] for name in rows[0]}

@@ -1,1 +1,1 @@
-"""Which batch runs next: scheduler, policy, cost model, load estimate, fair share."""
+"""Batch scheduling: scheduler, policy, cost model, fair share, load estimate."""

@@ -1,39 +1,38 @@
-"""What each key has had of an engine, so that what has no clock is shared by weight, and nobody takes it all.
+"""Weighted fair queuing of engine time between tenants, for calls without a deadline.
 
-A key that had nothing to do for a while is not paid back for it: it begins where the others are.
+Each tenant has a virtual time: engine seconds used, divided by its weight. The tenant with the least virtual time runs
+next. A tenant that was idle does not collect credit: it resumes at the virtual time of the tenant served last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mstar.worker.scheduling.cost_model import ModelBatchKey
-    from mstar.worker.scheduling.policy import ReadyCall
+from mstar.worker.scheduling.cost_model import ModelBatchKey
+from mstar.worker.scheduling.ready_call import ReadyCall
 
 
 class FairShare:
-    """Seconds of the engine by tenant, each divided by its weight. Nothing is counted until there are two."""
+    """Virtual time by tenant. Nothing is recorded until there are two tenants."""
 
     def __init__(self) -> None:
         self._used_s: dict[str, float] = {}
         self._virtual_now = 0.0
-        """What the tenant had whose turn it was last."""
+        """Virtual time of the tenant that was served last."""
 
     def record_batch(self, calls: Sequence[ReadyCall], seconds: float) -> None:
-        """A batch has taken so long."""
+        """Charge the tenants of a batch, each for its share."""
         if self._used_s:
-            for waiter in calls:
-                start = waiter.walk_run.start
-                had = self._used_s.get(start.tenant, self._virtual_now)
-                self._used_s[start.tenant] = had + seconds / len(calls) / start.slo.weight
+            for call in calls:
+                start = call.walk_run.start
+                used_s = self._used_s.get(start.tenant, self._virtual_now)
+                self._used_s[start.tenant] = used_s + seconds / len(calls) / start.slo.weight
 
     def next_tenant_calls(
         self, runnable: Mapping[ModelBatchKey, list[ReadyCall]]
     ) -> Mapping[ModelBatchKey, list[ReadyCall]]:
-        """What the tenant whose turn it is wants, with all who want the same; everything, if there is no other."""
-        tenants = {waiter.walk_run.start.tenant for found in runnable.values() for waiter in found}
+        """Batch keys that the next tenant needs, with the calls of all tenants; unchanged for a single tenant."""
+        tenants = {call.walk_run.start.tenant for calls in runnable.values() for call in calls}
         if len(tenants) < 2 and not self._used_s:
             return runnable
         for tenant in tenants:
@@ -41,11 +40,11 @@ class FairShare:
         first = min(tenants, key=lambda tenant: (self._used_s[tenant], tenant))
         self._virtual_now = self._used_s[first]
         return {
-            key: found for key, found in runnable.items() if any(one.walk_run.start.tenant == first for one in found)
+            key: calls for key, calls in runnable.items() if any(call.walk_run.start.tenant == first for call in calls)
         }
 
     def order_by_usage(self, calls: list[ReadyCall]) -> list[ReadyCall]:
-        """Who takes part first if not all can."""
+        """Calls with those of the least served tenant first, for a batch that cannot hold all."""
         if not self._used_s:
             return calls
-        return sorted(calls, key=lambda waiter: self._used_s.get(waiter.walk_run.start.tenant, self._virtual_now))
+        return sorted(calls, key=lambda call: self._used_s.get(call.walk_run.start.tenant, self._virtual_now))

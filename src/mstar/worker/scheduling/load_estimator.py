@@ -1,7 +1,7 @@
-"""What a worker has to do so that no stream runs dry, what one more would need, and how late emissions were.
+"""Load estimator: the engine time that running streams need, the demand of one more stream, and deadline statistics.
 
-Learned from what went by: how many calls of each op a second of sound, film or action takes, and how many come before
-the first of it. Nothing is decided here: conductors take on whom they think they can serve.
+It learns a profile per model from finished calls and emissions: calls per second of audio, video or actions, and calls
+before the first emission. Conductors use the result for admission control; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mstar.worker.requests import WalkRun, WorkerRequest
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 
 PROFILE_WINDOW_S = 120.0
-"""So many seconds of sound, film or action of a model count; of what is older, half."""
+"""Seconds of playback after which a profile's totals are halved, so that recent streams dominate."""
 CLOSE_PREDICTION_RATIO = 0.25
-"""A forecast that is wrong by no more than this part is close."""
+"""Maximum relative error of a time-to-first-output prediction that counts as close."""
 PROFILE_EMA_WEIGHT = 0.2
-"""How much the newest stream counts in what comes before a first emission."""
+"""Weight of the newest stream in the moving average of calls before the first emission."""
 
 
 @dataclass(slots=True)
 class _StreamProfile:
-    """What streams of one model usually do."""
+    """Typical work of the streams of one model."""
 
     played_s: float = 0.0
-    """For how long streams had something to play while the next was made."""
+    """Seconds of playback that the recorded calls produced."""
     calls: Counter[int] = field(default_factory=Counter[int])
-    """By batch key, for all those seconds."""
+    """Calls by batch key during `played_s`."""
     calls_before_first: dict[int, float] = field(default_factory=dict[int, float])
-    """By batch key, the calls before a first emission."""
+    """Average calls before the first emission, by batch key."""
 
     def add_playback(self, seconds: float) -> None:
         self.played_s += seconds
@@ -47,82 +47,90 @@ class _StreamProfile:
         if not self.calls_before_first:
             self.calls_before_first = {key: float(count) for key, count in calls.items()}
         for key in {*self.calls_before_first, *calls}:
-            usual = self.calls_before_first.get(key, 0.0)
-            self.calls_before_first[key] = usual + PROFILE_EMA_WEIGHT * (calls.get(key, 0) - usual)
+            average = self.calls_before_first.get(key, 0.0)
+            self.calls_before_first[key] = average + PROFILE_EMA_WEIGHT * (calls.get(key, 0) - average)
 
 
 class LoadEstimator:
-    """The habits of models at one worker."""
+    """Stream profiles and deadline statistics of one worker."""
 
     def __init__(self, estimate_s: Callable[[ModelBatchKey, int], float]) -> None:
         self._estimate_s = estimate_s
-        """How long so many calls of a batch key take that are there at the same time."""
+        """Predicted seconds for a number of simultaneous calls of a batch key."""
         self._profiles: dict[str, _StreamProfile] = {}
         self._deadline_stats: dict[tuple[str, str], DeadlineStats] = {}
 
     def deadline_stats(self) -> list[DeadlineStats]:
-        """What emissions came to until now."""
-        return [replace(one) for one in self._deadline_stats.values()]
+        """Copy of the deadline statistics by model and kind of emission."""
+        return [replace(stats) for stats in self._deadline_stats.values()]
 
     def on_call(self, walk_run: WalkRun, key: int) -> None:
-        """A call has run."""
-        if walk_run.has_deadlines and (habit := self._profiles.get(walk_run.start.model)) is not None:
-            habit.calls[key] += 1
+        """Record a finished call."""
+        if walk_run.has_deadlines and (profile := self._profiles.get(walk_run.start.model)) is not None:
+            profile.calls[key] += 1
 
     def on_emission(self, now: float, walk_run: WalkRun, table: Emit, value: object) -> None:
-        """Something goes to a client."""
+        """Record an emission that is sent to the client now."""
         start, kind = walk_run.start, table.kind
         if not has_deadline(kind, start.slo):
             return
         is_first = not walk_run.playback_clocks
-        before = 0.0 if kind not in walk_run.playback_clocks else walk_run.playback_clocks[kind].last_duration_s
-        late = walk_run.record_playback(now, kind, duration_of(kind, value, dict(table.clock), start.slo))
-        if late is None:
+        clock = walk_run.playback_clocks.get(kind)
+        previous_duration_s = 0.0 if clock is None else clock.last_duration_s
+        late_s = walk_run.record_playback(now, kind, duration_of(kind, value, dict(table.clock), start.slo))
+        if late_s is None:
             return
-        habit = self._profiles.setdefault(start.model, _StreamProfile())
-        habit.add_playback(before)  # for so long it could wait for this one; for the first one it could not
-        count = self._deadline_stats.setdefault((start.model, kind), DeadlineStats(start.model, kind))
-        count.count += 1
-        if late > 0:
-            count.misses += 1
-            count.lateness_s += late
+        profile = self._profiles.setdefault(start.model, _StreamProfile())
+        profile.add_playback(previous_duration_s)  # this emission was computed while the previous one played
+        stats = self._deadline_stats.setdefault((start.model, kind), DeadlineStats(start.model, kind))
+        stats.count += 1
+        if late_s > 0:
+            stats.misses += 1
+            stats.lateness_s += late_s
         if is_first:
-            habit.add_start(walk_run.completed_calls)
+            profile.add_start(walk_run.completed_calls)
             if start.predicted_ttft_s > 0:
-                took = now - (walk_run.first_due - start.slo.ttft_target_s)
-                missed = abs(start.predicted_ttft_s - took) / max(took, 1e-9)
-                count.predictions += 1
-                count.relative_error += missed
-                count.within_25pct += missed <= CLOSE_PREDICTION_RATIO
+                _record_prediction(stats, start.predicted_ttft_s, now - (walk_run.first_due - start.slo.ttft_target_s))
 
-    def estimate_load(self, requests: Iterable[WorkerRequest], waiting: int = 0) -> WorkerLoad:
-        """What there is to do now; `waiting` batches are ready."""
-        streams, fresh = Counter[str](), Counter[str]()
-        for guest in requests:
-            tour = guest.walk_run
-            if tour is not None and tour.has_deadlines:
-                streams[tour.start.model] += 1
-                fresh[tour.start.model] += not tour.playback_clocks
-        needs, share = dict[str, StreamDemand](), 0.0
-        for model, habit in self._profiles.items():
-            if habit.played_s:
-                here = self._utilization(model, habit, streams[model])
-                share += here
-                first = self._ttft_s(model, habit, fresh[model] + 1)
-                needs[model] = StreamDemand(
-                    solo_utilization=self._utilization(model, habit, 1),
-                    added_utilization=self._utilization(model, habit, streams[model] + 1) - here,
-                    first_output_s=first,
-                    per_concurrent_s=self._ttft_s(model, habit, fresh[model] + 2) - first,
+    def estimate_load(self, requests: Iterable[WorkerRequest], pending_batches: int = 0) -> WorkerLoad:
+        """Current load of the worker, and the demand of one more stream of each model."""
+        streams, unstarted = Counter[str](), Counter[str]()
+        for request in requests:
+            walk_run = request.walk_run
+            if walk_run is not None and walk_run.has_deadlines:
+                streams[walk_run.start.model] += 1
+                if not walk_run.playback_clocks:
+                    unstarted[walk_run.start.model] += 1
+        demands, total_utilization = dict[str, StreamDemand](), 0.0
+        for model, profile in self._profiles.items():
+            if profile.played_s:
+                utilization = self._utilization(model, profile, streams[model])
+                total_utilization += utilization
+                first_output_s = self._ttft_s(model, profile, unstarted[model] + 1)
+                demands[model] = StreamDemand(
+                    solo_utilization=self._utilization(model, profile, 1),
+                    added_utilization=self._utilization(model, profile, streams[model] + 1) - utilization,
+                    first_output_s=first_output_s,
+                    per_concurrent_s=self._ttft_s(model, profile, unstarted[model] + 2) - first_output_s,
                 )
-        return WorkerLoad(share, needs, waiting, sum(count.misses for count in self._deadline_stats.values()))
+        misses = sum(stats.misses for stats in self._deadline_stats.values())
+        return WorkerLoad(total_utilization, demands, pending_batches, misses)
 
     def _utilization(self, model: str, profile: _StreamProfile, streams: int) -> float:
-        """The part of all time that so many streams need, which share their batches."""
+        """Share of engine time that this many streams need when they share batches."""
         if not streams:
             return 0.0
         calls = profile.calls.items()
         return sum(count * self._estimate_s((model, key), streams) for key, count in calls) / profile.played_s
 
     def _ttft_s(self, model: str, profile: _StreamProfile, streams: int) -> float:
+        """Seconds of work before the first emission when this many streams start together."""
         return sum(count * self._estimate_s((model, key), streams) for key, count in profile.calls_before_first.items())
+
+
+def _record_prediction(stats: DeadlineStats, predicted_s: float, actual_s: float) -> None:
+    error = abs(predicted_s - actual_s) / max(actual_s, 1e-9)
+    stats.predictions += 1
+    stats.relative_error += error
+    if error <= CLOSE_PREDICTION_RATIO:
+        stats.within_25pct += 1

@@ -1,238 +1,222 @@
-"""Whose calls run next, and together: those whose clients would run dry, then what serves most.
+"""Scheduling policy: least slack first, with earliest-deadline logic for streams and throughput for everything else.
 
-The *slack* of a call is how long it can still wait: until its client's next emission is due, less all that lies between
-the call and that emission. A call is *late* if it has none, *pressing* if it has little, and *fresh* if its client has
-nothing yet. These go first: who is late or fresh by how soon it is done, who is pressing by slack. But of the fresh,
-those go before who have yet to do what is done once and gains by company, the farthest behind first: so they meet, and
-share all that follows. Others who call the same op come along as far as that makes nobody late, and what takes next to
-no time goes before if it brings somebody else.
+Slack is the number of seconds that a ready call can wait before its client's next emission is late:
 
-While nobody is late, pressing or fresh, cheap ops go before dear ones, by what they were seen to cost: after a step of
-a language model each request has its small checks to do, and those who are through with them wait for the others and
-share the next step. What is done once, as reading a prompt, goes before what is done again and again, unless it takes
-long and somebody else is there: who is through with it shares the steps of the others. A call that has waited too long
-goes first all the same. Nothing is begun that would make somebody late.
+    slack = due - now - time_to_output - delivery_margin
 
-If many are late, there is more to do than can be done: then what serves most goes first, and who came first.
+`due` is when the client has played or read everything it has, `time_to_output` is the predicted work on the critical
+path from this call to the emission. By its slack a call is
 
-Between keys, what has no clock is shared by weight (see `shares`). Which calls may run at all is decided in `batches`.
+    overdue     slack <= 0
+    urgent      0 < slack <= urgent_factor * (cost of the longest pending batch)
+    unstarted   more slack than that, and the client has received nothing yet
+    relaxed     everything else; text without a reading rate has infinite slack
+
+The next batch is chosen in these steps:
+
+1. If no ready call has deadlines (all are best effort), apply the throughput rule.
+2. While a call waits for text, ignore ops that only best-effort calls need, unless one of these starves
+   (has waited longer than `starvation_s`).
+3. Rank the calls: overdue by remaining work, shortest first; urgent by slack; unstarted calls of a short op outside
+   loops that gains from batching (a prefill), most remaining work first, so that new requests catch up with each other
+   and decode in one batch; other unstarted calls by remaining work. Relaxed calls have no rank.
+4. If a best-effort call starves and no call is overdue or urgent, its op runs.
+5. Overload: if more than `overload_ratio` of the calls are overdue, not all deadlines can be met. Apply the throughput
+   rule with the oldest requests first, so that new requests wait instead of all being late.
+6. If no call has a rank, apply the throughput rule to the ops whose batch makes no other call overdue.
+7. Otherwise the op of the first call runs. A trivial batch of another request goes before it: that request can join
+   the next batch.
+8. Fill the batch: ranked calls of this op first, then relaxed ones by slack, while the batch costs at most
+   `urgent_batch_growth_factor` times its cost without them or fits into the least slack.
+
+Throughput rule: choose the tenant by fair share; run the op of the oldest call if that has waited longer than
+`max_wait_s`; otherwise prefer ops outside loops (unless they take longer than `max_one_off_batch_s` while other
+requests are ready), then the cheapest op. Cheap checks after a decode step therefore run before the next step, and all
+requests share that step.
+
+Example with the default tuning: a codec call costs 0.1 s and a decode step 0.1 s. Stream A has a codec call and 0.30 s
+of audio left; its slack is 0.30 - 0.10 - 0.05 = 0.15 s. Stream B has a decode step, followed by a codec call, and 5 s
+left; its slack is 5 - 0.20 - 0.05 = 4.75 s. The longest batch costs 0.1 s, so slack up to 0.2 s is urgent: A runs, and
+B's step waits.
+
+Which calls can run at all is decided by the scheduler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from mstar.engine.jobs import Job
 from mstar.plan.runtime.frame import Frame
-from mstar.plan.tables import Instruction, Opcode
-from mstar.worker.requests import WalkRun
+from mstar.plan.tables import Opcode
 from mstar.worker.scheduling.cost_model import CostModel, ModelBatchKey
 from mstar.worker.scheduling.fair_share import FairShare
-
-MAX_WAIT_S = 0.25
-"""After so many seconds a call goes before cheaper ones."""
-STARVATION_S = 2.0
-"""After so many seconds a call without a clock goes before those who are only fresh."""
-MAX_ONE_OFF_BATCH_S = 0.05
-"""So many seconds may a batch take that goes before cheaper ones because it is in no loop."""
-DELIVERY_MARGIN_S = 0.05
-"""So many seconds before it is due an emission leaves here: it has a way to go, and costs are not known exactly."""
-URGENT_FACTOR = 2.0
-"""A call is pressing if its slack is shorter than so many times what all take that wait for one op."""
-TRIVIAL_COST_DIVISOR = 20.0
-"""What takes less than this part of a batch goes before it, if it is of somebody else: after that more can share."""
-OVERLOAD_RATIO, OVERLOAD_MIN_OVERDUE_CALLS = 0.25, 2
-"""If more than this part of all is late, and more than so few, there is more to do than can be done: then it is better
-that those wait who came last than that everybody is late."""
-URGENT_BATCH_GROWTH_FACTOR = 1.25
-"""A batch with somebody late or fresh in it may take so many times as long as without those that are not."""
-
-
-@dataclass(eq=False, slots=True)
-class ReadyCall:
-    """A call that is ready."""
-
-    walk_run: WalkRun
-    frame: Frame
-    instruction: Instruction
-    ready_since: float
-    job: Job | None = None
-    """What has been run of it."""
-    slack: float = inf
-    """How long it can wait, when that was last looked at."""
-    work_s: float = 0.0
-    """How many seconds it then was to the emission for which it cannot wait any longer."""
-    is_unstarted: bool = False
-
-    def update_slack(self, now: float, cost_model: CostModel) -> None:
-        """Find out how long it can wait."""
-        self.slack, self.is_unstarted = inf, False
-        tour, call = self.walk_run, self.instruction.detail
-        for lead in call.paths:
-            due, is_begun = tour.next_due(lead.kind)
-            if due == inf:
-                continue
-            seconds = cost_model.time_to_output_s(tour.start.model, call, lead, self.frame)
-            slack = due - now - seconds - DELIVERY_MARGIN_S
-            if slack < self.slack:
-                self.slack, self.work_s, self.is_unstarted = slack, seconds, not is_begun
-
+from mstar.worker.scheduling.ready_call import ReadyCall
+from mstar.worker.scheduling.tuning import DEFAULT_TUNING, SchedulerTuning
 
 RunnableCalls = Mapping[ModelBatchKey, list[ReadyCall]]
-"""Calls that may run, by batch key, in the order in which they came; at least one."""
+"""Calls that can run, by batch key, in order of arrival; at least one."""
 ChosenBatch = tuple[ModelBatchKey, list[ReadyCall]]
 MaxBatchSize = Callable[[ModelBatchKey], int]
-"""How many calls of a batch key may share a batch."""
+"""Maximum number of calls in a batch of a batch key."""
+Rank = tuple[int, float]
+"""Class of a call (one of the constants below) and its order within the class; lower runs first."""
+
+OVERDUE = 0
+URGENT = 1
+UNSTARTED_ONE_OFF = 2
+UNSTARTED = 3
 
 
 class SchedulingPolicy(Protocol):
-    """A rule by which the next batch is chosen."""
+    """Chooses the next batch."""
 
     def choose(
         self, now: float, runnable: RunnableCalls, cost_model: CostModel, max_batch_size: MaxBatchSize
     ) -> ChosenBatch:
-        """The calls that run next, all of one batch key and no more of them than may."""
+        """Choose calls of one batch key, at most `max_batch_size` of them."""
         ...
 
 
 class LeastSlackFirst:
-    """The rule that is described above."""
+    """The policy described above."""
 
-    def __init__(self, fair_share: FairShare) -> None:
+    def __init__(self, fair_share: FairShare, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
         self._fair_share = fair_share
+        self._tuning = tuning
 
     def choose(
         self, now: float, runnable: RunnableCalls, cost_model: CostModel, max_batch_size: MaxBatchSize
     ) -> ChosenBatch:
-        """The calls that run next."""
-        clocked = [
-            (key, waiter) for key, found in runnable.items() for waiter in found if waiter.walk_run.has_deadlines
-        ]
-        for _, waiter in clocked:
-            waiter.update_slack(now, cost_model)
-        if not clocked:
+        """Choose the next batch. Comments refer to the steps in the module docstring."""
+        tuning = self._tuning
+        timed = [(key, call) for key, calls in runnable.items() for call in calls if call.walk_run.has_deadlines]
+        for _, call in timed:
+            call.update_slack(now, cost_model, tuning.delivery_margin_s)
+        if not timed:  # step 1
             return self.choose_for_throughput(now, runnable, cost_model, max_batch_size)
-        starved = _starved(now, runnable)
-        if starved is None and any(waiter.slack == inf for _, waiter in clocked):
-            # Somebody waits for words, which have no clock: what is promised nothing gets what others leave.
+        starved = self._starved_key(now, runnable)
+        if starved is None and any(call.slack == inf for _, call in timed):  # step 2
             runnable = {
-                key: found for key, found in runnable.items() if any(one.walk_run.has_deadlines for one in found)
+                key: calls for key, calls in runnable.items() if any(call.walk_run.has_deadlines for call in calls)
             }
-        near = URGENT_FACTOR * max(cost_model.predict_s(key, len(found)) for key, found in runnable.items())
-        found = ((id(waiter), _rank(key, waiter, near, cost_model)) for key, waiter in clocked)
-        ranks = {waiter: rank for waiter, rank in found if rank is not None}
-        late = sum(rank[0] == 0 for rank in ranks.values())
-        if starved is not None and all(rank[0] >= 2 for rank in ranks.values()):
+        ranks = self._ranks(timed, runnable, cost_model)  # step 3
+        if starved is not None and all(rank[0] > URGENT for rank in ranks.values()):  # step 4
             return starved, self._fair_share.order_by_usage(runnable[starved])[: max_batch_size(starved)]
-        if late > max(OVERLOAD_MIN_OVERDUE_CALLS, OVERLOAD_RATIO * len(clocked)):
-            aged = {key: sorted(found, key=lambda one: one.walk_run.number) for key, found in runnable.items()}
-            return self.choose_for_throughput(now, aged, cost_model, max_batch_size)
-        if not ranks:
-            return self.choose_for_throughput(
-                now, _batches_without_overdue(runnable, cost_model, clocked, max_batch_size), cost_model, max_batch_size
-            )
-        key = min((item for item in clocked if id(item[1]) in ranks), key=lambda item: ranks[id(item[1])])[0]
-        if trifles := _trivial_batches(key, runnable, cost_model):
-            key = min(trifles, key=lambda one: cost_model.predict_s(one, len(runnable[one])))
+        overdue = sum(rank[0] == OVERDUE for rank in ranks.values())
+        if overdue > max(tuning.overload_min_overdue_calls, tuning.overload_ratio * len(timed)):  # step 5
+            oldest_first = {
+                key: sorted(calls, key=lambda call: call.walk_run.number) for key, calls in runnable.items()
+            }
+            return self.choose_for_throughput(now, oldest_first, cost_model, max_batch_size)
+        if not ranks:  # step 6
+            harmless = _batches_without_overdue(runnable, cost_model, timed, max_batch_size)
+            return self.choose_for_throughput(now, harmless, cost_model, max_batch_size)
+        key = min((item for item in timed if id(item[1]) in ranks), key=lambda item: ranks[id(item[1])])[0]
+        if trivial := self._trivial_keys(key, runnable, cost_model):  # step 7
+            key = min(trivial, key=lambda trivial_key: cost_model.predict_s(trivial_key, len(runnable[trivial_key])))
             return key, runnable[key][: max_batch_size(key)]
-        return key, _fill_batch(key, runnable[key], ranks, cost_model, max_batch_size(key))
+        return key, self._fill_batch(key, runnable[key], ranks, cost_model, max_batch_size(key))  # step 8
 
     def choose_for_throughput(
         self, now: float, runnable: RunnableCalls, cost_model: CostModel, max_batch_size: MaxBatchSize
     ) -> ChosenBatch:
-        """The calls that run next if nobody is in a hurry."""
+        """Apply the throughput rule."""
         runnable = self._fair_share.next_tenant_calls(runnable)
         oldest = min(runnable, key=lambda key: runnable[key][0].ready_since)
-        is_late = now - runnable[oldest][0].ready_since > MAX_WAIT_S
-        longest = inf if _is_single_walk(runnable) else MAX_ONE_OFF_BATCH_S
+        has_waited = now - runnable[oldest][0].ready_since > self._tuning.max_wait_s
+        max_one_off_s = inf if _is_single_walk(runnable) else self._tuning.max_one_off_batch_s
 
         def rank(key: ModelBatchKey) -> tuple[bool, float]:
-            cost = cost_model.typical_s(key) or 0.0
-            return cost > longest or _is_in_loop(runnable[key][0].frame), cost
+            cost_s = cost_model.typical_s(key) or 0.0
+            return cost_s > max_one_off_s or _is_in_loop(runnable[key][0].frame), cost_s
 
-        key = oldest if is_late else min(runnable, key=rank)
+        key = oldest if has_waited else min(runnable, key=rank)
         return key, self._fair_share.order_by_usage(runnable[key])[: max_batch_size(key)]
 
+    def _ranks(
+        self, timed: Iterable[tuple[ModelBatchKey, ReadyCall]], runnable: RunnableCalls, cost_model: CostModel
+    ) -> dict[int, Rank]:
+        """Ranks by identity of the call; relaxed calls are missing."""
+        longest_s = max(cost_model.predict_s(key, len(calls)) for key, calls in runnable.items())
+        urgent_slack_s = self._tuning.urgent_factor * longest_s
+        ranked = ((id(call), self._rank(key, call, urgent_slack_s, cost_model)) for key, call in timed)
+        return {call_id: rank for call_id, rank in ranked if rank is not None}
 
-def _rank(
-    key: ModelBatchKey, ready_call: ReadyCall, urgent_slack_s: float, cost_model: CostModel
-) -> tuple[int, float] | None:
-    """What goes first: late, pressing, fresh; None for who has time."""
-    if ready_call.slack <= 0:
-        return 0, ready_call.work_s
-    if ready_call.slack <= urgent_slack_s:
-        return 1, ready_call.slack
-    if not ready_call.is_unstarted:
-        return None
-    is_long = _is_in_loop(ready_call.frame) or (cost_model.typical_s(key) or 0.0) > MAX_ONE_OFF_BATCH_S
-    if is_long or not cost_model.gains_from_batching(key):
-        return 3, ready_call.work_s
-    return 2, -ready_call.work_s  # who is farthest behind comes to where the others are, and they go on together
+    def _rank(self, key: ModelBatchKey, call: ReadyCall, urgent_slack_s: float, cost_model: CostModel) -> Rank | None:
+        if call.slack <= 0:
+            return OVERDUE, call.work_s
+        if call.slack <= urgent_slack_s:
+            return URGENT, call.slack
+        if not call.is_unstarted:
+            return None
+        is_long = _is_in_loop(call.frame) or (cost_model.typical_s(key) or 0.0) > self._tuning.max_one_off_batch_s
+        if is_long or not cost_model.gains_from_batching(key):
+            return UNSTARTED, call.work_s
+        return UNSTARTED_ONE_OFF, -call.work_s  # most work first: it catches up with the others
 
+    def _trivial_keys(self, key: ModelBatchKey, runnable: RunnableCalls, cost_model: CostModel) -> list[ModelBatchKey]:
+        """Batch keys that cost next to nothing and advance a walk run that is not in the chosen batch."""
+        chosen_runs = {id(call.walk_run) for call in runnable[key]}
+        max_cost_s = cost_model.predict_s(key, 1) / self._tuning.trivial_cost_divisor
+        return [
+            other
+            for other, calls in runnable.items()
+            if cost_model.predict_s(other, len(calls)) < max_cost_s
+            and any(id(call.walk_run) not in chosen_runs for call in calls)
+        ]
 
-def _trivial_batches(key: ModelBatchKey, runnable: RunnableCalls, cost_model: CostModel) -> list[ModelBatchKey]:
-    """What takes next to no time, and brings somebody who is not there yet nearer to a batch."""
-    there, longest = (
-        {id(waiter.walk_run) for waiter in runnable[key]},
-        cost_model.predict_s(key, 1) / TRIVIAL_COST_DIVISOR,
-    )
-    return [
-        one
-        for one, found in runnable.items()
-        if cost_model.predict_s(one, len(found)) < longest and any(id(waiter.walk_run) not in there for waiter in found)
-    ]
+    def _fill_batch(
+        self,
+        key: ModelBatchKey,
+        calls: Sequence[ReadyCall],
+        ranks: dict[int, Rank],
+        cost_model: CostModel,
+        max_batch_size: int,
+    ) -> list[ReadyCall]:
+        """Ranked calls of a batch key, and as many relaxed ones as make none of them overdue."""
+        batch = sorted((call for call in calls if id(call) in ranks), key=lambda call: ranks[id(call)])[:max_batch_size]
+        relaxed = sorted((call for call in calls if id(call) not in ranks), key=lambda call: call.slack)
+        least_slack_s = min(call.slack for call in batch)
+        growth_limit_s = self._tuning.urgent_batch_growth_factor * cost_model.predict_s(key, len(batch))
+        limit_s = max(growth_limit_s, least_slack_s)
+        while relaxed and len(batch) < max_batch_size and cost_model.predict_s(key, len(batch) + 1) <= limit_s:
+            batch.append(relaxed.pop(0))
+        return batch
 
-
-def _fill_batch(
-    key: ModelBatchKey,
-    calls: Sequence[ReadyCall],
-    ranks: dict[int, tuple[int, float]],
-    cost_model: CostModel,
-    max_batch_size: int,
-) -> list[ReadyCall]:
-    """Those of a batch key that cannot wait, and as many others as make nobody late."""
-    hurried = sorted((one for one in calls if id(one) in ranks), key=lambda one: ranks[id(one)])[:max_batch_size]
-    others = sorted((one for one in calls if id(one) not in ranks), key=lambda one: one.slack)
-    least = min(one.slack for one in hurried)
-    longest = max(URGENT_BATCH_GROWTH_FACTOR * cost_model.predict_s(key, len(hurried)), least)
-    while others and len(hurried) < max_batch_size and cost_model.predict_s(key, len(hurried) + 1) <= longest:
-        hurried.append(others.pop(0))
-    return hurried
+    def _starved_key(self, now: float, runnable: RunnableCalls) -> ModelBatchKey | None:
+        """Batch key of the best-effort call that has waited longest, if it starves."""
+        waiting = [
+            (calls[0].ready_since, key) for key, calls in runnable.items() if not calls[0].walk_run.has_deadlines
+        ]
+        if not waiting:
+            return None
+        since, key = min(waiting)
+        return key if now - since > self._tuning.starvation_s else None
 
 
 def _batches_without_overdue(
     runnable: RunnableCalls,
     cost_model: CostModel,
-    clocked: Iterable[tuple[ModelBatchKey, ReadyCall]],
+    timed: Iterable[tuple[ModelBatchKey, ReadyCall]],
     max_batch_size: MaxBatchSize,
 ) -> RunnableCalls:
-    """Of all batch keys, those of which a batch makes nobody late who waits for something else."""
-    least = dict[ModelBatchKey, float]()
-    for key, waiter in clocked:
-        least[key] = min(least.get(key, inf), waiter.slack)
+    """Batch keys whose batch makes no call of another key overdue; at least the one with the least slack."""
+    least_slack = dict[ModelBatchKey, float]()
+    for key, call in timed:
+        least_slack[key] = min(least_slack.get(key, inf), call.slack)
     fitting: dict[ModelBatchKey, list[ReadyCall]] = {}
-    for key, found in runnable.items():
-        others = (slack for other, slack in least.items() if other != key)
-        if cost_model.predict_s(key, min(len(found), max_batch_size(key))) <= min(others, default=inf):
-            fitting[key] = found
-    first = min(least, key=lambda key: least[key])
+    for key, calls in runnable.items():
+        others = (slack for other, slack in least_slack.items() if other != key)
+        if cost_model.predict_s(key, min(len(calls), max_batch_size(key))) <= min(others, default=inf):
+            fitting[key] = calls
+    first = min(least_slack, key=lambda key: least_slack[key])
     return fitting or {first: runnable[first]}
 
 
-def _starved(now: float, runnable: RunnableCalls) -> ModelBatchKey | None:
-    """What has waited too long without a clock that would make it go first."""
-    waiting = [(found[0].ready_since, key) for key, found in runnable.items() if not found[0].walk_run.has_deadlines]
-    if not waiting:
-        return None
-    since, key = min(waiting)
-    return key if now - since > STARVATION_S else None
-
-
 def _is_in_loop(frame: Frame) -> bool:
-    """Whether this is in a loop, or in windows."""
+    """Whether a frame is inside a `loop` or `windows` region."""
     while frame.instruction is not None and frame.parent is not None:
         if frame.instruction.opcode in (Opcode.LOOP, Opcode.WINDOWS):
             return True
@@ -241,7 +225,7 @@ def _is_in_loop(frame: Frame) -> bool:
 
 
 def _is_single_walk(runnable: RunnableCalls) -> bool:
-    """Whether all calls are of one walk of one request."""
-    waiters = (waiter for found in runnable.values() for waiter in found)
-    first = next(waiters).walk_run
-    return all(waiter.walk_run is first for waiter in waiters)
+    """Whether all calls belong to one walk run."""
+    calls = (call for key_calls in runnable.values() for call in key_calls)
+    first = next(calls).walk_run
+    return all(call.walk_run is first for call in calls)

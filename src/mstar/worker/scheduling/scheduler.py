@@ -1,9 +1,17 @@
-"""Calls that are ready, and which of them may run now. Which of those do is the business of an `order`.
+"""Batch scheduler (continuous batching): holds the ready calls and forms the next batch for the engine.
 
-A call may not run while its client does not take what it was sent, or while its state had to make room. While a batch
-runs, only one that costs no more may be queued behind it, and never one of the same op: its calls had better wait and
-be joined by those that the running one leads to. While everybody who could run has plenty to play, a batch that would
-cost hardly more with twice as many waits a moment for those that other workers still have.
+The scheduler decides which calls can run and how large a batch can be; a `SchedulingPolicy` chooses among them.
+
+1. Backpressure: a call of a request whose client has too many unconsumed emissions does not run.
+2. Preemption: a call of a walk run whose state the engine evicted does not run until memory is free; if nothing else
+   can run, the oldest such walk run resumes.
+3. While a batch runs, another one is queued behind it only if it is no longer than the running one and of another op:
+   calls of the same op wait, because the running batch produces calls that can join them.
+4. A batch that is cheap to enlarge waits up to `batch_fill_wait_s` for calls that other workers still compute, if
+   every call in it has plenty of slack.
+5. An op that gains nothing from batching runs one call at a time, so that the first call finishes sooner. Every
+   `batch_probe_interval_batches` choices a batch of two is tried again.
+6. A crash suspect runs alone (see `WalkRun.is_suspect`).
 """
 
 from __future__ import annotations
@@ -19,39 +27,35 @@ from mstar.plan.tables import Call
 from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import CostModel, ModelBatchKey
 from mstar.worker.scheduling.fair_share import FairShare
-from mstar.worker.scheduling.policy import ChosenBatch, LeastSlackFirst, ReadyCall, SchedulingPolicy
-
-BATCH_FILL_WAIT_S = 0.03
-"""For so many seconds a call waits for others that may share its batch, if that takes at least half as long."""
-CHEAP_CALL_S = 0.002
-"""Calls that take fewer seconds are run together whether they gain by it or not: so is what has to be done for each."""
-BATCH_PROBE_INTERVAL_BATCHES = 64
-"""Once in so many batches two calls are tried together, of an op that gained nothing by that before."""
-FILL_MIN_SLACK_FACTOR, FILL_MAX_COST_RATIO = 10.0, 1.5
-"""A batch waits if everybody in it can wait for so many times what it takes, and one twice as large takes less than so
-many times as long."""
+from mstar.worker.scheduling.policy import ChosenBatch, LeastSlackFirst, SchedulingPolicy
+from mstar.worker.scheduling.ready_call import ReadyCall
+from mstar.worker.scheduling.tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 @dataclass(slots=True)
 class BatchLimits:
-    """How many calls share a batch at most, how many emissions a client may be behind, and the rule that chooses."""
+    """Limits and policy of one scheduler."""
 
     max_batch_size: int = 64
+    """Maximum calls in a batch."""
     max_undelivered_outputs: int = 64
+    """Unconsumed emissions of one kind at which a request is paused."""
     policy: SchedulingPolicy | None = None
-    """None: by slack."""
+    """None for least slack first."""
     unbatched_keys: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """By model, the batch keys of ops that run each call by itself."""
+    """Batch keys of ops that run one call at a time, by model."""
+    tuning: SchedulerTuning = DEFAULT_TUNING
 
 
 class Scheduler:
-    """The calls that are ready, by batch key, in the order in which they came."""
+    """Ready calls by batch key, in order of arrival."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.cost_model = CostModel()
         self._limits = limits
+        self._tuning = limits.tuning
         self._fair_share = FairShare()
-        self._policy = limits.policy or LeastSlackFirst(self._fair_share)
+        self._policy = limits.policy or LeastSlackFirst(self._fair_share, limits.tuning)
         self._by_key: dict[ModelBatchKey, list[ReadyCall]] = {}
         self._choice_count = 0
 
@@ -64,134 +68,136 @@ class Scheduler:
     def __iter__(self) -> Iterator[ReadyCall]:
         return itertools.chain.from_iterable(self._by_key.values())
 
+    # ---------------------------------------------------------------- ready calls
     def add(self, now: float, ready: Iterable[ReadyInstruction]) -> None:
-        """Calls have become ready."""
+        """Add calls that became ready. Calls of walk runs that have ended are ignored."""
         for frame, instruction in ready:
-            tour, call = cast("WalkRun", frame.run.host), instruction.detail
+            walk_run, call = cast("WalkRun", frame.run.host), instruction.detail
             assert isinstance(call, Call)
-            if not tour.is_over:
-                waiters = self._by_key.setdefault((tour.start.model, call.key), [])
-                waiters.append(ReadyCall(tour, frame, instruction, now))
+            if not walk_run.is_over:
+                calls = self._by_key.setdefault((walk_run.start.model, call.key), [])
+                calls.append(ReadyCall(walk_run, frame, instruction, now))
 
-    def requeue(self, key: ModelBatchKey, ready_call: ReadyCall) -> None:
-        """A call has not been run to its end: it goes on before those that came later."""
-        self._by_key.setdefault(key, []).insert(0, ready_call)
+    def requeue(self, key: ModelBatchKey, call: ReadyCall) -> None:
+        """Add a chunked call that has run in part, before the calls that arrived later."""
+        self._by_key.setdefault(key, []).insert(0, call)
 
     def drop(self, walk_run: WalkRun) -> None:
-        """Forget the calls of a tour that is over."""
-        for key, waiters in list(self._by_key.items()):
-            left = [waiter for waiter in waiters if waiter.walk_run is not walk_run]
-            if left:
-                self._by_key[key] = left
-            else:
-                del self._by_key[key]
+        """Remove the calls of a walk run."""
+        for key, calls in list(self._by_key.items()):
+            self._set_calls(key, [call for call in calls if call.walk_run is not walk_run])
 
     def learn(self, key: ModelBatchKey, calls: list[ReadyCall], seconds: float) -> None:
-        """A batch has taken so long."""
+        """Record the cost of a finished batch."""
         self.cost_model.learn(key, len(calls), seconds)
         self._fair_share.record_batch(calls, seconds)
 
-    def choose(self, now: float, running: ModelBatchKey | None, remote_requests: int = 0) -> ChosenBatch | None:
-        """The next batch, to be queued behind the one that is running if there is one; None if it is better to wait.
+    def _set_calls(self, key: ModelBatchKey, calls: list[ReadyCall]) -> None:
+        if calls:
+            self._by_key[key] = calls
+        else:
+            del self._by_key[key]
 
-        `elsewhere` is how many of those that are here are at other workers too.
+    # ---------------------------------------------------------------- the next batch
+    def choose(self, now: float, running: ModelBatchKey | None, remote_requests: int = 0) -> ChosenBatch | None:
+        """Choose and remove the next batch; None if it is better to wait.
+
+        `running` is the batch key that the engine runs. `remote_requests` is the number of requests of this worker
+        that also run at other workers.
         """
-        able, parked = self._runnable()
+        runnable, preempted = self._runnable()
         if running is not None:
-            able = {key: found for key, found in able.items() if key != running}
-        elif not able and parked:
-            _, key, waiter = min(parked, key=lambda one: one[0])
-            waiter.walk_run.is_preempted = False
-            able = {key: [waiter]}
-        if not able:
+            runnable = {key: calls for key, calls in runnable.items() if key != running}
+        elif not runnable and preempted:
+            _, key, call = min(preempted, key=lambda item: item[0])
+            call.walk_run.is_preempted = False
+            runnable = {key: [call]}
+        if not runnable:
             return None
         self._choice_count += 1
-        key, chosen = self._policy.choose(now, able, self.cost_model, self._max_batch_size)
-        if running is not None and self._typical_s(key) > self._typical_s(running):
-            return None  # it takes long: who comes while the other runs may be in more of a hurry
+        key, chosen = self._policy.choose(now, runnable, self.cost_model, self._max_batch_size)
+        typical_s = self.cost_model.typical_s
+        if running is not None and (typical_s(key) or 0.0) > (typical_s(running) or 0.0):
+            return None  # a more urgent call can arrive while the other batch runs
         if running is None and remote_requests > len(chosen) and self._should_wait_to_fill(now, key, chosen):
             return None
         return key, self._dequeue(key, chosen)
 
     def _runnable(self) -> tuple[dict[ModelBatchKey, list[ReadyCall]], list[tuple[int, ModelBatchKey, ReadyCall]]]:
-        """The calls that may run, and those of tours that had to make room."""
-        able: dict[ModelBatchKey, list[ReadyCall]] = {}
-        parked: list[tuple[int, ModelBatchKey, ReadyCall]] = []
-        for key, waiters in self._by_key.items():
+        """Calls that can run by batch key, and calls of preempted walk runs with the number of their walk run."""
+        runnable: dict[ModelBatchKey, list[ReadyCall]] = {}
+        preempted: list[tuple[int, ModelBatchKey, ReadyCall]] = []
+        for key, calls in self._by_key.items():
             free: list[ReadyCall] = []
-            for waiter in waiters:
-                tour = waiter.walk_run
-                if tour.is_preempted:
-                    parked.append((tour.number, key, waiter))
-                elif not tour.emission_counts or not tour.is_backpressured(self._limits.max_undelivered_outputs):
-                    free.append(waiter)
+            for call in calls:
+                walk_run = call.walk_run
+                if walk_run.is_preempted:
+                    preempted.append((walk_run.number, key, call))
+                elif not self._is_backpressured(walk_run):
+                    free.append(call)
             if free:
-                able[key] = free
-        return able, parked
+                runnable[key] = free
+        return runnable, preempted
 
+    def _is_backpressured(self, walk_run: WalkRun) -> bool:
+        return bool(walk_run.emission_counts) and walk_run.is_backpressured(self._limits.max_undelivered_outputs)
+
+    def _dequeue(self, key: ModelBatchKey, chosen: list[ReadyCall]) -> list[ReadyCall]:
+        for call in chosen:
+            if call.walk_run.is_suspect(key[1]):  # alone: if it crashes the worker, no other request is suspected
+                chosen = [call]
+                break
+        removed = set(map(id, chosen))
+        self._set_calls(key, [call for call in self._by_key[key] if id(call) not in removed])
+        return chosen
+
+    def _should_wait_to_fill(self, now: float, key: ModelBatchKey, chosen: list[ReadyCall]) -> bool:
+        """Whether waiting for more calls saves engine time and makes none of these late."""
+        tuning, count = self._tuning, len(chosen)
+        cost_s = self.cost_model.predict_s(key, count)
+        is_cheaper = 0 < self.cost_model.predict_s(key, 2 * count) < tuning.fill_max_cost_ratio * cost_s
+        is_early = now - min(call.ready_since for call in chosen) < tuning.batch_fill_wait_s
+        min_slack_s = tuning.fill_min_slack_factor * cost_s
+        has_slack = all(not call.is_unstarted and min_slack_s < call.slack < inf for call in chosen)
+        return cost_s > tuning.batch_fill_wait_s / 2 and is_cheaper and is_early and has_slack
+
+    # ---------------------------------------------------------------- estimates
     def count_pending_batches(self) -> int:
-        """How many batches it would take to run all that waits for its turn; streams with a clock may be ahead."""
-        window, found = self._limits.max_undelivered_outputs, 0
-        for key, waiters in self._by_key.items():
-            tours = [
-                waiter.walk_run
-                for waiter in waiters
-                if not waiter.walk_run.has_deadlines and not waiter.walk_run.is_preempted
+        """Batches needed for all ready best-effort calls. Streams with deadlines are allowed to run ahead."""
+        batches = 0
+        for key, calls in self._by_key.items():
+            best_effort = [
+                call.walk_run for call in calls if not call.walk_run.has_deadlines and not call.walk_run.is_preempted
             ]
-            able = sum(not tour.emission_counts or not tour.is_backpressured(window) for tour in tours)
-            found += -(-able // self._max_batch_size(key))
-        return found
+            runnable = sum(not self._is_backpressured(walk_run) for walk_run in best_effort)
+            batches += -(-runnable // self._max_batch_size(key))
+        return batches
+
+    def estimate_s(self, key: ModelBatchKey, count: int) -> float:
+        """Predicted seconds for `count` calls that are ready at the same time."""
+        max_size = self._limits.max_batch_size
+        if self._runs_separately(key):
+            return count * self.cost_model.per_call_s(key)
+        if count <= max_size:
+            return self.cost_model.predict_s(key, count)
+        return count / max_size * self.cost_model.predict_s(key, max_size)
+
+    def least_slack(self) -> float:
+        """Least slack of all waiting calls in seconds, as of the last choice; 0 if one is overdue."""
+        slacks = (call.slack for call in self if call.walk_run.has_deadlines)
+        return max(0.0, min(slacks, default=inf))
 
     def _max_batch_size(self, key: ModelBatchKey) -> int:
-        """How many calls may share a batch: one by one they are done sooner, unless sharing saves time."""
-        if self.cost_model.per_call_s(key) < CHEAP_CALL_S or not self._runs_separately(key):
+        tuning = self._tuning
+        if self.cost_model.per_call_s(key) < tuning.cheap_call_s or not self._runs_separately(key):
             return self._limits.max_batch_size
-        return 1 if self._choice_count % BATCH_PROBE_INTERVAL_BATCHES or self._is_unbatched(key) else 2
+        is_probe = self._choice_count % tuning.batch_probe_interval_batches == 0
+        return 2 if is_probe and not self._is_unbatched(key) else 1
 
     def _is_unbatched(self, key: ModelBatchKey) -> bool:
-        """Whether an op runs each call by itself."""
+        """Whether the op's implementation runs one call at a time."""
         return key[1] in self._limits.unbatched_keys.get(key[0], ())
 
     def _runs_separately(self, key: ModelBatchKey) -> bool:
-        """Whether calls gain nothing by sharing a batch."""
+        """Whether calls gain nothing from sharing a batch."""
         return self._is_unbatched(key) or not self.cost_model.gains_from_batching(key)
-
-    def estimate_s(self, key: ModelBatchKey, count: int) -> float:
-        """How long so many calls take that are there at the same time."""
-        most = self._limits.max_batch_size
-        if self._runs_separately(key):
-            return count * self.cost_model.per_call_s(key)
-        return (
-            self.cost_model.predict_s(key, count)
-            if count <= most
-            else count / most * self.cost_model.predict_s(key, most)
-        )
-
-    def _should_wait_to_fill(self, now: float, key: ModelBatchKey, chosen: list[ReadyCall]) -> bool:
-        """Whether it pays to wait for others, and harms nobody."""
-        cost, count = self.cost_model.predict_s(key, len(chosen)), len(chosen)
-        is_cheaper = 0 < self.cost_model.predict_s(key, 2 * count) < FILL_MAX_COST_RATIO * cost
-        is_early = now - min(waiter.ready_since for waiter in chosen) < BATCH_FILL_WAIT_S
-        has_plenty = all(not one.is_unstarted and FILL_MIN_SLACK_FACTOR * cost < one.slack < inf for one in chosen)
-        return cost > BATCH_FILL_WAIT_S / 2 and is_cheaper and is_early and has_plenty
-
-    def least_slack(self) -> float:
-        """How long everybody who waits can wait, as it was when the last batch was chosen."""
-        waiters = (waiter for found in self._by_key.values() for waiter in found if waiter.walk_run.has_deadlines)
-        return max(0.0, min((waiter.slack for waiter in waiters), default=inf))
-
-    def _typical_s(self, key: ModelBatchKey) -> float:
-        return self.cost_model.typical_s(key) or 0.0
-
-    def _dequeue(self, key: ModelBatchKey, chosen: list[ReadyCall]) -> list[ReadyCall]:
-        for waiter in chosen:
-            if waiter.walk_run.is_suspect(key[1]):  # nobody is to die with it
-                chosen = [waiter]
-                break
-        taken = set(map(id, chosen))
-        left = [waiter for waiter in self._by_key[key] if id(waiter) not in taken]
-        if left:
-            self._by_key[key] = left
-        else:
-            del self._by_key[key]
-        return chosen

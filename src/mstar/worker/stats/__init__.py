@@ -1,1 +1,1 @@
-"""What ops cost and what runs now."""
+"""Statistics of a worker: trace spans, op totals, the live view."""

@@ -1,0 +1,85 @@
+"""Batches that the engine has: one runs, and at most one waits behind it so that the engine never idles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from mstar.engine.jobs import Job
+from mstar.failpoints import hit
+from mstar.plan.tables import Plans
+from mstar.wire.messages import Suspect
+from mstar.worker.commands import Batch
+from mstar.worker.outbox import Outbox
+from mstar.worker.scheduling.cost_model import ModelBatchKey
+from mstar.worker.scheduling.ready_call import ReadyCall
+
+MAX_INFLIGHT_BATCHES = 2
+"""Maximum batches that the engine has: one running, one waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class InflightBatch:
+    """A batch that was submitted to the engine and has not finished."""
+
+    key: ModelBatchKey
+    calls: list[ReadyCall]
+    since: float
+
+
+class InflightBatches:
+    """Submits batches to the engine and matches its reports to calls."""
+
+    def __init__(self, plans: Mapping[str, Plans], outbox: Outbox) -> None:
+        self._plans = plans
+        self._outbox = outbox
+        self._batches: dict[int, InflightBatch] = {}
+        """By number, oldest first."""
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether the engine can take another batch."""
+        return len(self._batches) < MAX_INFLIGHT_BATCHES
+
+    @property
+    def running_key(self) -> ModelBatchKey | None:
+        """Batch key of the batch that runs."""
+        return next((batch.key for batch in self._batches.values()), None)
+
+    def calls(self) -> Iterator[ReadyCall]:
+        """Calls of all batches."""
+        return (call for batch in self._batches.values() for call in batch.calls)
+
+    def oldest_age_s(self, now: float) -> float:
+        """Seconds since the oldest batch was submitted; 0 without one."""
+        return now - min((batch.since for batch in self._batches.values()), default=now)
+
+    def submit(
+        self, now: float, key: ModelBatchKey, calls: list[ReadyCall], expected_s: float | None, time_limit_s: float
+    ) -> None:
+        """Submit calls as one batch. A chunked op stops after `time_limit_s` seconds."""
+        hit("worker.submit_batch")
+        for call in calls:
+            call.walk_run.in_flight += 1
+            if call.job is None:
+                call.job = Job(call.frame.arguments(call.instruction))
+        jobs = [cast("Job", call.job) for call in calls]
+        model, key_number = key
+        walk_runs = {call.walk_run.number: call.walk_run for call in calls}.values()
+        suspects = [
+            Suspect(walk_run.request.rid, walk_run.request.attempt, walk_run.completed_calls[key_number])
+            for walk_run in walk_runs
+        ]
+        self._last_number += 1
+        self._batches[self._last_number] = InflightBatch(key, calls, now)
+        batch_key = self._plans[model].keys[key_number]
+        self._outbox.command(Batch(self._last_number, model, batch_key, jobs, suspects, expected_s, time_limit_s))
+
+    def finish(self, number: int) -> InflightBatch:
+        """Remove and return a batch that the engine has finished."""
+        return self._batches.pop(number)
