@@ -8,6 +8,8 @@
     ├── BadShape         an op was given, or gave, a value of another shape than it declares
     ├── NotFinite        an op gave NaN or infinity
     ├── RowsFailed       an op says which rows of its batch are at fault
+    ├── OutOfPages       a request needs more free KV cache pages than there are
+    │   └── NeverFits    a request needs more KV cache pages than the component has
     └── ParityError      a served run differed from the eager one
     WalkNotRun           (warning) a walk was called and its result dropped unread
 
@@ -81,6 +83,14 @@ class RowsFailed(MstarError):
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         self.errors = dict(errors)
         super().__init__("\n".join(f"row {row}: {type(error).__name__}: {error}" for row, error in errors.items()))
+
+
+class OutOfPages(MstarError):
+    """Not enough KV cache pages are free. Nothing was changed; the call can be retried after an eviction."""
+
+
+class NeverFits(OutOfPages):
+    """A request needs more KV cache pages than the component has, so a retry cannot succeed."""
 
 
 class ParityError(MstarError):

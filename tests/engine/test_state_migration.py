@@ -7,7 +7,7 @@ import pytest
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobDone
-from mstar.nn.kv.page_pool import NeverFits, OutOfPages
+from mstar.errors import NeverFits, OutOfPages
 from mstar.testing.toy_language import SampledLM, Sampling
 from mstar.testing.toy_speech import CodecState, StreamingCodec
 from mstar.transfer.values import pack, unpack

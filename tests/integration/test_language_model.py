@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mstar.launch.local_launcher import LocalLauncher
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.load import load_model
 from tests.chaos.deployment import child_peers, collect_stats
 from tests.integration.deployment_clients import Client, Oracle, add_frontend, module_of, run_clients

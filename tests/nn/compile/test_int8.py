@@ -13,8 +13,8 @@ from mstar.nn import native
 from mstar.nn.compile.int8 import pack
 from mstar.nn.kv.paged_attention import extend_caches
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
+from mstar.requests import Sampling
 from tests.nn.lm.model_families import SMALL, network
 
 TYPES = [torch.float32, torch.bfloat16]

@@ -8,13 +8,11 @@ import torch
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
-from mstar.errors import LoadError
+from mstar.errors import LoadError, NeverFits
 from mstar.nn.audio.codec import Codec, CodecStreamState
-from mstar.nn.kv.page_pool import NeverFits
 from mstar.nn.lm import encoder_decoder
-from mstar.nn.lm.grammar import Grammar
 from mstar.nn.lm.sampler import SamplerState, sample_tokens
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Grammar, Sampling
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.values import pack, unpack
 from mstar.walk.states import KV

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mstar.nn.kv.page_pool import RELEASED_PAGE, OutOfPages, PagePool
+from mstar.errors import OutOfPages
+from mstar.nn.kv.page_pool import RELEASED_PAGE, PagePool
 
 PAGES, SIZE = 12, 4
 

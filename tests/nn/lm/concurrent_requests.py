@@ -11,7 +11,7 @@ import torch
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, Unfinished
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.states import KV
 from tests.nn.lm.model_families import network, paged_network
 

@@ -10,10 +10,9 @@ import transformers as t
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobFailed
-from mstar.errors import LoadError
-from mstar.nn.kv.page_pool import OutOfPages
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL, network, paged_network

@@ -9,14 +9,13 @@ import transformers as t
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone
-from mstar.errors import LoadError
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn import native
 from mstar.nn.encoder import hash_embeddings
-from mstar.nn.kv.page_pool import OutOfPages
 from mstar.nn.lm import decoder as decoders
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
 from tests.nn.lm.model_families import SMALL, network

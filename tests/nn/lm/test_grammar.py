@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import mstar.nn.weights.sources as weights
 from mstar.errors import LoadError, RowsFailed
-from mstar.nn.lm.grammar import BadGrammar, Grammar, GrammarViolation, Vocabulary
+from mstar.nn.lm.grammar import GrammarViolation, Vocabulary
 from mstar.nn.lm.sampler import SamplerState, sample_tokens
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import BadGrammar, Grammar, Sampling
 
 END = 258
 SIZE = 300

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.lm.sampler import SamplerState, compute_logprobs, sample_tokens
-from mstar.nn.lm.sampling import BadSampling, Logprobs, Sampling
+from mstar.requests import BadSampling, Logprobs, Sampling
 from tests.nn.lm.model_families import network
 
 SIZE = 1100
@@ -285,7 +285,7 @@ def test_parameters_out_of_range_are_rejected(wrong, message):
 
 def test_parameters_need_no_libraries():
     code = (
-        "import sys; from mstar.nn.lm.sampling import Sampling; from mstar.nn.lm.grammar import Grammar; "
+        "import sys; from mstar.requests import Grammar, Sampling; "
         "hash(Sampling(grammar=Grammar.regex('a')));"
         "sys.exit(bool({'torch', 'llguidance', 'numpy'} & sys.modules.keys()))"
     )

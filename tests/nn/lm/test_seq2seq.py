@@ -16,12 +16,11 @@ import transformers as t
 from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
-from mstar.errors import LoadError
-from mstar.nn.kv.page_pool import OutOfPages
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn.lm import decoder, encoder_decoder
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
+from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import prompts

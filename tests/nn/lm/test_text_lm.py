@@ -8,8 +8,8 @@ from tokenizers.decoders import Fuse
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.sampler import SamplerState
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.text_lm import TextLM
+from mstar.requests import Sampling
 
 LETTERS = [chr(ord("!") + number) for number in range(90)]
 END = LETTERS.index("z")

@@ -15,8 +15,8 @@ import transformers as t
 
 from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
 from mstar.models.whisper.tiny_en import END_OF_TEXT, TINY_EN_VOCABULARY, load_network
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
+from mstar.requests import Sampling
 from mstar.testing.local_runtime import LocalRuntime
 
 START = torch.tensor([50257, 50362])

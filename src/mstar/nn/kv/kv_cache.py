@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mstar.errors import LoadError
-from mstar.nn.kv.page_pool import OutOfPages, PagePool, PageTable
+from mstar.errors import LoadError, OutOfPages
+from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.lm.sampler import SamplerSnapshot, SamplerState
 from mstar.walk.states import KV
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mstar.errors import LoadError
 from mstar.nn.kv.page_pool import PagePool
-from mstar.nn.lm.sampling import Logprobs, Sampling
+from mstar.requests import Logprobs, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import KV, State

@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mstar.errors import LoadError, RowsFailed
+from mstar.errors import LoadError, NeverFits, RowsFailed
 from mstar.nn import native
 from mstar.nn.compile.graph_capture import eager_forward, flatten
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
-from mstar.nn.kv.page_pool import NeverFits, PagePool
+from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, extend_caches, running
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import SamplerState, sample_tokens
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
 _DETERMINISTIC_TOKENS = 64

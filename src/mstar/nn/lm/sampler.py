@@ -22,8 +22,8 @@ from torch import Generator, Tensor
 
 from mstar.errors import LoadError, MstarError, NotFinite, RowsFailed
 from mstar.nn import native
-from mstar.nn.lm.grammar import Grammar, Guide, Vocabulary, compute_logit_mask
-from mstar.nn.lm.sampling import BadSampling, Logprobs, Sampling
+from mstar.nn.lm.grammar import Guide, Vocabulary, compute_logit_mask
+from mstar.requests import BadSampling, Grammar, Logprobs, Sampling
 
 RollbackPoint: TypeAlias = tuple[int, int | None, Tensor | None, Guide | None, int]
 """A place to go back to."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.batching import rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV

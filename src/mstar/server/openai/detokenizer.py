@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from mstar.nn.lm.sampling import ScoredToken
+from mstar.requests import ScoredToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """How bytes are spelled that are no character, or not yet."""
