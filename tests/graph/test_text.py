@@ -30,7 +30,7 @@ def renamed(part, value, stream):
 
 
 def test_every_kind_of_node_reads_as_before(golden):
-    golden(GOLDEN / "every_node.txt", str(valid_walk()))
+    golden(GOLDEN / "every_node.txt", render(valid_walk()))
 
 
 def test_what_a_walk_returns_is_the_last_line():

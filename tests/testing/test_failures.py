@@ -107,7 +107,7 @@ REQUESTS = st.builds(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(REQUESTS, max_size=8), st.sampled_from(STYLES), st.integers(0, 1 << 30), st.integers(1, 8))
 def test_whatever_fails_every_request_ends_as_it_does_alone(requests, style, seed, largest):
-    check(FaultyReader(style), requests, seed=seed, largest_batch=largest)
+    check(FaultyReader(style), requests, seed=seed, max_batch_size=largest)
 
 
 # ---------------------------------------------------------------- what a failed request leaves

@@ -110,7 +110,7 @@ def test_calls_inside_one_request_share_batches():
 
 @pytest.mark.parametrize("largest", [1, 2, 3])
 def test_no_batch_is_larger_than_allowed(largest):
-    ran = batches("longform_asr", largest_batch=largest)
+    ran = batches("longform_asr", max_batch_size=largest)
     assert max(size for _, size in ran) == largest
 
 
@@ -121,7 +121,7 @@ def test_every_call_runs_once_however_it_is_batched():
             total[name] += size
         return total
 
-    assert calls(seed=0) == calls(seed=5, largest_batch=2) == calls(seed=9, is_tight=True)
+    assert calls(seed=0) == calls(seed=5, max_batch_size=2) == calls(seed=9, is_tight=True)
 
 
 def test_a_batch_is_named_by_its_key():

@@ -117,7 +117,7 @@ class PagePool:
         table.length, table.forgotten = length, min(keep, table.forgotten)
 
     def skip(self, table: PageTable, positions: int) -> None:
-        """Start an empty table after this number of positions, a multiple of the page size, as if they were released."""
+        """Start an empty table after this number of positions, whole pages, as if they had been released."""
         table.forgotten = positions // self.page_size
         table.pages, table.length = [RELEASED_PAGE] * table.forgotten, positions
 
