@@ -177,7 +177,7 @@ def _each_conflicts(body: tuple[Node, ...]) -> Iterator[Problem]:
             for kind, name in sorted(access(node).extends):
                 sites = [inner.site for inner in flat(node.body) if (kind, name) in access(inner).extends]
                 action = _CONFLICTS[kind][0].format(name)
-                what = f"the bodies of an each ({_line(node)}) run in parallel, so they cannot {action}"
+                what = f"the bodies of an each ({_line(node)}) run in parallel, so they cannot all {action}"
                 yield Problem(sites[-1], what, fixes[kind].format(name))
 
 

@@ -89,7 +89,7 @@ class EncoderDecoder(Decoder):
 
     @torch.inference_mode()
     def write_encoder_states(self, states: Tensor, caches: Sequence[CrossAttentionKV], counts: Sequence[int]) -> None:
-        """Write the cross-attention keys and values of a ragged batch of encoder states. No token may be read before."""
+        """Write the cross-attention keys and values of a ragged batch of encoder states, before the first token."""
         _raise_not_ready([_already_decoding(cache.table.length) for cache in caches])
         for cache, part in zip(caches, states.split(list(counts)), strict=True):
             cache.cross_attention_cache.append_embeddings(part.clone())  # a view would keep the whole batch alive
@@ -164,7 +164,9 @@ def _shortened_encoder(encoder: Any, frames: int) -> Any:
 
 def _already_decoding(tokens: int) -> str:
     fix = "write all encoder states before the first token, or use a new KV cache"
-    return f"the KV cache already has {tokens} tokens, so no encoder states can be added\n  fix: {fix}" if tokens else ""
+    return (
+        f"the KV cache already has {tokens} tokens, so no encoder states can be added\n  fix: {fix}" if tokens else ""
+    )
 
 
 def _raise_not_ready(reasons: Sequence[str]) -> None:

@@ -118,7 +118,7 @@ class Guide:
         self.consumed = consumed
 
     def fill_mask(self, bits: Tensor) -> None:
-        """Set the bit of each allowed token in this row of int32; after complete output that is only end-of-sequence."""
+        """Set the bit of each allowed token in this row of int32; after complete output only end-of-sequence is."""
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), self.width * bits.element_size())
         self._check()
 

@@ -12,9 +12,9 @@ Order of the logits processors, per row:
 The order and the arithmetic are those of `generate` in transformers, so equal parameters and seed give equal tokens.
 Greedy rows cost one argmax.
 
-A sampled token is a proposal: the walk feeds back that token, another one, or several. So the history records tokens when
-they are read, and everything read after the first sampling counts as generated. A chunked prompt must be read completely
-before the first sampling.
+A sampled token is a proposal: the walk feeds back that token, another one, or several. So the history records tokens
+when they are read, and everything read after the first sampling counts as generated. A chunked prompt must be read
+completely before the first sampling.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TextLM(CausalLM):
-    """A decoder with its `tokenizers.Tokenizer`, both loaded lazily. `eos_token` is the end-of-sequence token as text."""
+    """A decoder with its `tokenizers.Tokenizer`, both loaded lazily. `eos_token` is the end-of-sequence token."""
 
     def __init__(self, network: Callable[[], Any], *, tokenizer: Callable[[], Any], eos_token: str) -> None:
         self._load_tokenizer = tokenizer
@@ -55,7 +55,9 @@ class TextLM(CausalLM):
         """`is_over` for one request."""
         if token in (self.eos_token_id, *sampling.stop_token_ids):
             return True
-        longest = max((len(text.encode()) for text in sampling.stop_strings), default=0)  # a token has at least one byte
+        longest = max(
+            (len(text.encode()) for text in sampling.stop_strings), default=0
+        )  # a token has at least one byte
         text = self.detokenize(cast("PagedKV", kv).sampler.generated()[-longest:]) if longest else ""
         return any(stop in text for stop in sampling.stop_strings)
 
