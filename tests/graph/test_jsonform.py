@@ -50,5 +50,5 @@ def test_it_is_one_line_of_plain_objects():
 
 
 def test_only_a_walk_is_a_walk():
-    with pytest.raises(ValueError, match="this JSON holds a ObjectType, not a Walk"):
+    with pytest.raises(ValueError, match="the JSON is a ObjectType, not a Walk"):
         from_json('{"is": "ObjectType", "name": "int"}')

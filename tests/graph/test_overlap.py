@@ -35,19 +35,19 @@ def test_the_good_walk_is_good():
 
 # ---------------------------------------------------------------- 1: streams
 def test_a_stream_is_opened_first():
-    assert problems_of(fill(), OPEN, read()) == [("f.py:1", "stream ~codes is used before it is opened")]
+    assert problems_of(fill(), OPEN, read()) == [("f.py:1", "stream ~codes is used before it is created")]
 
 
 def test_a_stream_is_filled():
-    assert problems_of(OPEN, read()) == [("f.py:1", "nothing is put into stream ~codes")]
+    assert problems_of(OPEN, read()) == [("f.py:1", "stream ~codes is never filled")]
 
 
 def test_a_stream_is_read():
-    assert problems_of(OPEN, fill()) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(OPEN, fill()) == [("f.py:1", "stream ~codes is never read")]
 
 
 def test_a_stream_that_nobody_uses_is_told_once():
-    assert problems_of(OPEN) == [("f.py:1", "nothing is put into stream ~codes")]
+    assert problems_of(OPEN) == [("f.py:1", "stream ~codes is never filled")]
 
 
 def test_of_a_graph_that_is_not_whole_nothing_is_missed():
@@ -56,19 +56,19 @@ def test_of_a_graph_that_is_not_whole_nothing_is_missed():
 
 
 def test_no_node_both_fills_and_reads():
-    message = "one loop both fills and reads stream ~codes; it would wait for itself"
+    message = "deadlock: one loop both fills and reads stream ~codes"
     assert problems_of(OPEN, fill(GET)) == [("f.py:10", message)]
 
 
 def test_a_stream_is_filled_before_it_is_read():
-    message = "stream ~codes is read before all that fills it: nothing would be there yet"
+    message = "stream ~codes is read before the last code that fills it"
     assert problems_of(OPEN, read(), fill()) == [("f.py:20", message)]
 
 
 def test_streams_of_inner_bodies_are_seen_too():
-    assert problems_of(repeat("k", OPEN, fill())) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(repeat("k", OPEN, fill())) == [("f.py:1", "stream ~codes is never read")]
     arm = ir.Arm((OPEN, fill()), ())
-    assert problems_of(ir.Choose(val("f"), ir.Arm((), ()), arm, ())) == [("f.py:1", "nobody reads stream ~codes")]
+    assert problems_of(ir.Choose(val("f"), ir.Arm((), ()), arm, ())) == [("f.py:1", "stream ~codes is never read")]
 
 
 # ---------------------------------------------------------------- 2: no waiting
@@ -102,13 +102,13 @@ def test_both_sides_cannot_emit_one_modality():
 def test_both_sides_cannot_fill_a_second_stream():
     second, put = ir.Open("second", TOKEN, "f.py:2"), ir.Put("second", FIRST)
     body = (OPEN, second, fill(put), read(put), repeat("k", ir.Get("second", FIRST, val("last"))))
-    assert problems_of(*body) == [("f.py:20", "both sides of stream ~codes fill stream ~second, at line 10 and here")]
+    assert problems_of(*body) == [("f.py:20", "both sides of stream ~codes put into stream ~second, at line 10 and here")]
 
 
 def test_both_sides_cannot_read_a_second_stream():
     second, get = ir.Open("second", TOKEN, "f.py:2"), ir.Get("second", FIRST, val("got"))
     body = (OPEN, second, repeat("k", ir.Put("second", FIRST)), fill(get), read(get))
-    message = "both sides of stream ~codes read stream ~second by get, at line 10 and here"
+    message = "both sides of stream ~codes read stream ~second with get, at line 10 and here"
     assert ("f.py:20", message) in problems_of(*body)
 
 
@@ -120,13 +120,13 @@ def filling():
 
 def test_who_reads_cannot_need_the_end_of_who_fills():
     reader = read(call("lm.use", [], last=val("x.2")))
-    message = "this reads stream ~codes but needs %x.2, which is known only when the part that fills it (line 10) ends"
+    message = "deadlock: this reads stream ~codes but needs %x.2, the result of the code that fills it (line 10)"
     assert problems_of(OPEN, filling(), reader) == [("f.py:20", message)]
 
 
 def test_nor_by_way_of_another_node():
     between = call("lm.use", [val("y")], last=val("x.2"))
-    message = "this reads stream ~codes but waits for another node, which cannot end before this has started"
+    message = "deadlock: this reads stream ~codes but waits for another node, which cannot finish before this starts"
     assert problems_of(OPEN, filling(), between, read(call("lm.use", [], y=val("y")))) == [("f.py:20", message)]
 
 
@@ -151,7 +151,7 @@ def test_nor_the_end_of_another_reader():
     late = repeat("k", ir.Get("second", FIRST, val("got")), call("lm.use", [], y=val("y.2")), site="f.py:30")
     found = problems_of(OPEN, second, maker, early, late)
     assert [site for site, _ in found] == ["f.py:30"]
-    assert found[0][1] == "this reads stream ~second but waits for line 20, which cannot end before this has started"
+    assert found[0][1] == "deadlock: this reads stream ~second but waits for line 20, which cannot finish before this starts"
 
 
 def test_a_node_without_a_line_is_named_without_one():
@@ -169,13 +169,13 @@ def alone(*body, before=(), after=()):
 
 
 def test_the_bodies_of_an_each_share_nothing_they_change():
-    text = "the bodies of an each (line 5) run side by side, so they cannot all "
+    text = "the bodies of an each (line 5) run in parallel, so they cannot all "
     extend = call("lm.decode", [], kv=STATE, extends=[STATE], site="f.py:6")
     assert alone(extend) == [("f.py:6", text + "use the state %kv")]
     assert alone(ir.Emit("Text", FIRST, site="f.py:6")) == [("f.py:6", text + "emit Text")]
     put = ir.Put("codes", FIRST, "f.py:6")
-    assert alone(put, before=(OPEN,), after=(read(),)) == [("f.py:6", text + "fill stream ~codes")]
-    assert alone(GET, before=(OPEN, fill())) == [("f.py:21", text + "read stream ~codes by get")]
+    assert alone(put, before=(OPEN,), after=(read(),)) == [("f.py:6", text + "put into stream ~codes")]
+    assert alone(GET, before=(OPEN, fill())) == [("f.py:21", text + "read stream ~codes with get")]
 
 
 def test_the_innermost_line_is_named():
@@ -192,7 +192,7 @@ def test_the_bodies_of_an_each_may_change_what_is_theirs():
 
 # ---------------------------------------------------------------- 4: owners
 def test_a_state_belongs_to_one_component():
-    message = "talker.decode(kv=...) was given a state that belongs to `lm`"
+    message = "talker.decode(kv=...) got a state that belongs to `lm`"
     made = ir.New("lm", OTHER)
     foreign = call("talker.decode", [], kv=OTHER, extends=[OTHER], site="f.py:9")
     assert problems_of(made, foreign) == [("f.py:9", message)]
@@ -209,13 +209,13 @@ def test_a_state_from_outside_belongs_to_its_first_user():
     first, then = call("lm.decode", [], kv=STATE), call("talker.decode", [], kv=STATE, site="f.py:9")
     assert problems_of(first, first) == []
     assert problems_of(first, repeat("k", then)) == [
-        ("f.py:9", "talker.decode(kv=...) was given a state that belongs to `lm`")
+        ("f.py:9", "talker.decode(kv=...) got a state that belongs to `lm`")
     ]
 
 
 def test_windows_are_in_the_body_that_makes_their_stream():
     window = ir.Windows("codes", val("window"), val("fresh", INT), 1, 1, 1, False, (), "f.py:30")
-    message = "the windows of stream ~codes are inside a region, which may run them again or never"
+    message = "windows of stream ~codes inside a region, which can run them several times or never"
     assert problems_of(OPEN, fill(), repeat("k", window)) == [("f.py:30", message)]
     assert problems_of(OPEN, fill(), ir.Choose(val("f"), ir.Arm((window,), ()), ir.Arm((), ()), ())) == [
         ("f.py:30", message)

@@ -121,7 +121,7 @@ def test_every_call_runs_once_however_it_is_batched():
             total[name] += size
         return total
 
-    assert calls(seed=0) == calls(seed=5, max_batch_size=2) == calls(seed=9, is_tight=True)
+    assert calls(seed=0) == calls(seed=5, max_batch_size=2) == calls(seed=9, min_stream_buffers=True)
 
 
 def test_a_batch_is_named_by_its_key():
@@ -220,7 +220,7 @@ class SelfWaiting(Model):
     def graphs(self):
         graph, problems = trace(self.walks()["go"], self)
         assert len(problems) == 1
-        assert "needs %x.2, which is known only when" in problems[0].message
+        assert "needs %x.2, the result of the code that fills it" in problems[0].message
         return {"go": graph}
 
 

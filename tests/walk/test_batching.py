@@ -155,10 +155,10 @@ def test_calls_join_when_what_is_not_levelled_is_equal(array):
 
 def test_a_wrong_number_of_dimensions_is_noticed():
     with pytest.raises(
-        BadShape, match=r"`x` as int64\[N\] and was given one of shape \(2, 2\)\n  fix: pass an array of 1"
+        BadShape, match=r"`x` as int64\[N\], got shape \(2, 2\)\n  fix: pass an array with 1"
     ):
         batch_key_of("stack", x=np.zeros((2, 2)), by=1)
-    with pytest.raises(BadShape, match=r"`x` as int64\[N\] and was given a list"):
+    with pytest.raises(BadShape, match=r"`x` as int64\[N\], got a list"):
         batch_key_of("stack", x=[1, 2], by=1)
 
 

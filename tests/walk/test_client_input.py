@@ -58,7 +58,7 @@ def test_a_route_may_await_walks_and_client_input_and_nothing_else():
 
             await Other()
 
-    with pytest.raises(RouteError, match=r"await walks and self\.next_input"):
+    with pytest.raises(RouteError, match=r"await only walks and self\.next_input"):
         Sleeps().run(0)
 
 

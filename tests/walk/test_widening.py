@@ -116,5 +116,5 @@ def test_a_widened_size_equals_no_other():
                 yield Latents(self.pages.both(first, s.found))
                 s.found = self.pages.find(step)
 
-    with pytest.raises(WalkError, match=r"`P` is P#1 in another argument but P#\d here"):
+    with pytest.raises(WalkError, match=r"dimension `P` is P#1 in another argument, but P#\d in"):
         Wrong().graphs()

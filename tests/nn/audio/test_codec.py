@@ -110,7 +110,7 @@ def whole(make, sound, codes):
 
 
 def decode(codec, codes, pasts):
-    results = codec.ops()["decode"].run(codec, {"codes": codes, "past": pasts}, len(codes))
+    results = codec.ops()["decode"].run(codec, {"codes": codes, "state": pasts}, len(codes))
     return [sound for (sound,) in results]
 
 

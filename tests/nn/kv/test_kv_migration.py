@@ -87,7 +87,7 @@ def test_a_grammar_is_followed_on():
 
 
 def test_a_cache_of_embeddings_moves_with_its_tenant_and_its_lineage():
-    here, there = make_component("llama"), make_component("llama", swap=0)
+    here, there = make_component("llama"), make_component("llama", swap_bytes=0)
     first, second = prompts(5)[3:]
     cache = here.kv()
     cache.tenant = "somebody"
@@ -103,7 +103,7 @@ def test_a_cache_of_embeddings_moves_with_its_tenant_and_its_lineage():
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_an_evicted_cache_can_be_migrated(swap):
-    engine, lm = Engine(), make_component("llama", swap=swap)
+    engine, lm = Engine(), make_component("llama", swap_bytes=swap)
     cache = engine.new_state(lm, KV)
     token = torch.tensor(write(engine, lm, cache, prompts(3)[2], GREEDY, 1))
     cache.evict()
@@ -121,7 +121,7 @@ def test_others_are_evicted_for_an_incoming_cache():
     assert engine.take_evicted() == [cache]
     assert (moved.is_resident, cache.is_resident) == (True, False)
     small = make_component("llama", pages=3)
-    with pytest.raises(NeverFits, match="18 pages of 4 are needed, and there are 3"):
+    with pytest.raises(NeverFits, match="18 KV cache pages of 4 positions needed, 3 exist"):
         Engine().load(small, KV, sent(engine.export(moved)))
     small.decoder.store.pool.check()
 
@@ -169,7 +169,7 @@ def test_cross_attention_kv_is_migrated_too(monkeypatch):
     moved = there.load_state(KV, sent(cache.export()))
     right = whisper.generated(whisper.sound(0), torch.arange(3, 10), whisper.ONE)
     assert [int(there.next_token(torch.tensor([9]), moved, whisper.SAMPLING_PARAMS[0]))] == right
-    with pytest.raises(NeverFits, match="3 pages of 8 are needed, and there are 2"):
+    with pytest.raises(NeverFits, match="3 KV cache pages of 8 positions needed, 2 exist"):
         whisper.component(page_size=8, pages=2).load_state(KV, sent(cache.export()))
 
 
@@ -208,7 +208,7 @@ def test_a_request_that_can_never_fit_is_refused_before_anything_is_computed(mon
     ]
     results = engine.run(lm, lm.ops()["next_token"], jobs)
     assert [type(result.error) for result in results] == [NeverFits] * 3
-    assert "21 pages of 4 are needed, and there are 20\n  fix: give the component more pages" in str(results[0].error)
+    assert "21 KV cache pages of 4 positions needed, 20 exist\n  fix: give the component more pages" in str(results[0].error)
     assert lm.memory_stats()["pages_used"] == 0
 
 

@@ -170,7 +170,7 @@ def test_a_shared_part_page_is_copied_by_who_writes_first():
 
 def test_too_much_says_how_much():
     pool = PagePool(2, SIZE)
-    with pytest.raises(OutOfPages, match="3 pages of 4 are needed, 2 of 2 are free"):
+    with pytest.raises(OutOfPages, match="3 pages of 4 positions needed, 2 of 2 free"):
         pool.extend(pool.new_table(), 2 * SIZE + 1)
 
 
@@ -210,14 +210,14 @@ def test_check_notices_pages_without_account(spoil):
     pool = PagePool(2, SIZE)
     pool.extend(pool.new_table(), 1)
     getattr(pool, spoil).pop(0)
-    with pytest.raises(AssertionError, match="pages are held by"):
+    with pytest.raises(AssertionError, match="pages in use"):
         pool.check()
 
 
 def test_check_notices_a_page_with_a_wrong_key():
     pool = PagePool(2, SIZE)
     pool._cached[b"key"] = 1
-    with pytest.raises(AssertionError, match="pages are kept as"):
+    with pytest.raises(AssertionError, match="cached pages"):
         pool.check()
 
 

@@ -55,7 +55,7 @@ def check_everything(name):
     assert ConcurrentRequests(make_component(name), 3).serve(requests, evictions=0.1) == right, (
         "copied out of memory and back"
     )
-    assert ConcurrentRequests(make_component(name, swap=0), 4).serve(requests, evictions=0.1) == right, (
+    assert ConcurrentRequests(make_component(name, swap_bytes=0), 4).serve(requests, evictions=0.1) == right, (
         "dropped and read again"
     )
     small = make_component(name, pages=60)  # all of them need about twice as much
@@ -80,7 +80,7 @@ def test_all_pages_come_back():
 
 
 def test_oversubscription_means_waiting_not_failing():
-    lm = make_component("llama", pages=24, swap=0)
+    lm = make_component("llama", pages=24, swap_bytes=0)
     requests = [(prompt, SAMPLING_PARAMS[0]) for prompt in prompts(16)]
     needed = sum(-(-(len(prompt) + NEW) // 4) for prompt, _ in requests)
     assert needed > 2 * 24
@@ -136,7 +136,7 @@ def test_a_request_that_never_fits_fails_alone_and_says_so():
     good, bad = engine.run(lm, lm.ops()["next_token"], jobs)
     assert [int(good.values[0])] == reference_tokens("llama", prompts(2)[1], Sampling(max_tokens=1))
     assert isinstance(bad, JobFailed)
-    with pytest.raises(OutOfPages, match="21 pages of 4 are needed, and there are 10"):
+    with pytest.raises(OutOfPages, match="21 KV cache pages of 4 positions needed, 10 exist"):
         raise bad.error
     assert caches[1].sampler.history.tolist() == []
 

@@ -63,7 +63,7 @@ def test_embeddings_are_read_as_the_tokens_they_stand_for():
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_a_cache_of_tokens_and_embeddings_is_evicted_and_restored(swap):
-    lm = make_component("llama", swap=swap)
+    lm = make_component("llama", swap_bytes=swap)
     first, second, third = prompts(6)[3:]
     cache = lm.kv()
     run(lm, "hidden_states", tokens=[first], kv=[cache])
@@ -231,7 +231,7 @@ def test_what_is_shown_is_shared_by_its_content(monkeypatch):
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_a_cache_of_images_is_evicted_migrated_and_shared(swap, monkeypatch):
-    here, there = make_component("llama", swap=swap), make_component("llama", swap=swap)
+    here, there = make_component("llama", swap_bytes=swap), make_component("llama", swap_bytes=swap)
     given, cache = mixed_prompt(here, 1, 9), here.kv()
     token = here.next_token_mixed(**given, kv=cache, sampling=GREEDY)
     written = [int(token)]

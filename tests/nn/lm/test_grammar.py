@@ -202,7 +202,7 @@ def test_a_token_outside_the_grammar_fails_its_row_and_no_other():
     marks = [chooser.snapshot() for chooser in choosers]
     for chooser, text in zip(choosers, ("a", "x", "a"), strict=True):
         chooser.append_tokens(read(text))
-    with pytest.raises(RowsFailed, match=r"token 87 was read where the grammar does not allow it\n  fix: ") as raised:
+    with pytest.raises(RowsFailed, match=r"the grammar does not allow the token 87\n  fix: ") as raised:
         sample_tokens(noise(3), [wish] * 3, choosers)
     assert {row: type(error) for row, error in raised.value.errors.items()} == {1: GrammarViolation}
     for chooser, mark in zip(choosers, marks, strict=True):
@@ -253,8 +253,8 @@ def test_a_grammar_that_cannot_be_used_fails_its_row(grammar, message):
     [
         (lambda: Grammar.json_schema("{"), "the schema '{' is not JSON"),
         (lambda: Grammar.json_schema("[1]"), r"the schema '\[1\]' is not an object"),
-        (lambda: Grammar.choice([]), r"\[\] leaves nothing to choose"),
-        (lambda: Grammar.choice(["a", ""]), r"\['a', ''\] leaves nothing to choose"),
+        (lambda: Grammar.choice([]), r"\[\] are no texts to choose from"),
+        (lambda: Grammar.choice(["a", ""]), r"\['a', ''\] are no texts to choose from"),
     ],
 )
 def test_what_is_no_grammar_is_refused_where_it_is_made(made, message):
@@ -267,7 +267,7 @@ def test_without_what_it_needs_it_says_so(monkeypatch):
     with pytest.raises(RowsFailed, match="the model has no tokenizer\n  fix: "):
         sample_tokens(logits, [wish], [SamplerState()])
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    with pytest.raises(RowsFailed, match=r"does not say which bytes its tokens are[\s\S]*\n  fix: "):
+    with pytest.raises(RowsFailed, match=r"cannot map the tokenizer's tokens to bytes[\s\S]*\n  fix: "):
         sample_tokens(logits, [wish], [SamplerState(Vocabulary(lambda: words, [1]))])
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RowsFailed, match=r"a grammar needs llguidance[\s\S]*\n  fix: pip install") as raised:

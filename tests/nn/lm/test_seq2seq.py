@@ -246,7 +246,7 @@ def test_a_cache_goes_on_in_another_component():
     there.restore([moved])
     there.decoder.store.pool.check()
     full = component(page_size=8, pages=2).kv()
-    with pytest.raises(OutOfPages, match="3 pages of 8 are needed"):
+    with pytest.raises(OutOfPages, match="3 pages of 8 positions needed"):
         full.load(cache.export())
     assert full.store.pool.free_pages == 2
 
@@ -281,7 +281,7 @@ def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
     assert fits == ()
     ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
     assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
-    assert too_much.startswith("10 pages of 4 are needed")
+    assert too_much.startswith("10 pages of 4 positions needed")
     assert (large.cross_attention_cache.table.length, large.cross_attention_cache.embeddings) == (0, [])
     lm.decoder.store.pool.check()
 
