@@ -109,7 +109,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_a_broken_rule_is_told(message):
+def test_a_violated_rule_is_reported(message):
     kind, change, *nth = BROKEN[message]
     problems = check(walk_with_change(kind, change, nth=nth[0] if nth else 0))
     assert f"walk `speak`: {message}" in [problem.message for problem in problems]

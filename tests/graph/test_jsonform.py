@@ -39,9 +39,9 @@ def test_examples_come_back(name):
 def test_it_is_one_line_of_plain_objects():
     text = to_json(valid_walk())
     assert "\n" not in text
-    told = json.loads(text)
-    assert told["is"] == "Walk"
-    assert told["body"][0] == {
+    data = json.loads(text)
+    assert data["is"] == "Walk"
+    assert data["body"][0] == {
         "is": "New",
         "component": "lm",
         "out": {"is": "Value", "name": "kv", "type": {"is": "StateType", "kind": "KV"}},

@@ -275,7 +275,7 @@ def test_parity_compares_failures_and_then_raises_the_eager_one():
 
 
 class FlakyOp(Component):
-    """Fails every third time that it is asked, whoever asks."""
+    """Fails every third call, for any request."""
 
     count = 0
 

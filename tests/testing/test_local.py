@@ -56,7 +56,7 @@ class StateRoutes(Model):
         return x
 
     @walk
-    def seen_and_told(self, memory: Memory) -> tuple[list[int], int]:
+    def seen_and_total(self, memory: Memory) -> tuple[list[int], int]:
         return self.a.recall(memory), self.a.tell(1, memory)
 
     async def route(self, request):
@@ -89,7 +89,7 @@ class StateRoutes(Model):
         return await self.same(first), await self.look(memory)
 
     async def about_apart(self, memory):
-        return await self.seen_and_told(memory), await self.look(memory)
+        return await self.seen_and_total(memory), await self.look(memory)
 
     async def about_nothing(self, memory):
         return "nothing"

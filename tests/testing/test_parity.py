@@ -42,7 +42,7 @@ def test_many_copies_of_a_request_do_not_mix():
     parity_all(model, [requests[1], requests[2], requests[1]], schedules=3, seed=5)
 
 
-# ---------------------------------------------------------------- what is found out
+# ---------------------------------------------------------------- violations that parity detects
 class Tally(State):
     def __init__(self):
         self.seen = []
@@ -117,17 +117,17 @@ def test_a_sound_model_is_not_accused():
     parity_all(ImpureModel(), [("sound", 1), ("sound", 5), ("sound", 9)], schedules=20)
 
 
-def test_an_op_that_depends_on_what_ran_before_is_found():
+def test_an_op_that_depends_on_what_ran_before_is_detected():
     with pytest.raises(ParityError, match="Latents emission 0: served"):
         parity_all(ImpureModel(), [("order", 1), ("order", 10)], schedules=5)
 
 
-def test_an_op_that_changes_what_it_views_is_found():
+def test_an_op_that_changes_what_it_views_is_detected():
     with pytest.raises(ParityError, match=r"Latents emission 0: served Latents\(value=2\), eager Latents\(value=3\)"):
         parity(ImpureModel(), ("views", 4), schedules=30)
 
 
-def test_a_wrong_batch_body_is_found():
+def test_a_wrong_batch_body_is_detected():
     parity(ImpureModel(), ("batch", 1), schedules=5)  # alone it is right
     with pytest.raises(ParityError, match="served result"):
         parity_all(ImpureModel(), [("batch", 1), ("batch", 10), ("batch", 100)], schedules=5)

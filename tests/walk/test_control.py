@@ -200,7 +200,7 @@ def test_what_each_does_not_collect():
     with pytest.raises(AttributeError) as caught:
         e.scores  # noqa: B018
     assert str(caught.value) == (
-        "this each collects no `scores` (did you mean `score`?); it collects `score`\n"
+        "this each does not collect `scores` (did you mean `score`?); it collects `score`\n"
         "  fix: call e.collect(scores=...) in its body"
     )
 

@@ -36,8 +36,8 @@ def refused(target):
 
 def test_a_file_with_one_model(write):
     write(ONE)
-    found = load_model("my_model.py")
-    assert (type(found).__name__, isinstance(found, Model)) == ("One", True)
+    model = load_model("my_model.py")
+    assert (type(model).__name__, isinstance(model, Model)) == ("One", True)
 
 
 def test_a_model_by_its_name(write):
@@ -87,14 +87,15 @@ def test_a_file_with_several_models_or_none(write):
         "my_model.py: several models: `One`, `Two`\n  fix: name one, for example my_model.py:One"
     )
     write("from mstar import Model\n")
-    assert refused("my_model.py").endswith("no model in this file\n  fix: define class MyModel(mstar.Model) with a walk")
+    assert refused("my_model.py").endswith(
+        "no model in this file\n  fix: define class MyModel(mstar.Model) with a walk"
+    )
 
 
 def test_a_file_that_fails(write):
     write("import no_such_thing\n")
     assert refused("my_model.py") == (
-        "my_model.py: import failed: ModuleNotFoundError: No module named 'no_such_thing'\n"
-        "  fix: see my_model.py:1"
+        "my_model.py: import failed: ModuleNotFoundError: No module named 'no_such_thing'\n  fix: see my_model.py:1"
     )
     assert not [name for name in sys.modules if "my_model" in name]
 

@@ -284,7 +284,9 @@ def test_components_are_named_by_their_attribute():
     model = Single()
     assert {name: part.name for name, part in model.components().items()} == {"part": "part"}
     model.part = model.part
-    with pytest.raises(ValueError, match="this component is already the attribute `part`\n  fix: create another component for `again`"):
+    with pytest.raises(
+        ValueError, match="this component is already the attribute `part`\n  fix: create another component for `again`"
+    ):
         model.again = model.part
 
 

@@ -194,11 +194,11 @@ def test_without_amx_the_sums_are_the_same(monkeypatch, tmp_path):
 
 def answer(lm, tokenizer, question):
     """What it writes, up to two dozen tokens."""
-    kv, wish, written = lm.kv(), Sampling(), []
-    token = lm.next_token(torch.tensor(tokenizer.encode(CHAT.format(question)).ids), kv, wish)
+    kv, params, written = lm.kv(), Sampling(), []
+    token = lm.next_token(torch.tensor(tokenizer.encode(CHAT.format(question)).ids), kv, params)
     while int(token) != 2 and len(written) < 24:
         written.append(int(token))
-        token = lm.next_token(token, kv, wish)
+        token = lm.next_token(token, kv, params)
     return tokenizer.decode(written)
 
 

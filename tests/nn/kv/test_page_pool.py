@@ -82,9 +82,9 @@ class Memory(RuleBasedStateMachine):
         """A fresh table finds the pages of a text it shares a beginning with, if they are still there."""
         text = text[: len(text) * share // 100]
         table = self.pool.new_table()
-        found = self.pool.attach_cached(table, keys(text))
-        assert found == table.length <= len(text)
-        self.content[table] = [*text[:found]]
+        attached = self.pool.attach_cached(table, keys(text))
+        assert attached == table.length <= len(text)
+        self.content[table] = [*text[:attached]]
         return table
 
     @rule(table=tables, text=texts)

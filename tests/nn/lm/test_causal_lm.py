@@ -31,14 +31,14 @@ SAMPLING_PARAMS = [
 
 def make_requests(count):
     """Requests of all lengths, every other one greedy."""
-    wishes = [
+    all_params = [
         SAMPLING_PARAMS[row // 2 % len(SAMPLING_PARAMS)] if row % 2 else SAMPLING_PARAMS[0] for row in range(count)
     ]
-    return list(zip(prompts(count), wishes, strict=True))
+    return list(zip(prompts(count), all_params, strict=True))
 
 
 def expected_tokens(name, requests):
-    return [reference_tokens(name, prompt, wish) for prompt, wish in requests]
+    return [reference_tokens(name, prompt, params) for prompt, params in requests]
 
 
 def check_everything(name):
@@ -87,18 +87,18 @@ def test_oversubscription_means_waiting_not_failing():
     assert ConcurrentRequests(lm, 1).serve(requests) == expected_tokens("llama", requests)
 
 
-def step(lm, tokens, caches, wish=SAMPLING_PARAMS[0]):
-    columns = {"tokens": tokens, "kv": caches, "sampling": [wish] * len(tokens)}
+def step(lm, tokens, caches, params=SAMPLING_PARAMS[0]):
+    columns = {"tokens": tokens, "kv": caches, "sampling": [params] * len(tokens)}
     return [int(token) for (token,) in lm.ops()["next_token"].run(lm, columns, len(tokens))]
 
 
 def test_a_fork_draws_what_its_original_would():
     lm = make_component("llama")
-    wish = Sampling(temperature=1.5, seed=3)
+    params = Sampling(temperature=1.5, seed=3)
     cache = lm.kv()
-    token = step(lm, [prompts(4)[3]], [cache], wish)
+    token = step(lm, [prompts(4)[3]], [cache], params)
     fork = cache.fork()
-    assert step(lm, [torch.tensor(token)], [cache], wish) == step(lm, [torch.tensor(token)], [fork], wish)
+    assert step(lm, [torch.tensor(token)], [cache], params) == step(lm, [torch.tensor(token)], [fork], params)
 
 
 def test_a_fork_goes_its_own_way():

@@ -89,19 +89,19 @@ def given(count):
     """Sounds, beginnings of all lengths, every other request greedy; two requests differ in what they hear only."""
     starts = prompts(count)
     starts[4] = starts[3]
-    wishes = [
+    all_params = [
         SAMPLING_PARAMS[row // 2 % len(SAMPLING_PARAMS)] if row % 2 else SAMPLING_PARAMS[0] for row in range(count)
     ]
-    wishes[4] = wishes[3]
-    return [(sound(row), start, wish) for row, (start, wish) in enumerate(zip(starts, wishes, strict=True))]
+    all_params[4] = all_params[3]
+    return [(sound(row), start, params) for row, (start, params) in enumerate(zip(starts, all_params, strict=True))]
 
 
-def generated(features, start, wish):
-    torch.manual_seed(wish.seed)
+def generated(features, start, params):
+    torch.manual_seed(params.seed)
     how = {"do_sample": False}
-    if wish.temperature:
-        how = {"do_sample": True, "temperature": wish.temperature, "top_k": wish.top_k, "top_p": wish.top_p}
-    how |= {"repetition_penalty": wish.repetition_penalty, "max_new_tokens": wish.max_tokens, "eos_token_id": -1}
+    if params.temperature:
+        how = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+    how |= {"repetition_penalty": params.repetition_penalty, "max_new_tokens": params.max_tokens, "eos_token_id": -1}
     made = t.GenerationMixin.generate(network(), features[None], decoder_input_ids=start[None], **how)
     return made[0, len(start) :].tolist()
 
@@ -114,8 +114,8 @@ def wanted(count):
 class Request:
     """One sound being written down: it is encoded, heard, and then read and written token by token."""
 
-    def __init__(self, cache, features, start, wish):
-        self.cache, self.wish = cache, wish
+    def __init__(self, cache, features, start, params):
+        self.cache, self.params = cache, params
         self.written = []
         self.op = "encode"
         self.job = Job({"features": features})
@@ -123,7 +123,7 @@ class Request:
 
     @property
     def is_over(self):
-        return len(self.written) == self.wish.max_tokens
+        return len(self.written) == self.params.max_tokens
 
     def give(self, result):
         assert not isinstance(result, JobFailed), result
@@ -137,10 +137,10 @@ class Request:
         self._read(torch.tensor(self.written[-1:]) if self.written else self._start)
 
     def _read(self, tokens):
-        self.op, self.job = "next_token", Job({"tokens": tokens, "kv": self.cache, "sampling": self.wish})
+        self.op, self.job = "next_token", Job({"tokens": tokens, "kv": self.cache, "sampling": self.params})
 
     def fork(self, engine):
-        twin = Request(engine.fork(self.cache), None, self._start, self.wish)
+        twin = Request(engine.fork(self.cache), None, self._start, self.params)
         twin.written = [*self.written]
         twin._read(self.job.arguments["tokens"])
         return twin
@@ -264,8 +264,8 @@ def test_a_failing_decoder_call_fails_alone():
     jobs = [{"tokens": tokens, "kv": cache, "sampling": SAMPLING_PARAMS[0]} for tokens, cache in given]
     (token,), deaf, long = run(lm, "next_token", jobs)
     assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
-    assert deaf == "a cache that has heard nothing is to read\n  fix: hear first"
-    assert long.startswith("a cache of 125 tokens is to read 4, of 128 at most\n  fix: wish for fewer tokens")
+    assert deaf == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
+    assert long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
     assert full.table.length == LONGEST - 3
 
 
