@@ -298,7 +298,7 @@ def test_a_file_that_is_not_python(workdir, run):
     status, out, err = run("check", "syntax.py")
     assert (status, out) == (1, "")
     assert err == (
-        "syntax.py: importing it failed: SyntaxError: invalid syntax (syntax.py, line 2)\n  fix: look at syntax.py:2\n"
+        "syntax.py: import failed: SyntaxError: invalid syntax (syntax.py, line 2)\n  fix: see syntax.py:2\n"
     )
 
 

@@ -54,7 +54,7 @@ def test_twice_as_many_pages_are_wanted_as_there_are(report):
         report(f"pages: 24 for {wanted}, all served in {took:.1f} s; too large: told in {1000 * huge.seconds:.0f} ms")
         assert wanted >= 2 * 24
         assert (huge.end.status, huge.end.error_type) == ("failed", "NeverFits")
-        assert "26 pages of 16 are needed, and there are 24" in huge.end.error_message
+        assert "26 KV cache pages of 16 positions needed, 24 exist" in huge.end.error_message
         assert huge.duration_s <= AT_ONCE_S
         assert pages(local, front_end) == [0]
 

@@ -262,10 +262,10 @@ def test_a_failing_decoder_call_fails_alone():
     lm.next_token(torch.full((LONGEST - 3,), 5), full, SAMPLING_PARAMS[0])
     given = [(torch.tensor([3]), good), (torch.tensor([3]), lm.kv()), (torch.tensor([3, 4, 5, 6]), full)]
     jobs = [{"tokens": tokens, "kv": cache, "sampling": SAMPLING_PARAMS[0]} for tokens, cache in given]
-    (token,), deaf, long = run(lm, "next_token", jobs)
+    (token,), no_encoder_states, too_long = run(lm, "next_token", jobs)
     assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
-    assert deaf == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
-    assert long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
+    assert no_encoder_states == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
+    assert too_long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
     assert full.table.length == LONGEST - 3
 
 
@@ -277,7 +277,7 @@ def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
     states = lm.encode(sound(1))
     given = [(states, late), (states, early), (states.repeat(4, 1), large)]
     refused, fits, too_much = run(lm, "write_encoder_states", [{"states": each, "kv": cache} for each, cache in given])
-    assert refused.startswith("a cache that has read 1 tokens is to hear more\n  fix: hear everything before")
+    assert refused.startswith("the KV cache already has 1 tokens, so no encoder states can be added\n  fix: write all")
     assert fits == ()
     ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
     assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
