@@ -55,7 +55,7 @@ class EngineLoop:
 
     def jobs(self, tokens: Sequence[Any], caches: Sequence[Any]) -> list[Any]:
         from mstar.engine.jobs import Job
-        from mstar.nn.lm.sampling import Sampling
+        from mstar.requests import Sampling
 
         params = Sampling()
         return [Job({"tokens": t, "kv": c, "sampling": params}) for t, c in zip(tokens, caches, strict=True)]

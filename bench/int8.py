@@ -17,7 +17,7 @@ import transformers
 from bench.claims import Claim, Row, print_table
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.decoder import Decoder
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
 SIZES = (1, 8, 16, 32)

@@ -32,9 +32,8 @@ from mstar.config import RuntimeConfig
 from mstar.frontend.actor import FrontendActor
 from mstar.frontend.core import AwaitingInput, Deliver, RequestEnded
 from mstar.launch.in_process import InProcessLauncher
-from mstar.nn.lm.sampling import Sampling
 from mstar.plan.planned_model import load_planned_models
-from mstar.requests import ActionRequest, ChatRequest, ImageRequest, Message, SpeechRequest
+from mstar.requests import ActionRequest, ChatRequest, ImageRequest, Message, Sampling, SpeechRequest
 from mstar.wire import messages as m
 from mstar.wire.slo import Slo
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mstar import KV, Int64, Model, Tensor, Text, loop, walk
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 sys.path.append(str(Path(__file__).parents[2]))  # a worker loads this file by itself
 from bench.engine import make_network

@@ -24,8 +24,7 @@ from bench.claims import Row
 from bench.in_process import NAME, one_thread, serve_in_process, time_wall
 from mstar.frontend.actor import FrontendActor
 from mstar.models.smolvlm.smolvlm import SmolVlm
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, ImageInput, Message
+from mstar.requests import ChatRequest, ImageInput, Message, Sampling
 
 COUNT, STEPS, ROUNDS, TILE, EDGE = 8, 16, 3, 64, 256
 SHAPE: dict[str, Any] = {"width": 256, "layers": 4, "image_size": TILE, "edge": EDGE}

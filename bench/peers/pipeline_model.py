@@ -12,7 +12,7 @@ from typing import Any
 from mstar import ONE_ROW, Audio, Component, Float32, Layout, Model, Stream, Tensor, loop, op, padded, walk, windows
 from mstar.nn.audio.codec import Codec, CodecStreamState
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 sys.path.append(str(Path(__file__).parents[2]))  # a worker loads this file by itself
 from bench.peers.traffic import HOP, RATE

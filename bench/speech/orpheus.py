@@ -20,8 +20,7 @@ from bench.claims import Row
 from bench.in_process import one_thread
 from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.orpheus.orpheus import Orpheus
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import SpeechRequest
+from mstar.requests import Sampling, SpeechRequest
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
 LENGTHS = [28 + 56 * number // 15 // 7 * 7 for number in range(16)]

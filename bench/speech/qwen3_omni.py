@@ -19,8 +19,7 @@ from bench.claims import Row
 from bench.in_process import one_thread
 from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Message
+from mstar.requests import ChatRequest, Message, Sampling
 
 WORDS, FRAMES, RATE, COUNT = 16, 20, 24_000, 8
 SEQUENTIAL_INDEX = 2

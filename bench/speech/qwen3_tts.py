@@ -19,8 +19,7 @@ from bench.claims import Row
 from bench.in_process import one_thread
 from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.qwen3_tts.qwen3_tts import Qwen3Tts
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import SpeechRequest
+from mstar.requests import Sampling, SpeechRequest
 
 LENGTHS = (18, 20, 22, 24, 24, 26, 28, 30)
 """How many frames each request has."""

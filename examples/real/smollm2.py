@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import SMOLLM2_135M
-from mstar.requests import ChatRequest, Finish, Message
+from mstar.requests import ChatRequest, Finish, Message, Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.weights.gguf import GgufFile

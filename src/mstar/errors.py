@@ -9,6 +9,8 @@
     ├── BadShape         an op received or returned a value of another shape than declared
     ├── NotFinite        an op returned NaN or infinity
     ├── RowsFailed       an op reports the failed rows of its batch
+    ├── OutOfPages       a request needs more free KV cache pages than there are
+    │   └── NeverFits    a request needs more KV cache pages than the component has
     ├── ParityError      a served run differed from the eager run
     ├── NotSerializable  a value cannot be sent to another process
     └── ReadFailed       the bytes of a sent value cannot be read
@@ -84,6 +86,14 @@ class RowsFailed(MstarError):
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         self.errors = dict(errors)
         super().__init__("\n".join(f"row {row}: {type(error).__name__}: {error}" for row, error in errors.items()))
+
+
+class OutOfPages(MstarError):
+    """Not enough KV cache pages are free. Nothing was changed; the call can be retried after an eviction."""
+
+
+class NeverFits(OutOfPages):
+    """A request needs more KV cache pages than the component has, so a retry cannot succeed."""
 
 
 class ParityError(MstarError):

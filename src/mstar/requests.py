@@ -1,24 +1,180 @@
-"""What clients ask for, as plain values: one class per surface of the server.
+"""Request types, one dataclass per endpoint of the server, with sampling parameters and grammars.
 
-A model says what it serves by the annotation of its route: `async def route(self, request: Chat | Speech)`. The server
-builds the request, the conductor hands it to the route, and neither a network nor HTTP is known here.
+A model declares the endpoints that it serves in the annotation of its route:
+`async def route(self, request: ChatRequest | SpeechRequest)`. The server parses the HTTP body into one of these types
+and the conductor passes it to the route.
 
-Answers are emissions, in order: `Text` for words (token numbers, which `Model.spell` turns into text, or strings),
-`Audio` for sound, `Image` for pictures (the last one is final, those before are partial), `Video`, `Action`, `Latents`.
-What the route returns says the rest: an `Ending`, a `Transcript`, vectors of an embedding.
+A route responds with emissions, in order: `Text` (token ids, which `Model.detokenize` turns into text, or strings),
+`Audio`, `Image` (the last one is final, the ones before are partial), `Video`, `Action`, `Latents`. Its return value
+completes the response: a `Finish`, a `Transcript`, or the vectors of an embedding.
+
+Only the standard library is imported here: servers and model files use these types without torch or llguidance. Token
+sampling is in `mstar.nn.lm.sampler`, grammar-constrained decoding in `mstar.nn.lm.grammar`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from mstar.nn.lm.sampling import Sampling
+from mstar.errors import MstarError
 
 
-# ---------------------------------------------------------------- what a client brings
+# ---------------------------------------------------------------- structured output
+class BadGrammar(MstarError, ValueError):
+    """A grammar is malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Format that generated text must follow (structured output): a JSON schema, a regular expression, a Lark grammar.
+
+    It is compiled where the op runs, against the vocabulary of that model, so most mistakes in it are reported there.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: dict[str, Any] | str) -> Grammar:
+        """JSON on one line that conforms to a schema."""
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+        except json.JSONDecodeError as error:
+            raise BadGrammar(f"the schema {schema!r} is not JSON: {error}\n  fix: pass a JSON object") from error
+        if not isinstance(parsed, dict):
+            raise BadGrammar(f"the schema {schema!r} is not an object\n  fix: pass a dict or a JSON object")
+        return cls("json_schema", json.dumps(parsed))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that a regular expression matches completely. Look-around is not supported."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, rules: str) -> Grammar:
+        """Text derived from the rule `start` of a context-free grammar in Lark notation."""
+        return cls("lark", rules)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """Exactly one of these texts."""
+        if not texts or not all(texts):
+            raise BadGrammar(
+                f"{list(texts)!r} are no texts to choose from\n  fix: pass at least one text, none of them empty"
+            )
+        # Code point escapes: Python and llguidance escape different characters.
+        return cls("regex", "|".join("".join(f"\\x{{{ord(char):x}}}" for char in text) for text in texts))
+
+
+# ---------------------------------------------------------------- sampling parameters
+class BadSampling(MstarError, ValueError):
+    """A sampling parameter is out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of a request. The defaults decode greedily."""
+
+    max_tokens: int = 256
+    """Maximum number of generated tokens."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_k: int = 0
+    """Sample from the k most likely tokens; 0 is all."""
+    top_p: float = 1.0
+    """Nucleus sampling: sample from the most likely tokens whose probabilities add up to p."""
+    min_p: float = 0.0
+    """Sample from tokens that have at least this fraction of the top token's probability."""
+    repetition_penalty: float = 1.0
+    """Divisor for positive logits, factor for negative ones, of every token in the prompt or the output."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token once per occurrence in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token and the value added to its logit."""
+    allowed_ranges: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges of token ids to sample from; empty is all tokens."""
+    grammar: Grammar | None = None
+    """Format of the output (structured output)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output, in addition to the model's own."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end the output where they occur."""
+    logprobs: int | None = None
+    """Number of most likely tokens to report at each position, with the logprob of the sampled one; None is none."""
+    seed: int = 0
+    """Random seed."""
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in _VALID_RANGES}
+        if invalid := [name for name, (is_valid, _) in _VALID_RANGES.items() if not is_valid(values[name])]:
+            problem = ", ".join(f"{name} is {values[name]!r}" for name in invalid)
+            fix = "; ".join(f"{name} must be {_VALID_RANGES[name][1]}" for name in invalid)
+            raise BadSampling(f"{problem}\n  fix: {fix}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the argmax of the unmodified logits is the next token."""
+        return not (
+            self.temperature
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.allowed_ranges
+            or self.grammar
+            or self.repetition_penalty != 1
+        )
+
+
+_VALID_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": (lambda value: value >= 1, "1 or more"),
+    "temperature": (lambda value: 0 <= value < math.inf, "0 or more"),
+    "top_k": (lambda value: value >= 0, "0 or more"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "above 0"),
+    "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "frequency_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "logit_bias": (
+        lambda value: all(token >= 0 and math.isfinite(bias) for token, bias in value),
+        "pairs of a token, 0 or more, and a finite number",
+    ),
+    "allowed_ranges": (
+        lambda value: all(0 <= first < end for first, end in value),
+        "ranges of tokens, none of them empty",
+    ),
+    "stop_token_ids": (lambda value: all(token >= 0 for token in value), "tokens, 0 or more"),
+    "stop_strings": (all, "texts, none of them empty"),
+    "logprobs": (lambda value: value is None or value >= 0, "None, or 0 or more"),
+    "seed": (lambda value: -(2**63) <= value < 2**64, "a number of 64 bits"),
+}
+"""Validator of each parameter, and its valid range for the error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of the raw logits: before penalties, bias, temperature and grammar."""
+
+    token_logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+    """The most likely tokens at this position, each with its logprob."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its logprobs: the item of a `Text` emission when the request sets `Sampling.logprobs`."""
+
+    token: int
+    logprobs: Logprobs
+
+
+# ---------------------------------------------------------------- inputs
 @dataclass(frozen=True, slots=True)
 class AudioInput:
     """Mono samples as float32 between -1 and 1."""
@@ -47,7 +203,7 @@ ContentPart = str | ImageInput | AudioInput | VideoInput
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants called, with its arguments as JSON."""
+    """A function call that the model emits. `arguments` is JSON."""
 
     id: str
     name: str
@@ -56,45 +212,45 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side said."""
+    """One message of a conversation."""
 
     role: str
     """system, user, assistant or tool."""
     parts: tuple[ContentPart, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """The id of the call that a tool's turn answers."""
+    """Of a tool message: id of the call whose result it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may want called."""
+    """A function that the model can call."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """A JSON schema."""
+    """JSON schema of its arguments."""
 
 
 # ---------------------------------------------------------------- requests
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """Go on with a conversation."""
+    """Generate the next message of a conversation."""
 
     messages: tuple[Message, ...]
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[Tool, ...] = ()
     audio_output: bool = False
-    """Answer in speech too."""
+    """Respond with audio in addition to text."""
     voice: str = ""
     multi_turn: bool = False
-    """More will be said: further chats, each with the turns that follow. A route may keep what it knows, and need not.
-    A chat without turns only asks it to be quiet."""
+    """Keep the request open for further turns. Each following ChatRequest has only the new messages, so a route can
+    keep its state; one without messages only interrupts the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """Say a text."""
+    """Text to speech."""
 
     text: str
     voice: str = ""
@@ -106,26 +262,26 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """Write down what is said. The result is a Transcript; Text emissions are its words as they are known."""
+    """Speech to text. The route returns a Transcript; its Text emissions are the words as they are recognized."""
 
     audio: AudioInput
     language: str = ""
     prompt: str = ""
     temperature: float = 0.0
     is_translation: bool = False
-    """Into English."""
+    """Translate into English."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts as vectors. The result is one array, a row for each."""
+    """Embed texts. The route returns one array with a row for each text."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Draw a picture, or change some."""
+    """Generate an image, or edit images."""
 
     prompt: str
     width: int = 0
@@ -135,19 +291,19 @@ class ImageRequest:
     negative_prompt: str = ""
     seed: int = 0
     partial_images: int = 0
-    """How many pictures to show before the last."""
+    """Number of partial images to emit before the final one."""
     sources: tuple[ImageInput, ...] = ()
     mask: ImageInput | None = None
 
     def steps_per_image(self, steps: int) -> list[int]:
-        """How many of a model's steps come before each picture that is shown, the last one included."""
-        shows = min(self.partial_images + 1, steps)
-        return [end - begin for begin, end in pairwise(steps * show // shows for show in range(shows + 1))]
+        """Number of denoising steps before each emitted image, the final one included."""
+        images = min(self.partial_images + 1, steps)
+        return [end - begin for begin, end in pairwise(steps * image // images for image in range(images + 1))]
 
 
 @dataclass(frozen=True, slots=True)
 class VideoRequest:
-    """Make a video."""
+    """Generate a video, from `source` as its first frame if present."""
 
     prompt: str
     seconds: float = 4.0
@@ -162,20 +318,22 @@ class VideoRequest:
 
 @dataclass(frozen=True, slots=True)
 class ActionRequest:
-    """What to do, given what a robot sees."""
+    """Predict a chunk of robot actions from an observation."""
 
     observation: Mapping[str, Any]
     prompt: str = ""
     seed: int = 0
     leftover: Any = None
-    """Actions of the chunk before that have not been carried out."""
+    """Actions of the previous chunk that have not been executed."""
     delay: int = 0
+    """Number of leftover actions that the robot executes while this chunk is computed (real-time chunking)."""
     horizon: int = 0
+    """Number of leftover actions that guide the new chunk; 0 is the model's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """What follows each of some actions. A route emits one of each kind for every action, in order."""
+    """Roll out a world model. The route emits one item of each kind per action, in order."""
 
     observation: Mapping[str, Any]
     actions: tuple[Any, ...] = ()
@@ -183,22 +341,23 @@ class RolloutRequest:
     seed: int = 0
 
 
-# ---------------------------------------------------------------- what a route returns
+# ---------------------------------------------------------------- results
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an answer ended, and what reading the question took, in tokens by modality."""
+    """Finish reason, token usage and tool calls of a response."""
 
     finish_reason: str = "stop"
-    """stop, length or tool_calls; cut, of an answer that its hearer cut short and went on from."""
+    """stop, length or tool_calls; interrupted, of a response that the client cut short with its next turn."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Prompt tokens by modality."""
     tool_calls: tuple[ToolCall, ...] = ()
     completion_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What the answer took, in tokens by modality, of a model that emits text: tokens that it emits are counted."""
+    """Generated tokens by modality, of a model that emits strings; emitted token ids are counted by the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Words between two moments, in seconds."""
+    """Text of a time range, in seconds."""
 
     start: float
     end: float
@@ -207,9 +366,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said."""
+    """Result of a transcription."""
 
     text: str
     segments: tuple[Segment, ...]
     language: str
     seconds: float
+    """Duration of the audio."""

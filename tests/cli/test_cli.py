@@ -14,6 +14,7 @@ import pytest
 
 from mstar.cli import main
 from mstar.draw import to_mermaid
+from mstar.graph.text import render
 from mstar.walk.load import load_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -143,7 +144,7 @@ def test_draw_writes_every_form(workdir, run):
     assert ElementTree.parse("x.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert json.loads(Path("x.json").read_text())
     assert Path("x.mmd").read_text() == to_mermaid(graph)
-    assert Path("x.txt").read_text() == str(graph)
+    assert Path("x.txt").read_text() == render(graph)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -297,7 +298,7 @@ def test_a_file_that_is_not_python(workdir, run):
     status, out, err = run("check", "syntax.py")
     assert (status, out) == (1, "")
     assert err == (
-        "syntax.py: importing it failed: SyntaxError: invalid syntax (syntax.py, line 2)\n  fix: look at syntax.py:2\n"
+        "syntax.py: import failed: SyntaxError: invalid syntax (syntax.py, line 2)\n  fix: see syntax.py:2\n"
     )
 
 

@@ -56,7 +56,7 @@ def test_one_model_is_told_with_hashes_that_were_checked(run_models):
     [
         ({"package": "no-such-package"}, "is not installed", "pip install --no-deps no-such-package==0.2.1"),
         ({"version": "1.0"}, "has version 0.2.1, not 1.0", "pip install --no-deps hibari-tts==1.0"),
-        ({"sha256": "0" * 64}, "has the hash d3cfd8", "--force-reinstall"),
+        ({"sha256": "0" * 64}, "SHA-256 is d3cfd8", "--force-reinstall"),
         ({"file": "hibari/none.onnx"}, "is missing", "--force-reinstall"),
     ],
 )

@@ -15,7 +15,7 @@ import traceback
 
 from mstar.config import RuntimeConfig
 from mstar.launch.ray_launcher import RayLauncher
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.load import load_model
 from tests.chaos.deployment import collect_stats, wait_until_idle
 from tests.integration.deployment_clients import Client, Oracle, add_frontend, module_of

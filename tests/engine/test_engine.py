@@ -303,7 +303,7 @@ def test_a_row_that_is_not_finite_fails(name, bad, make):
     results = run(component, name, *({"x": make(x)} for x in ([1.0, 2.0], [3.0, float(bad)], [5.0, 6.0])))
     assert [isinstance(result, JobDone) for result in results] == [True, False, True]
     assert isinstance(results[1].error, NotFinite)
-    assert str(results[1].error).startswith(f"f.{name} gave NaN or infinity in float")
+    assert str(results[1].error).startswith(f"f.{name} returned NaN or infinity in float")
     with pytest.raises(NotFinite):
         getattr(component, name)(make([float(bad)]))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
-from mstar.nn.kv.page_pool import OutOfPages
+from mstar.errors import OutOfPages
 from tests.engine.toy_components import (
     POISON,
     FailingOps,

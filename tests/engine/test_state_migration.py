@@ -7,7 +7,7 @@ import pytest
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobDone
-from mstar.nn.kv.page_pool import NeverFits, OutOfPages
+from mstar.errors import NeverFits, OutOfPages
 from mstar.testing.toy_language import SampledLM, Sampling
 from mstar.testing.toy_speech import CodecState, StreamingCodec
 from mstar.transfer.values import pack, unpack
@@ -72,7 +72,7 @@ def test_evicted_and_freed_states_are_not_reported():
 def test_a_state_that_can_never_fit_is_rejected_without_eviction():
     engine, paged = Engine(), PagedComponent(PAGES, SIZE)
     states = filled_states(engine, paged, 4, 4)
-    with pytest.raises(NeverFits, match="5 pages of 2 are needed, and there are 4"):
+    with pytest.raises(NeverFits, match="5 KV cache pages of 2 positions needed, 4 exist"):
         engine.load(paged, PagedLog, list(range(9)))
     assert all(notes.is_resident for notes in states)
     assert issubclass(NeverFits, OutOfPages)
@@ -82,7 +82,7 @@ def test_a_state_is_rejected_when_nothing_can_be_evicted():
     engine, paged = Engine(), PagedComponent(PAGES, SIZE)
     other = PagedLog(paged, paged.pool.new_table())  # of somebody else: this engine does not know it
     other.append([1] * 3)
-    with pytest.raises(OutOfPages, match="3 pages of 2 are needed, 2 of 4 are free"):
+    with pytest.raises(OutOfPages, match="3 pages of 2 positions needed, 2 of 4 free"):
         engine.load(paged, PagedLog, list(range(6)))
     paged.pool.check()
 

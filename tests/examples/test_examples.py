@@ -10,6 +10,7 @@ import pytest
 
 from mstar import Model
 from mstar.draw import to_picture, to_svg
+from mstar.graph.text import render
 from mstar.testing.parity import parity_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,7 +68,7 @@ def describe(emission):
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_match_golden_files(name, golden):
     for walk, graph in model_of(load(name)).graphs().items():
-        golden(GOLDEN / f"{name}.{walk}.txt", str(graph))
+        golden(GOLDEN / f"{name}.{walk}.txt", render(graph))
 
 
 def test_no_golden_file_is_left_over():

@@ -68,7 +68,7 @@ async def _buffered_count(live):
 
 
 def _long():
-    from mstar.nn.lm.sampling import Sampling
+    from mstar.requests import Sampling
 
     return Sampling(max_tokens=3000)
 

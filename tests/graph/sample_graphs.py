@@ -54,10 +54,10 @@ def write_loop():
 
 
 def choose_node():
-    said, flag, other = val("said"), val("is_end.2", FLAG), val("decode.2")
+    answer, flag, other = val("answer"), val("is_end.2", FLAG), val("decode.2")
     then = ir.Arm((call("lm.decode", [other], token=LAST, kv=FORKED, extends=[FORKED]),), (other,))
-    choice = ir.Choose(flag, then, ir.Arm((), (LAST,)), (said,), "f.py:20")
-    return call("lm.is_end", [flag], token=LAST), choice, ir.Emit("Text", said)
+    choice = ir.Choose(flag, then, ir.Arm((), (LAST,)), (answer,), "f.py:20")
+    return call("lm.is_end", [flag], token=LAST), choice, ir.Emit("Text", answer)
 
 
 def valid_walk():
@@ -110,7 +110,7 @@ def _inner(node, visit):
 
 
 def _changed(node, change):
-    found = change(node) if callable(change) else change
-    if isinstance(found, dict):
-        return (replace(node, **found),)
-    return found
+    changed = change(node) if callable(change) else change
+    if isinstance(changed, dict):
+        return (replace(node, **changed),)
+    return changed

@@ -47,69 +47,69 @@ def arm(**changes):
 
 BROKEN = {
     # names and scopes
-    "%kv is made twice": (ir.Fork, {"out": STATE}),
-    "%prompt is made twice": (ir.Const, {"out": replace(PROMPT, type=INT)}),
-    "%token is made twice": (ir.Windows, {"fresh": val("token", INT)}),
-    "%nowhere is used where it does not exist": (ir.Emit, {"value": NOWHERE}),
-    "%decode is used where it does not exist": (ir.Put, {"value": NEXT}),
-    "%prefill was made as int64[1] and is used as int64[T]": (ir.Call, {"args": (("x", val("prefill", TOKENS)),)}, 2),
+    "%kv is defined twice": (ir.Fork, {"out": STATE}),
+    "%prompt is defined twice": (ir.Const, {"out": replace(PROMPT, type=INT)}),
+    "%token is defined twice": (ir.Windows, {"fresh": val("token", INT)}),
+    "%nowhere is not defined in this scope": (ir.Emit, {"value": NOWHERE}),
+    "%decode is not defined in this scope": (ir.Put, {"value": NEXT}),
+    "%prefill is defined as int64[1] and used as int64[T]": (ir.Call, {"args": (("x", val("prefill", TOKENS)),)}, 2),
     "stream ~codes is opened twice": (ir.Open, {"stream": "codes"}, 1),
-    "stream ~gone does not exist here": (ir.Put, {"stream": "gone"}),
+    "stream ~gone is not open in this scope": (ir.Put, {"stream": "gone"}),
     # states
-    "%prefill is extended but is no state argument": (ir.Call, {"extends": (FIRST,)}, 1),
-    "%kv.2 is extended but is no state argument": (ir.Call, {"extends": (val("kv.2", KV),)}, 1),
+    "%prefill is extended but is not a state argument": (ir.Call, {"extends": (FIRST,)}, 1),
+    "%kv.2 is extended but is not a state argument": (ir.Call, {"extends": (val("kv.2", KV),)}, 1),
     "%kv is int, not a state": (ir.New, {"out": val("kv", INT)}),
     "%kv.2 is int, not a state": (ir.Fork, {"out": val("kv.2", INT)}),
-    "%kv is a state and is put into a stream": (ir.Put, {"value": STATE}),
-    "%kv is a state and is emitted": (ir.Emit, {"value": STATE}, 0),
-    "%kv is a state and is carried by a loop": (ir.Loop, carry(init=STATE)),
-    "%kv is a state and is collected": (ir.Each, collect(inner=STATE)),
-    "%kv is a state and is given by an arm": (ir.Choose, arm(results=(STATE,))),
+    "%kv is a state and cannot be put into a stream": (ir.Put, {"value": STATE}),
+    "%kv is a state and cannot be emitted": (ir.Emit, {"value": STATE}, 0),
+    "%kv is a state and cannot be carried by a loop": (ir.Loop, carry(init=STATE)),
+    "%kv is a state and cannot be collected": (ir.Each, collect(inner=STATE)),
+    "%kv is a state and cannot be the result of an arm": (ir.Choose, arm(results=(STATE,))),
     # elements
     "index %max_tokens is float, not int": (ir.Take, {"index": val("max_tokens", FLOAT)}),
     "element %prompt.2 is float, not int64[]": (ir.Take, {"out": val("prompt.2", FLOAT)}),
     "element %prompt.2 is int64[], not None": (ir.Take, {"src": val("sampling", ObjectType("Sampling"))}),
     # streams
-    "stream ~codes holds int64[1], not int": (ir.Put, {"value": val("max_tokens", INT)}),
-    "stream ~notes holds int64[1], not int": (ir.Get, {"default": val("max_tokens", INT)}),
-    "stream ~notes holds int64[1], not float": (ir.Get, {"out": val("got", FLOAT)}),
+    "stream ~codes has items of type int64[1], not int": (ir.Put, {"value": val("max_tokens", INT)}),
+    "stream ~notes has items of type int64[1], not int": (ir.Get, {"default": val("max_tokens", INT)}),
+    "stream ~notes has items of type int64[1], not float": (ir.Get, {"out": val("got", FLOAT)}),
     # loops
     "steps %prefill is int64[1], not int": (ir.Loop, {"steps": FIRST}),
     "step %step is float, not int": (ir.Loop, {"step": val("step", FLOAT)}),
     "carry `token`: %prefill is int64[1], not float": (ir.Loop, carry(inner=val("token", FLOAT))),
     "carry `token`: %is_end is bool[], not int64[1]": (ir.Loop, carry(next=val("is_end", TensorType("bool")))),
     "carry `token`: %token.2 is float, not int64[1]": (ir.Loop, carry(out=val("token.2", FLOAT))),
-    "%sound is used where it does not exist": (ir.Loop, carry(next=val("sound"))),
-    "%score is used where it does not exist": (ir.Loop, collect(inner=val("score"))),
-    "%got is used where it does not exist": (ir.Loop, {"stop": (val("got", BOOL),)}),
+    "%sound is not defined in this scope": (ir.Loop, carry(next=val("sound"))),
+    "%score is not defined in this scope": (ir.Loop, collect(inner=val("score"))),
+    "%got is not defined in this scope": (ir.Loop, {"stop": (val("got", BOOL),)}),
     "collection %text is float, not list[int64[1]]": (ir.Loop, collect(out=val("text", FLOAT))),
-    "%decode is int64[1], not a flag": (ir.Loop, {"stop": (NEXT,)}),
+    "%decode is int64[1], not a bool": (ir.Loop, {"stop": (NEXT,)}),
     # windows
-    "these windows lose items or never come: size=4 stride=5 first=4": (ir.Windows, {"stride": 5}),
-    "these windows lose items or never come: size=4 stride=0 first=4": (ir.Windows, {"stride": 0}),
-    "these windows lose items or never come: size=4 stride=2 first=0": (ir.Windows, {"first": 0}),
-    "these windows lose items or never come: size=4 stride=2 first=5": (ir.Windows, {"first": 5}),
+    "these windows skip items or never fill: size=4 stride=5 first=4": (ir.Windows, {"stride": 5}),
+    "these windows skip items or never fill: size=4 stride=0 first=4": (ir.Windows, {"stride": 0}),
+    "these windows skip items or never fill: size=4 stride=2 first=0": (ir.Windows, {"first": 0}),
+    "these windows skip items or never fill: size=4 stride=2 first=5": (ir.Windows, {"first": 5}),
     "window %window is int64[4, 1], not int64[3, 1]": (ir.Windows, {"size": 3, "first": 3}),
     "window %window is list[int64[1]], not int64[4, 1]": (
         ir.Windows,
         {"flush": True, "item": val("window", ListType(TOKEN))},
     ),
-    "stream ~missing does not exist here": (ir.Windows, {"stream": "missing"}),
+    "stream ~missing is not open in this scope": (ir.Windows, {"stream": "missing"}),
     "fresh %fresh is float, not int": (ir.Windows, {"fresh": val("fresh", FLOAT)}),
     # each and choose
     "item %item is float, not int64[1]": (ir.Each, {"item": val("item", FLOAT)}),
     "item %item is int64[1], not None": (ir.Each, {"items": val("sampling", ObjectType("Sampling"))}),
     "index %index is float, not int": (ir.Each, {"index": val("index", FLOAT)}),
     "collection %scores is float, not list[float]": (ir.Each, collect(out=val("scores", FLOAT))),
-    "%token.2 is int64[1], not a flag": (ir.Choose, {"flag": LAST}),
-    "an arm gives 0 values, the choice has 1": (ir.Choose, arm(results=())),
+    "%token.2 is int64[1], not a bool": (ir.Choose, {"flag": LAST}),
+    "an arm returns 0 values, the choice has 1": (ir.Choose, arm(results=())),
     "arm result %max_tokens is int, not int64[1]": (ir.Choose, arm(results=(val("max_tokens", INT),))),
-    "%item is used where it does not exist": (ir.Choose, arm(results=(val("item"),))),
+    "%item is not defined in this scope": (ir.Choose, arm(results=(val("item"),))),
 }
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_a_broken_rule_is_told(message):
+def test_a_violated_rule_is_reported(message):
     kind, change, *nth = BROKEN[message]
     problems = check(walk_with_change(kind, change, nth=nth[0] if nth else 0))
     assert f"walk `speak`: {message}" in [problem.message for problem in problems]
@@ -118,12 +118,12 @@ def test_a_broken_rule_is_told(message):
 
 def test_inputs_have_names_of_their_own():
     graph = replace(valid_walk(), inputs=(PROMPT, *valid_walk().inputs))
-    assert [problem.message for problem in check(graph)] == ["walk `speak`: %prompt is made twice"]
+    assert [problem.message for problem in check(graph)] == ["walk `speak`: %prompt is defined twice"]
 
 
 def test_outputs_exist():
     (problem,) = check(replace(valid_walk(), outputs=(NOWHERE,)))
-    assert problem.message == "walk `speak`: %nowhere is used where it does not exist"
+    assert problem.message == "walk `speak`: %nowhere is not defined in this scope"
     assert problem.site == "f.py:0"
 
 
@@ -145,7 +145,7 @@ def test_a_stream_of_another_body_does_not_exist():
     inner = (ir.Open("own", TOKEN), ir.Put("own", FIRST), ir.Get("own", FIRST, val("own.2")))
     body = (ir.Loop(3, val("i", INT), (), (), (), inner), ir.Put("own", FIRST))
     problems = check(ir.Walk("w", (FIRST,), body))
-    assert [problem.message for problem in problems] == ["walk `w`: stream ~own does not exist here"]
+    assert [problem.message for problem in problems] == ["walk `w`: stream ~own is not open in this scope"]
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_examples_come_back(name):
 def test_it_is_one_line_of_plain_objects():
     text = to_json(valid_walk())
     assert "\n" not in text
-    told = json.loads(text)
-    assert told["is"] == "Walk"
-    assert told["body"][0] == {
+    data = json.loads(text)
+    assert data["is"] == "Walk"
+    assert data["body"][0] == {
         "is": "New",
         "component": "lm",
         "out": {"is": "Value", "name": "kv", "type": {"is": "StateType", "kind": "KV"}},
@@ -50,5 +50,5 @@ def test_it_is_one_line_of_plain_objects():
 
 
 def test_only_a_walk_is_a_walk():
-    with pytest.raises(ValueError, match="this JSON holds a ObjectType, not a Walk"):
+    with pytest.raises(ValueError, match="the JSON is a ObjectType, not a Walk"):
         from_json('{"is": "ObjectType", "name": "int"}')

@@ -8,7 +8,7 @@ from typing import Any
 
 from mstar import KV, Int64, Model, Tensor, Text, loop, walk
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 TINY = {
     "vocab_size": 97,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mstar.launch.local_launcher import LocalLauncher
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.load import load_model
 from tests.chaos.deployment import child_peers, collect_stats
 from tests.integration.deployment_clients import Client, Oracle, add_frontend, module_of, run_clients
@@ -57,7 +57,7 @@ def test_overcommitted_kv_pages(report):
         )
         assert needed >= 2 * 24
         assert (huge.end.status, huge.end.error_type) == ("failed", "NeverFits")
-        assert "26 pages of 16 are needed, and there are 24" in huge.end.error_message
+        assert "26 KV cache pages of 16 positions needed, 24 exist" in huge.end.error_message
         assert huge.duration_s <= AT_ONCE_S
         assert pages(local, front_end) == [0]
 

@@ -167,12 +167,12 @@ def test_the_cache_holds_so_many_bytes_of_what_was_used_last():
     for step in range(2000):
         number = chosen.randrange(12)
         key, tensor = bytes([number]), torch.full((number * 10,), number, dtype=torch.uint8)
-        found = cache.get(key)
-        assert (found is not None) == (key in used), step
-        if found is None:
+        cached = cache.get(key)
+        assert (cached is not None) == (key in used), step
+        if cached is None:
             cache.put(key, tensor)
         elif key in used:
-            assert torch.equal(found, tensor)
+            assert torch.equal(cached, tensor)
             used.pop(key)
         if len(tensor) <= 100:
             used[key] = len(tensor)

@@ -107,7 +107,7 @@ REQUESTS = st.builds(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(REQUESTS, max_size=8), st.sampled_from(STYLES), st.integers(0, 1 << 30), st.integers(1, 8))
 def test_whatever_fails_every_request_ends_as_it_does_alone(requests, style, seed, largest):
-    check(FaultyReader(style), requests, seed=seed, largest_batch=largest)
+    check(FaultyReader(style), requests, seed=seed, max_batch_size=largest)
 
 
 # ---------------------------------------------------------------- what a failed request leaves
@@ -275,7 +275,7 @@ def test_parity_compares_failures_and_then_raises_the_eager_one():
 
 
 class FlakyOp(Component):
-    """Fails every third time that it is asked, whoever asks."""
+    """Fails every third call, for any request."""
 
     count = 0
 
@@ -283,7 +283,7 @@ class FlakyOp(Component):
     def run(self, x: int) -> int:
         self.count += 1
         if self.count % 3 == 0:
-            raise Poison("asked too often")
+            raise Poison("called too often")
         return x
 
 
@@ -297,17 +297,17 @@ class FlakyModel(Model):
 
 
 def test_parity_finds_what_fails_only_when_served_and_what_does_not():
-    what = r"request 0 of FlakyModel: it ended with Poison\('asked too often'\), eager with None"
+    what = r"request 0 of FlakyModel: served error Poison\('called too often'\), eager error None"
     with pytest.raises(ParityError, match=what):
         parity_all(FlakyModel(), [{"x": 1}, {"x": 2}])
     asks = FlakyModel()
     asks.moody.count = 2
-    with pytest.raises(ParityError, match=r"request 0 of FlakyModel: it ended with None, eager with Poison"):
+    with pytest.raises(ParityError, match=r"request 0 of FlakyModel: served error None, eager error Poison"):
         parity_all(asks, [{"x": 1}])
 
 
 def test_failures_that_differ():
     one, other = Outcome([], error=Poison("a")), Outcome([], error=Poison("b"))
     assert first_difference(one, Outcome([], error=Poison("a"))) is None
-    assert first_difference(one, other) == "it ended with Poison('b'), eager with Poison('a')"
+    assert first_difference(one, other) == "served error Poison('b'), eager error Poison('a')"
     assert first_difference(one, Outcome([], error=ValueError("a"))) is not None

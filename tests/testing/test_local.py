@@ -56,7 +56,7 @@ class StateRoutes(Model):
         return x
 
     @walk
-    def seen_and_told(self, memory: Memory) -> tuple[list[int], int]:
+    def seen_and_total(self, memory: Memory) -> tuple[list[int], int]:
         return self.a.recall(memory), self.a.tell(1, memory)
 
     async def route(self, request):
@@ -89,7 +89,7 @@ class StateRoutes(Model):
         return await self.same(first), await self.look(memory)
 
     async def about_apart(self, memory):
-        return await self.seen_and_told(memory), await self.look(memory)
+        return await self.seen_and_total(memory), await self.look(memory)
 
     async def about_nothing(self, memory):
         return "nothing"
@@ -110,7 +110,7 @@ def test_calls_inside_one_request_share_batches():
 
 @pytest.mark.parametrize("largest", [1, 2, 3])
 def test_no_batch_is_larger_than_allowed(largest):
-    ran = batches("longform_asr", largest_batch=largest)
+    ran = batches("longform_asr", max_batch_size=largest)
     assert max(size for _, size in ran) == largest
 
 
@@ -121,7 +121,7 @@ def test_every_call_runs_once_however_it_is_batched():
             total[name] += size
         return total
 
-    assert calls(seed=0) == calls(seed=5, largest_batch=2) == calls(seed=9, is_tight=True)
+    assert calls(seed=0) == calls(seed=5, max_batch_size=2) == calls(seed=9, min_stream_buffers=True)
 
 
 def test_a_batch_is_named_by_its_key():
@@ -220,7 +220,7 @@ class SelfWaiting(Model):
     def graphs(self):
         graph, problems = trace(self.walks()["go"], self)
         assert len(problems) == 1
-        assert "needs %x.2, which is known only when" in problems[0].message
+        assert "needs %x.2, the result of the code that fills it" in problems[0].message
         return {"go": graph}
 
 

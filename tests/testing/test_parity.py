@@ -42,7 +42,7 @@ def test_many_copies_of_a_request_do_not_mix():
     parity_all(model, [requests[1], requests[2], requests[1]], schedules=3, seed=5)
 
 
-# ---------------------------------------------------------------- what is found out
+# ---------------------------------------------------------------- violations that parity detects
 class Tally(State):
     def __init__(self):
         self.seen = []
@@ -117,19 +117,19 @@ def test_a_sound_model_is_not_accused():
     parity_all(ImpureModel(), [("sound", 1), ("sound", 5), ("sound", 9)], schedules=20)
 
 
-def test_an_op_that_depends_on_what_ran_before_is_found():
-    with pytest.raises(ParityError, match="Latents emission 0 is"):
+def test_an_op_that_depends_on_what_ran_before_is_detected():
+    with pytest.raises(ParityError, match="Latents emission 0: served"):
         parity_all(ImpureModel(), [("order", 1), ("order", 10)], schedules=5)
 
 
-def test_an_op_that_changes_what_it_views_is_found():
-    with pytest.raises(ParityError, match=r"Latents emission 0 is Latents\(value=2\), eager gave Latents\(value=3\)"):
+def test_an_op_that_changes_what_it_views_is_detected():
+    with pytest.raises(ParityError, match=r"Latents emission 0: served Latents\(value=2\), eager Latents\(value=3\)"):
         parity(ImpureModel(), ("views", 4), schedules=30)
 
 
-def test_a_wrong_batch_body_is_found():
+def test_a_wrong_batch_body_is_detected():
     parity(ImpureModel(), ("batch", 1), schedules=5)  # alone it is right
-    with pytest.raises(ParityError, match="the result is"):
+    with pytest.raises(ParityError, match="served result"):
         parity_all(ImpureModel(), [("batch", 1), ("batch", 10), ("batch", 100)], schedules=5)
 
 
@@ -139,15 +139,15 @@ def mismatch_text(seed):
     return str(caught.value)
 
 
-def test_what_was_found_is_told_with_what_repeats_it():
+def test_a_parity_error_names_the_schedule_that_reproduces_it():
     text = mismatch_text(7)
-    told = re.fullmatch(
-        r"request ([12]) of ImpureModel: the result is (\d+), eager gave (\d+)\n"
+    match = re.fullmatch(
+        r"request ([12]) of ImpureModel: served result (\d+), eager result (\d+)\n"
         r"  schedule (\d) of seed 7, placement (None|Placement\(.*\))",
         text,
     )
-    assert told
-    assert {"1": "4", "2": "13"}[told[1]] == told[3] != told[2]
+    assert match
+    assert {"1": "4", "2": "13"}[match[1]] == match[3] != match[2]
     assert text == mismatch_text(7)
 
 
@@ -186,18 +186,18 @@ def test_a_model_without_calls_has_a_random_placement():
 
 # ---------------------------------------------------------------- what counts as a difference
 @pytest.mark.parametrize(
-    ("want", "got", "what"),
+    ("eager", "served", "difference"),
     [
-        ([Text(1)], [], "0 Text emissions, eager gave 1"),
-        ([], [Text(1), Text(2)], "2 Text emissions, eager gave 0"),
-        ([Text(1)], [Latents(1)], "1 Latents emissions, eager gave 0"),
-        ([Text(1), Text(2)], [Text(2), Text(1)], "Text emission 0 is Text(value=2), eager gave Text(value=1)"),
-        ([Audio(1, rate=8)], [Audio(1, rate=9)], "Audio emission 0 is Audio(value=1, rate=9), eager gave"),
-        ([Action(1, rate=8)], [Action(2, rate=8)], "Action emission 0 is"),
+        ([Text(1)], [], "served 0 Text emissions, eager 1"),
+        ([], [Text(1), Text(2)], "served 2 Text emissions, eager 0"),
+        ([Text(1)], [Latents(1)], "served 1 Latents emissions, eager 0"),
+        ([Text(1), Text(2)], [Text(2), Text(1)], "Text emission 0: served Text(value=2), eager Text(value=1)"),
+        ([Audio(1, rate=8)], [Audio(1, rate=9)], "Audio emission 0: served Audio(value=1, rate=9), eager"),
+        ([Action(1, rate=8)], [Action(2, rate=8)], "Action emission 0: served"),
     ],
 )
-def test_emissions_that_differ(want, got, what):
-    assert first_difference(Outcome(want), Outcome(got)).startswith(what)
+def test_emissions_that_differ(eager, served, difference):
+    assert first_difference(Outcome(eager), Outcome(served)).startswith(difference)
 
 
 def test_kinds_of_emissions_are_not_ordered_among_each_other():
@@ -205,7 +205,7 @@ def test_kinds_of_emissions_are_not_ordered_among_each_other():
 
 
 def test_results_that_differ():
-    assert first_difference(Outcome([], 1), Outcome([], 2)) == "the result is 2, eager gave 1"
+    assert first_difference(Outcome([], 1), Outcome([], 2)) == "served result 2, eager result 1"
     assert first_difference(Outcome([], (1, [2])), Outcome([], (1, [2]))) is None
 
 

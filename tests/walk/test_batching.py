@@ -110,8 +110,8 @@ def test_ragged_is_joined_along_its_dimension(array):
 @pytest.mark.parametrize("zeros", [np.zeros, torch.zeros])
 def test_padded_is_filled_with_zeros_and_cut_again(zeros):
     calls = [{"x": zeros((3, 2))}, {"x": zeros((3, 4))}]
-    found = [result.shape for (result,) in run("pad", calls)]
-    assert [tuple(shape) for shape in found] == [(3, 2), (3, 4)]
+    shapes = [result.shape for (result,) in run("pad", calls)]
+    assert [tuple(shape) for shape in shapes] == [(3, 2), (3, 4)]
 
 
 @pytest.mark.parametrize("array", LIBRARIES)
@@ -154,11 +154,9 @@ def test_calls_join_when_what_is_not_levelled_is_equal(array):
 
 
 def test_a_wrong_number_of_dimensions_is_noticed():
-    with pytest.raises(
-        BadShape, match=r"`x` as int64\[N\] and was given one of shape \(2, 2\)\n  fix: pass an array of 1"
-    ):
+    with pytest.raises(BadShape, match=r"`x` as int64\[N\], got shape \(2, 2\)\n  fix: pass an array with 1"):
         batch_key_of("stack", x=np.zeros((2, 2)), by=1)
-    with pytest.raises(BadShape, match=r"`x` as int64\[N\] and was given a list"):
+    with pytest.raises(BadShape, match=r"`x` as int64\[N\], got a list"):
         batch_key_of("stack", x=[1, 2], by=1)
 
 

@@ -16,16 +16,16 @@ def values(outcome, kind):
 
 # ---------------------------------------------------------------- eagerly
 def test_a_route_gets_client_input_in_order_and_then_the_end():
-    heard = []
+    received = []
 
     class Listens(Model):
         async def route(self, request):
-            while (said := await self.next_input(answer=len(heard))) is not None:
-                heard.append(said)
+            while (value := await self.next_input(answer=len(received))) is not None:
+                received.append(value)
             return await self.next_input(answer="still")
 
     outcome = Listens().run(0, [ClientInput("a"), ClientInput("b")])
-    assert (heard, outcome.result, outcome.answers) == (["a", "b"], None, [0, 1, 2, "still"])
+    assert (received, outcome.result, outcome.answers) == (["a", "b"], None, [0, 1, 2, "still"])
 
 
 def test_a_walk_that_is_not_interrupted_finishes():
@@ -58,19 +58,19 @@ def test_a_route_may_await_walks_and_client_input_and_nothing_else():
 
             await Other()
 
-    with pytest.raises(RouteError, match=r"await walks and self\.next_input"):
+    with pytest.raises(RouteError, match=r"await only walks and self\.next_input"):
         Sleeps().run(0)
 
 
 # ---------------------------------------------------------------- under any schedule and placement
 @pytest.mark.parametrize("counts", [{}, {"Text": 1}, {"Text": 4, "Audio": 1}, {"Text": 6, "Audio": 2}])
 def test_parity_of_interrupted_walks(counts):
-    said = [
+    client_inputs = [
         ClientInput(7, walk=1, counts=counts),
         ClientInput(8, walk=5, counts={"Text": 9, "Audio": 4}),
         ClientInput(9, walk=7),
     ]
-    parity(Chat(), ASK, inputs=said, schedules=12)
+    parity(Chat(), ASK, inputs=client_inputs, schedules=12)
 
 
 def test_parity_of_several_requests():
@@ -83,14 +83,14 @@ def test_parity_of_several_requests():
 
 # ---------------------------------------------------------------- the words themselves
 def test_only_the_next_input_interrupts():
-    ears = InputLog([ClientInput(1, walk=4), ClientInput(2, walk=1)])
-    assert ears.find_interruption(3) is None
-    assert ears.find_interruption(4) is ears.inputs[0]
-    assert ears.consume() == 1
-    assert ears.find_interruption(4) is ears.inputs[1]
-    assert ears.consume() == 2
-    assert ears.find_interruption(9) is None
-    assert (ears.consume(), ears.consumed) == (None, 2)
+    log = InputLog([ClientInput(1, walk=4), ClientInput(2, walk=1)])
+    assert log.find_interruption(3) is None
+    assert log.find_interruption(4) is log.inputs[0]
+    assert log.consume() == 1
+    assert log.find_interruption(4) is log.inputs[1]
+    assert log.consume() == 2
+    assert log.find_interruption(9) is None
+    assert (log.consume(), log.consumed) == (None, 2)
 
 
 def test_finished_walks_are_never_rolled_back():

@@ -82,7 +82,7 @@ def test_what_a_loop_does_not_carry():
         s.tokn  # noqa: B018
     assert str(caught.value) == (
         "this loop does not carry `tokn` (did you mean `token`?); it carries `token`, `other`\n"
-        "  fix: loop(..., tokn=<its first value>)"
+        "  fix: loop(..., tokn=<initial value>)"
     )
     assert caught.value.name == "tokn"
     with pytest.raises(AttributeError, match="this loop does not carry `tokn`"):
@@ -200,8 +200,8 @@ def test_what_each_does_not_collect():
     with pytest.raises(AttributeError) as caught:
         e.scores  # noqa: B018
     assert str(caught.value) == (
-        "this each collects no `scores` (did you mean `score`?); it collects `score`\n"
-        "  fix: e.collect(scores=...) in its body"
+        "this each does not collect `scores` (did you mean `score`?); it collects `score`\n"
+        "  fix: call e.collect(scores=...) in its body"
     )
 
 

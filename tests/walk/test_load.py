@@ -36,8 +36,8 @@ def refused(target):
 
 def test_a_file_with_one_model(write):
     write(ONE)
-    found = load_model("my_model.py")
-    assert (type(found).__name__, isinstance(found, Model)) == ("One", True)
+    model = load_model("my_model.py")
+    assert (type(model).__name__, isinstance(model, Model)) == ("One", True)
 
 
 def test_a_model_by_its_name(write):
@@ -53,8 +53,8 @@ def test_where_its_weights_are_may_be_said(write):
     assert load_model("my_model.py:Two@hub:an/other").size == "hub:an/other"
     assert default_model_name("my_model.py:Two@/models/two") == "my_model"
     assert refused("my_model.py:One@/models/one") == (
-        "my_model.py:One@/models/one: One brings its weights, and takes no others\n"
-        "  fix: my_model.py:One, without what is after the @"
+        "my_model.py:One@/models/one: One does not accept other weights\n"
+        "  fix: use my_model.py:One, without @/models/one"
     )
 
 
@@ -77,24 +77,25 @@ def test_a_file_that_is_not_there(write):
 def test_a_name_that_is_not_there(write):
     write(TWO)
     assert refused("my_model.py:Too") == (
-        "my_model.py: it has no model `Too` (did you mean `Two`?)\n  fix: use one of `One`, `Two`"
+        "my_model.py: no model `Too` (did you mean `Two`?)\n  fix: use one of `One`, `Two`"
     )
 
 
 def test_a_file_with_several_models_or_none(write):
     write(TWO)
     assert refused("my_model.py") == (
-        "my_model.py: it holds the models `One`, `Two`, so one must be named\n  fix: my_model.py:One"
+        "my_model.py: several models: `One`, `Two`\n  fix: name one, for example my_model.py:One"
     )
     write("from mstar import Model\n")
-    assert refused("my_model.py").endswith("it holds no model\n  fix: class MyModel(mstar.Model), with a walk")
+    assert refused("my_model.py").endswith(
+        "no model in this file\n  fix: define class MyModel(mstar.Model) with a walk"
+    )
 
 
 def test_a_file_that_fails(write):
     write("import no_such_thing\n")
     assert refused("my_model.py") == (
-        "my_model.py: importing it failed: ModuleNotFoundError: No module named 'no_such_thing'\n"
-        "  fix: look at my_model.py:1"
+        "my_model.py: import failed: ModuleNotFoundError: No module named 'no_such_thing'\n  fix: see my_model.py:1"
     )
     assert not [name for name in sys.modules if "my_model" in name]
 
@@ -102,13 +103,13 @@ def test_a_file_that_fails(write):
 def test_a_model_that_cannot_be_made(write):
     write(ONE.replace("pass", "def __init__(self):\n        self.size = 1 / 0"))
     assert refused("my_model.py") == (
-        "my_model.py: making One() failed: ZeroDivisionError: division by zero\n  fix: look at my_model.py:5"
+        "my_model.py: One() failed: ZeroDivisionError: division by zero\n  fix: see my_model.py:5"
     )
 
 
 def test_a_model_that_needs_arguments(write):
     write(ONE.replace("pass", "def __init__(self, size, *, depth): ..."))
-    expected = "my_model.py: One cannot be made without `size`, `depth`\n  fix: give them defaults"
+    expected = "my_model.py: One() has parameters without a default: `size`, `depth`\n  fix: give them defaults"
     assert refused("my_model.py") == expected
 
 
@@ -121,7 +122,7 @@ def test_an_installed_name(tmp_path, monkeypatch):
     (tmp_path / "mstar_test_dist.py").write_text(ONE + "\nWORD = 'x'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(load_model("sphinx")).__name__ == "One"
-    assert refused("sfinx").startswith("no installed model is called `sfinx` (did you mean `sphinx`?); there are ")
+    assert refused("sfinx").startswith("no installed model `sfinx` (did you mean `sphinx`?); installed: ")
     assert refused("wrong") == (
         "the entry point `wrong` is 'x', not a Model\n  fix: point it at a subclass of mstar.Model"
     )

@@ -1,4 +1,4 @@
-"""What an author reads after a mistake: one message each, on the line that is marked, with what to write instead."""
+"""Golden error messages of author mistakes: one message each, at the marked line, with a fix."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def author(name):
     module = importlib.util.module_from_spec(spec)
     sys.modules[full] = module  # annotations are looked up there
     spec.loader.exec_module(module)
-    (found,) = [
+    (model_class,) = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Model) and value.__module__ == full
     ]
-    return found()
+    return model_class()
 
 
 def marked_lines(name):
@@ -36,13 +36,13 @@ def marked_lines(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mistake_is_told_once_on_its_own_line(name, golden):
+def test_a_mistake_is_reported_once_on_its_own_line(name, golden):
     with pytest.raises(WalkError) as caught:
         author(name).graphs()
-    told = [problem.site.rpartition(":") for problem in caught.value.problems]
+    sites = [problem.site.rpartition(":") for problem in caught.value.problems]
     golden(GOLDEN / f"{name}.txt", str(caught.value).replace(str(MISTAKES.relative_to(Path.cwd())) + "/", "") + "\n")
-    assert {Path(path).name for path, _, _ in told} == {f"{name}.py"}
-    assert sorted(int(line) for _, _, line in told) == marked_lines(name)
+    assert {Path(path).name for path, _, _ in sites} == {f"{name}.py"}
+    assert sorted(int(line) for _, _, line in sites) == marked_lines(name)
     assert all(problem.fix for problem in caught.value.problems)
 
 

@@ -100,7 +100,7 @@ def test_a_dropped_call_warns_with_the_line_that_made_it():
         Single().count(3)
     assert [str(one.message) for one in caught] == [
         f"{line}: walk `count` was called but never run\n"
-        "  fix: await self.count(...) in a route; elsewhere iterate it, or .run()"
+        "  fix: await self.count(...) in a route; elsewhere iterate over it or call .run()"
     ]
 
 
@@ -129,18 +129,18 @@ def test_without_a_route_two_walks_cannot_be_chosen_from(request_):
     with pytest.raises(RouteError) as caught:
         NoRoute().run(request_)
     assert str(caught.value) == (
-        "NoRoute has the walks `count`, `other` and no route, so a request cannot choose\n"
+        "NoRoute has no route to choose between its walks `count`, `other`\n"
         "  fix: async def route(self, request): await self.count(...)"
     )
 
 
 def test_without_a_route_a_request_is_a_mapping():
-    with pytest.raises(RouteError, match=re.escape("Single has the walks `count` and no route")):
+    with pytest.raises(RouteError, match=re.escape("Single has no route to choose between its walks `count`")):
         Single().run(7)
 
 
 def test_a_model_without_walks_says_so():
-    with pytest.raises(RouteError, match=re.escape("Model has the walks nothing and no route")):
+    with pytest.raises(RouteError, match=re.escape("Model has no route to choose between its walks nothing")):
         Model().run({})
 
 
@@ -183,7 +183,7 @@ def test_one_state_is_not_given_twice():
     with pytest.raises(RouteError) as caught:
         Two().both(tally, tally)
     assert str(caught.value) == (
-        f"{here(-2)}: walk `both` was given one state for two inputs\n  fix: fork() it for one of them"
+        f"{here(-2)}: walk `both` got one state for two inputs\n  fix: pass state.fork() for one of them"
     )
     assert Two().both(tally, tally.fork()).run() is None
 
@@ -196,7 +196,7 @@ def test_a_route_that_drops_a_walk():
         run(route)
     line = f"tests/walk/test_model.py:{route.__code__.co_firstlineno + 1}"
     assert str(caught.value) == (
-        f"{line}: the route called walk `count` and never awaited it\n  fix: await self.count(...)"
+        f"{line}: the route called walk `count` but did not await it\n  fix: await self.count(...)"
     )
 
 
@@ -230,7 +230,7 @@ def test_a_route_that_awaits_something_else():
 
     with pytest.raises(RouteError) as caught:
         run(route)
-    fix = "await walks and self.next_input() only; they are all that waits"
+    fix = "await only walks and self.next_input()"
     assert str(caught.value) == f"a route awaited a int\n  fix: {fix}"
 
 
@@ -243,7 +243,7 @@ def test_a_route_that_calls_an_op():
     line = f"tests/walk/test_model.py:{route.__code__.co_firstlineno + 1}"
     assert str(caught.value) == (
         f"{line}: the route called the op part.double\n"
-        "  fix: ops run on workers: call it inside a walk, and await that walk"
+        "  fix: call the op inside a walk, and await that walk; ops run on workers"
     )
 
 
@@ -284,7 +284,9 @@ def test_components_are_named_by_their_attribute():
     model = Single()
     assert {name: part.name for name, part in model.components().items()} == {"part": "part"}
     model.part = model.part
-    with pytest.raises(ValueError, match="this component is already `part`; `again` needs one of its own"):
+    with pytest.raises(
+        ValueError, match="this component is already the attribute `part`\n  fix: create another component for `again`"
+    ):
         model.again = model.part
 
 

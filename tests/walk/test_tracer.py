@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mstar import KV, Audio, Int64, Latents, Model, Stream, Tensor, Text, choose, each, loop, walk, windows
 from mstar.graph.check import check
+from mstar.graph.text import render
 from tests.walk.toy_components import LM, Codec, Past
 
 
@@ -81,7 +82,7 @@ GRAPHS = Right().graphs()
 
 
 def body(name):
-    return str(GRAPHS[name]).splitlines()
+    return render(GRAPHS[name]).splitlines()
 
 
 def test_they_are_well_formed():

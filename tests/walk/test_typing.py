@@ -13,7 +13,9 @@ MISTAKES = Path(__file__).parent / "typed" / "author_mistakes.py"
 
 def test_pyright_underlines_the_planted_mistakes_and_nothing_else():
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(MISTAKES)]
-    told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
-    found = {one["range"]["start"]["line"] + 1 for one in told["generalDiagnostics"] if one["severity"] == "error"}
+    report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
+    error_lines = {
+        one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"
+    }
     lines = MISTAKES.read_text("utf-8").splitlines()
-    assert sorted(found) == [number for number, line in enumerate(lines, 1) if "  # error: " in line]
+    assert sorted(error_lines) == [number for number, line in enumerate(lines, 1) if "  # error: " in line]

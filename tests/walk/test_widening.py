@@ -40,18 +40,18 @@ class Reader(Model):
 
     @walk
     def carried(self, n: int) -> Iterator[Latents]:
-        s = loop(steps=n, found=self.pages.find(n))
+        s = loop(steps=n, hits=self.pages.find(n))
         for step in s:
-            yield Latents(self.pages.total(s.found))
-            s.found = self.pages.find(step)
-        yield Latents(self.pages.total(s.found))
+            yield Latents(self.pages.total(s.hits))
+            s.hits = self.pages.find(step)
+        yield Latents(self.pages.total(s.hits))
 
     @walk
     def kept(self, n: int) -> Iterator[Latents]:
-        s = loop(steps=n, found=self.pages.find(n))
+        s = loop(steps=n, hits=self.pages.find(n))
         for step in s:
-            s.found = self.pages.next(s.found, step)
-        yield Latents(s.found)
+            s.hits = self.pages.next(s.hits, step)
+        yield Latents(s.hits)
 
     @walk
     def by_turns(self, n: int) -> Iterator[Latents]:
@@ -62,8 +62,8 @@ class Reader(Model):
 
     @walk
     def chosen(self, n: int) -> Iterator[Latents]:
-        found = choose(self.pages.is_odd(n), lambda: self.pages.find(n), lambda: self.pages.find(7))
-        yield Latents(self.pages.total(found))
+        hits = choose(self.pages.is_odd(n), lambda: self.pages.find(n), lambda: self.pages.find(7))
+        yield Latents(self.pages.total(hits))
 
     @walk
     def streamed(self, n: int) -> Iterator[Latents]:
@@ -111,10 +111,10 @@ def test_a_widened_size_equals_no_other():
         @walk
         def go(self, n: int) -> Iterator[Latents]:
             first = self.pages.find(n)
-            s = loop(steps=n, found=first)
+            s = loop(steps=n, hits=first)
             for step in s:
-                yield Latents(self.pages.both(first, s.found))
-                s.found = self.pages.find(step)
+                yield Latents(self.pages.both(first, s.hits))
+                s.hits = self.pages.find(step)
 
-    with pytest.raises(WalkError, match=r"`P` is P#1 in another argument but P#\d here"):
+    with pytest.raises(WalkError, match=r"dimension `P` is P#1 in another argument, but P#\d in"):
         Wrong().graphs()

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mstar.cli.output import JsonValue, OutputEvent, PcmChunk, PngImage
 from mstar.errors import LoadError, format_names, suggest_name
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import AudioInput, ChatRequest, ImageInput, Message, SpeechRequest, Transcript, TranscriptionRequest
+from mstar.requests import (
+    AudioInput,
+    ChatRequest,
+    ImageInput,
+    Message,
+    Sampling,
+    SpeechRequest,
+    Transcript,
+    TranscriptionRequest,
+)
 from mstar.walk.load import default_model_name
 from mstar.walk.model import Model
 

@@ -25,6 +25,7 @@ from mstar.cli.trace import add_trace
 from mstar.draw import to_json, to_mermaid, to_picture, to_svg
 from mstar.errors import LoadError, MstarError, format_count, format_names, suggest_name
 from mstar.graph import ir
+from mstar.graph.text import render
 from mstar.plan.compile import plan
 from mstar.plan.describe import describe
 from mstar.plan.placement import Placement, read_placement
@@ -116,7 +117,7 @@ def _draw(options: argparse.Namespace) -> None:
         ".svg": lambda: to_svg(to_picture(graph, workers)),
         ".json": lambda: to_json(to_picture(graph, workers)),
         ".mmd": lambda: to_mermaid(graph, workers),
-        ".txt": lambda: str(graph),
+        ".txt": lambda: render(graph),
     }
     suffix = options.output.suffix
     if suffix not in renderers:

@@ -17,8 +17,7 @@ from mstar.engine.eviction import LruEviction
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed, Result
 from mstar.engine.threads import use_threads
 from mstar.engine.tracebacks import strip_traceback
-from mstar.errors import RowsFailed
-from mstar.nn.kv.page_pool import NeverFits, OutOfPages
+from mstar.errors import NeverFits, OutOfPages, RowsFailed
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State

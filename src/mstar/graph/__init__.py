@@ -1,1 +1,1 @@
-"""The walk graph as data: nodes, types, checker, text and JSON forms. Imports the standard library only."""
+"""Walk graph as data (intermediate representation): nodes, types, checks, text form, JSON. Standard library only."""

@@ -1,7 +1,7 @@
-"""Is this graph well formed? Names, scopes, types and states, node by node.
+"""Verifier of walk graphs: names, scopes, types and states, node by node.
 
-The tracer makes well-formed graphs, so an author meets these only through graphs from elsewhere (JSON, tools).
-Whether a well-formed graph gives one answer under every schedule is the business of `overlap`.
+The tracer creates well-formed graphs, so these problems occur only in graphs from other sources (JSON, tools). Races
+and deadlocks of a well-formed graph are checked by `overlap`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mstar.graph.types import INT, ListType, StateType, Type, accepts, is_flag, 
 
 
 def check(walk: Walk) -> list[Problem]:
-    """Everything wrong with a walk; empty means it may be served."""
+    """All problems of a walk; an empty list means that it can be served."""
     checker = _Checker(walk)
     checker.walk()
     return checker.problems + check_overlap(walk)
@@ -47,7 +47,7 @@ class _Checker:
     def __init__(self, walk: Walk) -> None:
         self.subject = walk
         self.problems: list[Problem] = []
-        self.made: set[str] = set()
+        self.defined: set[str] = set()
         self.streams: dict[str, Type] = {}
 
     def walk(self) -> None:
@@ -61,18 +61,18 @@ class _Checker:
 
     def bind(self, values: Iterable[Value], site: str) -> None:
         for value in values:
-            if value.name in self.made:
-                self.add_problem(site, f"{value} is made twice", "give each value a name of its own")
-            self.made.add(value.name)
+            if value.name in self.defined:
+                self.add_problem(site, f"{value} is defined twice", "give each value a unique name")
+            self.defined.add(value.name)
 
     def use(self, values: Iterable[Value], scope: dict[str, Type], site: str) -> None:
         for value in values:
             if value.name not in scope:
-                fix = "use it where it was made, or bring it out by a carry, a collection or an arm's result"
-                self.add_problem(site, f"{value} is used where it does not exist", fix)
+                fix = "use it in the body that defines it, or pass it out by a carry, a collection or an arm's result"
+                self.add_problem(site, f"{value} is not defined in this scope", fix)
             elif scope[value.name] != value.type:
-                what = f"{value} was made as {scope[value.name]} and is used as {value.type}"
-                self.add_problem(site, what, "use it with the type it was made with")
+                what = f"{value} is defined as {scope[value.name]} and used as {value.type}"
+                self.add_problem(site, what, "use it with the type of its definition")
 
     def body(self, body: tuple[Node, ...], outer: dict[str, Type]) -> dict[str, Type]:
         scope = dict(outer)
@@ -83,7 +83,7 @@ class _Checker:
             if isinstance(node, Open):
                 if node.stream in self.streams:
                     self.add_problem(
-                        node.site, f"stream ~{node.stream} is opened twice", "give each stream its own name"
+                        node.site, f"stream ~{node.stream} is opened twice", "give each stream a unique name"
                     )
                 self.streams[node.stream] = node.item
             self.node(node, scope)
@@ -102,12 +102,11 @@ class _Checker:
             case Choose():
                 self.choose(node, scope)
             case Call():
-                given = {arg.name for _, arg in node.args if isinstance(arg, Value)}
+                arguments = {arg.name for _, arg in node.args if isinstance(arg, Value)}
                 for value in node.extends:
-                    if value.name not in given or not isinstance(value.type, StateType):
-                        self.add_problem(
-                            node.site, f"{value} is extended but is no state argument", "extend only states"
-                        )
+                    if value.name not in arguments or not isinstance(value.type, StateType):
+                        what = f"{value} is extended but is not a state argument"
+                        self.add_problem(node.site, what, "extend only state arguments")
             case New() | Fork():
                 self.require_state(node.out, StateType, node.site)
             case Take():
@@ -123,26 +122,26 @@ class _Checker:
             case Const() | Field() | Open():
                 pass
 
-    def require_state(self, value: Value, wanted: type, site: str) -> None:
-        if not isinstance(value.type, wanted):
+    def require_state(self, value: Value, expected: type, site: str) -> None:
+        if not isinstance(value.type, expected):
             self.add_problem(site, f"{value} is {value.type}, not a state", "give it a state type")
 
     def reject_state(self, value: Value, done: str, site: str) -> None:
         if isinstance(value.type, StateType):
-            self.add_problem(site, f"{value} is a state and is {done}", "states stay where they are; pass them to ops")
+            self.add_problem(site, f"{value} is a state and cannot be {done}", "pass states to ops only")
 
-    def check_stream_item(self, stream: str, got: Type, site: str) -> None:
+    def check_stream_item(self, stream: str, item: Type, site: str) -> None:
         if stream not in self.streams:
             self.add_problem(
-                site, f"stream ~{stream} does not exist here", "open it in this body or an outer one first"
+                site, f"stream ~{stream} is not open in this scope", "open it first, in this body or an outer one"
             )
-        elif not accepts(self.streams[stream], got):
-            what = f"stream ~{stream} holds {self.streams[stream]}, not {got}"
-            self.add_problem(site, what, "put and read one type per stream")
+        elif not accepts(self.streams[stream], item):
+            what = f"stream ~{stream} has items of type {self.streams[stream]}, not {item}"
+            self.add_problem(site, what, "use one type per stream")
 
-    def require_same_type(self, site: str, what: str, wanted: Type | None, got: Type) -> None:
-        if wanted != got:
-            self.add_problem(site, f"{what} is {got}, not {wanted}", "make the two types equal")
+    def require_same_type(self, site: str, what: str, expected: Type | None, actual: Type) -> None:
+        if expected != actual:
+            self.add_problem(site, f"{what} is {actual}, not {expected}", "make the two types equal")
 
     def take(self, node: Take) -> None:
         self.require_same_type(node.site, f"index {node.index}", INT, node.index.type)
@@ -167,14 +166,13 @@ class _Checker:
 
     def flag(self, flag: Value, site: str) -> None:
         if not is_flag(flag.type):
-            self.add_problem(site, f"{flag} is {flag.type}, not a flag", "use a bool, or a bool tensor of one element")
+            self.add_problem(site, f"{flag} is {flag.type}, not a bool", "use a bool, or a bool tensor of one element")
 
     def windows(self, node: Windows, scope: dict[str, Type]) -> None:
         if not (1 <= node.stride <= node.size and 1 <= node.first <= node.size):
             sizes = f"size={node.size} stride={node.stride} first={node.first}"
-            self.add_problem(
-                node.site, f"these windows lose items or never come: {sizes}", "1 <= stride, first <= size"
-            )
+            fix = "use 1 <= stride <= size and 1 <= first <= size"
+            self.add_problem(node.site, f"these windows skip items or never fill: {sizes}", fix)
         if node.stream in self.streams:
             uniform = node.first == node.size and not node.flush
             item = self.streams[node.stream]
@@ -207,11 +205,11 @@ class _Checker:
 
     def arm(self, node: Choose, arm: Arm) -> None:
         if len(arm.results) != len(node.outs):
-            what = f"an arm gives {len(arm.results)} values, the choice has {len(node.outs)}"
-            self.add_problem(node.site, what, "make both arms give as many values")
+            what = f"an arm returns {len(arm.results)} values, the choice has {len(node.outs)}"
+            self.add_problem(node.site, what, "return the same number of values from both arms")
             return
         for value, out in zip(arm.results, node.outs, strict=True):
-            self.reject_state(value, "given by an arm", node.site)
+            self.reject_state(value, "the result of an arm", node.site)
             if not accepts(out.type, value.type):
                 self.require_same_type(node.site, f"arm result {value}", out.type, value.type)
 

@@ -1,8 +1,8 @@
-"""What orders the nodes of a body: the values, states, streams and emissions they share.
+"""Dependency analysis: which nodes of a body must run in program order, and which can run concurrently.
 
-Two nodes of one body must run in program order when the later uses a value of the earlier, or when both touch the
-same ordered thing (a state, the end of a stream, the client's sequence of one modality) and at least one changes it.
-All other pairs may run at the same time. The interpreter, the planner and the checker all use this one rule.
+Two nodes of a body are ordered if the later one uses a value of the earlier one, or if both access the same ordered
+resource (a state, one end of a stream, the emissions of one modality) and at least one of them changes it. All other
+pairs can run concurrently. The checker, the planner and every runtime use this one rule.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from mstar.graph.ir import (
 from mstar.graph.types import StateType
 
 Resource = tuple[str, str]
-"""Something touched in order: ("state", name), ("put", stream), ("get", stream) or ("emit", kind)."""
+"""An ordered resource: ("state", name), ("put", stream), ("get", stream) or ("emit", kind)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a node, with everything inside it, takes from the body it stands in."""
+    """Values and resources of the enclosing body that a node and its bodies use."""
 
     reads: frozenset[str]
-    """Names of values made outside the node."""
+    """Names of values defined outside the node."""
     extends: frozenset[Resource]
-    """Ordered things it changes."""
+    """Resources that it changes."""
     views: frozenset[Resource]
-    """Ordered things it only looks at."""
+    """Resources that it only reads."""
 
     @property
     def touches(self) -> frozenset[Resource]:
-        """Ordered things it changes or looks at."""
+        """Resources that it changes or reads."""
         return self.extends | self.views
 
 
 def access(node: Node) -> Access:
-    """What a node takes from outside itself."""
+    """Compute the access of a node to its enclosing body."""
     reads: set[str] = set()
     extends: set[Resource] = set()
     views: set[Resource] = set()
@@ -73,37 +73,37 @@ def access(node: Node) -> Access:
                 streams.add(inner.stream)
             case _:
                 pass
-    gone = {("state", name) for name in local} | {(end, name) for name in streams for end in ("put", "get")}
-    return Access(frozenset(reads - local), frozenset(extends - gone), frozenset(views - extends - gone))
+    inner_only = {("state", name) for name in local} | {(end, name) for name in streams for end in ("put", "get")}
+    return Access(frozenset(reads - local), frozenset(extends - inner_only), frozenset(views - extends - inner_only))
 
 
 def fills(node: Node) -> frozenset[str]:
-    """Streams, made outside the node, that it puts into."""
+    """Streams of the enclosing body that a node puts into."""
     return frozenset(name for end, name in access(node).extends if end == "put")
 
 
 def drains(node: Node) -> frozenset[str]:
-    """Streams, made outside the node, that it reads by `get` or by windows."""
+    """Streams of the enclosing body that a node reads with `get` or windows."""
     inside = [*flat((node,))]
     own = {inner.stream for inner in inside if isinstance(inner, Open)}
     return frozenset(inner.stream for inner in inside if isinstance(inner, Get | Windows)) - own
 
 
 def order(body: Iterable[Node]) -> list[frozenset[int]]:
-    """For each node of a body, the earlier nodes that must end before it starts."""
-    made: dict[str, int] = {}
+    """For each node of a body, the indices of the earlier nodes that must finish before it starts."""
+    defined_by: dict[str, int] = {}
     writer: dict[Resource, int] = {}
     readers: defaultdict[Resource, set[int]] = defaultdict(set)
     waits: list[frozenset[int]] = []
     for index, node in enumerate(body):
-        has = access(node)
-        before = {made[name] for name in has.reads if name in made}
-        before |= {writer[thing] for thing in has.touches if thing in writer}
-        for thing in has.extends:
-            before |= readers.pop(thing, set())
-            writer[thing] = index
-        for thing in has.views:
-            readers[thing].add(index)
-        made.update({value.name: index for value in defines(node)})
+        accessed = access(node)
+        before = {defined_by[name] for name in accessed.reads if name in defined_by}
+        before |= {writer[resource] for resource in accessed.touches if resource in writer}
+        for resource in accessed.extends:
+            before |= readers.pop(resource, set())
+            writer[resource] = index
+        for resource in accessed.views:
+            readers[resource].add(index)
+        defined_by.update({value.name: index for value in defines(node)})
         waits.append(frozenset(before - {index}))
     return waits

@@ -1,9 +1,9 @@
-"""The walk graph: frozen nodes in nested bodies. Standard library only; no tensors, no per-request state.
+"""Intermediate representation (IR) of a walk: a dataflow graph of immutable nodes in nested bodies.
 
-A body is a tuple of nodes in program order. Order alone means nothing: two nodes are ordered only by the
-values, states, streams and emissions they share (see `flow`). Nodes with a body of their own (Loop, Windows,
-Each, Choose) are regions; a value made inside a region is not visible outside it, except through a carry, a
-collection or an arm's results.
+A body is a tuple of nodes in program order. Program order alone is no dependency: two nodes are ordered only by the
+values, states, streams and emissions that they share (see `flow`). Nodes with bodies (Loop, Windows, Each, Choose) are
+regions; a value created inside a region is visible outside it only through a carry, a collection or the results of an
+arm. A graph has no tensors and no per-request data.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from mstar.graph.types import Type
 
 Literal = None | bool | int | float | str | tuple["Literal", ...]
-"""A constant of the walk, known when it is traced."""
+"""A constant, known at trace time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that will exist when the walk is served. Its name is unique in the walk."""
+    """A run-time value (SSA): its name is unique in the walk."""
 
     name: str
     type: Type
@@ -33,10 +33,10 @@ Arg = Value | Literal
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op for one request.
+    """Call of one op for one request.
 
-    `extends` are the states it writes; any other state among `args` it only reads. `static` arguments are constants
-    that calls must share to run as one batch.
+    `extends` are the states that it writes; it only reads the other states in `args`. `static` arguments are constants
+    that must be equal in all calls of a batch.
     """
 
     component: str
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """A fresh state in a component."""
+    """Create an empty state in a component."""
 
     component: str
     out: Value
@@ -59,7 +59,7 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A state that starts as a copy of another and goes its own way."""
+    """Create an independent copy of a state."""
 
     src: Value
     out: Value
@@ -68,7 +68,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A constant where a value is needed: what a loop starts from, what an arm gives."""
+    """A constant as a value, for example the initial value of a carry or the result of an arm."""
 
     literal: Literal
     out: Value
@@ -87,7 +87,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named field of a request's dataclass."""
+    """One field of a dataclass."""
 
     src: Value
     name: str
@@ -97,7 +97,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A stream begins to exist; inside a loop, a new one each iteration."""
+    """Create a stream; inside a loop, a new one per iteration."""
 
     stream: str
     item: Type
@@ -115,7 +115,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """The next item of a stream; once its producers have ended and all is read, `default`."""
+    """The next item of a stream; `default` after the last item of finished producers."""
 
     stream: str
     default: Value
@@ -125,7 +125,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Send a value to the client. `clock` holds what turns its size into seconds, such as rate=24000."""
+    """Send a value to the client. `clock` has its rate, for example rate=24000."""
 
     kind: str
     value: Value
@@ -135,7 +135,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A value that crosses iterations: its start, its name inside, what the next iteration gets, its last."""
+    """Loop-carried value: before the loop, in the body, for the next iteration, after the loop."""
 
     name: str
     init: Value
@@ -146,7 +146,7 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A value of each body of a region, gathered into a list in order."""
+    """A value of each body of a region, collected into a list in order."""
 
     name: str
     inner: Value
@@ -155,7 +155,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Repeat the body `steps` times, or until an iteration ends with one of the `stop` flags set."""
+    """Repeat the body `steps` times, or until one of the `stop` flags is true at the end of an iteration."""
 
     steps: Value | int
     step: Value
@@ -168,10 +168,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Run the body once for each window of a stream, in order.
+    """Run the body once per sliding window of a stream, in order.
 
-    Window k ends at item `first + k * stride` and holds at most the `size` items before that. `fresh` counts
-    the items no earlier window held. With `flush`, what is left when the stream ends makes a last, cut window.
+    Window k ends at item `first + k * stride` and has at most the `size` items before it. `fresh` is the number of
+    items that no earlier window had. With `flush`, the remaining items at the end make a last, shorter window.
     """
 
     stream: str
@@ -187,7 +187,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """Run the body once for each element of `items`, side by side."""
+    """Run the body once per element of `items`, in parallel."""
 
     items: Value
     item: Value
@@ -207,7 +207,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Run one of two arms; `outs` are the results of the one that ran."""
+    """Run one of two arms; `outs` are the results of that arm."""
 
     flag: Value
     then: Arm
@@ -222,24 +222,19 @@ Region = Loop | Windows | Each | Choose
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A whole walk: typed inputs, a body, and what it returns to the route."""
+    """A complete walk: typed inputs, a body, and the values that it returns to the route."""
 
     name: str
     inputs: tuple[Value, ...]
     body: tuple[Node, ...]
     outputs: tuple[Value, ...] = ()
     is_tuple: bool = False
-    """Whether the outputs come as a tuple; one that does not is a value of its own."""
+    """Whether the walk returns a tuple."""
     site: str = field(default="", compare=False)
-
-    def __str__(self) -> str:
-        from mstar.graph.text import render  # here, because text is written in terms of these nodes
-
-        return render(self)
 
 
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
-    """The bodies a node has: none, one, or a choice's two."""
+    """The bodies of a node: none, one, or the two arms of a choice."""
     match node:
         case Loop() | Windows() | Each():
             return (node.body,)
@@ -250,7 +245,7 @@ def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
 
 
 def flat(body: tuple[Node, ...]) -> Iterator[Node]:
-    """Every node of a body and of the bodies inside it, in program order."""
+    """All nodes of a body and its nested bodies, in program order."""
     for node in body:
         yield node
         for inner in bodies(node):
@@ -258,7 +253,7 @@ def flat(body: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def defines(node: Node) -> tuple[Value, ...]:
-    """The values a node makes visible to the nodes after it in the same body."""
+    """Values that a node defines for later nodes of the same body."""
     match node:
         case Call() | Choose():
             return node.outs
@@ -273,7 +268,7 @@ def defines(node: Node) -> tuple[Value, ...]:
 
 
 def binds(node: Node) -> tuple[Value, ...]:
-    """The values a region makes visible inside its own body before the body runs."""
+    """Values that a region defines inside its body."""
     match node:
         case Loop():
             return (node.step, *(carry.inner for carry in node.carry))
@@ -286,7 +281,7 @@ def binds(node: Node) -> tuple[Value, ...]:
 
 
 def operands(node: Node) -> tuple[Value, ...]:
-    """The values a node itself takes from the body it stands in (not what its own body uses)."""
+    """Values of the enclosing body that a node itself uses (not those that its own body uses)."""
     match node:
         case Call():
             return tuple(arg for _, arg in node.args if isinstance(arg, Value))
@@ -310,7 +305,7 @@ def operands(node: Node) -> tuple[Value, ...]:
 
 
 def results(node: Node) -> tuple[Value, ...]:
-    """The values a region takes out of its own bodies when they have run."""
+    """Values of its bodies that a region uses after they have run."""
     match node:
         case Loop():
             nexts = (carry.next for carry in node.carry)

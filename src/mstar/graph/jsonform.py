@@ -1,6 +1,6 @@
-"""The JSON form of a walk, for browsers and other tools. `from_json(to_json(walk)) == walk`.
+"""JSON serialization of a walk, for browsers and other tools. `from_json(to_json(walk)) == walk`.
 
-Each dataclass becomes an object with its class name under `is`, each tuple an array. Source lines are kept.
+Each dataclass becomes an object with its class name under `is`, each tuple an array. Source lines are included.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CLASSES = {
 
 
 def to_json(walk: ir.Walk) -> str:
-    """The walk as one line of JSON."""
+    """Serialize a walk to one line of JSON."""
     return json.dumps(_encode(walk), separators=(",", ":"))
 
 
 def from_json(text: str) -> ir.Walk:
-    """The walk that `to_json` wrote."""
+    """Parse the result of `to_json`."""
     walk = _decode(json.loads(text))
     if not isinstance(walk, ir.Walk):
-        raise ValueError(f"this JSON holds a {type(walk).__name__}, not a Walk")
+        raise ValueError(f"the JSON is a {type(walk).__name__}, not a Walk\n  fix: pass the result of to_json")
     return walk
 
 

@@ -1,7 +1,7 @@
-"""The stable text form of a walk: what golden tests compare and what people paste into issues.
+"""Stable text form of a walk, for golden tests and bug reports, and its fingerprint (structural hash).
 
-`!` marks a state that a call extends, `%` a value, `~` a stream. Source lines are left out on purpose: moving a
-walk in its file changes nothing here. `fingerprint` is the same text with values numbered instead of named.
+`!` marks a state that a call extends, `%` a value, `~` a stream. Source lines are omitted, so moving a walk within its
+file does not change the text. `fingerprint` hashes the same text with numbers instead of names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def render(walk: Walk) -> str:
 
 
 def fingerprint(walk: Walk) -> str:
-    """A hash of the walk's structure: the same for two walks that differ only in names of values or streams."""
+    """Hash of the walk's structure: equal for walks that differ only in the names of values or streams."""
     values: dict[str, str] = {}
     streams: dict[str, str] = {}
     text = _render(
@@ -110,7 +110,7 @@ class _Writer:
                 clock = "".join(f", {key}={number}" for key, number in node.clock)
                 return f"emit {node.kind}({self.arg(node.value)}{clock})"
             case _:
-                raise TypeError(f"{type(node).__name__} is not a single line")
+                raise TypeError(f"{type(node).__name__} has bodies and is not a single line")
 
     def call(self, node: Call) -> str:
         extended = {value.name for value in node.extends}

@@ -1,6 +1,6 @@
-"""What a value in a walk is: a tensor, a plain object, a list of them, or a state.
+"""Types of walk values: tensors with named dimensions, plain objects, lists and states.
 
-Types are data for the tracer, the checker and the planner. They hold no values and know no tensor library.
+The tracer, the checker and the planner use them. They import no tensor library.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Dim = int | str
-"""A known size, or the name of one that is only known per request."""
+"""A fixed size, or the name of a size that is known only at run time."""
 
 FLOATS = frozenset({"float", "float16", "bfloat16", "float32", "float64"})
-"""The float dtypes; `float` stands for any of them."""
+"""Float dtypes; `float` is any of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class ObjectType:
-    """A plain Python value that ops receive as it is: int, float, bool, str, or a request's own dataclass."""
+    """A plain Python value that is passed to ops unchanged: int, float, bool, str, or a dataclass of a request."""
 
     name: str
 
@@ -38,7 +38,7 @@ class ObjectType:
 
 @dataclass(frozen=True, slots=True)
 class ListType:
-    """Values of one type in order; how many is only known per request."""
+    """List of values of one type, of a length that is known only at run time."""
 
     item: Type
 
@@ -48,7 +48,7 @@ class ListType:
 
 @dataclass(frozen=True, slots=True)
 class StateType:
-    """Memory that a request keeps inside a component."""
+    """Per-request memory inside a component, such as a KV cache."""
 
     kind: str
 
@@ -63,12 +63,12 @@ BOOL = ObjectType("bool")
 
 
 def is_flag(type_: Type) -> bool:
-    """Whether a value of this type can end a loop or choose an arm."""
+    """Whether a value of this type can be the flag of `stop_when` or `choose`."""
     return type_ == BOOL or (isinstance(type_, TensorType) and type_.dtype == "bool" and type_.dims in ((), (1,)))
 
 
 def item_of(type_: Type) -> Type | None:
-    """The type of one element along the first axis, or None where there is no such axis."""
+    """The type of one element along the first axis, or None if there is no first axis."""
     if isinstance(type_, ListType):
         return type_.item
     if isinstance(type_, TensorType) and type_.dims:
@@ -77,20 +77,20 @@ def item_of(type_: Type) -> Type | None:
 
 
 def stacked_type(item: Type, size: Dim) -> Type:
-    """The type of `size` such values joined in order: tensors gain an axis, anything else becomes a list."""
+    """The type of `size` stacked values: a tensor with one more axis, or a list."""
     return TensorType(item.dtype, (size, *item.dims)) if isinstance(item, TensorType) else ListType(item)
 
 
 def accepts(wide: Type, narrow: Type) -> bool:
-    """Whether a value of the second type may stand where the first is wanted.
+    """Whether a value of the second type can be used where the first is expected.
 
-    They are equal, but for sizes that only an op knows: `K#3` may be any `K` that the same kind of op gave, `K#1` too.
+    The types must be equal, except for sizes that an op determines at run time: `K#3` accepts `K#1`.
     """
     match wide, narrow:
         case TensorType(), TensorType():
             sizes = list(zip(wide.dims, narrow.dims, strict=False))
-            is_alike = wide.dtype == narrow.dtype and len(wide.dims) == len(narrow.dims)
-            return is_alike and all(a == b or _own_name(a) == _own_name(b) != "" for a, b in sizes)
+            is_same_rank = wide.dtype == narrow.dtype and len(wide.dims) == len(narrow.dims)
+            return is_same_rank and all(a == b or _own_name(a) == _own_name(b) != "" for a, b in sizes)
         case ListType(), ListType():
             return accepts(wide.item, narrow.item)
         case _:
@@ -98,7 +98,7 @@ def accepts(wide: Type, narrow: Type) -> bool:
 
 
 def merged_type(one: Type, other: Type, fresh: Callable[[str], str]) -> Type | None:
-    """The type that accepts both, or None. Sizes that only ops know and that differ become one that is neither."""
+    """The type that accepts both, or None. Run-time sizes that differ become a new size."""
     if one == other or not accepts(one, other):
         return one if one == other else None
     if isinstance(one, ListType) and isinstance(other, ListType):
@@ -111,6 +111,6 @@ def merged_type(one: Type, other: Type, fresh: Callable[[str], str]) -> Type | N
 
 
 def _own_name(dim: Dim) -> str:
-    """What an op calls a size that only it knows: `K` of `K#1`; nothing for any other size."""
+    """The op's name of a run-time size: `K` of `K#1`; empty for any other size."""
     name, mark, _ = str(dim).partition("#")
     return name if mark else ""

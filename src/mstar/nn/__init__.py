@@ -1,1 +1,1 @@
-"""Tensor blocks for models: components that wrap a library's network, and the memory they keep for requests."""
+"""Neural network components: language models with a paged KV cache, encoders, audio codecs, diffusion heads."""

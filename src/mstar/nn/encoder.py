@@ -1,8 +1,8 @@
-"""Encoder: a library's encoder of pictures, sound or text as a component, and the cache of what it gave.
+"""Encoder: an image, audio or text encoder of transformers as a component, with an LRU cache of its results.
 
-Equal inputs are encoded once: results are kept by the content they were made from, and shared inside one tenant only.
-Inputs of unequal length are filled up to a few sizes where the author gives some. It does not crop, tokenize or pool,
-and gives the last hidden states as the library does. The network is loaded where an op first runs.
+Equal inputs are encoded once: results are cached under a hash of the content and shared within one tenant only. Inputs
+of different length are padded to bucket sizes, if the author sets some. The encoder does not crop, tokenize or pool; it
+returns the last hidden states. The network is loaded by `prepare` or by the first op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mstar.walk.types import Float, Int64, Tensor
 
 
 class ContentCache:
-    """Tensors by the content they were made from, at most `limit_bytes` of them; the least recently used goes first."""
+    """LRU cache of tensors by content key, with at most `limit_bytes` bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -28,13 +28,13 @@ class ContentCache:
         self._entries: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def get(self, key: bytes) -> Tensor | None:
-        """What is kept under a key; it is then the most recently used."""
+        """The tensor of a key, which becomes the most recently used; None on a miss."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
     def put(self, key: bytes, value: Tensor) -> None:
-        """Keep a tensor under a new key, unless it is larger than the cache."""
+        """Add a tensor under a new key, unless it is larger than the cache."""
         if value.nbytes > self.limit_bytes:
             return
         self._entries[key] = value
@@ -44,17 +44,17 @@ class ContentCache:
 
 
 def content_key(value: Tensor, tenant: str) -> bytes:
-    """A hash of a tensor's bytes, shape and dtype, and of whom it belongs to."""
+    """Hash of a tensor's bytes, shape and dtype, and of its tenant."""
     import torch
 
-    about = repr((tenant, str(value.dtype), tuple(value.shape))).encode()
-    digest = hashlib.blake2b(about)
+    header = repr((tenant, str(value.dtype), tuple(value.shape))).encode()
+    digest = hashlib.blake2b(header)
     digest.update(value.contiguous().cpu().view(torch.uint8).numpy().data)
     return digest.digest()
 
 
 def hash_embeddings(embeddings: Tensor) -> Tensor:
-    """A number for each row of embeddings, by its content and above those of all tokens: see `CausalLM.next_token_mixed`."""
+    """Content id of each row of embeddings: a hash, larger than any token id. See `CausalLM.next_token_mixed`."""
     import numpy as np
     import torch
 
@@ -64,15 +64,15 @@ def hash_embeddings(embeddings: Tensor) -> Tensor:
 
 
 class TenantState(State):
-    """Whose a request is, for an op that keeps what it gives and must not share it: its `tenant` says so."""
+    """State that tells an op the `tenant` of its request, for caches that must not be shared between tenants."""
 
 
 class Encoder(Component):
-    """An encoder that `network` loads, with a cache of `cache_bytes` for its results.
+    """Encoder that `network` loads, with a result cache of `cache_bytes` bytes.
 
-    Sequences are filled up with zeros to the first of `buckets` that holds them, and masked. Those that fit in none run
-    with others of their own length; so do all without buckets, which is right for every network. Results are shared,
-    so nobody may change them.
+    Sequences are padded with zeros to the smallest of `buckets` that fits, and masked. Sequences that fit no bucket,
+    and all without buckets, are batched only with others of equal length, which is correct for every network. Results
+    are shared and must not be changed in place.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Encoder(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The library's model."""
+        """The loaded model."""
         return self._load().eval().requires_grad_(requires_grad=False)
 
     def prepare(self) -> None:
@@ -94,28 +94,28 @@ class Encoder(Component):
 
     @op(batch=stacked)
     def image(self, pixels: Float[Tensor, "C H W"], tenant: str = "") -> Float[Tensor, "P D"]:
-        """The hidden states of a picture's patches."""
+        """Hidden states of the patches of an image."""
         return self._encode(pixels.unbind(), rows(tenant))
 
     @op(batch=stacked)
     def spectrum(self, features: Float[Tensor, "M F"], tenant: str = "") -> Float[Tensor, "P D"]:
-        """The hidden states of a window of sound, for networks such as Whisper's that hear a fixed length of it."""
+        """Hidden states of an audio window, for networks with inputs of fixed length such as Whisper."""
         return self._encode(features.unbind(), rows(tenant))
 
     @op(batch=ragged("S"))
     def audio(self, samples: Float[Tensor, "S"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
-        """The hidden states of a recording of any length."""
+        """Hidden states of audio of any length."""
         return self._encode(samples.split(layout.lengths), rows(tenant))
 
     @op(batch=ragged("T"))
     def text(self, tokens: Int64[Tensor, "T"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
-        """The hidden states of tokens."""
+        """Hidden states of tokens."""
         import torch
 
         return torch.cat(self._encode(tokens.split(layout.lengths), rows(tenant)))
 
     def _encode(self, inputs: Sequence[Tensor], tenants: Sequence[str]) -> Any:
-        """What each input gives: from the cache, or by running the network once for each that is new."""
+        """Result of each input: from the cache, or from one run of the network per distinct input."""
         keys = [content_key(value, tenant) for value, tenant in zip(inputs, tenants, strict=True)]
         results = {key: self.cache.get(key) for key in keys}
         groups: defaultdict[int, dict[bytes, Tensor]] = defaultdict(dict)
@@ -129,12 +129,12 @@ class Encoder(Component):
         return [results[key] for key in keys]
 
     def _size(self, value: Tensor) -> int:
-        """The length at which an input runs. What is no sequence is never filled up."""
+        """Padded length of an input. Only sequences are padded."""
         length = value.shape[-1]
         return next((size for size in self._buckets if size >= length), length) if value.ndim == 1 else length
 
     def _run(self, inputs: list[Tensor], size: int) -> list[Tensor]:
-        """The results of inputs that are alike but for their length, which is at most `size`."""
+        """Results of inputs that differ only in their length, which is at most `size`."""
         import torch
         from torch.nn.functional import pad
 
@@ -151,8 +151,8 @@ class Encoder(Component):
             results = [row[: int(shorter(length))].clone() for row, length in zip(hidden, lengths, strict=True)]
             if not self._is_checked:
                 shortest = lengths.index(min(lengths))
-                what = f"{type(self.network).__name__} gives other hidden states for an input that was filled up"
-                fix = "give no buckets, so that only inputs of equal length share a forward"
+                what = f"padding changes the hidden states of {type(self.network).__name__}"
+                fix = "set no buckets, so that only inputs of equal length are batched"
                 require_close(results[shortest], self._hidden(inputs[shortest][None])[0], what, fix)
                 self._is_checked = True
         return results

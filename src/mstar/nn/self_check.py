@@ -1,6 +1,6 @@
-"""Trying what we rely on in a library's network, where it is loaded: what would be served wrong is refused.
+"""Self-check of library networks at load time: compare two results that must agree, and reject the network if not.
 
-It compares two results that must agree. Which two, and when, is the business of the component that relies on it.
+A component calls it for an assumption that it makes about a network, such as that padding does not change results.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from torch import Tensor
 from mstar.errors import LoadError
 
 
-def require_close(got: Tensor, wanted: Tensor, what: str, fix: str) -> None:
-    """Raise LoadError unless two results are equal, but for what rounding can do."""
-    if got.shape != wanted.shape:
-        raise LoadError(f"{what}: {tuple(got.shape)} instead of {tuple(wanted.shape)}\n  fix: {fix}")
-    eps = max(
-        torch.finfo(kind).eps for kind in (wanted.dtype, torch.float32)
-    )  # norms in float32 are found in any network
-    differs = float((got - wanted).abs().max() / wanted.abs().max())
-    if not differs <= eps**0.5:
-        raise LoadError(f"{what}: it differs by {differs:.0e} of the largest value\n  fix: {fix}")
+def require_close(actual: Tensor, expected: Tensor, what: str, fix: str) -> None:
+    """Raise LoadError unless two results are equal up to rounding errors."""
+    if actual.shape != expected.shape:
+        raise LoadError(f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}\n  fix: {fix}")
+    # Any network has norms in float32, so a float64 network is compared in float32 precision.
+    eps = max(torch.finfo(dtype).eps for dtype in (expected.dtype, torch.float32))
+    difference = float((actual - expected).abs().max() / expected.abs().max())
+    if not difference <= eps**0.5:
+        raise LoadError(f"{what}: relative difference {difference:.0e}, limit {eps**0.5:.0e}\n  fix: {fix}")

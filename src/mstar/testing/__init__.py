@@ -1,4 +1,5 @@
-"""The public testing kit: what a model author needs to try a walk without weights, devices or a server.
+"""Public test kit: run and check walks without weights, devices or a server.
 
-`toys`, `toy_speech` and `toy_worlds` hold components that compute little but forget nothing. They need numpy.
+`local_runtime` serves requests in one process, `parity` compares that with the eager run. `toy_language`, `toy_speech`
+and `toy_worlds` are fake components (test doubles) that compute little; they need numpy.
 """

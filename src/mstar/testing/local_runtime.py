@@ -1,9 +1,9 @@
-"""LocalRuntime: executes plans in this process, by readiness, in a random order that a seed repeats.
+"""LocalRuntime: an in-process runtime that executes plans in a random order, reproducible from a seed.
 
-It knows workers, seats and messages as the real runtime does, and nothing of processes or clocks. Values cross between
-workers only where the plan says so, states are copied when they move, streams may be as tight as the plan allows, and
-calls of different requests share batches at random. So whatever it gives is what any schedule and placement gives;
-`parity` compares that with the eager run. A call that fails ends its request, and no other.
+It has workers, seats and messages like the real runtime, but no processes and no clock. Values cross between workers
+only where the plan has a transfer, states are copied when they move, stream buffers can be as small as the plan allows,
+and calls of different requests share batches at random. Its results stand for every schedule and placement; `parity`
+compares them with the eager run. A call that fails ends its own request only.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from mstar.walk.states import State
 
 
 class StateHandle(State):
-    """What a route holds for a state that lives elsewhere."""
+    """Reference of a route to a state inside the engine."""
 
-    def __init__(self, engine: Engine, real: State) -> None:
+    def __init__(self, engine: Engine, state: State) -> None:
         self.engine = engine
-        self.state = real
+        self.state = state
 
     def fork(self) -> StateHandle:
-        """A handle for a fork of the state."""
+        """A handle of a fork of the state."""
         return StateHandle(self.engine, self.engine.fork(self.state))
 
 
 class DeadlockError(MstarError):
-    """Requests are left, but nothing can run: a bug in the planner or in the rules that admit a walk."""
+    """Requests are unfinished but nothing can run: a bug in the planner or in the checks of walks."""
 
 
 @dataclass(eq=False)
 class _WalkRun:
-    """One walk of one request: a run per seat, and the messages on their way between them."""
+    """One walk of one request: a run per seat, and the messages in flight between seats."""
 
     call: WalkCall[Any, Any]
     plan: Plan
@@ -57,34 +57,34 @@ class _WalkRun:
     )
 
     def send_outbox(self, run: PartitionRun) -> None:
-        """Put what a run has to say on its way; order is kept between two seats, not among more."""
+        """Queue the outgoing messages of a run. Order is kept per pair of seats only."""
         for message in run.outbox:
             self.channels.setdefault((run.program.seat, message.seat), deque()).append(message)
         run.outbox.clear()
 
     def deliver_remaining(self) -> None:
-        """Deliver what is still on its way after the end; then nothing of the walk may be left anywhere."""
+        """Deliver the messages in flight after the walk has finished; raise DeadlockError if anything is left over."""
         for (_, target), queue in self.channels.items():
             while queue:
                 self.runs[target].deliver(queue.popleft())
-        left = [what for run in self.runs for what in (*run.pending(), *map(str, run.outbox))]
-        if left:
-            raise DeadlockError(f"walk {self.plan.walk} ended and left {left}")
+        pending = [item for run in self.runs for item in (*run.pending(), *map(str, run.outbox))]
+        if pending:
+            raise DeadlockError(f"walk {self.plan.walk} finished with pending {pending}")
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Drop all values and states of the walk."""
         for run in self.runs:
             run.drop()
 
     @property
     def is_done(self) -> bool:
-        """Whether every seat has come to its end."""
+        """Whether every seat has finished."""
         return all(run.is_done for run in self.runs)
 
 
 @dataclass(eq=False)
 class _LocalRequest:
-    """One request."""
+    """One request being served."""
 
     route: RouteRun
     outcome: Outcome
@@ -92,7 +92,7 @@ class _LocalRequest:
     walks: int = 0
     walk_run: _WalkRun | None = None
     interruption: ClientInput | None = None
-    """What its client says while its walk runs, and so cuts it."""
+    """The client input that interrupts the current walk."""
 
 
 class LocalRuntime:
@@ -114,38 +114,38 @@ class LocalRuntime:
         self.min_stream_buffers = min_stream_buffers
         self.max_batch_size = max_batch_size
         self.batches: list[tuple[str, int]] = []
-        """What ran, in order: the op and how many calls of it were handed to the engine."""
+        """Batches in order of execution: the op and the number of its calls."""
         self._random = random.Random(seed)
         self._components = model.components()
         self._ops = {name: component.ops() for name, component in self._components.items()}
         self._ready: defaultdict[str, list[ReadyInstruction]] = defaultdict(list)
         self._partial_jobs: dict[tuple[Frame, int], Job] = {}
-        """Calls of which some pieces have run."""
+        """Jobs of chunked calls with chunks left to run."""
 
-    # ---------------------------------------------------------------- what a run asks of its host
+    # ---------------------------------------------------------------- the host interface of a run
     def new_state(self, component: str, kind: str) -> State:
-        """A fresh state of a component."""
+        """Create an empty state of a component."""
         owner = self._components[component]
         return self.engine.new_state(owner, owner.state_kinds()[kind])
 
     def fork(self, state: State) -> State:
-        """A copy of a state."""
+        """Copy a state."""
         return self.engine.fork(state)
 
     # ---------------------------------------------------------------- requests
     def run(self, request: Any, inputs: Sequence[ClientInput] = ()) -> Outcome:
-        """Serve one request, to which its client says more."""
+        """Serve one request, with further client inputs while it runs."""
         return self.run_all([request], inputs)[0]
 
     def run_all(self, requests: Sequence[Any], inputs: Sequence[ClientInput] = ()) -> list[Outcome]:
-        """Serve several requests at the same time; the same is said to all of them."""
+        """Serve several requests concurrently. All of them get the same client inputs."""
         served = [self._admit(request, inputs) for request in requests]
-        while active := [one for one in served if one.walk_run is not None]:
+        while active := [request for request in served if request.walk_run is not None]:
             self._step(active)
-            for one in served:
-                if one.walk_run is not None and one.walk_run.is_done:
-                    self._advance(one, self._collect(one))
-        return [one.outcome for one in served]
+            for request in served:
+                if request.walk_run is not None and request.walk_run.is_done:
+                    self._advance(request, self._collect(request))
+        return [request.outcome for request in served]
 
     def _admit(self, request: Any, inputs: Sequence[ClientInput]) -> _LocalRequest:
         engine = self.engine
@@ -155,15 +155,15 @@ class LocalRuntime:
         return served
 
     def _advance(self, served: _LocalRequest, result: Any) -> None:
-        """Give a route the result of its walk and start the next ones, until one has something to wait for."""
-        while (wanted := served.route.advance(result)) is not None:
-            if isinstance(wanted, NextInput):
-                served.outcome.answers.append(wanted.answer)
+        """Return the result of its walk to a route and start the next walks, until one does not finish at once."""
+        while (awaited := served.route.advance(result)) is not None:
+            if isinstance(awaited, NextInput):
+                served.outcome.answers.append(awaited.answer)
                 result = served.inputs.consume()
                 continue
-            served.interruption = served.inputs.find_interruption(served.walks) if wanted.is_interruptible else None
+            served.interruption = served.inputs.find_interruption(served.walks) if awaited.is_interruptible else None
             served.walks += 1
-            served.walk_run = self._start(wanted)
+            served.walk_run = self._start(awaited)
             if not served.walk_run.is_done:
                 return
             result = self._collect(served)
@@ -171,66 +171,67 @@ class LocalRuntime:
         served.outcome.result = served.route.result
 
     def _start(self, call: WalkCall[Any, Any]) -> _WalkRun:
-        the_plan = self.plans.walks[call.name]
-        workers = [self._random.choice(spot.workers) for spot in the_plan.worker_sets]
+        walk_plan = self.plans.walks[call.name]
+        workers = [self._random.choice(worker_set.workers) for worker_set in walk_plan.worker_sets]
         runs = [
-            PartitionRun(part, self, self._ready[workers[part.seat]], has_minimal_buffers=self.min_stream_buffers)
-            for part in the_plan.programs
+            PartitionRun(program, self, self._ready[workers[program.seat]], has_minimal_buffers=self.min_stream_buffers)
+            for program in walk_plan.programs
         ]
-        tour = _WalkRun(call, the_plan, runs)
-        given = [call.arguments[name] for name in the_plan.input_names]
+        walk_run = _WalkRun(call, walk_plan, runs)
+        arguments = [call.arguments[name] for name in walk_plan.input_names]
         for run in runs:
-            # a copy for each: only what the plan brings back may reach the route's states
-            run.start([self.fork(value.state) if isinstance(value, StateHandle) else value for value in given])
-            tour.send_outbox(run)
-        return tour
+            # Each run gets a copy: only the states that the plan returns can reach the route.
+            run.start([self.fork(value.state) if isinstance(value, StateHandle) else value for value in arguments])
+            walk_run.send_outbox(run)
+        return walk_run
 
     def _collect(self, served: _LocalRequest) -> Any:
-        """What a finished walk gave: emissions to the client, states to their handles, results to the route."""
-        tour = served.walk_run
-        assert tour is not None
-        tour.deliver_remaining()
+        """Hand over the results of a finished walk: emissions to the client, states to their handles, values to the
+        route."""
+        walk_run = served.walk_run
+        assert walk_run is not None
+        walk_run.deliver_remaining()
         outputs: dict[int, Any] = {}
         handles: dict[int, StateHandle] = {}
-        given = (pair for run in tour.runs for pair in run.emissions)
-        emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in given]
-        if served.interruption is not None:  # the route's states are still as they were: runs have copies
+        emissions = (pair for run in walk_run.runs for pair in run.emissions)
+        emitted = [KINDS[table.kind](value, **dict(table.clock)) for table, value in emissions]
+        if served.interruption is not None:  # the route's states are unchanged: runs have copies
             served.outcome.emissions.extend(received_emissions(emitted, served.outcome.emissions, served.interruption))
             return INTERRUPTED
         served.outcome.emissions.extend(emitted)
-        for run in tour.runs:
+        for run in walk_run.runs:
             outputs |= run.outputs
             for index, state in run.states.items():
-                handle = tour.call.arguments[tour.plan.input_names[index]]
+                handle = walk_run.call.arguments[walk_run.plan.input_names[index]]
                 handle.state = state
                 handles[id(state)] = handle
         values = [
             handles.get(id(value)) or StateHandle(self.engine, value) if isinstance(value, State) else value
             for _, value in sorted(outputs.items())
         ]
-        return tuple(values) if tour.plan.gives_tuple else values[0] if values else None
+        return tuple(values) if walk_run.plan.gives_tuple else values[0] if values else None
 
     # ---------------------------------------------------------------- the schedule
     def _step(self, active: list[_LocalRequest]) -> None:
-        """Do one thing, chosen at random: deliver a message or run a batch."""
-        tours = [one.walk_run for one in active if one.walk_run is not None]
-        mail = [(tour, key) for tour in tours for key, queue in tour.channels.items() if queue]
+        """Take one random step: deliver a message or run a batch."""
+        walk_runs = [request.walk_run for request in active if request.walk_run is not None]
+        messages = [(walk_run, key) for walk_run in walk_runs for key, queue in walk_run.channels.items() if queue]
         workers = [worker for worker, calls in self._ready.items() if calls]
-        if not mail and not workers:
-            raise DeadlockError(f"nothing can run in walks {sorted({tour.call.name for tour in tours})}")
-        pick = self._random.randrange(len(mail) + len(workers))
-        if pick < len(mail):
-            tour, key = mail[pick]
-            run = tour.runs[key[1]]
-            run.deliver(tour.channels[key].popleft())
-            tour.send_outbox(run)
+        if not messages and not workers:
+            raise DeadlockError(f"nothing can run in walks {sorted({walk_run.call.name for walk_run in walk_runs})}")
+        pick = self._random.randrange(len(messages) + len(workers))
+        if pick < len(messages):
+            walk_run, key = messages[pick]
+            run = walk_run.runs[key[1]]
+            run.deliver(walk_run.channels[key].popleft())
+            walk_run.send_outbox(run)
         else:
-            errors = self._run_batch(self._ready[workers[pick - len(mail)]])
-            for one in active:
-                self._after_batch(one, errors)
+            errors = self._run_batch(self._ready[workers[pick - len(messages)]])
+            for request in active:
+                self._after_batch(request, errors)
 
-    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[Run, Exception]:
-        """Some of the calls that are ready at a worker and share a batch key, as one; which runs failed."""
+    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[PartitionRun, Exception]:
+        """Batch a random selection of the ready calls with one batch key; return the runs that failed."""
         key = _batch_key_index(self._random.choice(calls))
         same_key = [call for call in calls if _batch_key_index(call) == key]
         batch = self._random.sample(same_key, self._random.randint(1, min(len(same_key), self.max_batch_size)))
@@ -251,21 +252,21 @@ class LocalRuntime:
                 self._partial_jobs[ready[0], ready[1].index] = job
         return errors
 
-    def _after_batch(self, one: _LocalRequest, errors: dict[Run, Exception]) -> None:
-        """Put a request's messages on their way, or end it if one of its calls has failed."""
-        tour = one.walk_run
-        assert tour is not None
-        one.outcome.error = next((errors[run] for run in tour.runs if run in errors), None)
-        if one.outcome.error is None:
-            for run in tour.runs:
-                tour.send_outbox(run)
+    def _after_batch(self, request: _LocalRequest, errors: dict[PartitionRun, Exception]) -> None:
+        """Send the messages of a request, or end it if one of its calls has failed."""
+        walk_run = request.walk_run
+        assert walk_run is not None
+        request.outcome.error = next((errors[run] for run in walk_run.runs if run in errors), None)
+        if request.outcome.error is None:
+            for run in walk_run.runs:
+                walk_run.send_outbox(run)
             return
         for calls in self._ready.values():
-            calls[:] = [call for call in calls if call[0].run not in tour.runs]
-        self._partial_jobs = {key: job for key, job in self._partial_jobs.items() if key[0].run not in tour.runs}
-        tour.release()
-        one.route.close()
-        one.walk_run = None
+            calls[:] = [call for call in calls if call[0].run not in walk_run.runs]
+        self._partial_jobs = {key: job for key, job in self._partial_jobs.items() if key[0].run not in walk_run.runs}
+        walk_run.release()
+        request.route.close()
+        request.walk_run = None
 
 
 def _batch_key_index(ready: ReadyInstruction) -> int:

@@ -1,7 +1,7 @@
-"""parity: is what is served what the model computes eagerly?
+"""Parity test: compare served results with the eager run of a model, bit for bit.
 
-The eager run is the oracle. It is compared with LocalRuntime under many schedules, placements, batchings and stream
-bounds, all repeatable from one seed.
+The eager run is the test oracle. LocalRuntime serves the same request under random schedules, placements, batches and
+stream buffer sizes, all reproducible from one seed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mstar.walk.values import is_array
 def parity(
     model: Model, request: Any, *, inputs: Sequence[ClientInput] = (), schedules: int = 5, seed: int = 0
 ) -> None:
-    """Serve a request under random schedules and placements; raise ParityError unless each gives the eager answer.
+    """Serve a request under random schedules and placements; raise ParityError at the first difference from eager.
 
-    `said` is what its client says while it runs. A request that fails eagerly must fail in the same way when it is
-    served. What it raised is raised at the end.
+    `inputs` are further client inputs while the request runs. A request that fails eagerly must fail with the same
+    error when it is served; that error is raised at the end.
     """
     parity_all(model, [request], inputs=inputs, schedules=schedules, seed=seed)
 
@@ -35,18 +35,18 @@ def parity(
 def parity_all(
     model: Model, requests: Sequence[Any], *, inputs: Sequence[ClientInput] = (), schedules: int = 5, seed: int = 0
 ) -> None:
-    """The same for several requests that are served at the same time and share batches."""
+    """Do the same for several requests that are served concurrently and share batches."""
     eager = [_run_eager(model, request, inputs) for request in requests]
     graphs = model.graphs()
     for schedule in range(schedules):
-        chosen = random.Random(f"{seed}/{schedule}")
-        placement = None if schedule == 0 else random_placement(graphs, chosen)
-        how: dict[str, Any] = {"seed": chosen.randrange(1 << 30), "min_stream_buffers": chosen.random() < 0.5}
-        runtime = LocalRuntime(model, placement, max_batched_tokens=chosen.choice((None, 1, 5, 30)), **how)
-        for number, (want, got) in enumerate(zip(eager, runtime.run_all(requests, inputs), strict=True)):
-            if (what := first_difference(want, got)) is not None:
+        rng = random.Random(f"{seed}/{schedule}")
+        placement = None if schedule == 0 else random_placement(graphs, rng)
+        options: dict[str, Any] = {"seed": rng.randrange(1 << 30), "min_stream_buffers": rng.random() < 0.5}
+        runtime = LocalRuntime(model, placement, max_batched_tokens=rng.choice((None, 1, 5, 30)), **options)
+        for number, (expected, actual) in enumerate(zip(eager, runtime.run_all(requests, inputs), strict=True)):
+            if (difference := first_difference(expected, actual)) is not None:
                 raise ParityError(
-                    f"request {number} of {type(model).__name__}: {what}\n"
+                    f"request {number} of {type(model).__name__}: {difference}\n"
                     f"  schedule {schedule} of seed {seed}, placement {placement}"
                 )
     for outcome in eager:
@@ -57,45 +57,45 @@ def parity_all(
 def _run_eager(model: Model, request: Any, inputs: Sequence[ClientInput]) -> Outcome:
     try:
         return model.run(request, inputs)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the eager answer
+    except Exception as error:  # noqa: BLE001 - any error is the expected outcome
         return Outcome([], error=error)
 
 
-def random_placement(graphs: Mapping[str, ir.Walk], chosen: random.Random) -> Placement:
-    """Any placement of these walks: components or single ops, replicas, spread states, different per walk."""
+def random_placement(graphs: Mapping[str, ir.Walk], rng: random.Random) -> Placement:
+    """A random valid placement: of components or single ops, with replicas and spread states, different per walk."""
     ops = sorted({(n.component, n.op) for g in graphs.values() for n in ir.flat(g.body) if isinstance(n, ir.Call)})
-    workers = [f"w{number}" for number in range(chosen.randint(1, 4))]
+    workers = [f"w{number}" for number in range(rng.randint(1, 4))]
 
-    def entry() -> PlacementRule:
-        count = chosen.choice((1, 1, 1, 2, 3))
-        return PlacementRule(tuple(chosen.sample(workers, min(count, len(workers)))), spread=chosen.random() < 0.3)
+    def random_rule() -> PlacementRule:
+        count = rng.choice((1, 1, 1, 2, 3))
+        return PlacementRule(tuple(rng.sample(workers, min(count, len(workers)))), spread=rng.random() < 0.3)
 
-    place = {component: entry() for component, _ in ops}
-    place |= {f"{component}.{op}": entry() for component, op in ops if chosen.random() < 0.4}
+    place = {component: random_rule() for component, _ in ops}
+    place |= {f"{component}.{op}": random_rule() for component, op in ops if rng.random() < 0.4}
     walks = {
-        name: {n.component: entry() for n in ir.flat(g.body) if isinstance(n, ir.Call)}
+        name: {n.component: random_rule() for n in ir.flat(g.body) if isinstance(n, ir.Call)}
         for name, g in graphs.items()
-        if chosen.random() < 0.2
+        if rng.random() < 0.2
     }
-    return Placement(place, {name: entries for name, entries in walks.items() if entries})
+    return Placement(place, {name: rules for name, rules in walks.items() if rules})
 
 
-def first_difference(want: Outcome, got: Outcome) -> str | None:
-    """The first thing in which two outcomes differ, or None. Kinds of emissions are not ordered among each other."""
-    if want.error is not None or got.error is not None:
-        is_same = type(want.error) is type(got.error) and str(want.error) == str(got.error)
-        return None if is_same else f"it ended with {got.error!r}, eager with {want.error!r}"
-    wanted, had = _by_kind(want.emissions), _by_kind(got.emissions)
-    for kind in sorted({*wanted, *had}):
-        if len(wanted[kind]) != len(had[kind]):
-            return f"{len(had[kind])} {kind} emissions, eager gave {len(wanted[kind])}"
-        for number, (a, b) in enumerate(zip(wanted[kind], had[kind], strict=True)):
+def first_difference(expected: Outcome, actual: Outcome) -> str | None:
+    """The first difference between two outcomes, or None. Emissions of different kinds have no order."""
+    if expected.error is not None or actual.error is not None:
+        is_same = type(expected.error) is type(actual.error) and str(expected.error) == str(actual.error)
+        return None if is_same else f"served error {actual.error!r}, eager error {expected.error!r}"
+    eager, served = _by_kind(expected.emissions), _by_kind(actual.emissions)
+    for kind in sorted({*eager, *served}):
+        if len(eager[kind]) != len(served[kind]):
+            return f"served {len(served[kind])} {kind} emissions, eager {len(eager[kind])}"
+        for number, (a, b) in enumerate(zip(eager[kind], served[kind], strict=True)):
             if not is_identical(a.value, b.value) or a.clock != b.clock:
-                return f"{kind} emission {number} is {b}, eager gave {a}"
-    if not is_identical(want.result, got.result):
-        return f"the result is {got.result!r}, eager gave {want.result!r}"
-    if not is_identical(want.answers, got.answers):
-        return f"the answers are {got.answers!r}, eager gave {want.answers!r}"
+                return f"{kind} emission {number}: served {b}, eager {a}"
+    if not is_identical(expected.result, actual.result):
+        return f"served result {actual.result!r}, eager result {expected.result!r}"
+    if not is_identical(expected.answers, actual.answers):
+        return f"served answers {actual.answers!r}, eager answers {expected.answers!r}"
     return None
 
 
@@ -107,7 +107,7 @@ def _by_kind(emissions: list[Emission]) -> defaultdict[str, list[Emission]]:
 
 
 def is_identical(a: Any, b: Any) -> bool:
-    """Equal to the last bit: arrays by dtype, shape and content, and a NaN equal to a NaN."""
+    """Bitwise equality: arrays by dtype, shape and content; NaN equals NaN."""
     if is_array(a) and is_array(b):
         return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (_is_nan(a) & _is_nan(b))).all())
     if isinstance(a, list | tuple) and type(cast("object", a)) is type(b):

@@ -1,9 +1,9 @@
 # pyright: basic
-"""Toy components for language: real shapes, small arithmetic, and nothing goes unnoticed.
+"""Fake language models for tests: real shapes, cheap deterministic arithmetic.
 
-Every output is a pure function of all inputs, of their order and of the state: each is drawn from a `digest` of them.
-So a lost value, a stale state, a swapped argument or a wrong order changes what comes out. Floats are small whole
-numbers, so results are equal to the last bit, alone or in a batch. `seed` stands for a component's weights.
+Every output is computed from a `digest` (hash) of all inputs, their order and the state. So a lost value, a stale
+state, a swapped argument or a wrong order changes the output. Floats are small integers, so results are equal bit for
+bit, alone or in a batch. `seed` stands for a component's weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=State)
 
 PRIME = 2_147_483_647
 WIDTH = 64
-"""How wide every embedding is."""
+"""Size of every embedding."""
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -37,7 +37,7 @@ def _powers(count: int) -> Any:
 
 
 def digest(*values: Any) -> int:
-    """A number below `PRIME` that depends on every element, on their order and on the shapes."""
+    """A hash below `PRIME` of all elements, their order and the shapes."""
     total = 17
     for value in values:
         array = np.ascontiguousarray(value)
@@ -49,58 +49,58 @@ def digest(*values: Any) -> int:
 
 
 def to_floats(number: int, shape: tuple[int, ...]) -> Any:
-    """Whole numbers from -125 to 125 as float32, drawn from one number."""
-    at = np.arange(int(np.prod(shape)), dtype=np.int64) * 7919
-    mixed = (number + at) % PRIME * 69_621 % PRIME
+    """Pseudo-random integers from -125 to 125 as float32, derived from one number."""
+    offsets = np.arange(int(np.prod(shape)), dtype=np.int64) * 7919
+    mixed = (number + offsets) % PRIME * 69_621 % PRIME
     return (mixed % 251 - 125).astype(np.float32).reshape(shape)
 
 
 def to_token(number: int, vocab: int) -> Any:
-    """One token drawn from a number."""
+    """One token derived from a number."""
     return np.array([number % vocab], np.int64)
 
 
 def split_rows(joined: Any, layout: Layout) -> list[Any]:
-    """The rows of a tensor that a ragged batch has joined along its first axis."""
+    """Split a tensor of a ragged batch into its rows."""
     return [joined[start:end] for start, end in pairwise(layout.offsets)]
 
 
 # ---------------------------------------------------------------- states
 class ToyKV(KV):
-    """An attention cache: one number for each token or embedding that went in."""
+    """Fake KV cache: one number per token or embedding."""
 
     def __init__(self) -> None:
         self.entries: list[int] = []
 
 
 def kv_entries(kv: KV) -> list[int]:
-    """What is in a toy cache."""
+    """The entries of a ToyKV."""
     return cast("ToyKV", kv).entries
 
 
 class ToyComponent(Component):
-    """A component whose weights are one number and whose attention cache is a ToyKV."""
+    """A component whose weights are one number and whose KV cache is a ToyKV."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = digest([ord(letter) for letter in type(self).__name__], seed)
 
     def make_state(self, kind: type[S]) -> S:
-        """A ToyKV for KV; any other kind makes itself."""
+        """Create a ToyKV for KV; any other kind by its constructor."""
         return cast("S", ToyKV()) if kind is KV else kind()
 
     def weighted_digest(self, *values: Any) -> int:
-        """The digest of values under this component's weights."""
+        """Digest of the weights and of values."""
         return digest(self.seed, *values)
 
     def cache_digest(self, kv: KV, *values: Any) -> int:
-        """The digest of all that is in a cache, and of values."""
+        """Digest of the weights, of a cache and of values."""
         return self.weighted_digest(kv_entries(kv), *values)
 
 
 # ---------------------------------------------------------------- language models
 @dataclass(frozen=True)
 class Sampling:
-    """How a request wants its tokens drawn."""
+    """Sampling parameters of a request."""
 
     max_tokens: int = 60
     temperature: float = 1.0
@@ -108,7 +108,7 @@ class Sampling:
 
 
 class TokenDecoder(ToyComponent):
-    """What all token writers share: a vocabulary and its last word."""
+    """Base of components that generate tokens: a vocabulary and its end-of-sequence token."""
 
     def __init__(self, vocab: int = 97, eos: int = 5, seed: int = 0) -> None:
         super().__init__(seed)
@@ -116,7 +116,7 @@ class TokenDecoder(ToyComponent):
         self.eos = eos
 
     def tokenize(self, text: str) -> Any:
-        """A token for each letter."""
+        """One token per character."""
         return np.array([ord(letter) % self.vocab for letter in text], np.int64)
 
     @op(batch=stacked)
@@ -126,42 +126,42 @@ class TokenDecoder(ToyComponent):
 
 
 class SampledLM(TokenDecoder):
-    """A causal language model that draws tokens as a request wants."""
+    """Causal language model with sampling parameters."""
 
     @op(batch=ragged("T"))
     def prefill(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read a prompt; the token that follows it."""
+        """Prefill: read a prompt, return the next token."""
         for ids, cache in zip(split_rows(tokens, layout), rows(kv), strict=True):
             kv_entries(cache).extend(map(int, ids))
         return self._draw(kv, sampling)
 
     @op(batch=stacked)
     def decode(self, token: Int64[Tensor, "1"], kv: KV, sampling: Sampling) -> Int64[Tensor, "1"]:
-        """Read one token; the one that follows it."""
+        """Decode: read one token, return the next one."""
         for ids, cache in zip(token, rows(kv), strict=True):
             kv_entries(cache).append(int(ids[0]))
         return self._draw(kv, sampling)
 
     def _draw(self, kv: KV, sampling: Sampling) -> Any:
         pairs = zip(rows(kv), rows(sampling), strict=True)
-        return np.stack([to_token(self.cache_digest(kv, how.temperature, how.seed), self.vocab) for kv, how in pairs])
+        return np.stack([to_token(self.cache_digest(kv, one.temperature, one.seed), self.vocab) for kv, one in pairs])
 
 
 class CausalLM(TokenDecoder):
-    """A causal language model that always takes the likeliest token."""
+    """Causal language model with greedy decoding."""
 
     @op(batch=ragged("T"))
     def prefill(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
-        """Read a prompt; the token that follows it."""
+        """Prefill: read a prompt, return the next token."""
         for ids, cache in zip(split_rows(tokens, layout), rows(kv), strict=True):
             kv_entries(cache).extend(map(int, ids))
         return self._next(kv)
 
     @op(batch=stacked)
     def decode(self, token: Int64[Tensor, "1"], kv: KV) -> Int64[Tensor, "1"]:
-        """Read one token; the one that follows it."""
+        """Decode: read one token, return the next one."""
         for ids, cache in zip(token, rows(kv), strict=True):
             kv_entries(cache).append(int(ids[0]))
         return self._next(kv)
@@ -171,21 +171,21 @@ class CausalLM(TokenDecoder):
 
 
 class MultimodalLM(CausalLM):
-    """A language model that also reads embeddings: of a picture, of sound."""
+    """Language model that also reads embeddings of images or audio."""
 
     @op(batch=ragged("P"))
     def see(self, patches: Float32[Tensor, "P 64"], kv: KV, layout: Layout = ONE_ROW) -> None:
-        """Read embeddings into the cache."""
+        """Append embeddings to the KV cache."""
         for part, cache in zip(split_rows(patches, layout), rows(kv), strict=True):
             kv_entries(cache).extend(self.weighted_digest(patch) for patch in part)
 
 
 class Thinker(MultimodalLM):
-    """A language model that shows what it thought beside each token."""
+    """Language model that returns the hidden state with each token."""
 
     @op(batch=stacked)
     def think(self, token: Int64[Tensor, "1"], kv: KV) -> tuple[Int64[Tensor, "1"], Float32[Tensor, "64"]]:
-        """Read one token; the one that follows it, and the hidden state behind that."""
+        """Decode: read one token, return the next one and its hidden state."""
         for ids, cache in zip(token, rows(kv), strict=True):
             kv_entries(cache).append(int(ids[0]))
         hidden = [to_floats(self.cache_digest(cache), (WIDTH,)) for cache in rows(kv)]
@@ -193,24 +193,24 @@ class Thinker(MultimodalLM):
 
 
 class MixtureLM(MultimodalLM):
-    """A mixture of transformers: it writes text, and denoises latents under what it has read."""
+    """Mixture of transformers: generates text, and denoises latents conditioned on its KV cache."""
 
     @op
     def start(self) -> Int64[Tensor, "1"]:
-        """The token that begins an answer."""
+        """The start token of a response."""
         return to_token(1, self.vocab)
 
     @op(batch=ragged("N"))
     def flow(
         self, x: Float32[Tensor, "N 64"], step: int, kv: View[KV], layout: Layout = ONE_ROW
     ) -> Float32[Tensor, "N 64"]:
-        """Where the latents should go, given what the cache holds."""
+        """Velocity of the latents (flow matching), conditioned on the KV cache."""
         parts = zip(split_rows(x, layout), rows(step), rows(kv), strict=True)
         return cast("Any", np.concatenate([to_floats(self.cache_digest(kv, x, at), x.shape) for x, at, kv in parts]))
 
 
 class RetrievalLM(CausalLM):
-    """A language model for retrieval: it reads passages, and says what it would like to look up."""
+    """Language model for retrieval: reads passages and returns query embeddings."""
 
     def __init__(self, vocab: int = 97, eos: int = 5, stops: tuple[int, ...] = (), seed: int = 0) -> None:
         super().__init__(vocab, eos, seed)
@@ -218,13 +218,13 @@ class RetrievalLM(CausalLM):
 
     @op(batch=ragged("P"))
     def read(self, passages: Int64[Tensor, "P 8"], kv: KV, layout: Layout = ONE_ROW) -> None:
-        """Read passages into the cache."""
-        for found, cache in zip(split_rows(passages, layout), rows(kv), strict=True):
-            kv_entries(cache).extend(map(int, np.asarray(found).ravel()))
+        """Append passages to the KV cache."""
+        for tokens, cache in zip(split_rows(passages, layout), rows(kv), strict=True):
+            kv_entries(cache).extend(map(int, np.asarray(tokens).ravel()))
 
     @op
     def query(self, kv: View[KV]) -> Float32[Tensor, "64"]:
-        """An embedding of all that was read and written."""
+        """Query embedding of the text so far."""
         return to_floats(self.cache_digest(kv), (WIDTH,))
 
     @op(batch=stacked)
@@ -234,15 +234,15 @@ class RetrievalLM(CausalLM):
 
 
 class Retriever(ToyComponent):
-    """Finds the passages nearest to a query."""
+    """Fake vector search."""
 
     @op
     def embed(self, tokens: Int64[Tensor, "T"]) -> Float32[Tensor, "64"]:
-        """A query for a text."""
+        """Query embedding of a text."""
         return to_floats(self.weighted_digest(tokens), (WIDTH,))
 
     @op
     def search(self, query: Float32[Tensor, "64"]) -> Int64[Tensor, "P 8"]:
-        """As many passages of eight tokens as are near, two to four."""
-        mark = self.weighted_digest(query)
-        return cast("Any", (to_floats(mark, (2 + mark % 3, 8)) + 125).astype(np.int64) % 97)
+        """Two to four passages of eight tokens."""
+        number = self.weighted_digest(query)
+        return cast("Any", (to_floats(number, (2 + number % 3, 8)) + 125).astype(np.int64) % 97)

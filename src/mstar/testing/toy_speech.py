@@ -1,5 +1,5 @@
 # pyright: basic
-"""Toy components for speech, spoken and heard: see `toys` for the arithmetic and what it is good for."""
+"""Fake speech models for tests: text to speech and speech recognition. `toy_language` explains the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mstar.walk.types import Float32, Int64, Tensor
 # ---------------------------------------------------------------- states
 @dataclass
 class CodecState(State):
-    """What a streaming codec remembers: its last frames, and how many there were."""
+    """State of a streaming codec: its last frames and their number."""
 
     tail: list[int] = field(default_factory=list[int])
     count: int = 0
 
 
-# ---------------------------------------------------------------- speaking
+# ---------------------------------------------------------------- text to speech
 class AudioEncoder(ToyComponent):
-    """Spectrogram frames to embeddings, one for each."""
+    """Encodes spectrogram frames to one embedding each."""
 
     @op(batch=padded("F"))
     def encode(self, mel: Float32[Tensor, "F 80"], layout: Layout = ONE_ROW) -> Float32[Tensor, "F 64"]:
-        """The frames, seen as a whole. What fills up the shorter rows is not looked at."""
+        """Embeddings of all frames of a row; padding is ignored."""
         out = np.zeros((*mel.shape[:2], WIDTH), np.float32)
         for row, length in enumerate(layout.lengths):
             out[row, :length] = to_floats(self.weighted_digest(mel[row, :length]), (length, WIDTH))
@@ -38,36 +38,36 @@ class AudioEncoder(ToyComponent):
 
 
 class Snac(ToyComponent):
-    """Codes to sound: a window of 28 codes gives the sound of its middle ones."""
+    """Audio codec decoder: a window of 28 codes gives the audio of its middle frames."""
 
     @op(batch=stacked)
     def decode(self, codes: Int64[Tensor, "28 1"]) -> Float32[Tensor, "2048"]:
-        """The sound of a window."""
+        """Audio of a window."""
         return cast("Any", np.stack([to_floats(self.weighted_digest(window), (2048,)) for window in codes]))
 
 
 class StreamingCodec(ToyComponent):
-    """Codes to sound one frame at a time, with a memory of the frames before."""
+    """Streaming codec decoder: one frame at a time, with a state of earlier frames."""
 
     @op(batch=stacked)
     def decode(self, frame: Int64[Tensor, "8"], state: CodecState) -> Float32[Tensor, "1920"]:
-        """The sound of one frame after those that the state has seen."""
-        sounds: list[Any] = []
+        """Audio of the next frame."""
+        audio: list[Any] = []
         for codes, past in zip(frame, rows(state), strict=True):
             past.tail = [*past.tail[-3:], self.weighted_digest(codes)]
             past.count += 1
-            sounds.append(to_floats(self.weighted_digest(past.tail, past.count), (1920,)))
-        return cast("Any", np.stack(sounds))
+            audio.append(to_floats(self.weighted_digest(past.tail, past.count), (1920,)))
+        return cast("Any", np.stack(audio))
 
 
 class Talker(TokenDecoder):
-    """Writes the first code of each frame of speech, led by a thinker's hidden states."""
+    """Generates the first code of each speech frame, conditioned on the hidden states of a thinker."""
 
     @op(batch=ragged("T"))
     def prefill(
         self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Float32[Tensor, "64"]]:
-        """Read the prompt; the first code, and the hidden state behind it."""
+        """Prefill: read the prompt, return the first code and its hidden state."""
         for ids, cache in zip(split_rows(tokens, layout), rows(kv), strict=True):
             kv_entries(cache).extend(map(int, ids))
         return self._next(kv)
@@ -76,28 +76,29 @@ class Talker(TokenDecoder):
     def talk(
         self, frame: Int64[Tensor, "16"], thought: Float32[Tensor, "64"], kv: KV
     ) -> tuple[Int64[Tensor, "1"], Float32[Tensor, "64"]]:
-        """Read a frame and a thought; the next frame's first code, and the hidden state behind it."""
+        """Decode: read a frame and a thinker state, return the next frame's first code and its hidden state."""
         for codes, hidden, cache in zip(frame, thought, rows(kv), strict=True):
             kv_entries(cache).append(self.weighted_digest(codes, hidden))
         return self._next(kv)
 
     @op
     def pad(self) -> Float32[Tensor, "64"]:
-        """The thought of one who has nothing more to say."""
+        """Thinker state after the end of the text."""
         return to_floats(self.seed, (WIDTH,))
 
     def _next(self, kv: KV) -> tuple[Any, Any]:
-        marks = [self.cache_digest(cache) for cache in rows(kv)]
-        codes, hidden = [to_token(mark, self.vocab) for mark in marks], [to_floats(mark, (WIDTH,)) for mark in marks]
+        digests = [self.cache_digest(cache) for cache in rows(kv)]
+        codes = [to_token(number, self.vocab) for number in digests]
+        hidden = [to_floats(number, (WIDTH,)) for number in digests]
         return np.stack(codes), np.stack(hidden)
 
 
 class CodePredictor(ToyComponent):
-    """Completes a frame: fifteen residual codes, one after the other, with a cache of its own for each frame."""
+    """RVQ code predictor: fifteen residual codes per frame, one after the other, with a KV cache per frame."""
 
     @op(batch=stacked)
     def start(self, code: Int64[Tensor, "1"]) -> Int64[Tensor, "16"]:
-        """A frame that holds its first code only."""
+        """A frame with only its first code."""
         frames = np.zeros((len(code), 16), np.int64)
         frames[:, :1] = code
         return cast("Any", frames)
@@ -106,7 +107,7 @@ class CodePredictor(ToyComponent):
     def extend(
         self, frame: Int64[Tensor, "16"], hidden: Float32[Tensor, "64"], step: int, kv: KV
     ) -> Int64[Tensor, "16"]:
-        """The frame with one more code, after the `step` + 1 it has."""
+        """The frame with one more code, after the first `step` + 1."""
         frames = np.array(frame)
         for codes, thought, at, cache in zip(frames, hidden, rows(step), rows(kv), strict=True):
             kv_entries(cache).append(self.weighted_digest(codes[: at + 1], thought))
@@ -115,33 +116,35 @@ class CodePredictor(ToyComponent):
 
 
 class Vocoder(ToyComponent):
-    """Frames of codes to sound: sees earlier frames too, and gives the sound of the fresh ones."""
+    """Vocoder: reads frames of codes with context, and returns the audio of the fresh ones."""
 
     hop = 1920
-    """Samples for each frame."""
+    """Samples per frame."""
 
     @op(batch=ragged("W"))
     def decode(self, codes: Int64[Tensor, "W 16"], fresh: int, layout: Layout = ONE_ROW) -> Float32[Tensor, "S"]:
-        """The sound of the last `fresh` frames."""
+        """Audio of the last `fresh` frames."""
         pairs = zip(split_rows(codes, layout), rows(fresh), strict=True)
         return cast("Any", [to_floats(self.weighted_digest(frames, new), (new * self.hop,)) for frames, new in pairs])
 
 
-# ---------------------------------------------------------------- hearing
+# ---------------------------------------------------------------- speech recognition
 class ChunkedAudioEncoder(ToyComponent):
-    """Cuts a long recording into overlapping chunks, and encodes them."""
+    """Splits a long recording into overlapping chunks, and encodes them."""
 
-    chunk, overlap, hop = 64, 16, 8
+    chunk = 64
+    overlap = 16
+    hop = 8
 
     @op
     def split(self, sound: Float32[Tensor, "S"]) -> list[Float32[Tensor, "C"]]:
-        """Chunks that overlap; the last may be shorter."""
+        """Overlapping chunks; the last can be shorter."""
         stride = self.chunk - self.overlap
         return [sound[at : at + self.chunk] for at in range(0, max(1, len(sound) - self.overlap), stride)]
 
     @op(batch=ragged("C"))
     def encode(self, chunk: Float32[Tensor, "C"], layout: Layout = ONE_ROW) -> Float32[Tensor, "F 64"]:
-        """An embedding for every eight samples."""
+        """One embedding per eight samples."""
         parts = split_rows(chunk, layout)
         return cast(
             "Any", [to_floats(self.weighted_digest(part), (-(-len(part) // self.hop), WIDTH)) for part in parts]
@@ -149,18 +152,18 @@ class ChunkedAudioEncoder(ToyComponent):
 
 
 class AsrDecoder(TokenDecoder):
-    """Writes down what it hears in a chunk."""
+    """Transcribes a chunk of audio."""
 
     @op(batch=ragged("F"))
-    def listen(self, heard: Float32[Tensor, "F 64"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
-        """Read a chunk's embeddings; the first token."""
-        for part, cache in zip(split_rows(heard, layout), rows(kv), strict=True):
+    def listen(self, features: Float32[Tensor, "F 64"], kv: KV, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
+        """Prefill: read the embeddings of a chunk, return the first token."""
+        for part, cache in zip(split_rows(features, layout), rows(kv), strict=True):
             kv_entries(cache).extend(self.weighted_digest(frame) for frame in part)
         return self._next(kv)
 
     @op(batch=stacked)
     def write(self, token: Int64[Tensor, "1"], kv: KV) -> Int64[Tensor, "1"]:
-        """Write a token down; the one that follows it."""
+        """Decode: read one token, return the next one."""
         for ids, cache in zip(token, rows(kv), strict=True):
             kv_entries(cache).append(int(ids[0]))
         return self._next(kv)
@@ -170,11 +173,11 @@ class AsrDecoder(TokenDecoder):
 
 
 class TranscriptMerger(ToyComponent):
-    """Joins the texts of overlapping chunks."""
+    """Merges the transcripts of overlapping chunks."""
 
     @op
     def join(self, pieces: list[list[Int64[Tensor, "1"]]]) -> Int64[Tensor, "U"]:
-        """One text; where a piece begins with the token that ended the one before, that is said once."""
+        """One text; a token that ends one piece and begins the next appears once."""
         joined: list[int] = []
         for piece in pieces:
             tokens = [int(token[0]) for token in piece]

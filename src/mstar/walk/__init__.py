@@ -1,1 +1,1 @@
-"""The authoring API: what a model author imports, and the tracer that turns walks into graphs."""
+"""Authoring API of models (components, ops, walks, routes) and the tracer that turns walks into graphs."""

@@ -1,8 +1,8 @@
-"""How requests join into one call of an op, and part again.
+"""Batch layouts of ops: stacked, ragged (concatenated) or padded; joining calls into a batch and splitting its results.
 
-An op declares it once (`@op(batch=ragged("T"))`) and its body is written for the batch; a single request is a batch
-of one. Inside such a body a tensor parameter is the joined tensor, a static one is itself, and every other parameter
-(states, numbers, objects) is a list with one entry per row: `rows(kv)` says so to a static checker.
+An op declares its layout (`@op(batch=ragged("T"))`) and its body is written for the batch; a single request is a batch
+of one. Inside such a body a tensor parameter is the joined tensor, a static parameter is itself, and every other
+parameter (states, numbers, objects) is a list with one entry per row. `rows(kv)` gives that list its static type.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A way of joining: its name, and the dimension along which rows differ in length, if they may."""
+    """Batch layout: its mode, and the dimension along which rows can differ in length."""
 
     mode: str
     dim: str = ""
 
     def axis(self, type_: Type) -> int | None:
-        """Where a value of this type has the dimension, or None."""
+        """Axis of the batch's dimension in a value of this type, or None."""
         return type_.dims.index(self.dim) if isinstance(type_, TensorType) and self.dim in type_.dims else None
 
 
 alone = Batch("alone")
-"""One request at a time; the body is written for one."""
+"""No batching: the body takes one request."""
 stacked = Batch("stacked")
-"""Equal shapes; tensors gain a leading dimension."""
+"""Tensors of equal shape are stacked along a new first dimension."""
 
 
 def ragged(dim: str) -> Batch:
@@ -43,40 +43,40 @@ def ragged(dim: str) -> Batch:
 
 
 def padded(dim: str) -> Batch:
-    """Tensors with this dimension are filled with zeros to the longest row; then all are stacked."""
+    """Tensors with this dimension are padded with zeros to the longest row; then all are stacked."""
     return Batch("padded", dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shape of a batch: how many rows, each row's length along the joined dimension, and which are not whole.
+    """Shape of a batch: its number of rows, and the length of each row along the joined dimension.
 
-    An op that declares a parameter of this type is given it by the runtime; a walk does not pass it.
+    The runtime passes it to an op that declares a parameter of this type; a walk does not.
     """
 
     rows: int = 1
     lengths: tuple[int, ...] = ()
     unfinished: frozenset[int] = frozenset()
-    """Rows of an op `chunked` whose call goes on with another piece: what is given for them is not used, except along
+    """Rows of a chunked op (chunked prefill) that have another chunk to run. Their results are ignored, except along
     the joined dimension."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each row starts along the joined dimension, and the total."""
+        """Start of each row along the joined dimension, and the total length."""
         return tuple(accumulate(self.lengths, initial=0))
 
 
 ONE_ROW = Layout()
-"""The default for a parameter of type Layout."""
+"""Default value for a parameter of type Layout."""
 
 
 def rows(batched: T) -> Sequence[T]:
-    """The rows of a parameter that is neither a tensor nor static, inside a batched op's body."""
+    """Rows of a parameter that is neither a tensor nor static, inside the body of a batched op."""
     return cast("Sequence[T]", batched)
 
 
 def join_arguments(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Each parameter's values, one for each call, as what the op's body takes."""
+    """Join the values of each parameter, one per call, into the arguments of the op's body."""
     joined: dict[str, Any] = {}
     for name, column in columns.items():
         if not isinstance(types[name], TensorType):
@@ -89,13 +89,13 @@ def join_arguments(batch: Batch, types: dict[str, Type], columns: dict[str, list
 
 
 def split_result(batch: Batch, type_: Type, value: Any, layout: Layout) -> list[Any]:
-    """One joined result as one value per call."""
+    """Split one joined result into one value per call."""
     axis = batch.axis(type_)
     is_ragged = axis is not None and batch.mode == "ragged"
-    has, wants = (value.shape[axis], sum(layout.lengths)) if is_ragged else (len(value), layout.rows)
-    if has != wants:
-        fix = "give one entry for each row, and along the batch's dimension one for each position"
-        raise BadShape(f"an op gave {has} entries of {type_} for a batch of {wants}\n  fix: {fix}")
+    actual, expected = (value.shape[axis], sum(layout.lengths)) if is_ragged else (len(value), layout.rows)
+    if actual != expected:
+        fix = "return one entry per row, and along the batch's dimension one per position"
+        raise BadShape(f"an op returned {actual} entries of {type_} for a batch of {expected}\n  fix: {fix}")
     if axis is None:
         return list(value)
     if is_ragged:

@@ -1,28 +1,49 @@
-"""Fitting the arguments of one traced call to what its op declares.
+"""Type check of a traced op call: match the arguments with the op's signature, and infer the types of its results.
 
-Named dimensions bind on first sight and must agree afterwards. A dimension that only a result names belongs to that
-result alone (`S#1`): two results are never assumed to be of one size.
+A named dimension is bound by the first argument that has it and must agree in the others (unification). A dimension
+that only a result has is a new size (`S#1`): two results are never assumed to have the same size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from mstar.graph import ir
 from mstar.graph.types import Dim, ListType, ObjectType, StateType, TensorType, Type
+from mstar.walk.component import Component, Op
 from mstar.walk.states import State
 from mstar.walk.symbols import Symbol, describe, python_of, value_of
 from mstar.walk.types import Hint, fits
 
-if TYPE_CHECKING:
-    from mstar.walk.component import Component, Op
-    from mstar.walk.recorder import Recorder
+
+class CallRecorder(Protocol):
+    """The part of the recorder that the type check uses."""
+
+    def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
+        """Record a problem."""
+        ...
+
+    def site(self) -> str:
+        """`file:line` of the author's current line."""
+        ...
+
+    def use(self, given: Any, role: str) -> ir.Value | None:
+        """The graph value of an argument, or None after recording a problem."""
+        ...
+
+    def new(self, type_: Type, name: str, python: Any = None) -> Symbol:
+        """Create a symbol in the current body."""
+        ...
+
+    def dim(self, name: str) -> str:
+        """Create a dimension."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op as the author called it."""
+    """A call of an op in author code."""
 
     component: Component
     op: Op
@@ -31,27 +52,27 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The op as a walk names it."""
+        """The op as `component.op`."""
         return f"{self.component.name}.{self.op.name}"
 
 
-def bind_call(recorder: Recorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ...]] | None:
-    """The graph's node and the symbols of its results, or None when there are problems."""
+def bind_call(recorder: CallRecorder, call: Call) -> tuple[ir.Call, tuple[Symbol, ...]] | None:
+    """The graph node and the symbols of its results, or None after recording problems."""
     try:
         signature = call.op.signature
     except (TypeError, NameError) as error:
         code = call.op.body.__code__
         site = f"{code.co_filename}:{code.co_firstlineno}"
-        fix = 'annotate each parameter and the result, such as x: Float32[Tensor, "N 64"]'
-        recorder.problem(f"the types of op {call.name} cannot be read: {error}", fix, site)
+        fix = 'annotate each parameter and the result, for example x: Float32[Tensor, "N 64"]'
+        recorder.problem(f"op {call.name} has an invalid signature: {error}", fix, site)
         return None
     try:
-        given = call.op.bind(call.component, call.args, call.kwargs)
+        arguments = call.op.bind(call.component, call.args, call.kwargs)
     except TypeError as error:
         recorder.problem(f"{call.name}: {error}", f"call it as {call.name}{_format_signature(call.op)}")
         return None
     binder = _Binder(recorder, call)
-    args = [(name, binder.argument(name, value, signature.params[name])) for name, value in given.items()]
+    args = [(name, binder.argument(name, value, signature.params[name])) for name, value in arguments.items()]
     fixed = {name for name, hint in signature.params.items() if hint.is_static}
     static = tuple((name, cast("ir.Literal", arg)) for name, arg in args if name in fixed)
     dynamic = tuple((name, arg) for name, arg in args if name not in fixed)
@@ -71,41 +92,41 @@ def _format_signature(op: Op) -> str:
 
 
 def fix_for_foreign_value(given: Any) -> str:
-    """What to do with an object that is neither a value of the walk nor a constant."""
+    """The fix for an argument that is neither a value of the walk nor a constant."""
     if given is None:
-        return "pass a value; an op that is declared -> None gives none"
+        return "pass a value; an op declared -> None returns nothing"
     if isinstance(given, State):
-        return "make states inside the walk, or in route() as an input of the walk: self.lm.kv()"
+        return "create the state inside the walk, or in route() and pass it as an input of the walk: self.lm.kv()"
     if isinstance(given, list | tuple) and any(isinstance(part, Symbol) for part in cast("list[Any]", given)):
-        return "pass its parts one by one: a, b = ...; a list of them is what each(...).collect(x=...) gives"
+        return "unpack it and pass the parts one by one: a, b = ...; to build a list, use each(...).collect(x=...)"
     return "make it an input of the walk, or pass a bool, int, float or str (to an op, also a tuple of them)"
 
 
 class _Binder:
-    """The dimensions bound so far in one call, and whether anything failed."""
+    """Bound dimensions and mismatched arguments of one call."""
 
-    def __init__(self, recorder: Recorder, call: Call) -> None:
+    def __init__(self, recorder: CallRecorder, call: Call) -> None:
         self.recorder = recorder
         self.call = call
         self.dims: dict[str, Dim] = {}
         self.extends: list[ir.Value] = []
         self.failed = False
-        self.misfits: dict[str, tuple[ir.Value, str, str]] = {}
+        self.mismatches: dict[str, tuple[ir.Value, str, str]] = {}
 
     def fail(self, what: str, fix: str) -> None:
         self.recorder.problem(what, fix)
         self.failed = True
 
     def report(self) -> bool:
-        """Say which arguments do not fit; whether anything failed. Arguments in the wrong order are one problem."""
+        """Record the mismatches; return whether anything failed. Arguments in the wrong order are one problem."""
         params = self.call.op.signature.params
-        got = [value.type for value, _, _ in self.misfits.values()]
-        if len(got) > 1 and all(any(fits(params[name].type, other) for other in got) for name in self.misfits):
-            given = ", ".join(f"`{name}` got %{value.name}" for name, (value, _, _) in self.misfits.items())
+        types = [value.type for value, _, _ in self.mismatches.values()]
+        if len(types) > 1 and all(any(fits(params[name].type, other) for other in types) for name in self.mismatches):
+            swapped = ", ".join(f"`{name}` got %{value.name}" for name, (value, _, _) in self.mismatches.items())
             fix = f"call it as {self.call.name}{_format_signature(self.call.op)}"
-            self.fail(f"{self.call.name}: these arguments are in the wrong order: {given}", fix)
+            self.fail(f"{self.call.name}: arguments in the wrong order: {swapped}", fix)
         else:
-            for _, what, fix in self.misfits.values():
+            for _, what, fix in self.mismatches.values():
                 self.fail(what, fix)
         return self.failed
 
@@ -115,10 +136,10 @@ class _Binder:
             return self.symbol(name, given, hint)
         literal = _literal(given)
         if literal is None and given is not None:
-            what = f"{where} is a {type(given).__name__}, which is neither a value of this walk nor a literal"
+            what = f"{where} is a {type(given).__name__}, not a value of this walk and not a constant"
             self.fail(what, fix_for_foreign_value(given))
         elif not hint.is_static and not fits(hint.type, ObjectType(type(given).__name__)):
-            self.fail(f"{where} wants {hint.type}, got the constant {given!r}", self.advice(hint.type))
+            self.fail(f"{where} expects {hint.type}, got the constant {given!r}", self.fix_for(hint.type))
         return given if literal is not None else None
 
     def symbol(self, name: str, given: Symbol, hint: Hint) -> ir.Arg:
@@ -127,9 +148,11 @@ class _Binder:
         if value is None:
             self.failed = True
         elif hint.is_static:
-            self.fail(f"{where} is static, but got {describe(given)}", "pass a constant, or drop Static from the op")
+            what = f"{where} is declared Static, got the run-time value {describe(given)}"
+            self.fail(what, "pass a constant, or remove Static from the op's signature")
         elif not (self.is_kind(given, hint) if isinstance(hint.type, StateType) else fits(hint.type, value.type)):
-            self.misfits[name] = (value, f"{where} wants {hint.type}, got {describe(given)}", self.advice(hint.type))
+            what = f"{where} expects {hint.type}, got {describe(given)}"
+            self.mismatches[name] = (value, what, self.fix_for(hint.type))
         else:
             self.unify(where, hint.type, value.type, given)
             if isinstance(hint.type, StateType) and not hint.is_view:
@@ -137,35 +160,37 @@ class _Binder:
         return value
 
     def is_kind(self, given: Symbol, hint: Hint) -> bool:
-        """Whether this is a state of the wanted kind, or of a kind derived from it."""
+        """Whether this is a state of the declared class or a subclass of it."""
         kind = python_of(given)
         return isinstance(kind, type) and issubclass(kind, hint.python)
 
-    def advice(self, want: Type) -> str:
-        if isinstance(want, StateType):
-            made = "kv()" if want.kind == "KV" else f"state({want.kind})"
-            return f"make one with self.{self.call.component.name}.{made}, and pass that"
+    def fix_for(self, expected: Type) -> str:
+        if isinstance(expected, StateType):
+            factory = "kv()" if expected.kind == "KV" else f"state({expected.kind})"
+            return f"create one with self.{self.call.component.name}.{factory}, and pass that"
         return "pass a value of that type, or convert it in an @op"
 
-    def unify(self, where: str, want: Type, got: Type, given: Symbol) -> None:
-        if isinstance(want, ListType) and isinstance(got, ListType):
-            self.unify(where, want.item, got.item, given)
-        if not (isinstance(want, TensorType) and isinstance(got, TensorType)):
+    def unify(self, where: str, expected: Type, actual: Type, given: Symbol) -> None:
+        if isinstance(expected, ListType) and isinstance(actual, ListType):
+            self.unify(where, expected.item, actual.item, given)
+        if not (isinstance(expected, TensorType) and isinstance(actual, TensorType)):
             return
-        if len(want.dims) != len(got.dims):
-            counts = f"{len(got.dims)} dimensions instead of {len(want.dims)}"
-            what = f"{where} wants {want}, got {describe(given)}: {counts}"
+        if len(expected.dims) != len(actual.dims):
+            counts = f"{len(actual.dims)} dimensions instead of {len(expected.dims)}"
+            what = f"{where} expects {expected}, got {describe(given)}: {counts}"
             self.fail(what, "pass a value of that shape, or reshape it in an @op")
             return
-        for wanted, has in zip(want.dims, got.dims, strict=True):
-            if isinstance(wanted, str):
-                if self.dims.setdefault(wanted, has) != has:
-                    what = f"{where}: `{wanted}` is {self.dims[wanted]} in another argument but {has} here, {describe(given)}"
-                    self.fail(what, "pass values that agree in that dimension")
-            elif wanted != has:
-                is_cut = isinstance(has, str) and has.startswith("W#")
-                fix = "pass a value of that shape" + (": windows without context, first and flush" if is_cut else "")
-                self.fail(f"{where} wants {want}, got {describe(given)}", fix)
+        for declared, size in zip(expected.dims, actual.dims, strict=True):
+            if isinstance(declared, str):
+                if self.dims.setdefault(declared, size) != size:
+                    bound = f"dimension `{declared}` is {self.dims[declared]} in another argument"
+                    what = f"{where}: {bound}, but {size} in {describe(given)}"
+                    self.fail(what, "pass values with equal sizes in that dimension")
+            elif declared != size:
+                is_window = isinstance(size, str) and size.startswith("W#")
+                advice = "pass a value of that shape"
+                fix = f"{advice}: use windows without context, first and flush" if is_window else advice
+                self.fail(f"{where} expects {expected}, got {describe(given)}", fix)
                 return
 
     def result(self, type_: Type) -> Type:

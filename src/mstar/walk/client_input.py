@@ -1,8 +1,8 @@
-"""What a client says to a request that runs, and how its route hears it.
+"""Client input to a running request: multi-turn conversations and interruption (barge-in).
 
-A route awaits `self.next_input()` for what the client says next, and a walk that it awaits `interruptible()` is cut if the
-client says something meanwhile. Such a walk leaves states as they were when it began, and of what it emits the client
-keeps what it had when it spoke. How words get here is not known.
+A route awaits `self.next_input()` for the next input of the client. A walk awaited with `interruptible()` is
+interrupted when an input arrives while it runs: its states are rolled back to its start, and of its emissions only
+those count that the client had received when it sent the input. Transport is not part of this module.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ E = TypeVar("E")
 
 
 NEVER_INTERRUPTS: Final = 1 << 62
-"""The `ClientInput.walk` of what was said when the route waited for it: it cuts nothing."""
+"""`ClientInput.walk` of an input that the route was waiting for: it interrupts no walk."""
 
 
 class Interrupted(Enum):
-    """What a walk gives that was cut."""
+    """Result of an interrupted walk."""
 
     INTERRUPTED = "interrupted"
 
@@ -30,7 +30,7 @@ INTERRUPTED: Final = Interrupted.INTERRUPTED
 
 
 class NextInput:
-    """What a route awaits: whatever the client says next. `answer` is what it is told of what it said before."""
+    """Awaitable for the next client input. `answer` is the result of the turn that ends here."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
@@ -41,17 +41,17 @@ class NextInput:
 
 @dataclass(frozen=True, slots=True)
 class ClientInput:
-    """One thing that a client said. None is the last: it says no more."""
+    """One input of the client to a running request. The value None closes the inputs."""
 
     value: Any
     walk: int = 0
-    """The number of the walk that ran, or was next, when it was heard: this one is cut by it, and no earlier one."""
+    """Index of the walk that was running, or next, when the input arrived. The input interrupts no earlier walk."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many emissions of each kind the client had when it said so."""
+    """Number of emissions of each kind that the client had received when it sent the input."""
 
 
 class InputLog:
-    """What was said to one request, in order, and how much of it the route has heard."""
+    """Client inputs of one request in order, with the number that the route has consumed."""
 
     def __init__(self, inputs: Sequence[ClientInput] = ()) -> None:
         self.inputs = list(inputs)
@@ -59,35 +59,36 @@ class InputLog:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is something that the route has not heard."""
+        """Whether the route has not consumed all inputs."""
         return self.consumed < len(self.inputs)
 
     def consume(self) -> Any:
-        """The next thing for the route; None, now and from now on, if no more is said."""
+        """The next input value; None, permanently, when there are no more or the client has closed its inputs."""
         if not self.has_unread or self.inputs[self.consumed].value is None:
             return None
         self.consumed += 1
         return self.inputs[self.consumed - 1].value
 
     def find_interruption(self, walk: int) -> ClientInput | None:
-        """What cuts the walk with this number, if it may be cut."""
+        """The input that interrupts the walk with this index, if it is interruptible."""
         if not self.has_unread:
             return None
-        said = self.inputs[self.consumed]
-        return said if said.value is not None and said.walk <= walk else None
+        next_input = self.inputs[self.consumed]
+        return next_input if next_input.value is not None and next_input.walk <= walk else None
 
 
 def emission_totals_after(before: Mapping[str, int], interruption: ClientInput) -> dict[str, int]:
-    """How many emissions of each kind there are after a cut: what the client had, and all of walks that had ended."""
+    """Number of emissions of each kind after an interruption: all of finished walks, and those the client received."""
     kinds = before.keys() | interruption.counts.keys()
     return {kind: max(before.get(kind, 0), interruption.counts.get(kind, 0)) for kind in sorted(kinds)}
 
 
 def received_emissions(emissions: Sequence[E], before: Sequence[E], interruption: ClientInput) -> list[E]:
-    """Of a walk that was cut: those emissions that the client had, after those of walks before."""
-    seen, found = Counter(type(one).__name__ for one in before), list[E]()
-    for one in emissions:
-        seen[kind := type(one).__name__] += 1
-        if seen[kind] <= interruption.counts.get(kind, 0):
-            found.append(one)
-    return found
+    """The emissions of an interrupted walk that the client had received; `before` are those of earlier walks."""
+    totals = Counter(type(emission).__name__ for emission in before)
+    received: list[E] = []
+    for emission in emissions:
+        totals[kind := type(emission).__name__] += 1
+        if totals[kind] <= interruption.counts.get(kind, 0):
+            received.append(emission)
+    return received

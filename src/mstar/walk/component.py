@@ -1,7 +1,7 @@
-"""Components: weights that live together, and the ops a walk may call on them.
+"""Component: a set of weights on the same device(s), with the ops that walks can call.
 
-Calling an op runs its body on a batch of one, or, under the tracer, records a call. Making a component must be cheap:
-heavy libraries and weights belong in the op's body or what it calls.
+Calling an op runs its body on a batch of one or, under the tracer, records the call. The constructor of a component
+must be cheap: import heavy libraries and load weights in `prepare` or in the body of an op.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from mstar.errors import (
     RouteError,
     RowsFailed,
     format_count,
+    format_names,
     format_site,
+    suggest_name,
 )
 from mstar.graph.types import FLOATS, StateType, TensorType, Type
 from mstar.walk import context
@@ -34,33 +36,36 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an op takes and gives, read from its annotations."""
+    """Parameter and result types of an op, parsed from its annotations."""
 
     params: dict[str, Hint]
     outs: tuple[Hint, ...]
     gives_tuple: bool
     layout: str | None
-    """The parameter that receives the batch's Layout, if there is one."""
+    """Name of the parameter that receives the batch's Layout, if any."""
 
 
 class Op:
-    """One callable of a component: the unit of batching, compiling, placing and metering."""
+    """A method of a component that walks call: the unit of batching, placement, compilation and metrics."""
 
     def __init__(self, body: Callable[..., Any], batch: Batch, *, chunked: bool, idempotent: bool) -> None:
         if chunked and not batch.dim:
-            raise TypeError(f"op `{body.__name__}` is chunked, and batch={batch.mode} has no dimension to cut")
+            raise TypeError(
+                f"op `{body.__name__}` is chunked, but batch={batch.mode} has no dimension to split\n"
+                f'  fix: use batch=ragged("T") or padded("T"), or remove chunked=True'
+            )
         self.body = body
         self.batch = batch
         self.chunked = chunked
-        """Whether a call may be run in several pieces along the batch's dimension."""
+        """Whether a call can run in several chunks along the batch's dimension (chunked prefill)."""
         self.idempotent = idempotent
-        """Whether a call may be run again when a worker was lost; False for an op that acts on the world."""
+        """Whether a call can be retried after the loss of a worker; False for an op with external side effects."""
         self.name = body.__name__
         self.call_signature = inspect.signature(body)
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """The op's types. Raises when an annotation cannot be read."""
+        """Types of the op. Raises TypeError for a missing or unsupported annotation."""
         hints = typing.get_type_hints(self.body, include_extras=True)
         params: dict[str, Hint] = {}
         layout: str | None = None
@@ -72,7 +77,7 @@ class Op:
             else:
                 params[name] = read_hint(hints[name])
         if "return" not in hints:
-            raise TypeError("the result has no annotation (write -> None if it gives nothing)")
+            raise TypeError("the result has no annotation (write -> None if there is no result)")
         outs, gives_tuple = read_return(hints["return"])
         return Signature(params, outs, gives_tuple, layout)
 
@@ -81,16 +86,16 @@ class Op:
         return {name: hint.type for name, hint in self.signature.params.items() if not hint.is_static}
 
     def bind(self, component: Component, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, defaults included, so that all calls of a batch have the same ones."""
+        """Arguments of a call by name, with defaults applied, so that all calls of a batch have the same names."""
         bound = self.call_signature.bind(component, *args, **kwargs)
         bound.apply_defaults()
         return {name: value for name, value in list(bound.arguments.items())[1:] if name in self.signature.params}
 
     @functools.cached_property
     def axes(self) -> dict[str, int]:
-        """The parameters that have the batch's dimension, and where."""
-        found = {name: self.batch.axis(type_) for name, type_ in self._types.items()}
-        return {name: axis for name, axis in found.items() if axis is not None}
+        """Parameters with the batch's dimension, and its axis in each."""
+        axes = {name: self.batch.axis(type_) for name, type_ in self._types.items()}
+        return {name: axis for name, axis in axes.items() if axis is not None}
 
     @functools.cached_property
     def _sized_parameter(self) -> tuple[str, int]:
@@ -98,7 +103,7 @@ class Op:
 
     @functools.cached_property
     def states(self) -> dict[str, bool]:
-        """The parameters that are states, and whether the op extends them."""
+        """Parameters that are states, and whether the op extends each."""
         params = self.signature.params.items()
         return {name: not hint.is_view for name, hint in params if isinstance(hint.type, StateType)}
 
@@ -112,28 +117,28 @@ class Op:
         return [number for number, t in types if isinstance(t, TensorType) and t.dtype in FLOATS]
 
     def length(self, arguments: dict[str, Any]) -> int:
-        """The size of a call along the batch's dimension."""
+        """Size of a call along the batch's dimension, in most ops its number of tokens."""
         name, axis = self._sized_parameter
         return arguments[name].shape[axis] if name else 0
 
     def batch_key(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
-        """Calls share a batch only if this is equal: dtypes, and the sizes that joining does not level."""
+        """Key of calls that can share a batch: their dtypes, and their sizes except along the batch's dimension."""
         if self.batch is alone:
             return ()
-        found: list[Any] = []
+        key: list[Any] = []
         for name, type_, axis in self._tensors:
             value = arguments[name]
             shape = getattr(value, "shape", None)
             if shape is None or len(shape) != len(type_.dims):
-                given = f"a {type(value).__name__}" if shape is None else f"one of shape {tuple(shape)}"
-                fix = f"pass an array of {format_count(len(type_.dims), 'dimension')}"
-                raise BadShape(f"op `{self.name}` takes `{name}` as {type_} and was given {given}\n  fix: {fix}")
-            found.append(value.dtype)
+                got = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
+                fix = f"pass an array with {format_count(len(type_.dims), 'dimension')}"
+                raise BadShape(f"op `{self.name}` expects `{name}` as {type_}, got {got}\n  fix: {fix}")
+            key.append(value.dtype)
             if axis is None:
-                found.append(shape)
+                key.append(shape)
             elif len(shape) > 1:
-                found += (shape[:axis], shape[axis + 1 :])
-        return tuple(found)
+                key += (shape[:axis], shape[axis + 1 :])
+        return tuple(key)
 
     def run(
         self,
@@ -142,9 +147,10 @@ class Op:
         count: int,
         unfinished: frozenset[int] = frozenset(),
     ) -> list[tuple[Any, ...]]:
-        """Run so many calls as one batch, given each parameter's values; the results in the same order.
+        """Run `count` calls as one batch; return their results in the same order. `columns` has one value per call.
 
-        Static arguments must be equal, and so must `batch_key`. Calls that give NaN or infinity are named by RowsFailed.
+        All calls must have equal static arguments and an equal `batch_key`. Raises RowsFailed for calls whose result
+        has NaN or infinity.
         """
         if self.batch is alone:
             calls = ({name: column[row] for name, column in columns.items()} for row in range(count))
@@ -156,14 +162,16 @@ class Op:
         dynamic = {name: column for name, column in columns.items() if name in self._types}
         sized, axis = self._sized_parameter
         layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
-        given = static | ({signature.layout: layout} if signature.layout else {})
-        joined = self._results(self.body(component, **join_arguments(self.batch, self._types, dynamic), **given))
+        fixed = static | ({signature.layout: layout} if signature.layout else {})
+        joined = self._results(self.body(component, **join_arguments(self.batch, self._types, dynamic), **fixed))
         if not joined:
             return [()] * count
         hints = signature.outs
-        parted = [split_result(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)]
-        results = list(zip(*parted, strict=True))
-        # one look at what is joined: what was only padded may be anything, so a row is judged by its own part
+        columns_out = [
+            split_result(self.batch, hint.type, value, layout) for hint, value in zip(hints, joined, strict=True)
+        ]
+        results = list(zip(*columns_out, strict=True))
+        # Check the joined results first: one pass. Padding can be NaN, so only then check each row without padding.
         if suspects := [number for number in self._floats if not is_finite(joined[number])]:
             self._raise_not_finite(component, results, suspects, unfinished)
         return results
@@ -181,32 +189,32 @@ class Op:
             is_joined = self.batch.axis(type_) is not None
             for row, values in enumerate(results):
                 if (is_joined or row not in unfinished) and not is_finite(values[number]):
-                    what = f"{component.name}.{self.name} gave NaN or infinity in {type_}"
-                    fix = "look for an overflow or a division by zero in the op and in what it was given"
-                    errors[row] = NotFinite(f"{what}\n  fix: {fix}")
+                    problem = f"{component.name}.{self.name} returned NaN or infinity in {type_}"
+                    fix = "look for an overflow or a division by zero in the op and in its arguments"
+                    errors[row] = NotFinite(f"{problem}\n  fix: {fix}")
         if errors:
             raise RowsFailed(errors)
 
-    def _results(self, given: Any) -> tuple[Any, ...]:
+    def _results(self, returned: Any) -> tuple[Any, ...]:
         if not self.signature.outs:
             return ()
-        return tuple(given) if self.signature.gives_tuple else (given,)
+        return tuple(returned) if self.signature.gives_tuple else (returned,)
 
     def call(self, component: Component, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What happens when an author's code calls the op."""
+        """Handle a call in author code: record it under the tracer, else run it as a batch of one."""
         if (tracer := context.tracer.get()) is not None:
             return tracer.call(component, self, args, kwargs)
         if context.session.get() is not None:
             raise RouteError(
                 f"{format_site(context.author_site())}: the route called the op {component.name}.{self.name}\n"
-                f"  fix: ops run on workers: call it inside a walk, and await that walk"
+                f"  fix: call the op inside a walk, and await that walk; ops run on workers"
             )
-        given = self.bind(component, args, kwargs)
-        self.batch_key(given)  # raises, here as in a crowd, if an argument has too many dimensions or too few
+        arguments = self.bind(component, args, kwargs)
+        self.batch_key(arguments)  # raises BadShape for a wrong number of dimensions, as in a batch
         try:
-            (results,) = self.run(component, {name: [value] for name, value in given.items()}, 1)
+            (results,) = self.run(component, {name: [value] for name, value in arguments.items()}, 1)
         except RowsFailed as failed:
-            raise failed.errors.get(0, failed) from None  # nobody who calls an op knows of rows
+            raise failed.errors.get(0, failed) from None  # the caller has one row
         if self.signature.gives_tuple:
             return results
         return results[0] if results else None
@@ -219,39 +227,40 @@ def op(*, batch: Batch = alone, chunked: bool = False, idempotent: bool = True) 
 def op(
     body: F | None = None, *, batch: Batch = alone, chunked: bool = False, idempotent: bool = True
 ) -> F | Callable[[F], F]:
-    """Mark a method as an op. `batch` says how requests join (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
+    """Mark a method as an op. `batch` is its batch layout (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
 
-    `chunked` says that a long call may be run in several pieces along the batch's dimension, one after the other.
-    `idempotent=False` says that it acts on the world, as a robot's arm does: it is not done again when a worker was lost.
+    `chunked=True` allows the runtime to split a long call into chunks along the batch's dimension that run one after
+    the other (chunked prefill). `idempotent=False` declares external side effects, such as moving a robot's arm: the
+    call is not retried after the loss of a worker.
     """
     if body is None:
         return cast("Callable[[F], F]", functools.partial(op, batch=batch, chunked=chunked, idempotent=idempotent))
-    the_op = Op(body, batch, chunked=chunked, idempotent=idempotent)
+    marked = Op(body, batch, chunked=chunked, idempotent=idempotent)
 
     @functools.wraps(body)
     def call(self: Component, *args: Any, **kwargs: Any) -> Any:
-        return the_op.call(self, args, kwargs)
+        return marked.call(self, args, kwargs)
 
-    call.__dict__["op"] = the_op
+    call.__dict__["op"] = marked
     return cast("F", call)
 
 
 class Component:
-    """Weights that live together on the same device(s). Methods marked `@op` are what a walk may call."""
+    """Weights on the same device(s). A walk can call the methods marked `@op`."""
 
     name = "?"
-    """The attribute of the model that holds this component; set when it is assigned there."""
+    """The model's attribute for this component, set by the assignment."""
     threads: int | None = None
-    """How many threads its ops may use; None leaves it to the libraries. Whoever runs it there says so."""
+    """Maximum number of threads for its ops, set by the worker; None is the default of the libraries."""
     weights: tuple[Any, ...] = ()
-    """The files that it loads, as values of `mstar.nn.weights.sources`, for those who ask what a model needs."""
+    """The weight files that it loads, as values of `mstar.nn.weights.sources`."""
 
     def kv(self) -> KV:
-        """A fresh attention cache."""
+        """Create an empty KV cache."""
         return self.state(KV)
 
     def state(self, kind: type[S]) -> S:
-        """A fresh state of any kind."""
+        """Create an empty state of any kind."""
         if (tracer := context.tracer.get()) is not None:
             return cast("S", tracer.new_state(self, kind))
         if (session := context.session.get()) is not None:
@@ -259,34 +268,34 @@ class Component:
         return self.make_state(kind)
 
     def make_state(self, kind: type[S]) -> S:
-        """The real thing, where the component runs. Override it when a state needs more than `kind()`."""
+        """Create a state on the worker. Override it when a state needs more than `kind()`."""
         return kind()
 
     def load_state(self, kind: type[S], exported: Any) -> S:
-        """A state of what `State.export` gave. Override both, or none. Raises OutOfPages."""
+        """Create a state from the result of `State.export`. Override both or neither. Raises OutOfPages."""
         state = self.make_state(kind)
         vars(state).update(exported)
         return state
 
     def prepare(self) -> None:
-        """Load what the ops need now, and not with the first request. Override it when there is something to load."""
+        """Load weights at startup instead of in the first request. Override it when there is something to load."""
 
     def memory_stats(self) -> dict[str, int]:
-        """How much of its memory is used, counted. Override it when memory is limited."""
+        """Memory usage counters, such as used pages. Override it when memory is limited."""
         return {}
 
     def restore(self, states: list[State]) -> None:
-        """Make states that have left resident again, or raise OutOfPages. Override it when states `is_evictable`."""
+        """Swap evicted states back in, or raise OutOfPages. Override it if a state class `is_evictable`."""
 
     @classmethod
     def ops(cls) -> dict[str, Op]:
-        """The ops of this component, by name."""
-        found = ((name, getattr(cls, name, None)) for name in dir(cls))
-        return {name: member.__dict__["op"] for name, member in found if "op" in getattr(member, "__dict__", ())}
+        """Ops of this component by name."""
+        members = ((name, getattr(cls, name, None)) for name in dir(cls))
+        return {name: member.__dict__["op"] for name, member in members if "op" in getattr(member, "__dict__", ())}
 
     @classmethod
     def state_kinds(cls) -> dict[str, type[State]]:
-        """The kinds of state its ops work on, by name."""
+        """State classes that its ops use, by name."""
         kinds: dict[str, type[State]] = {KV.__name__: KV}
         for each_op in cls.ops().values():
             for hint in each_op.signature.params.values():
@@ -294,14 +303,15 @@ class Component:
                     kinds[hint.python.__name__] = hint.python
         return kinds
 
-    if not TYPE_CHECKING:  # it would hide a mistyped op from a static checker
+    if not TYPE_CHECKING:  # it would hide a mistyped op from a static type checker
 
         def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # a property of its own failed: its own error says more than ours
+            if hasattr(type(self), name):  # a property of its own failed: raise the error of the property
                 return object.__getattribute__(self, name)
             known = self.ops()
+            suggestion = suggest_name(name, known)
             if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
-                return tracer.missing(f"component `{self.name}` has no op `{name}`{nearest(name, known)}", known)
+                return tracer.missing(f"component `{self.name}` has no op `{name}`{suggestion}", known)
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}; its ops are {listed(known)}"
+                f"{type(self).__name__} has no attribute {name!r}{suggestion}; its ops are {format_names(known)}"
             )

@@ -1,7 +1,7 @@
-"""What an author writes between calls: `loop`, `Stream`, `windows`, `each`, `choose`.
+"""Control flow of walks: `loop`, `Stream`, `windows`, `each`, `choose`.
 
-Each acts on real values when the walk is simply run, and records a region when it is traced. The eager half, here, is
-the meaning; the tracer and every runtime must give the same.
+Each works on real values in an eager run and records a region under the tracer. The eager implementation in this module
+defines the semantics; the tracer and every runtime must give the same results.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ T = TypeVar("T")
 
 
 class _Region:
-    """An object whose attributes are values of a region."""
+    """Base of regions whose values are attributes."""
 
-    def _record_site(self, *whats: str) -> None:
-        """While tracing, remember on which line of the author this was said."""
+    def _record_site(self, *actions: str) -> None:
+        """While tracing, record the author's line of these actions."""
         if (tracer := context.tracer.get()) is not None:
-            self.__dict__["_sites"].update(dict.fromkeys(whats, tracer.site()))
+            self.__dict__["_sites"].update(dict.fromkeys(actions, tracer.site()))
 
     def _require_open(self, method: str) -> None:
-        """While tracing, complain about what has an effect only inside the body."""
+        """While tracing, report a call outside the body, where it has no effect."""
         if (tracer := context.tracer.get()) is not None and not self.__dict__["_is_open"]:
-            what = f"{method}(...) is called outside the body of its {type(self).__name__}, where it does nothing"
+            what = f"{method}(...) is called outside the body of its {type(self).__name__} and has no effect"
             tracer.problem(what, f"call it inside the body: for ... in s: s.{method}(...)")
 
     def _require_unused(self, names: Iterable[str], taken: Iterable[str]) -> None:
-        """While tracing, complain about a name that would hide something else."""
+        """While tracing, report a name that is already in use."""
         if (tracer := context.tracer.get()) is not None:
             for name in sorted({*names} & {*taken, *dir(type(self))}):
-                what = f"`{name}` means something else in this {type(self).__name__}: it cannot be carried or collected"
-                tracer.problem(what, f"use another name, such as every_{name}")
+                what = f"`{name}` is already in use in this {type(self).__name__}: it cannot be carried or collected"
+                tracer.problem(what, f"use another name, for example every_{name}")
 
     def _unknown(self, name: str, what: str, fix: str) -> Any:
         if (tracer := context.tracer.get()) is not None:
@@ -45,10 +45,10 @@ class _Region:
 
 
 class loop(_Region):  # noqa: N801 - reads as a verb where it is used
-    """`s = loop(steps=n, x=x0)`, then `for step in s:`; `s.x` is read and assigned inside, and is the last one after.
+    """`s = loop(steps=n, x=x0)`, then `for step in s:`; the body reads and assigns `s.x`, which can be read after it.
 
-    Values cross iterations only this way. `s.stop_when(flag)` ends the loop after the iteration that sets the flag.
-    `s.collect(y=value)` keeps a value of every iteration: afterwards `s.y` is the list of them.
+    Only carried values cross iterations. `s.stop_when(flag)` ends the loop after the iteration in which the flag is
+    true. `s.collect(y=value)` collects a value of every iteration; after the loop `s.y` is the list of them.
     """
 
     def __init__(self, *, steps: Any, **carry: Any) -> None:
@@ -71,16 +71,16 @@ class loop(_Region):  # noqa: N801 - reads as a verb where it is used
     def _not_carried(self, name: str) -> Any:
         names = self.__dict__["_names"]
         what = f"this loop does not carry `{name}`{suggest_name(name, names)}; it carries {format_names(names)}"
-        return self._unknown(name, what, f"loop(..., {name}=<its first value>)")
+        return self._unknown(name, what, f"loop(..., {name}=<initial value>)")
 
     def stop_when(self, flag: Any) -> None:
-        """End the loop after this iteration if the flag is set. With several calls, any of them does."""
+        """End the loop after this iteration if the flag is true. Several flags are combined with `or`."""
         self._require_open("stop_when")
         self.__dict__["_stops"].append(flag)
         self._record_site(f"stop {len(self.__dict__['_stops'])}")
 
     def collect(self, **values: Any) -> None:
-        """Keep a value of this iteration."""
+        """Append values of this iteration to the lists of these names."""
         self._require_open("collect")
         self._require_unused(values, self.__dict__["_names"])
         self.__dict__["_kept"].update(values)
@@ -101,7 +101,7 @@ class loop(_Region):  # noqa: N801 - reads as a verb where it is used
 
 
 class Stream:
-    """Values in order between two parts of a walk that run at the same time."""
+    """FIFO queue between two parts of a walk that run concurrently."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -118,7 +118,7 @@ class Stream:
             self._items.append(value)
 
     def get(self, default: T) -> T:
-        """The next value; once all that fills the stream has ended and everything is read, `default`."""
+        """The next value; `default` after the last value of a finished producer."""
         if (tracer := context.tracer.get()) is not None:
             return tracer.get(self, default)
         if self._read == len(self._items):
@@ -127,16 +127,16 @@ class Stream:
         return self._items[self._read - 1]
 
     def items(self) -> list[Any]:
-        """Everything that was put so far, when run eagerly."""
+        """All values put so far, in an eager run."""
         return self._items
 
 
 class windows:  # noqa: N801 - reads as a verb where it is used
-    """`for window in windows(stream, size=28, stride=7)`: overlapping slices of a stream, as they fill.
+    """`for window in windows(stream, size=28, stride=7)`: sliding windows over a stream, as they fill.
 
-    A window holds `size` items, advances by `stride` (default: `size`), and is preceded by up to `context` earlier
-    items. The first may be smaller (`first`), so that output starts sooner. Windows that do not fill are dropped,
-    unless `flush`: then what is left makes a last, shorter one. `fresh` counts the items that no earlier window held.
+    A window has `size` items, advances by `stride` (default: `size`), and is preceded by up to `context` earlier items.
+    The first window can be smaller (`first`), so that output starts earlier. An incomplete last window is dropped,
+    unless `flush` is set. `fresh` is the number of items that no earlier window had.
     """
 
     def __init__(
@@ -170,16 +170,16 @@ class windows:  # noqa: N801 - reads as a verb where it is used
 
 
 class each(_Region):  # noqa: N801 - reads as a verb where it is used
-    """`e = each(items)`, then `for item in e:`: the bodies run side by side, once for each item.
+    """`e = each(items)`, then `for item in e:`: a parallel map, which runs the body once per item.
 
-    `e.collect(y=value)` keeps a value of each body: afterwards `e.y` is the list of them, in order. `items` is a list,
-    or a tensor taken along its first axis; how many there are may differ per request.
+    `e.collect(y=value)` collects a value of each body; afterwards `e.y` is the list of them, in order. `items` is a
+    list, or a tensor that is iterated along its first axis. Its length can differ between requests.
     """
 
     def __init__(self, items: Any) -> None:
         self.items = items
         self.index = 0
-        """Which item this body has."""
+        """Index of the current item."""
         self.kept: dict[str, Any] = {}
         self.lists: Mapping[str, Any] = {}
         self._is_open = False
@@ -187,7 +187,7 @@ class each(_Region):  # noqa: N801 - reads as a verb where it is used
         self._record_site("each")
 
     def collect(self, **values: Any) -> None:
-        """Keep a value of this body."""
+        """Append values of this body to the lists of these names."""
         self._require_open("collect")
         self._require_unused(values, ("items", "index", "kept", "lists"))
         self.kept.update(values)
@@ -196,8 +196,9 @@ class each(_Region):  # noqa: N801 - reads as a verb where it is used
     def __getattr__(self, name: str) -> Any:
         if name in self.lists:
             return self.lists[name]
-        what = f"this each collects no `{name}`{suggest_name(name, self.lists)}; it collects {format_names(self.lists)}"
-        return self._unknown(name, what, f"e.collect({name}=...) in its body")
+        names = self.lists
+        what = f"this each does not collect `{name}`{suggest_name(name, names)}; it collects {format_names(names)}"
+        return self._unknown(name, what, f"call e.collect({name}=...) in its body")
 
     def __iter__(self) -> Iterator[Any]:
         if (tracer := context.tracer.get()) is not None:
@@ -212,7 +213,7 @@ class each(_Region):  # noqa: N801 - reads as a verb where it is used
 
 
 class _Empty(dict[str, list[Any]]):
-    """What a region collected that ran no body: nothing, under whatever name it is asked for."""
+    """Collected values of a region that ran no body: an empty list for every name."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -222,17 +223,17 @@ class _Empty(dict[str, list[Any]]):
 
 
 def collect_lists(kept: list[dict[str, Any]]) -> Mapping[str, Any]:
-    """The values of all bodies, by name."""
+    """Lists of the collected values of all bodies, by name."""
     return {name: [row[name] for row in kept] for name in kept[0]} if kept else _Empty()
 
 
 def choose(flag: Any, then: Callable[[], T] | T, otherwise: Callable[[], T] | T) -> T:
-    """One of two: a value, or what a function without arguments gives. Only the chosen function runs."""
+    """Select one of two values, or the result of one of two functions without arguments. Only that function runs."""
     if (tracer := context.tracer.get()) is not None:
         return tracer.choose(flag, then, otherwise)
     return arm(then if bool(flag) else otherwise)
 
 
-def arm(given: Callable[[], T] | T) -> T:
-    """What an arm of a choice gives."""
-    return cast("T", given() if callable(given) else given)
+def arm(value: Callable[[], T] | T) -> T:
+    """The result of an arm of a choice."""
+    return cast("T", value() if callable(value) else value)

@@ -1,4 +1,4 @@
-"""Emissions: what a client receives, with what turns their size into seconds where they have a clock."""
+"""Emissions: the outputs that a walk yields to the client, with their sample or frame rate."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emission:
-    """A value for the client. Values of one kind arrive in order; kinds are not ordered among each other."""
+    """An output for the client. Emissions of one kind arrive in order; different kinds have no order."""
 
     value: Any
 
     @property
     def clock(self) -> tuple[tuple[str, int | float], ...]:
-        """The fields beside the value, such as (("rate", 24000),)."""
+        """The fields other than the value, for example (("rate", 24000),)."""
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text(Emission):
-    """Tokens of text."""
+    """Text as token ids or a string."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio(Emission):
-    """Samples of sound at `rate` samples a second."""
+    """Audio at `rate` samples per second."""
 
     rate: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image(Emission):
-    """A picture, or a partial one that a later one replaces."""
+    """An image, or a partial image that a later one replaces."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Video(Emission):
-    """Frames at `fps` frames a second."""
+    """Video at `fps` frames per second."""
 
     fps: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Action(Emission):
-    """Robot actions, `rate` of them a second."""
+    """Robot actions at `rate` per second."""
 
     rate: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latents(Emission):
-    """A model's inner view of the world."""
+    """Latent representation, for example of a world model."""
 
 
 KINDS: dict[str, type[Emission]] = {cls.__name__: cls for cls in (Text, Audio, Image, Video, Action, Latents)}
-"""Every kind of emission by its name in a graph."""
+"""Emission classes by their name in a graph."""

@@ -1,7 +1,8 @@
-"""Finding a model: a file (`orpheus.py`, or `orpheus.py:Orpheus` where it holds several), or an installed name.
+"""Model loader: build a model from a file (`orpheus.py`, or `orpheus.py:Orpheus`) or from the name of an entry point.
 
-Either may be followed by where its weights are, as `orpheus@/models/orpheus` or `orpheus@hub:name/of-it`, if the model
-takes `weights`. Installed models are entry points of the group `mstar.models`; nobody edits a registry.
+Either can be followed by the location of its weights, as in `orpheus@/models/orpheus` or `orpheus@hub:org/name`, if the
+model's constructor has the parameter `weights`. Installed models are entry points of the group `mstar.models`; there is
+no other registry.
 """
 
 from __future__ import annotations
@@ -24,50 +25,52 @@ ENTRY_POINT_GROUP = "mstar.models"
 
 
 def load_model(target: str) -> Model:
-    """The model that a path or name stands for, built. Raises LoadError with what to do."""
-    where, _, weights = target.partition("@")
-    path, _, name = where.partition(":")
-    found = _model_from_file(Path(path), name) if path.endswith(".py") else _model_from_entry_point(where)
-    parameters, given = inspect.signature(found).parameters, {"weights": weights} if weights else {}
-    if given and "weights" not in parameters:
-        fix = f"{where}, without what is after the @"
-        raise LoadError(f"{target}: {found.__name__} brings its weights, and takes no others\n  fix: {fix}")
-    needed = [
+    """Build the model of a path or name. Raises LoadError."""
+    source, _, weights = target.partition("@")
+    path, _, name = source.partition(":")
+    cls = _model_from_file(Path(path), name) if path.endswith(".py") else _model_from_entry_point(source)
+    parameters = inspect.signature(cls).parameters
+    arguments = {"weights": weights} if weights else {}
+    if arguments and "weights" not in parameters:
+        fix = f"use {source}, without @{weights}"
+        raise LoadError(f"{target}: {cls.__name__} does not accept other weights\n  fix: {fix}")
+    required = [
         parameter.name
         for parameter in parameters.values()
-        if parameter.name not in given
+        if parameter.name not in arguments
         and parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    if needed:
+    if required:
         raise LoadError(
-            f"{target}: {found.__name__} cannot be made without {format_names(needed)}\n  fix: give them defaults"
+            f"{target}: {cls.__name__}() has parameters without a default: {format_names(required)}\n"
+            f"  fix: give them defaults"
         )
-    with _as_load_error(f"{target}: making {found.__name__}()"):
-        return found(**given)
+    with _as_load_error(f"{target}: {cls.__name__}()"):
+        return cls(**arguments)
 
 
 def default_model_name(target: str) -> str:
-    """What a model is called unless it is told otherwise."""
+    """Served name of a model by default: the file or entry point name."""
     return Path(target.partition("@")[0].partition(":")[0]).stem
 
 
 @contextmanager
-def _as_load_error(doing: str) -> Generator[None]:
-    """What an author's code raises becomes a LoadError that says what was being done."""
+def _as_load_error(action: str) -> Generator[None]:
+    """Convert an exception of the author's code into a LoadError with its location."""
     try:
         yield
     except Exception as error:
-        what = f"{doing} failed: {type(error).__name__}: {error}"
+        problem = f"{action} failed: {type(error).__name__}: {error}"
         frame = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
-        raise LoadError(f"{what}\n  fix: look at {format_site(f'{frame.filename}:{frame.lineno}')}") from error
+        raise LoadError(f"{problem}\n  fix: see {format_site(f'{frame.filename}:{frame.lineno}')}") from error
 
 
 def _model_from_file(path: Path, name: str) -> type[Model]:
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise LoadError(
-            f"{path}: no such file{suggest_name(path.name, beside)}\n  fix: pass the path of a model's .py file"
+            f"{path}: no such file{suggest_name(path.name, siblings)}\n  fix: pass the path of a model's .py file"
         )
     module = _import(path)
     models: dict[str, type[Model]] = {
@@ -77,26 +80,26 @@ def _model_from_file(path: Path, name: str) -> type[Model]:
     }
     if name and name not in models:
         raise LoadError(
-            f"{path}: it has no model `{name}`{suggest_name(name, models)}\n  fix: use one of {format_names(models)}"
+            f"{path}: no model `{name}`{suggest_name(name, models)}\n  fix: use one of {format_names(models)}"
         )
     if not name and len(models) != 1:
         if not models:
-            raise LoadError(f"{path}: it holds no model\n  fix: class MyModel(mstar.Model), with a walk")
-        which = f"{path}:{next(iter(models))}"
-        raise LoadError(f"{path}: it holds the models {format_names(models)}, so one must be named\n  fix: {which}")
+            raise LoadError(f"{path}: no model in this file\n  fix: define class MyModel(mstar.Model) with a walk")
+        example = f"{path}:{next(iter(models))}"
+        raise LoadError(f"{path}: several models: {format_names(models)}\n  fix: name one, for example {example}")
     return models[name] if name else next(iter(models.values()))
 
 
 def _import(path: Path) -> ModuleType:
-    name = f"mstar_model_{path.stem}"  # its own name could be that of a module which others need
+    name = f"mstar_model_{path.stem}"  # the stem alone can collide with another module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file always has a spec"
     assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look their module up by name
-    sys.path.insert(0, str(path.parent.resolve()))  # a model may import what lies beside it
+    sys.path.insert(0, str(path.parent.resolve()))  # a model file can import its siblings
     try:
-        with _as_load_error(f"{path}: importing it"):
+        with _as_load_error(f"{path}: import"):
             spec.loader.exec_module(module)
     except LoadError:
         del sys.modules[name]
@@ -110,13 +113,13 @@ def _model_from_entry_point(name: str) -> type[Model]:
     known = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
     if name not in known:
         raise LoadError(
-            f"no installed model is called `{name}`{suggest_name(name, known)}; there are {format_names(known)}\n"
-            f"  fix: pass the path of a model's .py file, or install a package with an entry point in {ENTRY_POINT_GROUP}"
+            f"no installed model `{name}`{suggest_name(name, known)}; installed: {format_names(known)}\n"
+            f"  fix: pass the path of a .py file, or install a package with an entry point in {ENTRY_POINT_GROUP}"
         )
-    with _as_load_error(f"importing the installed model `{name}`"):
-        found: Any = known[name].load()
-    if not (isinstance(found, type) and issubclass(found, Model)):
+    with _as_load_error(f"import of the installed model `{name}`"):
+        cls: Any = known[name].load()
+    if not (isinstance(cls, type) and issubclass(cls, Model)):
         raise LoadError(
-            f"the entry point `{name}` is {found!r}, not a Model\n  fix: point it at a subclass of mstar.Model"
+            f"the entry point `{name}` is {cls!r}, not a Model\n  fix: point it at a subclass of mstar.Model"
         )
-    return found
+    return cls

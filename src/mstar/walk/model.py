@@ -1,7 +1,7 @@
-"""Models: components, the walks over them, and perhaps a route.
+"""Model: components, walks over them, and an optional route that handles a request.
 
-A walk is an ordinary method. Called, it gives a WalkCall that does nothing yet: await it in a route, iterate it for its
-emissions, or `run()` it. The code is the same in each case; only who runs it differs.
+A walk is a method. Calling it returns a lazy WalkCall: await it in a route, iterate over it for its emissions, or call
+`run()`. The author's code is the same in each case. The eager run defined here is the reference for every runtime.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 
-from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, format_names, format_site
+from mstar.errors import LoadError, RouteError, WalkError, WalkNotRun, format_names, format_site, suggest_name
 from mstar.walk import context
 from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, Interrupted, NextInput, received_emissions
 from mstar.walk.component import Component
@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 class WalkCall(Generic[E, R]):
-    """A walk with its arguments, not yet run. Dropping it unread is a mistake, and says so."""
+    """A walk with its arguments, not yet run. Dropping it without running it causes a WalkNotRun warning."""
 
     def __init__(self, model: Model, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self.model = model
@@ -42,7 +42,7 @@ class WalkCall(Generic[E, R]):
         self.site = context.author_site()
         self.is_started = False
         self.is_interruptible = False
-        """Whether it ends when the client says more."""
+        """Whether the next client input interrupts it."""
         self.emissions: list[E] = []
         if (session := context.session.get()) is not None:
             session.on_walk_called(cast("WalkCall[object, object]", self))
@@ -52,12 +52,12 @@ class WalkCall(Generic[E, R]):
         return (yield self)
 
     def interruptible(self) -> InterruptibleWalk[E, R]:
-        """For a route to await: the walk until it ends, or is cut by what the client says meanwhile; then CUT."""
+        """Awaitable for a route: the walk's result, or INTERRUPTED if a client input arrives while it runs."""
         self.is_interruptible = True
         return InterruptibleWalk(self)
 
     def __iter__(self) -> Generator[E, None, R]:
-        """Run the walk eagerly; its emissions as they come."""
+        """Run the walk eagerly and yield its emissions."""
         self.is_started = True
         if context.session.get() is not None:
             raise RouteError(
@@ -69,7 +69,7 @@ class WalkCall(Generic[E, R]):
         return cast("R", result)
 
     def run(self) -> R:
-        """Run the walk eagerly to its end. Its emissions are then in `emissions`."""
+        """Run the walk eagerly to completion; its emissions are then in `emissions`."""
         steps = iter(self)
         while True:
             try:
@@ -79,13 +79,13 @@ class WalkCall(Generic[E, R]):
 
     def __del__(self) -> None:
         if not self.is_started:
-            fix = f"await self.{self.name}(...) in a route; elsewhere iterate it, or .run()"
+            fix = f"await self.{self.name}(...) in a route; elsewhere iterate over it or call .run()"
             text = f"{format_site(self.site)}: walk `{self.name}` was called but never run\n  fix: {fix}"
             warnings.warn(text, WalkNotRun, stacklevel=2)
 
 
 class InterruptibleWalk(Generic[E, R]):
-    """A walk that what the client says may cut."""
+    """Awaitable of a walk that a client input can interrupt."""
 
     def __init__(self, call: WalkCall[E, R]) -> None:
         self._call = call
@@ -103,96 +103,100 @@ def walk(function: Callable[Concatenate[M, P], Iterator[E]]) -> Callable[Concate
 @overload
 def walk(function: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], WalkCall[Never, R]]: ...
 def walk(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method of a model as a walk: traced once at start-up, served many times."""
+    """Mark a method of a model as a walk: traced once at startup, then served for every request."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(self: Model, *args: Any, **kwargs: Any) -> Any:
         if (tracer := context.tracer.get()) is not None:
-            what = f"it calls walk `{function.__name__}`, and walks do not call walks"
-            return tracer.problem(what, "move the shared code into a plain method, and call that from both")
+            what = f"a walk cannot call another walk, here `{function.__name__}`"
+            return tracer.problem(what, "move the shared code into a plain method, and call it from both walks")
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = dict(list(bound.arguments.items())[1:])
         states = [id(value) for value in arguments.values() if isinstance(value, State)]
         if len(set(states)) < len(states):
             raise RouteError(
-                f"{format_site(context.author_site())}: walk `{function.__name__}` was given one state for two inputs\n"
-                f"  fix: fork() it for one of them"
+                f"{format_site(context.author_site())}: walk `{function.__name__}` got one state for two inputs\n"
+                f"  fix: pass state.fork() for one of them"
             )
-        made: WalkCall[Any, Any] = WalkCall(self, function, arguments)
-        return made
+        walk_call: WalkCall[Any, Any] = WalkCall(self, function, arguments)
+        return walk_call
 
     call.__dict__["walk"] = function
     return call
 
 
 def expand_union(annotation: Any) -> tuple[Any, ...]:
-    """The types of request that an annotation stands for."""
+    """The members of a union annotation; a tuple of the annotation itself if it is no union."""
     is_union = isinstance(annotation, UnionType) or typing.get_origin(annotation) is typing.Union
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
 @dataclass
 class Outcome:
-    """What one request gave: its emissions in order, and what its route or walk returned."""
+    """Result of one request: its emissions in order, and the return value of its route or walk."""
 
     emissions: list[Emission]
     result: Any = None
     error: Exception | None = None
-    """What ended it early; its emissions are then those of the walks that had ended."""
+    """The error that ended the request; `emissions` are then those of the finished walks."""
     answers: list[Any] = field(default_factory=list[Any])
-    """What the client was told each time before it said more."""
+    """Results of the turns before each further client input."""
 
 
 class Model:
-    """A composite: components as attributes, walks as methods, and perhaps a route."""
+    """A composite model: components as attributes, walks as methods, and an optional route."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Component):
             if value.name not in ("?", name):
-                raise ValueError(f"this component is already `{value.name}`; `{name}` needs one of its own")
+                raise ValueError(
+                    f"this component is already the attribute `{value.name}`\n"
+                    f"  fix: create another component for `{name}`"
+                )
             value.name = name
         super().__setattr__(name, value)
 
-    if not TYPE_CHECKING:  # it would hide a mistyped component from a static checker
+    if not TYPE_CHECKING:  # it would hide a mistyped component from a static type checker
 
         def __getattr__(self, name: str) -> Any:
             known = self.components()
+            suggestion = suggest_name(name, known)
             if (tracer := context.tracer.get()) is not None and not name.startswith("_"):
-                return tracer.missing(f"the model has no component `{name}`{nearest(name, known)}", known)
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{nearest(name, known)}")
+                return tracer.missing(f"the model has no component `{name}`{suggestion}", known)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{suggestion}")
 
     def components(self) -> dict[str, Component]:
-        """The components by name."""
+        """Components by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Component)}
 
     @classmethod
     def walks(cls) -> dict[str, Callable[..., Any]]:
-        """The walks by name, as their plain functions, in the order they were written."""
-        found: dict[str, Callable[..., Any]] = {}
+        """Walks by name as plain functions, in order of definition."""
+        walks: dict[str, Callable[..., Any]] = {}
         for parent in reversed(cls.__mro__):
             for name, member in vars(parent).items():
                 if "walk" in getattr(member, "__dict__", ()):
-                    found[name] = member.__dict__["walk"]
-        return found
+                    walks[name] = member.__dict__["walk"]
+        return walks
 
     def graphs(self) -> dict[str, ir.Walk]:
-        """Every walk as a graph. Raises WalkError with all problems of all walks."""
-        from mstar.walk.tracer import trace  # importing a model takes half the time without it
+        """Trace every walk to a graph. Raises WalkError with all problems of all walks."""
+        from mstar.walk.tracer import trace  # imported here: it doubles the import time of a model file
 
         traced = {name: trace(function, self) for name, function in self.walks().items()}
-        problems = [problem for _, found in traced.values() for problem in found]
+        problems = [problem for _, walk_problems in traced.values() for problem in walk_problems]
         if problems:
             raise WalkError(type(self).__name__, problems)
         return {name: graph for name, (graph, _) in traced.items()}
 
     async def route(self, request: Any, /) -> Any:
-        """What to do for one request. A model with one walk needs no route: the request is its arguments."""
+        """Handle one request. A model with one walk needs no route: the request is a mapping of its arguments."""
         walks = self.walks()
         if len(walks) != 1 or not isinstance(request, Mapping):
             raise RouteError(
-                f"{type(self).__name__} has the walks {format_names(walks)} and no route, so a request cannot choose\n"
+                f"{type(self).__name__} has no route to choose between its walks {format_names(walks)}\n"
                 f"  fix: async def route(self, request): await self.{next(iter(walks), 'walk')}(...)"
             )
         arguments = cast("Mapping[str, Any]", request)
@@ -200,64 +204,69 @@ class Model:
 
     @classmethod
     def request_type(cls) -> Any:
-        """What its route takes, as it is annotated; Any if it is not, None if it has no route of its own."""
+        """Annotated request type of its route; Any if it has no annotation, None if the model has no route."""
         if cls.route is Model.route:
             return None
         try:
             hints = typing.get_type_hints(cls.route, include_extras=True)
         except NameError as error:
-            what = f"the route of {cls.__name__} is annotated with what is not there when it runs: {error}"
-            raise LoadError(f"{what}\n  fix: import it outside of TYPE_CHECKING") from error
+            problem = f"the route of {cls.__name__} has an annotation that is undefined at run time: {error}"
+            raise LoadError(f"{problem}\n  fix: import it outside of TYPE_CHECKING") from error
         hints.pop("return", None)
         return next(iter(hints.values()), Any)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Tokens of its Text emissions as text, wherever they were made. Who emits strings has nothing to spell."""
+        """Decode the token ids of Text emissions into text. A model that emits strings does not need it."""
         raise NotImplementedError(
-            f"{type(self).__name__} emits tokens and cannot detokenize them\n  fix: def detokenize(self, tokens)"
+            f"{type(self).__name__} emits tokens but does not define detokenize\n  fix: def detokenize(self, tokens)"
         )
 
     def warmup_requests(self) -> Sequence[Any]:
-        """Requests to be served before clients come, so that no client waits for what only the first one takes."""
+        """Requests to serve at startup, so that the first client does not wait for one-time work."""
         return ()
 
     def next_input(self, answer: Any = None) -> NextInput:
-        """For a route to await: what the client says next, or None if it says no more.
+        """Awaitable for a route: the next client input, or None if the client has closed its inputs.
 
-        `answer` is what the client is told of what it has said so far.
+        `answer` is the result of the current turn, sent to the client.
         """
         return NextInput(answer)
 
     def run(self, request: Any, inputs: Sequence[ClientInput] = ()) -> Outcome:
-        """Serve one request eagerly, here and now: the oracle of every other way to run it.
+        """Serve one request eagerly in this process: the reference for every other runtime.
 
-        `inputs` is what its client says while it runs.
+        `inputs` are further client inputs while the request runs.
         """
-        outcome, ears, walks = Outcome([]), InputLog(inputs), 0
+        outcome, log, walks = Outcome([]), InputLog(inputs), 0
         route = RouteRun(self, request, lambda component, kind: component.make_state(kind))
-        wanted = route.advance(None)
-        while wanted is not None:
-            if isinstance(wanted, NextInput):
-                outcome.answers.append(wanted.answer)
-                wanted = route.advance(ears.consume())
+        awaited = route.advance(None)
+        while awaited is not None:
+            if isinstance(awaited, NextInput):
+                outcome.answers.append(awaited.answer)
+                awaited = route.advance(log.consume())
                 continue
-            cut = ears.find_interruption(walks) if wanted.is_interruptible else None
+            interruption = log.find_interruption(walks) if awaited.is_interruptible else None
             walks += 1
-            if cut is not None:  # it runs on copies: its states stay as they are
-                given = wanted.arguments.items()
-                wanted.arguments = {name: one.fork() if isinstance(one, State) else one for name, one in given}
-            result = wanted.run()
-            emitted = wanted.emissions
-            outcome.emissions.extend(emitted if cut is None else received_emissions(emitted, outcome.emissions, cut))
-            wanted = route.advance(result if cut is None else INTERRUPTED)
+            if interruption is not None:  # run on copies, so that the route's states do not change
+                arguments = awaited.arguments.items()
+                awaited.arguments = {
+                    name: value.fork() if isinstance(value, State) else value for name, value in arguments
+                }
+            result = awaited.run()
+            emitted = awaited.emissions
+            if interruption is not None:
+                emitted = received_emissions(emitted, outcome.emissions, interruption)
+                result = INTERRUPTED
+            outcome.emissions.extend(emitted)
+            awaited = route.advance(result)
         outcome.result = route.result
         return outcome
 
 
 class RouteRun:
-    """One request's route, driven from outside: it hands out the walks it wants, one at a time.
+    """Sans-IO driver of one request's route: `advance` returns the next walk to run, one at a time.
 
-    It does no IO and keeps no clock, so a conductor can record the results and replay them.
+    It does no IO and reads no clock, so the conductor can record the results and replay them.
     """
 
     def __init__(self, model: Model, request: Any, new_state: Callable[[Component, Any], Any]) -> None:
@@ -268,39 +277,39 @@ class RouteRun:
         self._route = model.route(request)
 
     def new_state(self, component: Component, kind: type[State]) -> State:
-        """The route asked for a state."""
+        """Create a state for the route."""
         return self._new_state(component, kind)
 
     def on_walk_called(self, call: WalkCall[object, object]) -> None:
-        """The route called a walk."""
+        """Record a call of a walk by the route."""
         self._calls.append(call)
 
     def close(self) -> None:
-        """Give the route up where it waits: a walk of it has failed."""
+        """Cancel the route at its current await, after one of its walks has failed."""
         for call in self._calls:
-            call.is_started = True  # nobody forgot the walks that now never run
+            call.is_started = True  # no WalkNotRun warning for walks that never run because of the failure
         self._calls.clear()
         self._route.close()
 
     def advance(self, result: Any) -> WalkCall[Any, Any] | NextInput | None:
-        """Give what the route awaited; get the next walk, or that it waits for more; None when it has ended."""
+        """Resume the route with the result of its await; return what it awaits next, or None when it has returned."""
         token = context.session.set(self)
         try:
-            wanted: Any = self._route.send(result)
+            awaited: Any = self._route.send(result)
         except StopIteration as stop:
             self.result = stop.value
             self.is_done = True
-            wanted = None
+            awaited = None
         finally:
             context.session.reset(token)
-        if wanted is not None and not isinstance(wanted, WalkCall | NextInput):
-            fix = "await walks and self.next_input() only; they are all that waits"
-            raise RouteError(f"a route awaited a {type(wanted).__name__}\n  fix: {fix}")
+        if awaited is not None and not isinstance(awaited, WalkCall | NextInput):
+            fix = "await only walks and self.next_input()"
+            raise RouteError(f"a route awaited a {type(awaited).__name__}\n  fix: {fix}")
         dropped = [call for call in self._calls if not call.is_started]
         if dropped and self.is_done:
             for call in dropped:
-                call.is_started = True  # said here, louder than the warning
+                call.is_started = True  # this error replaces the WalkNotRun warning
             first = dropped[0]
-            text = f"{format_site(first.site)}: the route called walk `{first.name}` and never awaited it"
-            raise RouteError(f"{text}\n  fix: await self.{first.name}(...)")
-        return cast("WalkCall[Any, Any] | NextInput | None", wanted)
+            problem = f"{format_site(first.site)}: the route called walk `{first.name}` but did not await it"
+            raise RouteError(f"{problem}\n  fix: await self.{first.name}(...)")
+        return cast("WalkCall[Any, Any] | NextInput | None", awaited)

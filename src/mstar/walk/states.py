@@ -1,7 +1,8 @@
-"""States: memory that a request keeps inside a component, handled as a value.
+"""State: per-request memory inside a component, such as a KV cache.
 
-This module says what a state is to an author. What is in one is the component's business: a toy keeps a list, the
-engine keeps pages. Nothing here knows where a state lives.
+This module defines the interface that component authors implement: fork, snapshot and rollback, export for migration,
+eviction (swap-out). The content is up to the component: a test double has a list, a language model has KV cache pages.
+Where a state lives is up to the runtime.
 """
 
 from __future__ import annotations
@@ -11,39 +12,39 @@ from typing import Any, ClassVar, Self
 
 
 class State:
-    """Memory made by a component, extended and read by its ops, forked, moved and freed by the runtime.
+    """Memory that a component creates, its ops read and extend, and the runtime forks, moves, evicts and frees.
 
-    What is here suits any plain Python object; a state that can do better, such as one made of pages, overrides it.
+    The defaults copy plain Python attributes. A state with a cheaper way, such as one made of pages, overrides them.
     """
 
     is_evictable: ClassVar[bool] = False
-    """Whether it can give its memory in the component up for a while (`evict`, `Component.restore`)."""
+    """Whether it can be swapped out of the component's memory (`evict`) and back in (`Component.restore`)."""
     tenant: str = ""
-    """Whose it is. What is shared by content is shared only among the states of one tenant."""
+    """Tenant of its request. A prefix cache shares content only between states of one tenant."""
     is_resident: bool = True
-    """Whether ops can use it now; one that has left must be brought back first."""
+    """Whether ops can use it now; an evicted state must be restored first."""
 
     def fork(self) -> Self:
-        """A state that starts as a copy of this one and goes its own way."""
+        """An independent copy of this state."""
         return copy.deepcopy(self)
 
     def snapshot(self) -> Any:
-        """What `rollback` needs, to forget all that happens from now on. A mark is used at most once."""
+        """The content that `rollback` restores. A snapshot is used at most once."""
         return copy.deepcopy(vars(self))
 
     def rollback(self, snapshot: Any) -> None:
-        """Be again what it was at the mark: an op that was extending it has failed."""
+        """Restore the snapshot, after an op that was extending the state has failed."""
         vars(self).clear()
         vars(self).update(snapshot)
 
     def export(self) -> Any:
-        """All of it as a value that can be sent; `Component.load_state` makes a state of that, here or elsewhere."""
+        """Its content as a serializable value, from which `Component.load_state` creates a state on any worker."""
         return copy.deepcopy(vars(self))
 
     def evict(self) -> None:
-        """Give its memory in the component up, in a way that the component can undo. Only asked of what `is_evictable`."""
+        """Release its memory in the component, so that `Component.restore` can undo it. Called if `is_evictable`."""
         raise NotImplementedError
 
 
 class KV(State):
-    """The attention cache of one request in one component."""
+    """KV cache of one request in one component."""

@@ -1,23 +1,48 @@
-"""Symbols: what stands for a value while a walk is traced.
+"""Symbolic values: placeholders for run-time values while a walk is traced.
 
-A symbol can be passed to ops, streams, emissions, loops, and indexed. Whatever else Python can do with a value needs
-the value itself, so it is reported as a problem that says where such code belongs.
+A symbol can be passed to ops, streams, emissions and loops, and can be indexed. Every other Python operation needs the
+value itself, so it is reported as a problem with a fix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, Protocol
 
 from mstar.graph import ir
 
-if TYPE_CHECKING:
-    from mstar.walk.recorder import Recorder
+
+class SymbolRecorder(Protocol):
+    """The part of the recorder that operations on symbols use."""
+
+    def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
+        """Record a problem, and return a symbol to continue with."""
+        ...
+
+    def stop_tracing(self, symbol: Symbol, what: str, fix: str) -> NoReturn:
+        """Record a problem after which the walk's code cannot run further."""
+        ...
+
+    def branch(self, symbol: Symbol) -> bool:
+        """Record `if` or `while` on a symbol."""
+        ...
+
+    def take(self, symbol: Symbol, index: Any) -> Symbol:
+        """Record `x[i]`."""
+        ...
+
+    def attribute(self, symbol: Symbol, name: str) -> Any:
+        """Record `x.name`."""
+        ...
+
+    def fork(self, symbol: Symbol) -> Symbol:
+        """Record `x.fork()`."""
+        ...
 
 
 @dataclass(eq=False)
 class Scope:
-    """One body being traced. `earlier` is the same body one iteration before."""
+    """One body being traced. `earlier` is the same body in the previous iteration."""
 
     kind: str
     site: str
@@ -25,18 +50,18 @@ class Scope:
     nodes: list[ir.Node] = field(default_factory=list[ir.Node])
 
 
-_OP_FIX = "do it inside a component's @op, and call that op here"
+_OP_FIX = "compute it in an @op of a component, and call that op here"
 
 
 class Symbol:
-    """Stands for a value that will exist when the walk is served.
+    """Placeholder for a value that exists at run time.
 
-    Without a value it stands for one that could not be made: there is a problem already, and no use of it is another.
+    A symbol without a value is the result of a problem that is already recorded; using it is no further problem.
     """
 
     __slots__ = ("_python", "_scope", "_tracer", "_value")
 
-    def __init__(self, tracer: Recorder, value: ir.Value | None, scope: Scope, python: Any = None) -> None:
+    def __init__(self, tracer: SymbolRecorder, value: ir.Value | None, scope: Scope, python: Any = None) -> None:
         self._tracer = tracer
         self._value = value
         self._scope = scope
@@ -56,50 +81,50 @@ class Symbol:
     def __iter__(self) -> Any:
         return self._tracer.stop_tracing(
             self,
-            f"a walk cannot take {describe(self)} apart: how many parts it has is not known yet",
-            "for step in loop(steps=...), for item in each(...), or an @op that gives a tuple",
+            f"a walk cannot iterate over or unpack {describe(self)}: its length is known only at run time",
+            "use for step in loop(steps=...), for item in each(...), or an @op that returns a tuple",
         )
 
     def __repr__(self) -> str:
-        return describe(self) if self._value is not None else "a value with a problem of its own"
+        return describe(self) if self._value is not None else "an invalid value"
 
     def fork(self) -> Any:
-        """A fork of the state this stands for."""
+        """Fork a state."""
         return self._tracer.fork(self)
 
 
 class Missing(Symbol):
-    """Stands for a component, an op or a tensor's method that does not exist, so that tracing can go on past it."""
+    """Placeholder for a component, op or tensor method that does not exist, so that tracing can continue."""
 
     __slots__ = ()
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Symbol:
-        """What it would have given does not exist either."""
+        """The result of the call is missing too."""
         return self
 
     def fork(self) -> Symbol:
-        """What does not exist has no forks."""
+        """The fork is missing too."""
         return self
 
 
 def describe(given: Any) -> str:
-    """What an author passed, in a sentence: a value's name and type, or a constant."""
+    """An argument for an error message: the name and type of a value, or the repr of a constant."""
     value = value_of(given) if isinstance(given, Symbol) else None
     return f"%{value.name} ({value.type})" if value is not None else repr(given)
 
 
 def value_of(symbol: Symbol) -> ir.Value | None:
-    """The graph's value behind a symbol."""
+    """The graph value of a symbol; None if it is invalid."""
     return symbol._value  # pyright: ignore[reportPrivateUsage]
 
 
 def scope_of(symbol: Symbol) -> Scope:
-    """The body a symbol was made in."""
+    """The body in which a symbol was created."""
     return symbol._scope  # pyright: ignore[reportPrivateUsage]
 
 
 def python_of(symbol: Symbol) -> Any:
-    """The Python class its annotation named."""
+    """The Python class of a symbol's annotation."""
     return symbol._python  # pyright: ignore[reportPrivateUsage]
 
 
@@ -108,7 +133,7 @@ def _unsupported_operator(sign: str, fix: str = _OP_FIX) -> Any:
         if value_of(self) is None:
             return self
         return self._tracer.problem(  # pyright: ignore[reportPrivateUsage]
-            f"a walk cannot compute `{sign}` on {describe(self)}: its value is not known until it is served", fix
+            f"a walk cannot compute `{sign}` on {describe(self)}: its value is known only at run time", fix
         )
 
     return method
@@ -124,34 +149,30 @@ for _name, _sign in {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }.items():  # fmt: skip
     setattr(
-        Symbol, f"__{_name}__", _unsupported_operator(_sign, _OP_FIX + ";\nto decide per request: compare in route()")
+        Symbol, f"__{_name}__", _unsupported_operator(_sign, _OP_FIX + ";\nto decide per request, compare in route()")
     )
 for _name, _sign in {
     "neg": "-", "pos": "+", "invert": "~", "abs": "abs()", "round": "round()",
 }.items():  # fmt: skip
     setattr(Symbol, f"__{_name}__", _unsupported_operator(_sign))
-Symbol.__hash__ = object.__hash__  # setting __eq__ after the class would otherwise leave it; keep identity
+Symbol.__hash__ = object.__hash__  # keep the identity hash although __eq__ is replaced
 
 
 def _requires_value(what: str, fix: str) -> Any:
     def method(self: Symbol, *_: Any) -> Any:
         return self._tracer.stop_tracing(  # pyright: ignore[reportPrivateUsage]
-            self, f"a walk cannot {what.format(describe(self))}: it is not known until it is served", fix
+            self, f"a walk cannot {what.format(describe(self))}: it is known only at run time", fix
         )
 
     return method
 
 
-_STEPS_FIX = "loop(steps=...) takes it as it is; for anything else, " + _OP_FIX
+_STEPS_FIX = "pass it to loop(steps=...) directly; for anything else, " + _OP_FIX
 for _name in ("int", "float", "complex"):
-    setattr(Symbol, f"__{_name}__", _requires_value(f"make a Python number of {{}} by {_name}()", _STEPS_FIX))
+    setattr(Symbol, f"__{_name}__", _requires_value(f"convert {{}} with {_name}()", _STEPS_FIX))
 for _name, _what, _fix in (
-    ("index", "count with {} by range(), or index a Python object with it", _STEPS_FIX),
-    (
-        "len",
-        "ask for len() of {}",
-        "for item in each(...) goes over the items of a list; for anything else, " + _OP_FIX,
-    ),
-    ("contains", "look into {} by `in`", _OP_FIX),
+    ("index", "use {} in range() or as an index of a Python object", _STEPS_FIX),
+    ("len", "take len() of {}", "iterate over a list with for item in each(...); for anything else, " + _OP_FIX),
+    ("contains", "search {} with `in`", _OP_FIX),
 ):
     setattr(Symbol, f"__{_name}__", _requires_value(_what, _fix))

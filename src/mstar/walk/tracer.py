@@ -1,7 +1,8 @@
-"""The tracer: runs a walk's code once on symbols and writes down what it would do.
+"""Tracer: runs a walk's code once on symbolic values and records it as a graph (as torch.fx and JAX do).
 
-This part records streams and regions. Every loop body is run twice: the first time is recorded, the second only proves
-that nothing leaks from one iteration into the next (so a `print` in a body shows twice while tracing).
+This module records streams and regions; single nodes are recorded by the base class in `mstar.walk.recorder`. Each loop
+body is traced twice: the first pass is recorded, the second only detects values that leak from one iteration into the
+next. So a `print` in a body is executed twice.
 """
 
 from __future__ import annotations
@@ -31,67 +32,68 @@ if TYPE_CHECKING:
 
 
 class Tracer(Recorder):
-    """Records one walk: what the recorder does, and streams and regions."""
+    """Recorder of one walk, with streams and regions."""
 
     def __init__(self, walk: str, site: str) -> None:
         super().__init__(walk, site)
         self._streams: dict[Stream, tuple[str, Scope]] = {}
         self._items: dict[str, Type] = {}
         self._invalid_streams: set[str] = set()
-        """Streams into which something was put that has a problem."""
+        """Streams with an invalid item."""
         self.early_exit: tuple[str, str, str] | None = None
-        """Where a region's body did not come back, and the problem if that was no error."""
+        """Site of a body that was left early, with the problem and fix to report unless an exception is the cause."""
 
     # ---------------------------------------------------------------- streams
     def open(self, stream: Stream) -> None:
-        """A Stream was made."""
+        """Record the creation of a stream."""
         name = self.unique(stream.name)
         self._streams[stream] = (name, self._scopes[-1])
-        self.add(ir.Open(name, ObjectType("?"), author_site()))  # its type is known once something is put
+        self.add(ir.Open(name, ObjectType("?"), author_site()))  # `put` determines its type
 
     def _stream(self, stream: Stream) -> str | None:
         if stream not in self._streams:
-            self.problem(f"stream `{stream.name}` was made outside this walk", "make the Stream inside the walk")
+            self.problem(f"stream `{stream.name}` was created outside this walk", "create the Stream inside the walk")
             return None
         name, scope = self._streams[stream]
         if scope not in self._scopes:
-            what = f"stream ~{name} was made inside a {scope.kind} that has ended"
-            self.problem(what, f"make the Stream before the {scope.kind}")
+            what = f"stream ~{name} was created inside a {scope.kind} and is used outside it"
+            self.problem(what, f"create the Stream before the {scope.kind}")
             return None
         return name
 
     def put(self, stream: Stream, given: Any) -> None:
-        """`.put(x)` was called."""
-        name, value = self._stream(stream), self.use(given, "what is put")
-        if name is None or value is None or self.is_state(value, "put into a stream", "put what an op makes of it"):
+        """Record `stream.put(x)`."""
+        name, value = self._stream(stream), self.use(given, "the value to put")
+        fix = "put the result of an op that reads it"
+        if name is None or value is None or self.is_state(value, "put into a stream", fix):
             self._invalid_streams.add(name or "")
             return
-        held = merged_type(self._items.setdefault(name, value.type), value.type, self.dim)
-        if held is None:
-            what = f"stream ~{name} holds {self._items[name]}, but %{value.name} is {value.type}"
-            self.problem(what, "put one type into a stream; use two streams for two")
-        self._items[name] = held or self._items[name]
+        item = merged_type(self._items.setdefault(name, value.type), value.type, self.dim)
+        if item is None:
+            what = f"stream ~{name} has items of type {self._items[name]}, but %{value.name} is {value.type}"
+            self.problem(what, "put values of one type into a stream; use a second stream for the other type")
+        self._items[name] = item or self._items[name]
         self.add(ir.Put(name, value, author_site()))
 
     def get(self, stream: Stream, default: Any) -> Any:
-        """`.get(default)` was called."""
+        """Record `stream.get(default)`."""
         name, value = self._stream(stream), self.use(default, "the default")
-        has = self._item_type(name)
-        if name is None or value is None or has is None:
+        current = self._item_type(name)
+        if name is None or value is None or current is None:
             return self.placeholder()
-        held = merged_type(has, value.type, self.dim)
-        if held is None:
-            fix = "give a default of the type the stream holds"
-            return self.problem(f"stream ~{name} holds {has}, but the default is {value.type}", fix)
-        self._items[name] = held
-        out = self.new(held, name, python_of(default) if isinstance(default, Symbol) else None)
+        item = merged_type(current, value.type, self.dim)
+        if item is None:
+            fix = "pass a default of the type of the stream's items"
+            return self.problem(f"stream ~{name} has items of type {current}, but the default is {value.type}", fix)
+        self._items[name] = item
+        out = self.new(item, name, python_of(default) if isinstance(default, Symbol) else None)
         self.add(ir.Get(name, value, cast("ir.Value", value_of(out)), author_site()))
         return out
 
     def _item_type(self, name: str | None) -> Type | None:
         if name is not None and name not in self._items and name not in self._invalid_streams:
             what = f"stream ~{name} is read before anything is put into it"
-            self.problem(what, f"{name}.put(value) first: write the part that reads after the part that fills")
+            self.problem(what, f"move the code that reads the stream after the code that calls {name}.put(value)")
         return self._items.get(name) if name is not None else None
 
     # ---------------------------------------------------------------- regions
@@ -100,7 +102,7 @@ class Tracer(Recorder):
         return self._scopes[-1]
 
     def close_body(self) -> tuple[ir.Node, ...]:
-        """End the current body; its nodes, with the streams' types filled in."""
+        """Close the current body; return its nodes, with the item types of streams filled in."""
         return tuple(
             ir.Open(node.stream, self._items.get(node.stream, node.item), node.site)
             if isinstance(node, ir.Open)
@@ -109,9 +111,9 @@ class Tracer(Recorder):
         )
 
     def _trace_passes(self, kind: str, site: str, widen: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Open a body twice, True for the time that is kept; afterwards that body is current once more.
+        """Trace a body twice; yields True for the pass that is recorded, whose body is current again afterwards.
 
-        If what came out of the body makes what goes into it wider, it is begun anew.
+        The recorded pass is repeated while the types of the carried values widen.
         """
         start = self._names.copy(), self._dims.copy()
         kept = self._open_body(kind, site)
@@ -124,37 +126,34 @@ class Tracer(Recorder):
             yield True
             self._scopes.pop()
         after = self._names, self._dims
-        self._names, self._dims = start[0].copy(), start[1].copy()  # the same names, so the same problems
+        self._names, self._dims = start[0].copy(), start[1].copy()  # equal names: problems are reported once
         again = self._open_body(kind, site, earlier=kept)
         yield False
         self._scopes.pop()
         self._names, self._dims = after
         if [type(node) for node in again.nodes] != [type(node) for node in kept.nodes] and not self.problems:
-            what = f"the body of this {kind} does different things in two iterations"
-            self.problem(what, "make every iteration the same; what differs belongs in the carry or in an @op", site)
+            what = f"two iterations of this {kind} record different ops"
+            self.problem(what, "call the same ops in every iteration; put what differs into the carry or an @op", site)
         self._scopes.append(kept)
 
     def _body(self, kind: str, region: dict[str, Any], item: Symbol) -> Iterator[Any]:
-        """Hand the loop variable to the author's body, and notice when the body does not come back."""
+        """Yield the loop variable to the author's body, and detect when the body is left early."""
         region["_is_open"] = True
         try:
             yield item
         except GeneratorExit:
-            fix = "every item is visited: let an @op pass over those that are not wanted"
+            fix = "process every item, and skip unwanted ones inside an @op"
             if kind == "loop":
-                fix = "s.stop_when(flag) ends a loop after the iteration that sets the flag"
-            self.early_exit = self.early_exit or (
-                author_site(),
-                f"the {kind} is left by break or return in its body",
-                fix,
-            )
+                fix = "to end the loop after an iteration, use s.stop_when(flag)"
+            what = f"break or return in the body of this {kind}"
+            self.early_exit = self.early_exit or (author_site(), what, fix)
             self.is_over = True
             raise
         finally:
             region["_is_open"] = False
 
     def loop(self, region: dict[str, Any]) -> Iterator[Any]:
-        """`for step in s` over a loop."""
+        """Trace `for step in s` over a loop."""
         site = author_site()
         inits: dict[str, ir.Value] = {}
         python: dict[str, Any] = {}
@@ -162,7 +161,7 @@ class Tracer(Recorder):
             steps = self._steps(region["_steps"])
             for name in region["_names"]:
                 value = self.use(region[name], f"loop({name}=...)")
-                fix = "use it directly in the body; fork() it first if the loop needs a copy"
+                fix = "use the state directly in the body; fork() it first if the loop needs a copy"
                 if value is not None and not self.is_state(value, "carried by a loop", fix):
                     inits[name] = value
                     python[name] = python_of(region[name]) if isinstance(region[name], Symbol) else None
@@ -172,12 +171,12 @@ class Tracer(Recorder):
         step = self.placeholder()
 
         def widen() -> bool:
-            """A carry whose first and next values have sizes that only ops know, and not the same, has its own."""
-            news = {
+            """Give a carry its own dimension if its initial and next values have different run-time sizes."""
+            changed = {
                 name: value.type for name, value in ends[0].items() if types[name] == inits[name].type != value.type
             }
-            types.update({name: merged_type(types[name], type_, self.dim) or type_ for name, type_ in news.items()})
-            return bool(news)
+            types.update({name: merged_type(types[name], type_, self.dim) or type_ for name, type_ in changed.items()})
+            return bool(changed)
 
         for is_kept in self._trace_passes("loop", site, widen):
             this = {name: self.new(type_, name, python[name]) for name, type_ in types.items()}
@@ -201,17 +200,17 @@ class Tracer(Recorder):
         self.add(ir.Loop(steps, _value(step), carry, collect, tuple(ends[2]), body, site))
 
     def _kept(self, kept: dict[str, Any], sites: dict[str, str]) -> dict[str, ir.Value]:
-        """The values a body collects."""
-        found: dict[str, ir.Value] = {}
+        """The values that a body collects."""
+        collected: dict[str, ir.Value] = {}
         for name, given in kept.items():
             with _reporting_at(self, sites[f"collect {name}"]):
                 value = self.use(given, f"collect({name}=...)")
-                if value is not None and not self.is_state(value, "collected", "keep states inside the body"):
-                    found[name] = value
-        return found
+                if value is not None and not self.is_state(value, "collected", "use states inside the body only"):
+                    collected[name] = value
+        return collected
 
     def _lists(self, kept: dict[str, ir.Value]) -> tuple[tuple[ir.Collect, ...], dict[str, Symbol]]:
-        """The lists they make after the region."""
+        """The lists of collected values after the region."""
         lists = {name: self.new(ListType(value.type), name) for name, value in kept.items()}
         return tuple(ir.Collect(name, value, _value(lists[name])) for name, value in kept.items()), lists
 
@@ -220,7 +219,7 @@ class Tracer(Recorder):
             return given
         value = self.use(given, "loop(steps=...)")
         if value is not None and value.type != INT:
-            self.problem(f"loop(steps=...) wants an int, got {describe(given)}", "pass an int, or a value of type int")
+            self.problem(f"loop(steps=...) expects an int, got {describe(given)}", "pass an int or a value of type int")
         return value if value is not None else 0
 
     def _nexts(self, region: dict[str, Any], types: dict[str, Type]) -> dict[str, ir.Value]:
@@ -229,8 +228,8 @@ class Tracer(Recorder):
             with _reporting_at(self, region["_sites"].get(name)):
                 value = self.use(region[name], f"s.{name}")
                 if value is not None and not accepts(type_, value.type):
-                    what = f"the loop carries `{name}` as {type_}, but an iteration turns it into {value.type}"
-                    self.problem(what, "carry a value that keeps its dtype and shape; convert it in an @op")
+                    what = f"the loop carries `{name}` as {type_}, but an iteration assigns {value.type}"
+                    self.problem(what, "assign a value of the same dtype and shape; convert it in an @op")
                 elif value is not None:
                     nexts[name] = value
         return nexts
@@ -245,45 +244,44 @@ class Tracer(Recorder):
     def _flag(self, given: Any, role: str) -> ir.Value | None:
         value = self.use(given, role)
         if value is not None and not is_flag(value.type):
-            self.problem(
-                f"{role} wants a flag, got {describe(given)}", 'give it a bool, or Bool[Tensor, ""], from an @op'
-            )
+            fix = 'pass the result of an @op that returns bool or Bool[Tensor, ""]'
+            self.problem(f"{role} expects a bool, got {describe(given)}", fix)
             return None
         return value
 
     def windows(self, region: windows) -> Iterator[Any]:
-        """`for window in windows(stream, ...)`."""
+        """Trace `for window in windows(stream, ...)`."""
         site = author_site()
         if not (1 <= region.stride <= region.size and 1 <= region.first <= region.size):
             sizes = f"size={region.size}, stride={region.stride}, first={region.first} (size includes context)"
-            fix = "1 <= stride <= size, 1 <= first <= size"
-            self.problem(f"these windows lose items or never come: {sizes}", fix, region.site)
+            fix = "use 1 <= stride <= size and 1 <= first <= size"
+            self.problem(f"these windows skip items or never fill: {sizes}", fix, region.site)
         name = self._stream(region.stream)
-        held = self._item_type(name)
+        item_type = self._item_type(name)
         is_uniform = region.first == region.size and not region.flush
         size = region.size if is_uniform else self.dim("W")
         item = fresh = self.placeholder()
         for is_kept in self._trace_passes("windows", site):
-            this = self.new(stacked_type(held, size), "window") if held is not None else self.placeholder()
+            this = self.new(stacked_type(item_type, size), "window") if item_type is not None else self.placeholder()
             count = self.new(INT, "fresh", int)
             region.fresh = cast("int", count)
             yield from self._body("windows", vars(region), this)
             if is_kept:
                 item, fresh = this, count
         body = self.close_body()
-        if name is not None and held is not None:
+        if name is not None and item_type is not None:
             numbers = (region.size, region.stride, region.first, region.flush)
             self.add(ir.Windows(name, _value(item), _value(fresh), *numbers, body, site))
 
     def each(self, region: each) -> Iterator[Any]:
-        """`for item in each(items)`."""
+        """Trace `for item in each(items)`."""
         site = author_site()
         sites = vars(region)["_sites"]
         with _reporting_at(self, sites["each"]):
             items = self.use(region.items, "each(...)")
             item_type = item_of(items.type) if items is not None else None
             if items is not None and item_type is None:
-                what = f"each(...) wants a list or a tensor with a first axis, got {describe(region.items)}"
+                what = f"each(...) expects a list or a tensor with a first axis, got {describe(region.items)}"
                 self.problem(what, "pass a list, or a tensor whose first axis is the items")
         item = index = self.placeholder()
         kept: dict[str, ir.Value] = {}
@@ -302,7 +300,7 @@ class Tracer(Recorder):
             self.add(ir.Each(items, _value(item), _value(index), collect, body, site))
 
     def choose(self, flag: Any, then: Any, otherwise: Any) -> Any:
-        """`choose(flag, a, b)`."""
+        """Trace both arms of `choose(flag, a, b)`."""
         site = author_site()
         flags = self._flag(flag, "choose(flag, ...)")
         arms: list[ir.Arm] = []
@@ -311,19 +309,20 @@ class Tracer(Recorder):
             self._open_body("choice", site)
             result = arm(given)
             shape.append(result)
-            values = [self.use(part, "what an arm gives") for part in _parts(result)]
+            values = [self.use(part, "the result of an arm") for part in _parts(result)]
             arms.append(ir.Arm(self.close_body(), tuple(value for value in values if value is not None)))
         kinds = [[value.type for value in each_arm.results] for each_arm in arms]
-        wanted = [len(_parts(result)) for result in shape]
-        if flags is None or [len(types) for types in kinds] != wanted:
+        expected = [len(_parts(result)) for result in shape]
+        if flags is None or [len(types) for types in kinds] != expected:
             return _shaped_like(shape[0], [self.placeholder() for _ in _parts(shape[0])])
         types = [merged_type(one, other, self.dim) for one, other in zip(kinds[0], kinds[1], strict=False)]
         if len(kinds[0]) != len(kinds[1]) or None in types:
-            got = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
-            what = f"the arms of choose() give different things: {got}"
-            failed = self.problem(what, "let both arms give as many values, of the same types")
+            results = " and ".join("(" + ", ".join(map(str, types)) + ")" for types in kinds)
+            what = f"the arms of choose() return different types: {results}"
+            failed = self.problem(what, "return the same number of values, of the same types, from both arms")
             return _shaped_like(shape[0], [failed for _ in _parts(shape[0])])
-        if any(self.is_state(value, "given by an arm", "use states inside the arms") for value in arms[0].results):
+        fix = "use states inside the arms only"
+        if any(self.is_state(value, "the result of an arm", fix) for value in arms[0].results):
             return _shaped_like(shape[0], [self.placeholder() for _ in _parts(shape[0])])
         named = zip(types, arms[0].results, strict=True)
         outs = [self.new(type_, value.name.partition(".")[0]) for type_, value in named if type_ is not None]
@@ -333,7 +332,7 @@ class Tracer(Recorder):
 
 @contextlib.contextmanager
 def _reporting_at(tracer: Tracer, site: str | None) -> Generator[None]:
-    """Speak of what the author said on another line."""
+    """Report problems at another line of the author."""
     before, tracer.site_override = tracer.site_override, site
     try:
         yield
@@ -358,7 +357,7 @@ def _parts(result: Any) -> tuple[Any, ...]:
 
 
 def trace(function: Callable[..., Any], model: Any) -> tuple[ir.Walk, list[Problem]]:
-    """Record one walk of a model: its graph, and everything that is wrong with it."""
+    """Trace one walk of a model; return its graph and all problems."""
     code = function.__code__
     name, site = function.__name__, f"{code.co_filename}:{code.co_firstlineno}"
     tracer = Tracer(name, site)
@@ -368,7 +367,7 @@ def trace(function: Callable[..., Any], model: Any) -> tuple[ir.Walk, list[Probl
     token = context.tracer.set(tracer)
     try:
         outputs, is_tuple = _run(tracer, function, model, inputs)
-    except Exception as error:  # noqa: BLE001 - whatever the author's code raises is a problem of the walk
+    except Exception as error:  # noqa: BLE001 - any exception of the author's code is a problem of the walk
         _report_exception(tracer, error, site)
     finally:
         context.tracer.reset(token)
@@ -390,15 +389,15 @@ def _line(problem: Problem) -> tuple[str, int]:
 
 
 def _report_exception(tracer: Tracer, error: Exception, site: str) -> None:
-    """Tell why the author's code did not come to its end."""
+    """Record the exception that the author's code raised as a problem."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_author_frame(frame)]
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]
-    if tracer.early_exit is not None and tracer.early_exit[0] in lines:  # it was this error that left the body
+    if tracer.early_exit is not None and tracer.early_exit[0] in lines:  # this exception left the body
         tracer.early_exit, tracer.is_over = None, False
     if not isinstance(error, TraceStopped):
         fix = (
-            "correct this line; a walk's code runs once, at start-up, on symbols,\n"
-            "which only ops, loops, streams and emissions take"
+            "correct this line; a walk is traced once at startup on symbols,\n"
+            "which can be passed to ops, loops, streams and emissions only"
         )
         tracer.problem(f"{type(error).__name__}: {error}", fix, lines[-1] if lines else site)
 
@@ -410,7 +409,7 @@ def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str
     except (NameError, TypeError, AttributeError) as error:
         hints = None
         fix = "import it at the top of the file" if isinstance(error, NameError) else "correct the annotation"
-        tracer.problem(f"its annotations cannot be read: {error}", fix, site)
+        tracer.problem(f"invalid annotation: {error}", fix, site)
     for name in list(inspect.signature(function).parameters)[1:]:
         try:
             hint = read_hint((hints or {})[name])
@@ -418,18 +417,20 @@ def _inputs(tracer: Tracer, function: Callable[..., Any], site: str) -> dict[str
         except (KeyError, UnknownHint) as error:
             inputs[name] = tracer.placeholder()
             if hints is not None:
-                reason = "has no annotation" if isinstance(error, KeyError) else f"cannot be typed: {error}"
-                tracer.problem(f"input `{name}` {reason}", f'annotate it: {name}: Int64[Tensor, "T"]', site)
+                reason = "has no annotation" if isinstance(error, KeyError) else f"has an unsupported type: {error}"
+                fix = f'annotate it, for example {name}: Int64[Tensor, "T"]'
+                tracer.problem(f"input `{name}` {reason}", fix, site)
     return inputs
 
 
 def _run(
     tracer: Tracer, function: Callable[..., Any], model: Any, inputs: dict[str, Symbol]
 ) -> tuple[tuple[ir.Value, ...], bool]:
-    """Run the walk's code on symbols: what it returns, and whether that is a tuple."""
+    """Run the walk's code on symbols; return its results, and whether they are a tuple."""
     first = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        tracer.problem("it is async, but only a route awaits", f"def {function.__name__}(...), without async", first)
+        what = "a walk cannot be async; only a route can await"
+        tracer.problem(what, f"def {function.__name__}(...), without async", first)
         return (), False
     result = function(model, **inputs)
     if inspect.isgenerator(result):
@@ -446,14 +447,15 @@ def _run(
     for part in _parts(result):
         if isinstance(part, Emission):
             kind = type(part).__name__
-            tracer.problem(f"it returns {kind}(...), so the client gets nothing", f"yield {kind}(...), not return")
+            what = f"the walk returns {kind}(...) instead of yielding it, so the client receives nothing"
+            tracer.problem(what, f"yield {kind}(...)")
             return (), False
-    values = [tracer.use(part, "what the walk returns") for part in _parts(result)]
+    values = [tracer.use(part, "the result of the walk") for part in _parts(result)]
     return tuple(value for value in values if value is not None), isinstance(result, tuple)
 
 
 def _yield_site(generator: Any) -> str:
-    """The line at which a generator, or the one it yields from, has stopped."""
+    """`file:line` at which a generator, or the one it yields from, is suspended."""
     while inspect.isgenerator(generator.gi_yieldfrom):
         generator = generator.gi_yieldfrom
     return f"{generator.gi_code.co_filename}:{generator.gi_frame.f_lineno}"

@@ -1,7 +1,7 @@
-"""How a model author writes types: `Int64[Tensor, "T"]`, `View[KV]`, `Static[str]`.
+"""Type annotations of ops and walks: `Int64[Tensor, "T"]`, `View[KV]`, `Static[str]` (in the style of jaxtyping).
 
-The first part is what a static checker sees (a plain tensor), the string names the dimensions for the tracer. To
-Python they are `typing.Annotated`, so nothing here needs a tensor library.
+A static type checker sees the first part, a plain tensor; the string names the dimensions for the tracer. At run time
+they are `typing.Annotated`, so no tensor library is imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VIEW = "mstar: only read"
 _STATIC = "mstar: part of the batch key"
 
 View = Annotated[T, _VIEW]
-"""A state that an op reads and does not extend: such calls may run side by side."""
+"""A state that an op reads but does not extend, so that such calls can run concurrently."""
 
 Static = Annotated[T, _STATIC]
 """An argument fixed when the walk is traced. Calls share a batch only when their static arguments are equal."""
@@ -56,7 +56,7 @@ class _Dtype:
         parts = dims.split() if isinstance(dims, str) else ["?"]
         if not all(part.isdigit() or part.isidentifier() for part in parts):
             got = f", not {dims!r}" if dims is not None else ""
-            raise TypeError(f'a tensor is written Int64[Tensor, "T 64"], its dimensions between spaces{got}')
+            raise TypeError(f'tensor dimensions are a string separated by spaces, as in Int64[Tensor, "T 64"]{got}')
         return Annotated[array, TensorType(self.name, tuple(int(part) if part.isdigit() else part for part in parts))]
 
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 else:
 
     class Tensor:
-        """Stands for the tensor library's class, so that a model file imports without it."""
+        """Placeholder for torch.Tensor, so that a model file imports without torch."""
 
     BFloat16, Bool, Float, Float16, Float32 = map(_Dtype, ("bfloat16", "bool", "float", "float16", "float32"))
     Int32, Int64, UInt8 = map(_Dtype, ("int32", "int64", "uint8"))
@@ -82,7 +82,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """An annotation, read: the graph's type, the Python class behind it, and how an op uses it."""
+    """A parsed annotation: the graph type, the Python class, and its markers."""
 
     type: Type
     python: Any
@@ -91,11 +91,11 @@ class Hint:
 
 
 class UnknownHint(TypeError):
-    """An annotation that no walk value can have."""
+    """An annotation that is not supported for values of a walk."""
 
 
 def read_hint(hint: Any) -> Hint:
-    """What an annotation says. Raises UnknownHint with the reason."""
+    """Parse an annotation. Raises UnknownHint with the reason."""
     marks: tuple[Any, ...] = ()
     if typing.get_origin(hint) is Annotated:
         hint, *rest = typing.get_args(hint)
@@ -108,22 +108,22 @@ def read_hint(hint: Any) -> Hint:
 
 def _plain(hint: Any) -> Type:
     if typing.get_origin(hint) is Annotated:
-        raise UnknownHint(f"a tensor, {read_hint(hint).type}, is always there; it cannot be one of several types")
+        raise UnknownHint(f"a tensor ({read_hint(hint).type}) cannot be optional or part of a union")
     if isinstance(hint, type) and issubclass(hint, State):
         return StateType(hint.__name__)
     if typing.get_origin(hint) is list:
         return ListType(read_hint(typing.get_args(hint)[0]).type)
     if isinstance(hint, type) and hint.__name__ == "Tensor":
-        raise UnknownHint('a bare Tensor says neither its dtype nor its dimensions, as Int64[Tensor, "T"] does')
+        raise UnknownHint('a bare Tensor has no dtype and no dimensions; write for example Int64[Tensor, "T"]')
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         return ObjectType(hint.__qualname__)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return ObjectType(" | ".join(str(_plain(part)) for part in typing.get_args(hint)))
-    raise UnknownHint(f"{str(hint).replace(Tensor.__module__ + '.', '')} is not a type that a walk can carry")
+    raise UnknownHint(f"{str(hint).replace(Tensor.__module__ + '.', '')} is not a type of walk values")
 
 
 def read_return(hint: Any) -> tuple[tuple[Hint, ...], bool]:
-    """What an op gives: its hints, and whether they come as a tuple."""
+    """Parse the return annotation of an op: its hints, and whether they are a tuple."""
     if hint is None or hint is type(None):
         return (), False
     if typing.get_origin(hint) is tuple:
@@ -131,28 +131,28 @@ def read_return(hint: Any) -> tuple[tuple[Hint, ...], bool]:
     return (read_hint(hint),), False
 
 
-def fits(want: Type, got: Type) -> bool:
-    """Whether a value may stand where `want` is declared, leaving dimensions aside."""
-    match want, got:
+def fits(expected: Type, actual: Type) -> bool:
+    """Whether a value can be passed where `expected` is declared. Dimensions are not compared."""
+    match expected, actual:
         case TensorType(), TensorType():
-            return want.dtype == got.dtype or (want.dtype == "float" and got.dtype in FLOATS)
+            return expected.dtype == actual.dtype or (expected.dtype == "float" and actual.dtype in FLOATS)
         case ListType(), ListType():
-            return fits(want.item, got.item)
+            return fits(expected.item, actual.item)
         case ObjectType(), ObjectType():
-            return (
-                got.name in want.name.split(" | ") or want.name == got.name or (want.name, got.name) == ("float", "int")
-            )
+            names = expected.name.split(" | ")
+            is_int_as_float = (expected.name, actual.name) == ("float", "int")
+            return actual.name in names or expected.name == actual.name or is_int_as_float
         case _:
-            return want == got
+            return expected == actual
 
 
 @functools.cache
 def fields_of(cls: Any) -> dict[str, Hint]:
-    """The typed fields of a request's dataclass, as far as a walk can carry them."""
-    found: dict[str, Hint] = {}
+    """Fields of a dataclass whose types a walk supports."""
+    fields: dict[str, Hint] = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         try:
-            found[name] = read_hint(hint)
+            fields[name] = read_hint(hint)
         except UnknownHint:
             continue
-    return found
+    return fields

@@ -1,6 +1,6 @@
-"""Joining and cutting real values without importing a tensor library.
+"""Array operations (stack, concatenate, pad, split) that work for numpy and torch without importing either.
 
-A value's own library does the work: whoever holds an array has already imported it.
+The library of an array is looked up in `sys.modules`: the code that created the array has imported it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a tensor of some library, rather than a plain object."""
+    """Whether a value is a tensor of any library."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """Values joined in order: arrays gain an axis, anything else becomes a list."""
+    """Stack arrays along a new first axis; any other values become a list."""
     return _library(items[0]).stack(list(items)) if items and is_array(items[0]) else list(items)
 
 
 def concatenate(items: Sequence[Any], axis: int) -> Any:
-    """Arrays joined along an axis they have."""
+    """Concatenate arrays along an existing axis."""
     return _library(items[0]).concatenate(list(items), axis)
 
 
 def pad(items: Sequence[Any], axis: int) -> Any:
-    """Arrays filled up with zeros to the longest along an axis, and stacked."""
+    """Pad arrays with zeros to the longest along an axis, and stack them."""
     first = items[0]
     shape = [len(items), *first.shape]
     shape[axis + 1] = max(item.shape[axis] for item in items)
@@ -39,13 +39,13 @@ def pad(items: Sequence[Any], axis: int) -> Any:
 
 
 def cut(value: Any, axis: int, start: int, end: int) -> Any:
-    """The part of an array between two positions of an axis."""
+    """Slice an array along an axis."""
     return value[(slice(None),) * axis + (slice(start, end),)]
 
 
 def split(value: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
-    """An array cut along an axis into parts of these lengths."""
-    if hasattr(value, "split"):  # torch has one call for it
+    """Split an array along an axis into parts of these lengths."""
+    if hasattr(value, "split"):  # torch
         return list(value.split(list(lengths), axis))
     before = (slice(None),) * axis
     ends = list(accumulate(lengths, initial=0))
@@ -53,11 +53,11 @@ def split(value: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no number in an array, or in a list of arrays, is NaN or infinite."""
+    """Whether an array, or every array of a list, is free of NaN and infinity."""
     if is_array(value):
         library = _library(value)
         if library.__name__ == "torch" and bool(value.sum().isfinite()):
-            return True  # one pass, where the other makes two; only a sum that is too large says nothing
+            return True  # one pass instead of two; an overflow of the sum is decided below
         return bool(library.isfinite(value).all())
     return all(map(is_finite, value))
 

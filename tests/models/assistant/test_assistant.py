@@ -12,8 +12,7 @@ from openai import OpenAI
 
 from mstar.models.assistant.assistant import Assistant
 from mstar.models.hibari.tts import SAMPLE_RATE_HZ
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import AudioInput, ChatRequest, Message, SpeechRequest, TranscriptionRequest
+from mstar.requests import AudioInput, ChatRequest, Message, Sampling, SpeechRequest, TranscriptionRequest
 from mstar.testing.parity import parity
 from tests.cli.test_serve import start_server, wait_ready
 from tests.models.transcripts import detokenize_emissions, one_thread, word_error_rate

@@ -11,8 +11,7 @@ from mstar import ClientInput
 from mstar.media.vad import SAMPLE_RATE as CLIENT_RATE
 from mstar.models.assistant.assistant import Assistant
 from mstar.models.hibari.tts import SAMPLE_RATE_HZ
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Message, SpeechRequest
+from mstar.requests import ChatRequest, Message, Sampling, SpeechRequest
 from mstar.testing.parity import parity
 from mstar.walk.client_input import NEVER_INTERRUPTS
 from tests.cli.test_serve import start_server, wait_ready

@@ -23,11 +23,10 @@ from mstar.models.bagel.chat import BagelChat
 from mstar.models.bagel.checkpoint import THINKING_PROMPT, Checkpoint, Sizes
 from mstar.models.bagel.guidance import GuidanceParams
 from mstar.models.bagel.noise import draw_noise
-from mstar.nn.lm.sampling import Sampling
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.plan.planned_model import PlannedModel
-from mstar.requests import ChatRequest, Finish, ImageInput, ImageRequest, Message
+from mstar.requests import ChatRequest, Finish, ImageInput, ImageRequest, Message, Sampling
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.testing.parity import random_placement
 from mstar.walk.component import Op

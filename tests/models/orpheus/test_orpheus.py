@@ -15,9 +15,8 @@ from mstar.models.orpheus.language_model import LanguageModel
 from mstar.models.orpheus.orpheus import DEFAULT_SAMPLING, Orpheus
 from mstar.models.orpheus.snac import END_OF_CODES, Snac
 from mstar.nn.audio.codec import CodecStreamState
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, Sampling, SpeechRequest
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio, run_random_schedule
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.orpheus import orpheus_tiny as tiny
@@ -212,7 +211,7 @@ def test_incomplete_weights_are_rejected(tmp_path, saved):
 
 FILE = """
 from mstar.models.orpheus.orpheus import Orpheus
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 
 class Tiny(Orpheus):

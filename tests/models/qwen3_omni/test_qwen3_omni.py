@@ -20,10 +20,9 @@ from mstar.models.qwen3_omni.checkpoint import PARTS, Checkpoint
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni, Qwen3Thinker
 from mstar.nn.lm import decoder
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.sampling import Sampling
 from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
-from mstar.requests import AudioInput, ChatRequest, Finish, ImageInput, Message, VideoInput
+from mstar.requests import AudioInput, ChatRequest, Finish, ImageInput, Message, Sampling, VideoInput
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.walk.component import Op
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
@@ -278,7 +277,7 @@ def test_chunked_prefill_gives_the_same(recorded, expected):
 
 FILE = """
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 
 class Tiny(Qwen3Omni):

@@ -10,9 +10,8 @@ import torch
 from mstar.errors import LoadError
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.models.qwen3_tts.qwen3_tts import DEFAULT_SAMPLING, Qwen3Tts
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, Sampling, SpeechRequest
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio, run_random_schedule
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.qwen3_tts import qwen3_tts_tiny as tiny
@@ -156,7 +155,7 @@ def test_the_published_tokenizer_is_loaded(tmp_path):
 
 FILE = """
 from mstar.models.qwen3_tts.qwen3_tts import Qwen3Tts
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 
 class Tiny(Qwen3Tts):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from mstar.errors import NeverFits
 from mstar.models.smollm2.smollm2 import MAX_CONTEXT_TOKENS, SmolLm2
-from mstar.nn.kv.page_pool import NeverFits
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Finish, ImageInput, Message
+from mstar.requests import ChatRequest, Finish, ImageInput, Message, Sampling
 from mstar.testing.parity import parity_all
 from tests.models.transcripts import detokenize_emissions, one_thread
 

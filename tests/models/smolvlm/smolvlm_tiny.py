@@ -20,8 +20,7 @@ from transformers import (
 )
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE, get_image_prompt_string
 
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, ImageInput
+from mstar.requests import ChatRequest, ImageInput, Sampling
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 NAMES = ["<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"]

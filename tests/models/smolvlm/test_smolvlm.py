@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from mstar.errors import LoadError
+from mstar.errors import LoadError, NeverFits
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.models.smolvlm.checkpoint import PARTS, Checkpoint
 from mstar.models.smolvlm.smolvlm import SmolVlm, SmolVlmText
-from mstar.nn.kv.page_pool import NeverFits
 from mstar.nn.lm import decoder
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.grammar import Grammar
-from mstar.nn.lm.sampling import Sampling
 from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
-from mstar.requests import ChatRequest, Finish, ImageInput, Message, VideoInput
+from mstar.requests import ChatRequest, Finish, Grammar, ImageInput, Message, Sampling, VideoInput
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.walk.component import Op
 from tests.integration.deployment_clients import add_frontend

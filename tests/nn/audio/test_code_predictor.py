@@ -58,11 +58,11 @@ def predict_frames(codes, first, thought, forced=None):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_give_what_torch_gives(shape, dtype, monkeypatch):
     first, thought = torch.randint(0, CODES, (ROWS, 1)), torch.randn(ROWS, shape.get("outer", shape["width"])).to(dtype)
-    chosen, heard, scores = predict_frames(network(shape, dtype), first, thought)
+    chosen, embedding_sum, scores = predict_frames(network(shape, dtype), first, thought)
     monkeypatch.setattr(native, "is_native", lambda *_: False)
     _, wanted, others = predict_frames(network(shape, dtype), first, thought, chosen)
     assert (scores - others).abs().max() < CLOSE[dtype]
-    assert (heard - wanted).abs().max() < CLOSE[dtype]
+    assert (embedding_sum - wanted).abs().max() < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

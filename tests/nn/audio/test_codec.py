@@ -110,7 +110,7 @@ def whole(make, sound, codes):
 
 
 def decode(codec, codes, pasts):
-    results = codec.ops()["decode"].run(codec, {"codes": codes, "past": pasts}, len(codes))
+    results = codec.ops()["decode"].run(codec, {"codes": codes, "state": pasts}, len(codes))
     return [sound for (sound,) in results]
 
 
@@ -122,7 +122,7 @@ def assert_same(got, wanted):
 def test_streams_in_pieces_of_any_size_give_what_each_gives_at_once(name):
     make, sound, codebooks, _, first = CAUSAL[name]
     codec, codes, chosen = causal(name), streams(codebooks), random.Random(5)
-    pasts, heard, at, is_mixed = [CodecStreamState() for _ in codes], [[] for _ in codes], [0] * len(codes), False
+    pasts, audio, at, is_mixed = [CodecStreamState() for _ in codes], [[] for _ in codes], [0] * len(codes), False
     while waiting := [row for row in range(len(codes)) if at[row] < FRAMES]:
         size = chosen.randint(1, first + 3)
         fit = [row for row in waiting if at[row] + size <= FRAMES and (at[row] or size >= first)]
@@ -132,10 +132,10 @@ def test_streams_in_pieces_of_any_size_give_what_each_gives_at_once(name):
         for row, sounds in zip(
             batch, decode(codec, pieces, [pasts[row] for row in batch]) if batch else (), strict=True
         ):
-            heard[row].append(sounds)
+            audio[row].append(sounds)
             at[row] += size
     for row, wanted in enumerate(whole(make, sound, codes)):
-        assert_same(torch.cat(heard[row]), wanted)
+        assert_same(torch.cat(audio[row]), wanted)
     assert is_mixed, "streams that begin shared a batch with others"
 
 

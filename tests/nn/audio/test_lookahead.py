@@ -64,7 +64,7 @@ def test_pieces_of_any_size_are_the_whole(decoder):
 def test_output_is_emitted_as_soon_as_it_is_final(decoder):
     network, given = decoder[0].double(), decoder[1].double()
     make_lookahead_streaming(network)
-    (heard, _) = run_in_chunks(network, given[..., :41], [40, 1])
+    (audio, _) = run_in_chunks(network, given[..., :41], [40, 1])
     far = 1e15  # layers that hardly look ahead do so all the same
     one, other = (network(torch.cat([given[..., :40], after * given[..., 40:]], -1)) for after in (far, -far))
-    assert heard.shape[-1] == int((one != other).any(1).any(0).nonzero()[0])
+    assert audio.shape[-1] == int((one != other).any(1).any(0).nonzero()[0])

@@ -13,8 +13,8 @@ from mstar.nn import native
 from mstar.nn.compile.int8 import pack
 from mstar.nn.kv.paged_attention import extend_caches
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
+from mstar.requests import Sampling
 from tests.nn.lm.model_families import SMALL, network
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -194,11 +194,11 @@ def test_without_amx_the_sums_are_the_same(monkeypatch, tmp_path):
 
 def answer(lm, tokenizer, question):
     """What it writes, up to two dozen tokens."""
-    kv, wish, written = lm.kv(), Sampling(), []
-    token = lm.next_token(torch.tensor(tokenizer.encode(CHAT.format(question)).ids), kv, wish)
+    kv, params, written = lm.kv(), Sampling(), []
+    token = lm.next_token(torch.tensor(tokenizer.encode(CHAT.format(question)).ids), kv, params)
     while int(token) != 2 and len(written) < 24:
         written.append(int(token))
-        token = lm.next_token(token, kv, wish)
+        token = lm.next_token(token, kv, params)
     return tokenizer.decode(written)
 
 

@@ -82,14 +82,14 @@ class Sd3Head(FlowHead):
     def guide(
         self,
         x: Float[Tensor, "4 H W"],
-        told: Float[Tensor, "4 H W"],
-        untold: Float[Tensor, "4 H W"],
+        conditional: Float[Tensor, "4 H W"],
+        unconditional: Float[Tensor, "4 H W"],
         scale: float,
         steps: int,
         step: int,
     ) -> Float[Tensor, "4 H W"]:
         factor = torch.tensor(rows(scale))[:, None, None, None]
-        return self.advance(x, untold + factor * (told - untold), steps, step)
+        return self.advance(x, unconditional + factor * (conditional - unconditional), steps, step)
 
     @op
     def whole(self, x: Float[Tensor, "4 H W"]) -> Int64[Tensor, "4 H W"]:
@@ -111,8 +111,10 @@ class Sd3(Model):
     ) -> Iterator[Latents]:
         s = loop(steps=steps, x=x)
         for step in s:
-            told, untold = (self.head.predict(s.x, p.text, p.pooled, steps, step) for p in (wanted, unwanted))
-            s.x = self.head.guide(s.x, told, untold, scale, steps, step)
+            conditional, unconditional = (
+                self.head.predict(s.x, p.text, p.pooled, steps, step) for p in (wanted, unwanted)
+            )
+            s.x = self.head.guide(s.x, conditional, unconditional, scale, steps, step)
         yield Latents(self.head.whole(s.x))
 
 
@@ -164,10 +166,10 @@ class FluxParams:
     tokens: int = 16
 
 
-def flux_schedule(wish):
+def flux_schedule(params):
     scheduler = d.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    sigmas = torch.linspace(1, 1 / wish.steps, wish.steps, dtype=torch.float64).numpy()
-    scheduler.set_timesteps(sigmas=sigmas, mu=calculate_shift(wish.tokens))
+    sigmas = torch.linspace(1, 1 / params.steps, params.steps, dtype=torch.float64).numpy()
+    scheduler.set_timesteps(sigmas=sigmas, mu=calculate_shift(params.tokens))
     return scheduler
 
 
@@ -179,7 +181,7 @@ class FluxHead(FlowHead):
         text: Float[Tensor, "L 32"],
         pooled: Float[Tensor, "16"],
         guidance: float,
-        wish: FluxParams,
+        params: FluxParams,
         step: int,
     ) -> Float[Tensor, "N 4"]:
         side = math.isqrt(x.shape[1])
@@ -189,12 +191,12 @@ class FluxHead(FlowHead):
             x,
             encoder_hidden_states=text,
             pooled_projections=pooled,
-            timestep=self.timesteps(wish, step) / 1000,
+            timestep=self.timesteps(params, step) / 1000,
             guidance=torch.tensor(rows(guidance)),
             txt_ids=torch.zeros(text.shape[1], 3),
             img_ids=places,
         ).sample
-        return self.advance(x, velocity, wish, step)
+        return self.advance(x, velocity, params, step)
 
     @op
     def whole(self, x: Float[Tensor, "N 4"]) -> Int64[Tensor, "N 4"]:
@@ -212,11 +214,11 @@ class Flux(Model):
         text: Float[Tensor, "L 32"],
         pooled: Float[Tensor, "16"],
         guidance: float,
-        wish: FluxParams,
+        params: FluxParams,
     ) -> Iterator[Latents]:
-        s = loop(steps=wish.steps, x=x)
+        s = loop(steps=params.steps, x=x)
         for step in s:
-            s.x = self.head.denoise(s.x, text, pooled, guidance, wish, step)
+            s.x = self.head.denoise(s.x, text, pooled, guidance, params, step)
         yield Latents(self.head.whole(s.x))
 
 
@@ -228,7 +230,7 @@ def flux_requests(dtype=torch.float32):
             "text": torch.randn(5, 32, dtype=dtype),
             "pooled": torch.randn(16, dtype=dtype),
             "guidance": 2.0 + number,
-            "wish": FluxParams(steps),
+            "params": FluxParams(steps),
         }
         for number, steps in enumerate(STEPS)
     ]
@@ -244,7 +246,7 @@ def flux_by_library(request):
         prompt_embeds=request["text"][None],
         pooled_prompt_embeds=request["pooled"][None],
         guidance_scale=request["guidance"],
-        num_inference_steps=request["wish"].steps,
+        num_inference_steps=request["params"].steps,
         height=64,
         width=64,
         output_type="latent",
@@ -310,7 +312,7 @@ def test_requests_at_different_steps_share_forwards_and_get_what_the_library_giv
     make, requests, by_library = FAMILIES[name]
     model, times = make(), []
     take = model.head.timesteps
-    model.head.timesteps = lambda wish, step: times.append(take(wish, step)) or times[-1]
+    model.head.timesteps = lambda params, step: times.append(take(params, step)) or times[-1]
     outcomes = LocalRuntime(model, seed=3).run_all(requests())
     wanted = [by_library(request) for request in requests()]
     for outcome, want in zip(outcomes, wanted, strict=True):

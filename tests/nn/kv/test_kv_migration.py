@@ -8,13 +8,11 @@ import torch
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
-from mstar.errors import LoadError
+from mstar.errors import LoadError, NeverFits
 from mstar.nn.audio.codec import Codec, CodecStreamState
-from mstar.nn.kv.page_pool import NeverFits
 from mstar.nn.lm import encoder_decoder
-from mstar.nn.lm.grammar import Grammar
 from mstar.nn.lm.sampler import SamplerState, sample_tokens
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Grammar, Sampling
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.values import pack, unpack
 from mstar.walk.states import KV
@@ -43,11 +41,11 @@ def sent(exported):
     return unpack(pack(exported))
 
 
-def write(engine, lm, cache, given, wish, count=HALF):
+def write(engine, lm, cache, given, params, count=HALF):
     """So many tokens after what is given."""
     written = []
     for _ in range(count):
-        job = Job({"tokens": given, "kv": cache, "sampling": wish})
+        job = Job({"tokens": given, "kv": cache, "sampling": params})
         (result,) = engine.run(lm, lm.ops()["next_token"], [job])
         assert isinstance(result, JobDone), result
         given = result.values[0]
@@ -55,33 +53,33 @@ def write(engine, lm, cache, given, wish, count=HALF):
     return written
 
 
-def write_split_and_whole(here, there, prompt, wish):
+def write_split_and_whole(here, there, prompt, params):
     """What is written when the second half is written elsewhere, and when it is not."""
     first, second = Engine(), Engine()
     cache = first.new_state(here, KV)
-    begun = write(first, here, cache, prompt, wish)
+    begun = write(first, here, cache, prompt, params)
     moved = second.load(there, KV, sent(first.export(cache)))
     last = torch.tensor(begun[-1:])
     there.decoder.store.pool.check()
-    return begun + write(second, there, moved, last, wish), begun + write(first, here, cache, last, wish)
+    return begun + write(second, there, moved, last, params), begun + write(first, here, cache, last, params)
 
 
-@pytest.mark.parametrize("wish", SAMPLING_PARAMS.values(), ids=SAMPLING_PARAMS)
+@pytest.mark.parametrize("params", SAMPLING_PARAMS.values(), ids=SAMPLING_PARAMS)
 @pytest.mark.parametrize("name", ["llama", "mistral", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_what_moves_in_the_middle_goes_on_as_if_it_had_stayed(name, wish):
+def test_what_moves_in_the_middle_goes_on_as_if_it_had_stayed(name, params):
     prompt = prompts(3)[2]
     moved, stayed = write_split_and_whole(
-        make_component(name), make_component(name, pages=100, page_size=8), prompt, wish
+        make_component(name), make_component(name, pages=100, page_size=8), prompt, params
     )
     assert moved == stayed
-    if not wish.presence_penalty:  # generate has none
-        assert moved == reference_tokens(name, prompt, wish)
+    if not params.presence_penalty:  # generate has none
+        assert moved == reference_tokens(name, prompt, params)
 
 
 def test_a_grammar_is_followed_on():
-    wish = Sampling(max_tokens=2 * HALF, temperature=1.5, seed=1, grammar=Grammar.regex("([a-f][0-9][!-/])+"))
+    params = Sampling(max_tokens=2 * HALF, temperature=1.5, seed=1, grammar=Grammar.regex("([a-f][0-9][!-/])+"))
     here, there = (make_component("llama", vocabulary=lambda: VOCABULARY) for _ in range(2))
-    moved, stayed = write_split_and_whole(here, there, prompts(4)[3], wish)
+    moved, stayed = write_split_and_whole(here, there, prompts(4)[3], params)
     assert moved == stayed
     text = [token + ord("!") for token in moved]  # as the alphabet's first tokens are the characters from ! on
     assert all(chr(one) in "abcdef" for one in text[::3])
@@ -89,7 +87,7 @@ def test_a_grammar_is_followed_on():
 
 
 def test_a_cache_of_embeddings_moves_with_its_tenant_and_its_lineage():
-    here, there = make_component("llama"), make_component("llama", swap=0)
+    here, there = make_component("llama"), make_component("llama", swap_bytes=0)
     first, second = prompts(5)[3:]
     cache = here.kv()
     cache.tenant = "somebody"
@@ -105,7 +103,7 @@ def test_a_cache_of_embeddings_moves_with_its_tenant_and_its_lineage():
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_an_evicted_cache_can_be_migrated(swap):
-    engine, lm = Engine(), make_component("llama", swap=swap)
+    engine, lm = Engine(), make_component("llama", swap_bytes=swap)
     cache = engine.new_state(lm, KV)
     token = torch.tensor(write(engine, lm, cache, prompts(3)[2], GREEDY, 1))
     cache.evict()
@@ -123,7 +121,7 @@ def test_others_are_evicted_for_an_incoming_cache():
     assert engine.take_evicted() == [cache]
     assert (moved.is_resident, cache.is_resident) == (True, False)
     small = make_component("llama", pages=3)
-    with pytest.raises(NeverFits, match="18 pages of 4 are needed, and there are 3"):
+    with pytest.raises(NeverFits, match="18 KV cache pages of 4 positions needed, 3 exist"):
         Engine().load(small, KV, sent(engine.export(moved)))
     small.decoder.store.pool.check()
 
@@ -142,24 +140,24 @@ def test_a_cache_of_another_dtype_is_refused():
 
 
 def test_a_sampler_resumes_at_any_position():
-    wish = Sampling(temperature=2.0, seed=4, grammar=Grammar.regex("ab+c|x[0-9]{3}"))
-    chooser = new_sampler()
+    params = Sampling(temperature=2.0, seed=4, grammar=Grammar.regex("ab+c|x[0-9]{3}"))
+    sampler = new_sampler()
     for at in range(12):  # it goes through complete texts, after which another begins
         elsewhere = SamplerState(VOCABULARY)
-        elsewhere.load(sent(chooser.export()), torch.device("cpu"))
-        assert elsewhere.generated() == chooser.generated()
-        choosers = (chooser.fork(), elsewhere, chooser)
-        forked, other, token = (sample_tokens(noise(1, at), [wish], [one])[0] for one in choosers)
+        elsewhere.load(sent(sampler.export()), torch.device("cpu"))
+        assert elsewhere.generated() == sampler.generated()
+        samplers = (sampler.fork(), elsewhere, sampler)
+        forked, other, token = (sample_tokens(noise(1, at), [params], [one])[0] for one in samplers)
         assert forked.tolist() == other.tolist() == token.tolist()
         following = token.tolist() if int(token) != 258 else read("x")
-        chooser.append_tokens(following)
+        sampler.append_tokens(following)
 
 
 def test_a_sampler_with_a_grammar_needs_a_vocabulary_at_its_target():
-    chooser = new_sampler()
-    sample_tokens(noise(1), [Sampling(grammar=Grammar.regex("a+"))], [chooser])
+    sampler = new_sampler()
+    sample_tokens(noise(1), [Sampling(grammar=Grammar.regex("a+"))], [sampler])
     with pytest.raises(LoadError, match="the model has no tokenizer"):
-        SamplerState().load(sent(chooser.export()), torch.device("cpu"))
+        SamplerState().load(sent(sampler.export()), torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- other states
@@ -171,7 +169,7 @@ def test_cross_attention_kv_is_migrated_too(monkeypatch):
     moved = there.load_state(KV, sent(cache.export()))
     right = whisper.generated(whisper.sound(0), torch.arange(3, 10), whisper.ONE)
     assert [int(there.next_token(torch.tensor([9]), moved, whisper.SAMPLING_PARAMS[0]))] == right
-    with pytest.raises(NeverFits, match="3 pages of 8 are needed, and there are 2"):
+    with pytest.raises(NeverFits, match="3 KV cache pages of 8 positions needed, 2 exist"):
         whisper.component(page_size=8, pages=2).load_state(KV, sent(cache.export()))
 
 
@@ -210,7 +208,9 @@ def test_a_request_that_can_never_fit_is_refused_before_anything_is_computed(mon
     ]
     results = engine.run(lm, lm.ops()["next_token"], jobs)
     assert [type(result.error) for result in results] == [NeverFits] * 3
-    assert "21 pages of 4 are needed, and there are 20\n  fix: give the component more pages" in str(results[0].error)
+    assert "21 KV cache pages of 4 positions needed, 20 exist\n  fix: give the component more pages" in str(
+        results[0].error
+    )
     assert lm.memory_stats()["pages_used"] == 0
 
 
@@ -264,14 +264,16 @@ def test_a_request_goes_on_in_another_process(other):
     codec = ArenaCodec()
     for name in ("llama", "mistral"):
         lm = make_component(name)
-        for wish in SAMPLING_PARAMS.values():
+        for params in SAMPLING_PARAMS.values():
             engine = Engine()
             cache = engine.new_state(lm, KV)
-            begun = write(engine, lm, cache, prompts(3)[2], wish)
+            begun = write(engine, lm, cache, prompts(3)[2], params)
             last = torch.tensor(begun[-1:])
-            data = codec.pack((wish, last, engine.export(cache)), "other")
+            data = codec.pack((params, last, engine.export(cache)), "other")
             assert codec.stats()["slots"] == (name == "llama"), "all its pages are one run of bytes; a window is small"
             other.stdin.write(f"{name} {data.hex()}\n")
-            assert codec.unpack(bytes.fromhex(other.stdout.readline()), "other") == write(engine, lm, cache, last, wish)
+            assert codec.unpack(bytes.fromhex(other.stdout.readline()), "other") == write(
+                engine, lm, cache, last, params
+            )
             assert codec.stats()["slots"] == 0
     codec.close()

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mstar.nn.kv.page_pool import RELEASED_PAGE, OutOfPages, PagePool
+from mstar.errors import OutOfPages
+from mstar.nn.kv.page_pool import RELEASED_PAGE, PagePool
 
 PAGES, SIZE = 12, 4
 
@@ -81,9 +82,9 @@ class Memory(RuleBasedStateMachine):
         """A fresh table finds the pages of a text it shares a beginning with, if they are still there."""
         text = text[: len(text) * share // 100]
         table = self.pool.new_table()
-        found = self.pool.attach_cached(table, keys(text))
-        assert found == table.length <= len(text)
-        self.content[table] = [*text[:found]]
+        attached = self.pool.attach_cached(table, keys(text))
+        assert attached == table.length <= len(text)
+        self.content[table] = [*text[:attached]]
         return table
 
     @rule(table=tables, text=texts)
@@ -169,7 +170,7 @@ def test_a_shared_part_page_is_copied_by_who_writes_first():
 
 def test_too_much_says_how_much():
     pool = PagePool(2, SIZE)
-    with pytest.raises(OutOfPages, match="3 pages of 4 are needed, 2 of 2 are free"):
+    with pytest.raises(OutOfPages, match="3 pages of 4 positions needed, 2 of 2 free"):
         pool.extend(pool.new_table(), 2 * SIZE + 1)
 
 
@@ -209,14 +210,14 @@ def test_check_notices_pages_without_account(spoil):
     pool = PagePool(2, SIZE)
     pool.extend(pool.new_table(), 1)
     getattr(pool, spoil).pop(0)
-    with pytest.raises(AssertionError, match="pages are held by"):
+    with pytest.raises(AssertionError, match="pages in use"):
         pool.check()
 
 
 def test_check_notices_a_page_with_a_wrong_key():
     pool = PagePool(2, SIZE)
     pool._cached[b"key"] = 1
-    with pytest.raises(AssertionError, match="pages are kept as"):
+    with pytest.raises(AssertionError, match="cached pages"):
         pool.check()
 
 

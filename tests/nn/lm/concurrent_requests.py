@@ -11,7 +11,7 @@ import torch
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, Unfinished
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.states import KV
 from tests.nn.lm.model_families import network, paged_network
 
@@ -47,8 +47,8 @@ def reference_tokens(name: str, prompt: torch.Tensor, params: Sampling) -> list[
 class Request:
     """One prompt being continued."""
 
-    def __init__(self, cache: KV, prompt: torch.Tensor, wish: Sampling) -> None:
-        self.cache, self.params = cache, wish
+    def __init__(self, cache: KV, prompt: torch.Tensor, params: Sampling) -> None:
+        self.cache, self.params = cache, params
         self.written: list[int] = []
         self._prompt = prompt
         self._job: Job | None = None
@@ -91,7 +91,7 @@ class ConcurrentRequests:
         self, given: Sequence[tuple[torch.Tensor, Sampling]], *, forks: int = 0, evictions: float = 0
     ) -> list[Any]:
         """What each request wrote, after some of them were forked, and with some pushed out of memory at each step."""
-        requests = [Request(self.engine.new_state(self.lm, KV), prompt, wish) for prompt, wish in given]
+        requests = [Request(self.engine.new_state(self.lm, KV), prompt, params) for prompt, params in given]
         while waiting := [one for one in (*requests, *(twin for _, twin in self.forks)) if not one.is_over]:
             batch = self.chosen.sample(waiting, self.chosen.randint(1, min(len(waiting), self.largest)))
             results = self.engine.run(self.lm, self.lm.ops()["next_token"], [one.job() for one in batch])

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.tensor_parallel import TensorParallel, join_group
+from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts
 

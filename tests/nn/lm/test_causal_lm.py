@@ -10,10 +10,9 @@ import transformers as t
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobFailed
-from mstar.errors import LoadError
-from mstar.nn.kv.page_pool import OutOfPages
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL, network, paged_network
@@ -32,14 +31,14 @@ SAMPLING_PARAMS = [
 
 def make_requests(count):
     """Requests of all lengths, every other one greedy."""
-    wishes = [
+    all_params = [
         SAMPLING_PARAMS[row // 2 % len(SAMPLING_PARAMS)] if row % 2 else SAMPLING_PARAMS[0] for row in range(count)
     ]
-    return list(zip(prompts(count), wishes, strict=True))
+    return list(zip(prompts(count), all_params, strict=True))
 
 
 def expected_tokens(name, requests):
-    return [reference_tokens(name, prompt, wish) for prompt, wish in requests]
+    return [reference_tokens(name, prompt, params) for prompt, params in requests]
 
 
 def check_everything(name):
@@ -56,7 +55,7 @@ def check_everything(name):
     assert ConcurrentRequests(make_component(name), 3).serve(requests, evictions=0.1) == right, (
         "copied out of memory and back"
     )
-    assert ConcurrentRequests(make_component(name, swap=0), 4).serve(requests, evictions=0.1) == right, (
+    assert ConcurrentRequests(make_component(name, swap_bytes=0), 4).serve(requests, evictions=0.1) == right, (
         "dropped and read again"
     )
     small = make_component(name, pages=60)  # all of them need about twice as much
@@ -81,25 +80,25 @@ def test_all_pages_come_back():
 
 
 def test_oversubscription_means_waiting_not_failing():
-    lm = make_component("llama", pages=24, swap=0)
+    lm = make_component("llama", pages=24, swap_bytes=0)
     requests = [(prompt, SAMPLING_PARAMS[0]) for prompt in prompts(16)]
     needed = sum(-(-(len(prompt) + NEW) // 4) for prompt, _ in requests)
     assert needed > 2 * 24
     assert ConcurrentRequests(lm, 1).serve(requests) == expected_tokens("llama", requests)
 
 
-def step(lm, tokens, caches, wish=SAMPLING_PARAMS[0]):
-    columns = {"tokens": tokens, "kv": caches, "sampling": [wish] * len(tokens)}
+def step(lm, tokens, caches, params=SAMPLING_PARAMS[0]):
+    columns = {"tokens": tokens, "kv": caches, "sampling": [params] * len(tokens)}
     return [int(token) for (token,) in lm.ops()["next_token"].run(lm, columns, len(tokens))]
 
 
 def test_a_fork_draws_what_its_original_would():
     lm = make_component("llama")
-    wish = Sampling(temperature=1.5, seed=3)
+    params = Sampling(temperature=1.5, seed=3)
     cache = lm.kv()
-    token = step(lm, [prompts(4)[3]], [cache], wish)
+    token = step(lm, [prompts(4)[3]], [cache], params)
     fork = cache.fork()
-    assert step(lm, [torch.tensor(token)], [cache], wish) == step(lm, [torch.tensor(token)], [fork], wish)
+    assert step(lm, [torch.tensor(token)], [cache], params) == step(lm, [torch.tensor(token)], [fork], params)
 
 
 def test_a_fork_goes_its_own_way():
@@ -137,7 +136,7 @@ def test_a_request_that_never_fits_fails_alone_and_says_so():
     good, bad = engine.run(lm, lm.ops()["next_token"], jobs)
     assert [int(good.values[0])] == reference_tokens("llama", prompts(2)[1], Sampling(max_tokens=1))
     assert isinstance(bad, JobFailed)
-    with pytest.raises(OutOfPages, match="21 pages of 4 are needed, and there are 10"):
+    with pytest.raises(OutOfPages, match="21 KV cache pages of 4 positions needed, 10 exist"):
         raise bad.error
     assert caches[1].sampler.history.tolist() == []
 

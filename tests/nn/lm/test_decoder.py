@@ -9,14 +9,13 @@ import transformers as t
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone
-from mstar.errors import LoadError
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn import native
 from mstar.nn.encoder import hash_embeddings
-from mstar.nn.kv.page_pool import OutOfPages
 from mstar.nn.lm import decoder as decoders
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
 from tests.nn.lm.model_families import SMALL, network
@@ -64,7 +63,7 @@ def test_embeddings_are_read_as_the_tokens_they_stand_for():
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_a_cache_of_tokens_and_embeddings_is_evicted_and_restored(swap):
-    lm = make_component("llama", swap=swap)
+    lm = make_component("llama", swap_bytes=swap)
     first, second, third = prompts(6)[3:]
     cache = lm.kv()
     run(lm, "hidden_states", tokens=[first], kv=[cache])
@@ -89,39 +88,41 @@ def full_attention_states(tokens, new):
 
 def test_attend_only_sees_the_cache_and_itself_and_changes_nothing():
     lm = make_component("llama")
-    bases, news = prompts(6)[2:4], prompts(8)[4:6]
+    bases, suffixes = prompts(6)[2:4], prompts(8)[4:6]
     caches = [lm.kv(), lm.kv()]
     run(lm, "hidden_states", tokens=bases, kv=caches)
     free = lm.decoder.store.pool.free_pages
     looks = [caches[0], caches[1], caches[0]]
-    given = run(lm, "embed", tokens=[*news, news[1]])
+    given = run(lm, "embed", tokens=[*suffixes, suffixes[1]])
     for _ in range(2):  # the second look sees what the first saw
         seen = run(lm, "attend_only", embeddings=given, kv=looks)
-        right = [full_attention_states(torch.cat([b, n]), len(n))[-len(n) :] for b, n in zip(bases, news, strict=True)]
-        right.append(full_attention_states(torch.cat([bases[0], news[1]]), len(news[1]))[-len(news[1]) :])
+        right = [
+            full_attention_states(torch.cat([b, n]), len(n))[-len(n) :] for b, n in zip(bases, suffixes, strict=True)
+        ]
+        right.append(full_attention_states(torch.cat([bases[0], suffixes[1]]), len(suffixes[1]))[-len(suffixes[1]) :])
         for one, wanted in zip(seen, right, strict=True):
             torch.testing.assert_close(one, wanted, atol=2e-4, rtol=1e-4)
         lm.decoder.store.pool.check()
         assert lm.decoder.store.pool.free_pages == free
-    (token,) = run(lm, "next_token", tokens=[news[0]], kv=[caches[0]], sampling=[GREEDY])
-    assert [int(token)] == reference_tokens("llama", torch.cat([bases[0], news[0]]), Sampling(max_tokens=1))
+    (token,) = run(lm, "next_token", tokens=[suffixes[0]], kv=[caches[0]], sampling=[GREEDY])
+    assert [int(token)] == reference_tokens("llama", torch.cat([bases[0], suffixes[0]]), Sampling(max_tokens=1))
 
 
 def test_logprobs_are_those_of_the_librarys_logits():
     lm = make_component("llama")
     given = prompts(4)
-    wishes = [Sampling(logprobs=3), Sampling(), Sampling(logprobs=0), Sampling(temperature=1.0, logprobs=1)]
-    columns = {"tokens": given, "kv": [lm.kv() for _ in given], "sampling": wishes}
-    for prompt, wish, (token, told) in zip(
-        given, wishes, lm.ops()["next_token_scored"].run(lm, columns, 4), strict=True
+    all_params = [Sampling(logprobs=3), Sampling(), Sampling(logprobs=0), Sampling(temperature=1.0, logprobs=1)]
+    columns = {"tokens": given, "kv": [lm.kv() for _ in given], "sampling": all_params}
+    for prompt, params, (token, logprobs) in zip(
+        given, all_params, lm.ops()["next_token_scored"].run(lm, columns, 4), strict=True
     ):
-        if wish.logprobs is None:
-            assert told is None
+        if params.logprobs is None:
+            assert logprobs is None
             continue
         with torch.no_grad():
             right = network("llama")(prompt[None]).logits[0, -1].log_softmax(-1)
-        assert told.token_logprob == pytest.approx(float(right[int(token)]), abs=1e-4)
-        assert [one for one, _ in told.top_logprobs] == right.topk(wish.logprobs).indices.tolist()
+        assert logprobs.token_logprob == pytest.approx(float(right[int(token)]), abs=1e-4)
+        assert [one for one, _ in logprobs.top_logprobs] == right.topk(params.logprobs).indices.tolist()
 
 
 # ---------------------------------------------------------------- shared beginnings
@@ -169,12 +170,12 @@ def test_another_tenant_shares_nothing(monkeypatch):
 def test_what_requests_of_a_batch_share_is_read_once(monkeypatch):
     lm = make_component("llama")
     ran = Counting(lm, monkeypatch)
-    begin, wish = prompts(3)[2], Sampling(max_tokens=1)
+    begin, params = prompts(3)[2], Sampling(max_tokens=1)
     given = [torch.cat([begin[:cut], torch.full((own,), own)]) for cut, own in ((70, 12), (66, 2), (70, 3), (30, 2))]
-    chosen = run(lm, "next_token", tokens=given, kv=[lm.kv() for _ in given], sampling=[wish] * 4)
-    assert [int(one) for one in chosen] == [reference_tokens("llama", one, wish)[0] for one in given]
+    chosen = run(lm, "next_token", tokens=given, kv=[lm.kv() for _ in given], sampling=[params] * 4)
+    assert [int(one) for one in chosen] == [reference_tokens("llama", one, params)[0] for one in given]
     assert ran.tokens == 68 + (14 + 4 + 5 + 4), "one reads 17 pages of 4, then all read their own"
-    lm.next_token(given[0], lm.kv(), wish)
+    lm.next_token(given[0], lm.kv(), params)
     assert ran.tokens == 68 + (14 + 4 + 5 + 4) + 2, "what it read behind them is shared as well"
 
 
@@ -189,8 +190,8 @@ def test_what_is_too_little_to_share_takes_no_forward_of_its_own(monkeypatch):
 def test_a_prompt_in_pieces_takes_pages_in_the_middle_of_others(monkeypatch):
     lm = make_component("llama")
     ran = Counting(lm, monkeypatch)
-    wish = Sampling(max_tokens=4)
-    request, right = (prompts(3)[2], wish), reference_tokens("llama", prompts(3)[2], wish)
+    params = Sampling(max_tokens=4)
+    request, right = (prompts(3)[2], params), reference_tokens("llama", prompts(3)[2], params)
     assert ConcurrentRequests(lm, 1).serve([request]) == [right]
     before = ran.tokens
     assert ConcurrentRequests(lm, 2, token_budget=7).serve([request]) == [right]
@@ -232,7 +233,7 @@ def test_what_is_shown_is_shared_by_its_content(monkeypatch):
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_a_cache_of_images_is_evicted_migrated_and_shared(swap, monkeypatch):
-    here, there = make_component("llama", swap=swap), make_component("llama", swap=swap)
+    here, there = make_component("llama", swap_bytes=swap), make_component("llama", swap_bytes=swap)
     given, cache = mixed_prompt(here, 1, 9), here.kv()
     token = here.next_token_mixed(**given, kv=cache, sampling=GREEDY)
     written = [int(token)]
@@ -263,17 +264,17 @@ def test_prefix_cache_pages_are_evicted_when_needed():
     lm = make_component("llama", pages=20)
     for seed in range(4):
         prompt = prompts(3, seed)[2]
-        wish = Sampling(max_tokens=6)
-        assert ConcurrentRequests(lm, seed).serve([(prompt, wish)]) == [reference_tokens("llama", prompt, wish)]
+        params = Sampling(max_tokens=6)
+        assert ConcurrentRequests(lm, seed).serve([(prompt, params)]) == [reference_tokens("llama", prompt, params)]
 
 
 # ---------------------------------------------------------------- windows and moves
 def test_what_no_layer_can_see_any_more_is_given_back():
     lm = make_component("mistral", pages=4)  # a window of 8, pages of 4
     assert lm.decoder.store.window == 8
-    prompt, wish = prompts(5)[2], Sampling(max_tokens=60)
-    assert ConcurrentRequests(lm, 1, token_budget=4).serve([(prompt, wish)]) == [
-        reference_tokens("mistral", prompt, wish)
+    prompt, params = prompts(5)[2], Sampling(max_tokens=60)
+    assert ConcurrentRequests(lm, 1, token_budget=4).serve([(prompt, params)]) == [
+        reference_tokens("mistral", prompt, params)
     ]
 
 
@@ -281,10 +282,10 @@ def test_what_no_layer_can_see_any_more_is_given_back():
 def test_a_cache_moves_to_another_component_and_goes_on_there(name):
     here, there = make_component(name), make_component(name)
     prompt = prompts(3)[2]
-    wish = Sampling(max_tokens=10, temperature=1.0, seed=5)
-    right = reference_tokens(name, prompt, wish)
+    params = Sampling(max_tokens=10, temperature=1.0, seed=5)
+    right = reference_tokens(name, prompt, params)
     cache = here.kv()
-    (token,) = run(here, "next_token", tokens=[prompt], kv=[cache], sampling=[wish])
+    (token,) = run(here, "next_token", tokens=[prompt], kv=[cache], sampling=[params])
     written = [int(token)]
     for lm in (there, here, there):
         moved = lm.kv()
@@ -292,7 +293,7 @@ def test_a_cache_moves_to_another_component_and_goes_on_there(name):
         cache.free()
         cache = moved
         for _ in range(3):
-            (token,) = run(lm, "next_token", tokens=[token], kv=[cache], sampling=[wish])
+            (token,) = run(lm, "next_token", tokens=[token], kv=[cache], sampling=[params])
             written.append(int(token))
     assert written == right
     for lm in (here, there):
@@ -335,7 +336,7 @@ def test_deterministic_runs_need_the_kernels():
 def bits(lm, requests, seed, largest):
     """Tokens and exact logprobs of all requests, in crowds of at most so many."""
     engine, chosen = Engine(max_batched_tokens=chosen_budget(seed)), random.Random(seed)
-    waiting = [[prompt, engine.new_state(lm, KV), wish, []] for prompt, wish in requests]
+    waiting = [[prompt, engine.new_state(lm, KV), params, []] for prompt, params in requests]
     every, jobs = [*waiting], {}
     while waiting:
         batch = chosen.sample(waiting, min(len(waiting), chosen.randint(1, largest)))
@@ -348,7 +349,7 @@ def bits(lm, requests, seed, largest):
                 one[3].append(result.values)
                 del jobs[id(one)]
         waiting = [one for one in waiting if len(one[3]) < one[2].max_tokens]
-    return [[(int(token), told.token_logprob) for token, told in one[3]] for one in every]
+    return [[(int(token), logprobs.token_logprob) for token, logprobs in one[3]] for one in every]
 
 
 def chosen_budget(seed):

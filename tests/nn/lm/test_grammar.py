@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import mstar.nn.weights.sources as weights
 from mstar.errors import LoadError, RowsFailed
-from mstar.nn.lm.grammar import BadGrammar, Grammar, GrammarViolation, Vocabulary
+from mstar.nn.lm.grammar import GrammarViolation, Vocabulary
 from mstar.nn.lm.sampler import SamplerState, sample_tokens
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import BadGrammar, Grammar, Sampling
 
 END = 258
 SIZE = 300
@@ -48,9 +48,9 @@ def read(text):
 
 
 def new_sampler(prompt="say: "):
-    chooser = SamplerState(VOCABULARY)
-    chooser.append_tokens(read(prompt))
-    return chooser
+    sampler = SamplerState(VOCABULARY)
+    sampler.append_tokens(read(prompt))
+    return sampler
 
 
 def noise(rows, seed=0):
@@ -99,19 +99,19 @@ CASES = [
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_network_writes_what_fits_and_then_the_end(seed):
-    wishes = [Sampling(temperature=1.0, grammar=grammar, seed=seed) for grammar, _ in CASES]
-    choosers = [new_sampler() for _ in CASES]
+    all_params = [Sampling(temperature=1.0, grammar=grammar, seed=seed) for grammar, _ in CASES]
+    samplers = [new_sampler() for _ in CASES]
     texts = [[] for _ in CASES]
     for step in range(200):
         writing = [row for row, text in enumerate(texts) if END not in text]
         if not writing:
             break
         tokens = sample_tokens(
-            noise(len(writing), 1000 * seed + step), [wishes[r] for r in writing], [choosers[r] for r in writing]
+            noise(len(writing), 1000 * seed + step), [all_params[r] for r in writing], [samplers[r] for r in writing]
         )
         for row, token in zip(writing, tokens[:, 0].tolist(), strict=True):
             texts[row].append(token)
-            choosers[row].append_tokens([token])
+            samplers[row].append_tokens([token])
     for (_, fits), text in zip(CASES, texts, strict=True):
         assert text[-1] == END
         assert fits(WORDS.decode(text[:-1]))
@@ -119,99 +119,99 @@ def test_any_network_writes_what_fits_and_then_the_end(seed):
 
 def test_rows_without_a_grammar_are_as_if_alone():
     logits = noise(3)
-    wishes = [Sampling(), Sampling(grammar=CASES[4][0]), Sampling(temperature=1.5, seed=4)]
-    together = sample_tokens(logits, wishes, [new_sampler() for _ in wishes])
-    for row, wish in enumerate(wishes):
-        assert torch.equal(sample_tokens(logits[row : row + 1], [wish], [new_sampler()])[0], together[row])
+    all_params = [Sampling(), Sampling(grammar=CASES[4][0]), Sampling(temperature=1.5, seed=4)]
+    together = sample_tokens(logits, all_params, [new_sampler() for _ in all_params])
+    for row, params in enumerate(all_params):
+        assert torch.equal(sample_tokens(logits[row : row + 1], [params], [new_sampler()])[0], together[row])
     assert int(together[0]) == int(logits[0].argmax())
     assert int(together[1]) != int(logits[1].argmax())
 
 
-def next_text(chooser, grammar, wanted="~"):
+def next_text(sampler, grammar, wanted="~"):
     """What a network that would write `wanted` is made to write."""
     logits = torch.zeros(1, SIZE)
     logits[0, read(wanted)] = 5
-    (token,) = sample_tokens(logits, [Sampling(grammar=grammar)], [chooser])[0].tolist()
+    (token,) = sample_tokens(logits, [Sampling(grammar=grammar)], [sampler])[0].tolist()
     return WORDS.decode([token], skip_special_tokens=False)
 
 
 def test_it_follows_what_is_read_and_not_what_was_chosen():
     grammar = Grammar.regex("ab|cd")
-    chooser = new_sampler()
-    assert next_text(chooser, grammar, "a") == "a"
-    chooser.append_tokens(read("c"))
-    assert next_text(chooser, grammar) == "d"
+    sampler = new_sampler()
+    assert next_text(sampler, grammar, "a") == "a"
+    sampler.append_tokens(read("c"))
+    assert next_text(sampler, grammar) == "d"
 
 
 def test_several_tokens_may_be_read_at_once():
     grammar = Grammar.choice(["abcdef"])
-    chooser = new_sampler()
-    next_text(chooser, grammar)
-    chooser.append_tokens(read("abcde"))
-    assert next_text(chooser, grammar) == "f"
+    sampler = new_sampler()
+    next_text(sampler, grammar)
+    sampler.append_tokens(read("abcde"))
+    assert next_text(sampler, grammar) == "f"
 
 
 def test_forks_stand_in_the_grammar_each_by_itself():
     grammar = Grammar.regex("a(b|c)|bx")
-    chooser = new_sampler()
-    next_text(chooser, grammar)
-    fork = chooser.fork()
-    chooser.append_tokens(read("a"))
+    sampler = new_sampler()
+    next_text(sampler, grammar)
+    fork = sampler.fork()
+    sampler.append_tokens(read("a"))
     fork.append_tokens(read("b"))
-    second = chooser.fork()
+    second = sampler.fork()
     assert next_text(fork, grammar) == "x"
     second.append_tokens(read("b"))
-    assert next_text(chooser, grammar, "c") == "c"
+    assert next_text(sampler, grammar, "c") == "c"
     assert next_text(second, grammar) == "<stop>"
-    assert next_text(chooser, grammar, "c") == "c"
+    assert next_text(sampler, grammar, "c") == "c"
 
 
 def test_rollback_undoes_what_the_grammar_followed():
     grammar, other = Grammar.regex("ab|cd"), Grammar.regex("z")
-    chooser = new_sampler()
-    before = chooser.snapshot()
-    assert next_text(chooser, grammar, "c") == "c"
-    begun = chooser.snapshot()
-    chooser.append_tokens(read("ab"))
-    assert next_text(chooser, grammar) == "<stop>"
-    chooser.append_tokens([END])
-    assert next_text(chooser, other) == "z"
-    chooser.rollback(begun)
-    chooser.append_tokens(read("c"))
-    assert next_text(chooser, grammar) == "d"
-    chooser.rollback(before)
-    assert next_text(chooser, grammar, "c") == "c"
+    sampler = new_sampler()
+    before = sampler.snapshot()
+    assert next_text(sampler, grammar, "c") == "c"
+    begun = sampler.snapshot()
+    sampler.append_tokens(read("ab"))
+    assert next_text(sampler, grammar) == "<stop>"
+    sampler.append_tokens([END])
+    assert next_text(sampler, other) == "z"
+    sampler.rollback(begun)
+    sampler.append_tokens(read("c"))
+    assert next_text(sampler, grammar) == "d"
+    sampler.rollback(before)
+    assert next_text(sampler, grammar, "c") == "c"
 
 
 def test_after_its_end_another_text_begins():
     grammar = Grammar.choice(["ab"])
-    chooser = new_sampler()
-    assert next_text(chooser, grammar) == "a"
-    chooser.append_tokens(read("ab"))
-    assert next_text(chooser, grammar) == "<stop>"
-    assert next_text(chooser, grammar) == "<stop>", "the end was not fed back, so the text still waits for it"
-    chooser.append_tokens([END, *read("and now?")])
-    assert next_text(chooser, grammar) == "a"
+    sampler = new_sampler()
+    assert next_text(sampler, grammar) == "a"
+    sampler.append_tokens(read("ab"))
+    assert next_text(sampler, grammar) == "<stop>"
+    assert next_text(sampler, grammar) == "<stop>", "the end was not fed back, so the text still waits for it"
+    sampler.append_tokens([END, *read("and now?")])
+    assert next_text(sampler, grammar) == "a"
 
 
 def test_a_token_outside_the_grammar_fails_its_row_and_no_other():
     grammar = Grammar.choice(["ab"])
-    wish = Sampling(grammar=grammar)
-    choosers = [new_sampler() for _ in range(3)]
-    sample_tokens(noise(3), [wish] * 3, choosers)
-    marks = [chooser.snapshot() for chooser in choosers]
-    for chooser, text in zip(choosers, ("a", "x", "a"), strict=True):
-        chooser.append_tokens(read(text))
-    with pytest.raises(RowsFailed, match=r"token 87 was read where the grammar does not allow it\n  fix: ") as raised:
-        sample_tokens(noise(3), [wish] * 3, choosers)
+    params = Sampling(grammar=grammar)
+    samplers = [new_sampler() for _ in range(3)]
+    sample_tokens(noise(3), [params] * 3, samplers)
+    marks = [sampler.snapshot() for sampler in samplers]
+    for sampler, text in zip(samplers, ("a", "x", "a"), strict=True):
+        sampler.append_tokens(read(text))
+    with pytest.raises(RowsFailed, match=r"the grammar does not allow the token 87\n  fix: ") as raised:
+        sample_tokens(noise(3), [params] * 3, samplers)
     assert {row: type(error) for row, error in raised.value.errors.items()} == {1: GrammarViolation}
-    for chooser, mark in zip(choosers, marks, strict=True):
-        chooser.rollback(mark)
-        chooser.append_tokens(read("a"))
-        assert next_text(chooser, grammar) == "b"
-    choosers[0].append_tokens([SIZE - 1])
+    for sampler, mark in zip(samplers, marks, strict=True):
+        sampler.rollback(mark)
+        sampler.append_tokens(read("a"))
+        assert next_text(sampler, grammar) == "b"
+    samplers[0].append_tokens([SIZE - 1])
     with pytest.raises(RowsFailed, match=r"cannot be followed: token id 299 out of range\n  fix: "):
-        sample_tokens(noise(1), [wish], choosers[:1])
+        sample_tokens(noise(1), [params], samplers[:1])
 
 
 marks = st.text("\"'\\/|()[]{}^$.*+?-#%\n\t\x01\x7f aZ0äß€😀", min_size=1, max_size=5)
@@ -220,14 +220,14 @@ marks = st.text("\"'\\/|()[]{}^$.*+?-#%\n\t\x01\x7f aZ0äß€😀", min_size=1,
 @settings(max_examples=25, deadline=None)
 @given(st.lists(marks, min_size=1, max_size=3))
 def test_a_choice_may_have_any_characters(texts):
-    wish = Sampling(grammar=Grammar.choice(texts))
-    chooser = SamplerState(VOCABULARY)
+    params = Sampling(grammar=Grammar.choice(texts))
+    sampler = SamplerState(VOCABULARY)
     for step in range(40):
-        (token,) = sample_tokens(noise(1, step), [wish], [chooser])[0].tolist()
+        (token,) = sample_tokens(noise(1, step), [params], [sampler])[0].tolist()
         if token == END:
             break
-        chooser.append_tokens([token])
-    assert WORDS.decode(chooser.history.tolist()) in texts
+        sampler.append_tokens([token])
+    assert WORDS.decode(sampler.history.tolist()) in texts
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ def test_a_choice_may_have_any_characters(texts):
     ],
 )
 def test_a_grammar_that_cannot_be_used_fails_its_row(grammar, message):
-    wishes = [Sampling(), Sampling(grammar=grammar)]
+    all_params = [Sampling(), Sampling(grammar=grammar)]
     with pytest.raises(RowsFailed, match=message) as raised:
-        sample_tokens(noise(2), wishes, [new_sampler(), new_sampler()])
+        sample_tokens(noise(2), all_params, [new_sampler(), new_sampler()])
     assert list(raised.value.errors) == [1]
     assert isinstance(raised.value.errors[1], BadGrammar)
     assert "\n  fix: " in str(raised.value.errors[1])
@@ -253,8 +253,8 @@ def test_a_grammar_that_cannot_be_used_fails_its_row(grammar, message):
     [
         (lambda: Grammar.json_schema("{"), "the schema '{' is not JSON"),
         (lambda: Grammar.json_schema("[1]"), r"the schema '\[1\]' is not an object"),
-        (lambda: Grammar.choice([]), r"\[\] leaves nothing to choose"),
-        (lambda: Grammar.choice(["a", ""]), r"\['a', ''\] leaves nothing to choose"),
+        (lambda: Grammar.choice([]), r"\[\] are no texts to choose from"),
+        (lambda: Grammar.choice(["a", ""]), r"\['a', ''\] are no texts to choose from"),
     ],
 )
 def test_what_is_no_grammar_is_refused_where_it_is_made(made, message):
@@ -263,26 +263,26 @@ def test_what_is_no_grammar_is_refused_where_it_is_made(made, message):
 
 
 def test_without_what_it_needs_it_says_so(monkeypatch):
-    wish, logits = Sampling(grammar=Grammar.regex("a")), noise(1)
+    params, logits = Sampling(grammar=Grammar.regex("a")), noise(1)
     with pytest.raises(RowsFailed, match="the model has no tokenizer\n  fix: "):
-        sample_tokens(logits, [wish], [SamplerState()])
+        sample_tokens(logits, [params], [SamplerState()])
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    with pytest.raises(RowsFailed, match=r"does not say which bytes its tokens are[\s\S]*\n  fix: "):
-        sample_tokens(logits, [wish], [SamplerState(Vocabulary(lambda: words, [1]))])
+    with pytest.raises(RowsFailed, match=r"cannot map the tokenizer's tokens to bytes[\s\S]*\n  fix: "):
+        sample_tokens(logits, [params], [SamplerState(Vocabulary(lambda: words, [1]))])
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RowsFailed, match=r"a grammar needs llguidance[\s\S]*\n  fix: pip install") as raised:
-        sample_tokens(logits, [wish], [SamplerState(Vocabulary(byte_tokenizer, [END]))])
+        sample_tokens(logits, [params], [SamplerState(Vocabulary(byte_tokenizer, [END]))])
     assert isinstance(raised.value.errors[0], LoadError)
 
 
 def test_a_grammar_is_compiled_once(monkeypatch):
     tokenizers = []
     vocabulary = Vocabulary(lambda: tokenizers.append(byte_tokenizer()) or tokenizers[-1], [END])
-    choosers = [SamplerState(vocabulary), SamplerState(vocabulary)]
-    assert next_text(choosers[0], Grammar.regex("ab")) == "a"
-    assert next_text(choosers[0], Grammar.regex("cd")) == "c"
+    samplers = [SamplerState(vocabulary), SamplerState(vocabulary)]
+    assert next_text(samplers[0], Grammar.regex("ab")) == "a"
+    assert next_text(samplers[0], Grammar.regex("cd")) == "c"
     monkeypatch.setitem(sys.modules, "llguidance", None)  # from here on nothing more can be compiled
-    assert next_text(choosers[1], Grammar.regex("ab")) == "a"
+    assert next_text(samplers[1], Grammar.regex("ab")) == "a"
     assert len(tokenizers) == 1
 
 
@@ -305,12 +305,12 @@ class Writer:
 
     def __init__(self, network, vocabulary, given):
         self.network, self.given = network, given
-        self.chooser = SamplerState(vocabulary)
+        self.sampler = SamplerState(vocabulary)
         self.cache = None
         self.text = []
 
     def logits(self):
-        self.chooser.append_tokens(self.given)
+        self.sampler.append_tokens(self.given)
         made = self.network(torch.tensor([self.given]), past_key_values=self.cache, use_cache=True)
         self.cache = made.past_key_values
         return made.logits[0, -1]
@@ -340,8 +340,8 @@ def test_a_real_model_answers_in_json():
     with torch.inference_mode():
         while writing := [writer for writer in writers if end not in writer.text and len(writer.text) < 40]:
             logits = torch.stack([writer.logits() for writer in writing])
-            wishes = [writers[writer] for writer in writing]
-            tokens = sample_tokens(logits, wishes, [writer.chooser for writer in writing])
+            all_params = [writers[writer] for writer in writing]
+            tokens = sample_tokens(logits, all_params, [writer.sampler for writer in writing])
             for writer, token in zip(writing, tokens[:, 0].tolist(), strict=True):
                 writer.take(token)
     answers = [json.loads(words.decode(writer.text)) for writer in writers]

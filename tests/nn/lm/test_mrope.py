@@ -7,7 +7,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
 from mstar.nn.compile.graph_capture import eager_forward
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.mrope import ROPE_AXES, MRopeDecoder, MRopeModel
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}

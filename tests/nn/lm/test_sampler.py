@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.lm.sampler import SamplerState, compute_logprobs, sample_tokens
-from mstar.nn.lm.sampling import BadSampling, Logprobs, Sampling
+from mstar.requests import BadSampling, Logprobs, Sampling
 from tests.nn.lm.model_families import network
 
 SIZE = 1100
@@ -49,92 +49,92 @@ SAMPLING_PARAMS = [
 ]
 
 
-def expected(logits, wish, history, prompt, generator):
+def expected(logits, params, history, prompt, generator):
     """The token for one row, by transformers' own processors, one after the other."""
     scores, ids = logits.float()[None], torch.tensor([history])
-    if wish.logit_bias:
-        scores = t.SequenceBiasLogitsProcessor({(token,): bias for token, bias in wish.logit_bias})(ids, scores)
-    if wish.repetition_penalty != 1:
-        scores = t.RepetitionPenaltyLogitsProcessor(wish.repetition_penalty)(ids, scores)
+    if params.logit_bias:
+        scores = t.SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias})(ids, scores)
+    if params.repetition_penalty != 1:
+        scores = t.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
     for token, count in Counter(history[prompt:]).items():
-        scores[0, token] -= wish.frequency_penalty * count + wish.presence_penalty
-    if wish.allowed_ranges:
-        allowed = [token for token in range(SIZE) if any(first <= token < end for first, end in wish.allowed_ranges)]
+        scores[0, token] -= params.frequency_penalty * count + params.presence_penalty
+    if params.allowed_ranges:
+        allowed = [token for token in range(SIZE) if any(first <= token < end for first, end in params.allowed_ranges)]
         scores = t.PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1)(ids, scores)
-    if not wish.temperature:
+    if not params.temperature:
         return int(scores.argmax())
-    scores = t.TemperatureLogitsWarper(wish.temperature)(ids, scores)
-    if wish.top_k:
-        scores = t.TopKLogitsWarper(wish.top_k)(ids, scores)
-    if wish.top_p < 1:
-        scores = t.TopPLogitsWarper(wish.top_p)(ids, scores)
-    if wish.min_p:
-        scores = t.MinPLogitsWarper(wish.min_p)(ids, scores)
+    scores = t.TemperatureLogitsWarper(params.temperature)(ids, scores)
+    if params.top_k:
+        scores = t.TopKLogitsWarper(params.top_k)(ids, scores)
+    if params.top_p < 1:
+        scores = t.TopPLogitsWarper(params.top_p)(ids, scores)
+    if params.min_p:
+        scores = t.MinPLogitsWarper(params.min_p)(ids, scores)
     return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
 
 
 def new_samplers(prompts):
-    choosers = [SamplerState() for _ in prompts]
-    for chooser, prompt in zip(choosers, prompts, strict=True):
-        chooser.append_tokens(prompt)
-    return choosers
+    samplers = [SamplerState() for _ in prompts]
+    for sampler, prompt in zip(samplers, prompts, strict=True):
+        sampler.append_tokens(prompt)
+    return samplers
 
 
 def test_a_batch_of_all_parameters_gets_what_the_processors_give_each():
     draws = torch.Generator().manual_seed(0)
     prompts = [torch.randint(SIZE, (row + 1,), generator=draws).tolist() for row in range(len(SAMPLING_PARAMS))]
-    choosers = new_samplers(prompts)
-    generators = [torch.Generator().manual_seed(wish.seed) for wish in SAMPLING_PARAMS]
+    samplers = new_samplers(prompts)
+    generators = [torch.Generator().manual_seed(params.seed) for params in SAMPLING_PARAMS]
     logits = torch.randn(len(SAMPLING_PARAMS), SIZE, generator=draws) * 4
     seen = set()
     for _ in range(12):
         given = logits + torch.randn(len(SAMPLING_PARAMS), SIZE, generator=draws)
-        tokens = sample_tokens(given, SAMPLING_PARAMS, choosers)[:, 0].tolist()
-        for row, wish in enumerate(SAMPLING_PARAMS):
-            history = choosers[row].history.tolist()
-            wanted = expected(given[row], wish, history, row + 1, generators[row])
-            assert tokens[row] == wanted, wish
-            choosers[row].append_tokens([wanted])
+        tokens = sample_tokens(given, SAMPLING_PARAMS, samplers)[:, 0].tolist()
+        for row, params in enumerate(SAMPLING_PARAMS):
+            history = samplers[row].history.tolist()
+            wanted = expected(given[row], params, history, row + 1, generators[row])
+            assert tokens[row] == wanted, params
+            samplers[row].append_tokens([wanted])
             seen.add(wanted)
     assert len(seen) > 30
 
 
 def test_a_network_writes_what_generate_writes():
     library, prompt = network("llama").eval(), [5, 9, 13, 5]
-    wish = Sampling(temperature=0.9, top_k=30, top_p=0.9, repetition_penalty=1.2, logit_bias=((4, 3.0),), seed=11)
-    torch.manual_seed(wish.seed)
+    params = Sampling(temperature=0.9, top_k=30, top_p=0.9, repetition_penalty=1.2, logit_bias=((4, 3.0),), seed=11)
+    torch.manual_seed(params.seed)
     how = {"do_sample": True, "temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
     with torch.inference_mode():
         made = library.generate(
             torch.tensor([prompt]), max_new_tokens=12, eos_token_id=-1, sequence_bias={(4,): 3.0}, **how
         )
-        (chooser,) = new_samplers([prompt])
+        (sampler,) = new_samplers([prompt])
         for _ in range(12):
-            logits = library(torch.tensor([chooser.history.tolist()])).logits[:, -1]
-            chooser.append_tokens(sample_tokens(logits, [wish], [chooser])[0].tolist())
-    assert chooser.history.tolist() == made[0].tolist()
+            logits = library(torch.tensor([sampler.history.tolist()])).logits[:, -1]
+            sampler.append_tokens(sample_tokens(logits, [params], [sampler])[0].tolist())
+    assert sampler.history.tolist() == made[0].tolist()
 
 
 def test_what_was_read_before_the_first_choice_is_not_written():
-    wish = Sampling(presence_penalty=2.0)
+    params = Sampling(presence_penalty=2.0)
     logits = torch.tensor([[3.0, 2.0, 0.0]])
-    (chooser,) = new_samplers([[]])
-    mark = chooser.snapshot()
-    assert sample_tokens(logits, [wish], [chooser]).tolist() == [[0]]
-    chooser.rollback(mark)
-    chooser.append_tokens([0])
-    assert sample_tokens(logits, [wish], [chooser]).tolist() == [[0]], "a choice that was undone is not the first"
-    assert sample_tokens(logits, [wish], [chooser]).tolist() == [[0]], "a choice that is not fed back was not written"
-    chooser.append_tokens([0])
-    assert sample_tokens(logits, [wish], [chooser]).tolist() == [[1]]
-    chooser.append_tokens([1])
-    assert sample_tokens(logits, [wish], [chooser]).tolist() == [[0]]
+    (sampler,) = new_samplers([[]])
+    mark = sampler.snapshot()
+    assert sample_tokens(logits, [params], [sampler]).tolist() == [[0]]
+    sampler.rollback(mark)
+    sampler.append_tokens([0])
+    assert sample_tokens(logits, [params], [sampler]).tolist() == [[0]], "a choice that was undone is not the first"
+    assert sample_tokens(logits, [params], [sampler]).tolist() == [[0]], "a choice that is not fed back was not written"
+    sampler.append_tokens([0])
+    assert sample_tokens(logits, [params], [sampler]).tolist() == [[1]]
+    sampler.append_tokens([1])
+    assert sample_tokens(logits, [params], [sampler]).tolist() == [[0]]
 
 
 def test_tokens_that_have_no_score_are_not_penalised():
-    (chooser,) = new_samplers([[7, 1]])
-    wish = Sampling(repetition_penalty=2.0)
-    assert sample_tokens(torch.tensor([[3.0, 4.0]]), [wish], [chooser]).tolist() == [[0]]
+    (sampler,) = new_samplers([[7, 1]])
+    params = Sampling(repetition_penalty=2.0)
+    assert sample_tokens(torch.tensor([[3.0, 4.0]]), [params], [sampler]).tolist() == [[0]]
 
 
 tokens = st.integers(0, SIZE - 1)
@@ -156,10 +156,10 @@ rows = st.lists(
 
 
 def new_sampler(prompt, text):
-    (chooser,) = new_samplers([prompt])
-    chooser.start_generation()
-    chooser.append_tokens(text)
-    return chooser
+    (sampler,) = new_samplers([prompt])
+    sampler.start_generation()
+    sampler.append_tokens(text)
+    return sampler
 
 
 @settings(max_examples=40, deadline=None)
@@ -167,11 +167,11 @@ def new_sampler(prompt, text):
 def test_a_row_is_untouched_by_its_neighbours(batch, seed, dtype):
     logits = torch.randn(len(batch), SIZE, generator=torch.Generator().manual_seed(seed)).to(dtype)
     before = logits.clone()
-    own = [wish for wish, _, _ in batch]
+    own = [params for params, _, _ in batch]
     together = sample_tokens(logits, own, [new_sampler(prompt, text) for _, prompt, text in batch])
     assert torch.equal(logits, before)
-    for row, (wish, prompt, text) in enumerate(batch):
-        alone = sample_tokens(logits[row : row + 1], [wish], [new_sampler(prompt, text)])
+    for row, (params, prompt, text) in enumerate(batch):
+        alone = sample_tokens(logits[row : row + 1], [params], [new_sampler(prompt, text)])
         assert torch.equal(alone, together[row : row + 1])
 
 
@@ -190,9 +190,9 @@ def test_rows_without_a_finite_winner_are_named_and_no_others(dtype):
     logits[2] = float("-inf")
     logits[3, :10] = float("-inf")
     logits[4, 1099] = float("inf")
-    for wish in (Sampling(), Sampling(temperature=1.0, top_k=2), Sampling(logit_bias=((700, -100.0),))):
+    for params in (Sampling(), Sampling(temperature=1.0, top_k=2), Sampling(logit_bias=((700, -100.0),))):
         with pytest.raises(RowsFailed, match="fix: ") as raised:
-            sample_tokens(logits, [wish] * 5, new_samplers([[1]] * 5))
+            sample_tokens(logits, [params] * 5, new_samplers([[1]] * 5))
         assert {row: type(error) for row, error in raised.value.errors.items()} == dict.fromkeys((1, 2, 4), NotFinite)
 
 
@@ -209,28 +209,28 @@ def test_parameters_that_allow_no_token_fail_their_row():
     assert list(raised.value.errors) == [0]
 
 
-def write(chooser, wish, count):
+def write(sampler, params, count):
     logits = torch.randn(count, SIZE, generator=torch.Generator().manual_seed(5))
     for row in logits:
-        chooser.append_tokens(sample_tokens(row[None], [wish], [chooser])[0].tolist())
-    return chooser.history.tolist()
+        sampler.append_tokens(sample_tokens(row[None], [params], [sampler])[0].tolist())
+    return sampler.history.tolist()
 
 
-@pytest.mark.parametrize("wish", [SAMPLING_PARAMS[0], SAMPLING_PARAMS[6], SAMPLING_PARAMS[9]])
+@pytest.mark.parametrize("params", [SAMPLING_PARAMS[0], SAMPLING_PARAMS[6], SAMPLING_PARAMS[9]])
 @pytest.mark.parametrize("already", [0, 3])
-def test_rollback_undoes_everything_and_a_fork_is_a_copy(wish, already):
-    (chooser,) = new_samplers([[4, 5]])
-    begin = write(chooser, wish, already)
-    mark, fork = chooser.snapshot(), chooser.fork()
-    first = write(chooser, wish, 4)
-    again = chooser.snapshot()
-    write(chooser, wish, 2)
-    chooser.rollback(again)
-    assert chooser.history.tolist() == first
-    chooser.rollback(mark)
-    assert chooser.history.tolist() == begin
-    assert write(chooser, wish, 4) == first
-    assert write(fork, wish, 4) == first, "it neither saw what the other wrote, nor shared its random numbers"
+def test_rollback_undoes_everything_and_a_fork_is_a_copy(params, already):
+    (sampler,) = new_samplers([[4, 5]])
+    begin = write(sampler, params, already)
+    mark, fork = sampler.snapshot(), sampler.fork()
+    first = write(sampler, params, 4)
+    again = sampler.snapshot()
+    write(sampler, params, 2)
+    sampler.rollback(again)
+    assert sampler.history.tolist() == first
+    sampler.rollback(mark)
+    assert sampler.history.tolist() == begin
+    assert write(sampler, params, 4) == first
+    assert write(fork, params, 4) == first, "it neither saw what the other wrote, nor shared its random numbers"
 
 
 def test_logprobs_are_those_of_the_model():
@@ -285,7 +285,7 @@ def test_parameters_out_of_range_are_rejected(wrong, message):
 
 def test_parameters_need_no_libraries():
     code = (
-        "import sys; from mstar.nn.lm.sampling import Sampling; from mstar.nn.lm.grammar import Grammar; "
+        "import sys; from mstar.requests import Grammar, Sampling; "
         "hash(Sampling(grammar=Grammar.regex('a')));"
         "sys.exit(bool({'torch', 'llguidance', 'numpy'} & sys.modules.keys()))"
     )

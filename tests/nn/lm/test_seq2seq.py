@@ -16,12 +16,11 @@ import transformers as t
 from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
-from mstar.errors import LoadError
-from mstar.nn.kv.page_pool import OutOfPages
+from mstar.errors import LoadError, OutOfPages
 from mstar.nn.lm import decoder, encoder_decoder
 from mstar.nn.lm.decoder import SlowPath
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
+from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import prompts
@@ -90,19 +89,19 @@ def given(count):
     """Sounds, beginnings of all lengths, every other request greedy; two requests differ in what they hear only."""
     starts = prompts(count)
     starts[4] = starts[3]
-    wishes = [
+    all_params = [
         SAMPLING_PARAMS[row // 2 % len(SAMPLING_PARAMS)] if row % 2 else SAMPLING_PARAMS[0] for row in range(count)
     ]
-    wishes[4] = wishes[3]
-    return [(sound(row), start, wish) for row, (start, wish) in enumerate(zip(starts, wishes, strict=True))]
+    all_params[4] = all_params[3]
+    return [(sound(row), start, params) for row, (start, params) in enumerate(zip(starts, all_params, strict=True))]
 
 
-def generated(features, start, wish):
-    torch.manual_seed(wish.seed)
+def generated(features, start, params):
+    torch.manual_seed(params.seed)
     how = {"do_sample": False}
-    if wish.temperature:
-        how = {"do_sample": True, "temperature": wish.temperature, "top_k": wish.top_k, "top_p": wish.top_p}
-    how |= {"repetition_penalty": wish.repetition_penalty, "max_new_tokens": wish.max_tokens, "eos_token_id": -1}
+    if params.temperature:
+        how = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+    how |= {"repetition_penalty": params.repetition_penalty, "max_new_tokens": params.max_tokens, "eos_token_id": -1}
     made = t.GenerationMixin.generate(network(), features[None], decoder_input_ids=start[None], **how)
     return made[0, len(start) :].tolist()
 
@@ -115,8 +114,8 @@ def wanted(count):
 class Request:
     """One sound being written down: it is encoded, heard, and then read and written token by token."""
 
-    def __init__(self, cache, features, start, wish):
-        self.cache, self.wish = cache, wish
+    def __init__(self, cache, features, start, params):
+        self.cache, self.params = cache, params
         self.written = []
         self.op = "encode"
         self.job = Job({"features": features})
@@ -124,7 +123,7 @@ class Request:
 
     @property
     def is_over(self):
-        return len(self.written) == self.wish.max_tokens
+        return len(self.written) == self.params.max_tokens
 
     def give(self, result):
         assert not isinstance(result, JobFailed), result
@@ -138,10 +137,10 @@ class Request:
         self._read(torch.tensor(self.written[-1:]) if self.written else self._start)
 
     def _read(self, tokens):
-        self.op, self.job = "next_token", Job({"tokens": tokens, "kv": self.cache, "sampling": self.wish})
+        self.op, self.job = "next_token", Job({"tokens": tokens, "kv": self.cache, "sampling": self.params})
 
     def fork(self, engine):
-        twin = Request(engine.fork(self.cache), None, self._start, self.wish)
+        twin = Request(engine.fork(self.cache), None, self._start, self.params)
         twin.written = [*self.written]
         twin._read(self.job.arguments["tokens"])
         return twin
@@ -247,7 +246,7 @@ def test_a_cache_goes_on_in_another_component():
     there.restore([moved])
     there.decoder.store.pool.check()
     full = component(page_size=8, pages=2).kv()
-    with pytest.raises(OutOfPages, match="3 pages of 8 are needed"):
+    with pytest.raises(OutOfPages, match="3 pages of 8 positions needed"):
         full.load(cache.export())
     assert full.store.pool.free_pages == 2
 
@@ -263,10 +262,10 @@ def test_a_failing_decoder_call_fails_alone():
     lm.next_token(torch.full((LONGEST - 3,), 5), full, SAMPLING_PARAMS[0])
     given = [(torch.tensor([3]), good), (torch.tensor([3]), lm.kv()), (torch.tensor([3, 4, 5, 6]), full)]
     jobs = [{"tokens": tokens, "kv": cache, "sampling": SAMPLING_PARAMS[0]} for tokens, cache in given]
-    (token,), deaf, long = run(lm, "next_token", jobs)
+    (token,), no_encoder_states, too_long = run(lm, "next_token", jobs)
     assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
-    assert deaf == "a cache that has heard nothing is to read\n  fix: hear first"
-    assert long.startswith("a cache of 125 tokens is to read 4, of 128 at most\n  fix: wish for fewer tokens")
+    assert no_encoder_states == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
+    assert too_long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
     assert full.table.length == LONGEST - 3
 
 
@@ -278,11 +277,11 @@ def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
     states = lm.encode(sound(1))
     given = [(states, late), (states, early), (states.repeat(4, 1), large)]
     refused, fits, too_much = run(lm, "write_encoder_states", [{"states": each, "kv": cache} for each, cache in given])
-    assert refused.startswith("a cache that has read 1 tokens is to hear more\n  fix: hear everything before")
+    assert refused.startswith("the KV cache already has 1 tokens, so no encoder states can be added\n  fix: write all")
     assert fits == ()
     ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
     assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
-    assert too_much.startswith("10 pages of 4 are needed")
+    assert too_much.startswith("10 pages of 4 positions needed")
     assert (large.cross_attention_cache.table.length, large.cross_attention_cache.embeddings) == (0, [])
     lm.decoder.store.pool.check()
 

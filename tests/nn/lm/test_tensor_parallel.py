@@ -173,8 +173,8 @@ def test_two_ranks_in_a_crowd_write_what_generate_writes(tmp_path):
     assert first == second, "the same tokens, and the same bits of logits and hidden states"
     for name in SHARED:
         right = [
-            reference_tokens(name, prompt, wish)
-            for prompt, wish in zip(prompts(REQUESTS), sampling_params(REQUESTS), strict=True)
+            reference_tokens(name, prompt, params)
+            for prompt, params in zip(prompts(REQUESTS), sampling_params(REQUESTS), strict=True)
         ]
         assert first[name]["written"] == right, name
         assert first[name]["width"] == SMALL["vocab_size"]

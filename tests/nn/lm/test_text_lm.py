@@ -8,8 +8,8 @@ from tokenizers.decoders import Fuse
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.sampler import SamplerState
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.text_lm import TextLM
+from mstar.requests import Sampling
 
 LETTERS = [chr(ord("!") + number) for number in range(90)]
 END = LETTERS.index("z")
@@ -30,14 +30,14 @@ def test_its_end_and_its_words_are_the_tokenizers(lm):
 
 
 def test_a_text_ends_with_a_token_or_a_text(lm):
-    wish, kv = (
+    params, kv = (
         Sampling(stop_token_ids=(7,), stop_strings=("ABC", "E")),
         PagedKV(KVStore(PagePool(4, 4), 1, swap_bytes=0), SamplerState()),
     )
 
     def over_after(text, token=9):
         kv.append_tokens([LETTERS.index(letter) for letter in text])
-        return bool(lm.is_over(torch.tensor([token]), kv, wish))
+        return bool(lm.is_over(torch.tensor([token]), kv, params))
 
     kv.append_tokens([LETTERS.index("E")])
     kv.sampler.start_generation()

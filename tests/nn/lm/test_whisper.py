@@ -15,8 +15,8 @@ import transformers as t
 
 from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
 from mstar.models.whisper.tiny_en import END_OF_TEXT, TINY_EN_VOCABULARY, load_network
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
+from mstar.requests import Sampling
 from mstar.testing.local_runtime import LocalRuntime
 
 START = torch.tensor([50257, 50362])
@@ -72,11 +72,11 @@ def test_three_transcripts_alone_together_and_by_the_library():
     def text(tokens):
         return b"".join(words[int(token)] for token in tokens).decode()
 
-    model, heard = Transcriber(), spectra()
-    requests = [{"features": each, "start": START, "sampling": Sampling(max_tokens=40)} for each in heard]
+    model, spectrograms = Transcriber(), spectra()
+    requests = [{"features": each, "start": START, "sampling": Sampling(max_tokens=40)} for each in spectrograms]
     assert [text(each.value for each in model.run(one).emissions) for one in requests] == TRANSCRIPTS
     runtime = LocalRuntime(model, seed=1, max_batched_tokens=512)
     together = runtime.run_all(requests)
     assert [text(each.value for each in outcome.emissions) for outcome in together] == TRANSCRIPTS
     assert max(count for _, count in runtime.batches) > 1
-    assert [text(reference_transcripts(each)) for each in heard] == TRANSCRIPTS
+    assert [text(reference_transcripts(each)) for each in spectrograms] == TRANSCRIPTS

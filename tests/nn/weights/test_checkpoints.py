@@ -83,14 +83,14 @@ def test_a_network_outlives_its_files(tmp_path):
     assert torch.equal(logits(read), logits(made))
 
 
-def test_progress_is_told_in_bytes_of_all_files(tmp_path):
+def test_progress_is_reported_in_bytes_of_all_files(tmp_path):
     saved(tmp_path, new_network("llama"), max_shard_size="40KB")
-    told = []
-    Weights(str(tmp_path)).network(progress=lambda done, total: told.append((done, total)))
+    reports = []
+    Weights(str(tmp_path)).network(progress=lambda done, total: reports.append((done, total)))
     files = list(tmp_path.glob("*.safetensors"))
-    assert len(told) == len(files) > 1
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert {told[-1][0], *(total for _, total in told)} == {sum(file.stat().st_size for file in files)}
+    assert len(reports) == len(files) > 1
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
+    assert {reports[-1][0], *(total for _, total in reports)} == {sum(file.stat().st_size for file in files)}
 
 
 def test_a_terminal_is_shown_a_line(tmp_path, monkeypatch, capsys):
@@ -230,8 +230,8 @@ def test_loading_needs_no_second_copy(tmp_path):
     measured = {}
     for dtype in ("", "bfloat16"):
         command = [sys.executable, "-c", MEASURED, str(tmp_path), dtype]
-        told = subprocess.run(command, capture_output=True, text=True, check=True)
-        measured[dtype] = json.loads(told.stdout)
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        measured[dtype] = json.loads(result.stdout)
     size, resident, own = measured[""]
     assert size > 400e6
     assert resident < 1.25

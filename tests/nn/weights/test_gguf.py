@@ -130,10 +130,10 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 def test_weights_are_a_file_or_the_folder_of_one(tmp_path):
     model = network(is_tied=False)
     write(tmp_path / "m.gguf", model)
-    told = []
+    reports = []
     for weights in (Weights(str(tmp_path / "m.gguf")), Weights(str(tmp_path))):
-        read = weights.network("bfloat16", progress=lambda done, total: told.append((done, total)))
+        read = weights.network("bfloat16", progress=lambda done, total: reports.append((done, total)))
         assert torch.equal(read.lm_head.weight, model.lm_head.weight.bfloat16())
         assert [WORDS[token] for token in weights.tokenizer().encode("abc").ids] == ["abc"]
     size = sum(weight.nbytes for weight in model.parameters())
-    assert told[len(told) // 2 - 1] == told[-1] == (size, size)
+    assert reports[len(reports) // 2 - 1] == reports[-1] == (size, size)

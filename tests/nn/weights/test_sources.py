@@ -130,7 +130,7 @@ class Repository(BaseHTTPRequestHandler):
     """What a hub answers about one repository."""
 
     def do_GET(self):
-        self.server.asked.append(self.path)
+        self.server.requested.append(self.path)
         name = self.path.partition(f"/resolve/{COMMIT}/")[2]
         if self.path.startswith(f"/api/models/org/name/tree/{COMMIT}"):
             sized = [{"type": "file", "path": path, "size": len(FILES[path]), "oid": path} for path in FILES]
@@ -167,7 +167,7 @@ def endpoint(monkeypatch, address, cache):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Repository)
-    server.asked = []
+    server.requested = []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     endpoint(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path)
@@ -192,9 +192,9 @@ def test_from_a_hub_only_what_is_read_is_fetched_and_only_once(hub, revision):
     assert fetched(root / "llm") == {"config.json", "model.safetensors", "tokenizer.json"}
     assert (weights / "q4.gguf").path().read_bytes() == b"few bits"
     assert "pytorch_model.bin" not in fetched(root)
-    hub.asked.clear()
+    hub.requested.clear()
     assert weights.path() == root
-    assert hub.asked == [], "what is in the cache is used without asking"
+    assert hub.requested == [], "what is in the cache is used without asking"
 
 
 @pytest.mark.usefixtures("hub")

@@ -16,9 +16,8 @@ from openai import APIError, BadRequestError, OpenAI
 
 from mstar import Component, Float32, Model, Tensor, Text, loop, op, walk
 from mstar.models.smollm2.smollm2 import SmolLm2
-from mstar.nn.lm.sampling import Logprobs, Sampling, ScoredToken
 from mstar.nn.weights.sources import SMOLLM2_135M
-from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Message, ToolCall
+from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Logprobs, Message, Sampling, ScoredToken, ToolCall
 from tests.cli.test_serve import start_server, wait_ready
 from tests.models.transcripts import one_thread
 from tests.server.model_server import serve_models

@@ -1,4 +1,4 @@
-"""What follows a break is not told."""
+"""Code after a break is not reported."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ class Author(Model):
     @walk
     def speak(self, prompt: Int64[Tensor, "T"], kv: KV) -> Iterator[Text]:
         token = self.lm.prefill(prompt, kv)
-        said = choose(  # mistake
+        answer = choose(  # mistake
             self.lm.is_end(token),
             lambda: token,
             lambda: self.lm.think(token, kv),
         )
-        yield Text(said)
+        yield Text(answer)

@@ -1,4 +1,4 @@
-"""What follows from a problem is not told again."""
+"""A consequence of a problem is not reported again."""
 
 from __future__ import annotations
 

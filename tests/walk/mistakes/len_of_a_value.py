@@ -1,4 +1,4 @@
-"""The length of a tensor is asked."""
+"""A walk takes len() of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mistake inside two loops is told once."""
+"""A mistake inside two loops is reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mistake that Python repeats is told once."""
+"""A mistake repeated by a Python loop is reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All problems of a walk are told at once."""
+"""All problems of a walk are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All problems of all walks are told at once."""
+"""All problems of all walks are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop is told to stop when it is over."""
+"""stop_when is called after the loop."""
 
 from __future__ import annotations
 

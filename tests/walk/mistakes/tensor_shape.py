@@ -1,4 +1,4 @@
-"""A tensor's shape is asked."""
+"""A walk reads the shape of a tensor."""
 
 from __future__ import annotations
 

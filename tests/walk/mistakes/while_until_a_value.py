@@ -1,4 +1,4 @@
-"""A mistake that a while repeats is told once."""
+"""A mistake repeated by a while loop is reported once."""
 
 from __future__ import annotations
 

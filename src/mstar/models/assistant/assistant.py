@@ -21,12 +21,12 @@ from mstar.models.whisper.audio import make_silence, split_at_quiet
 from mstar.models.whisper.tiny_en import WhisperTinyEn
 from mstar.models.whisper.tokenizer import DecodingOptions
 from mstar.models.whisper.whisper import discard_emissions, transcribe_window
-from mstar.nn.lm.sampling import Sampling
 from mstar.requests import (
     AudioInput,
     ChatRequest,
     ContentPart,
     Message,
+    Sampling,
     Segment,
     SpeechRequest,
     Transcript,

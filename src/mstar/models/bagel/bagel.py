@@ -18,8 +18,7 @@ from mstar.models.bagel.chat import BagelChat
 from mstar.models.bagel.checkpoint import DEFAULT_WEIGHTS, THINKING_PROMPT
 from mstar.models.bagel.guidance import DEFAULT_GUIDANCE, DrawParams, Guidance, GuidanceParams
 from mstar.models.bagel.vae import Vae
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Finish, ImageInput, ImageRequest
+from mstar.requests import ChatRequest, Finish, ImageInput, ImageRequest, Sampling
 
 
 class Bagel(BagelChat):

@@ -13,8 +13,7 @@ from mstar.models.bagel.checkpoint import DEFAULT_WEIGHTS, Checkpoint
 from mstar.models.bagel.lm import MixtureLM
 from mstar.models.bagel.processor import Processor
 from mstar.models.bagel.vision_encoder import VisionEncoder
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Finish, ImageInput
+from mstar.requests import ChatRequest, Finish, ImageInput, Sampling
 
 
 class BagelChat(Model):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Float, Float32, Int64, Layout, Tensor, View, op, ragged, rows
 from mstar.models.bagel.checkpoint import MIXTURE_FILE, Checkpoint
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.text_lm import TextLM
-from mstar.requests import Finish
+from mstar.requests import Finish, Sampling
 
 if TYPE_CHECKING:
     from mstar.models.bagel.decoder import MixtureDecoder

@@ -15,8 +15,8 @@ from mstar import KV, ONE_ROW, Bool, Int64, Layout, Tensor, op, ragged, rows, st
 from mstar.errors import LoadError
 from mstar.models.orpheus.snac import CODES_PER_FRAME, END_OF_CODES
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
+from mstar.requests import Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV

@@ -16,9 +16,8 @@ from mstar.errors import Unsupported, format_names
 from mstar.models.orpheus.language_model import LanguageModel
 from mstar.models.orpheus.snac import CODES_PER_FRAME, Snac
 from mstar.nn.audio.codec import CodecStreamState
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, Sampling, SpeechRequest
 
 VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 SAMPLE_RATE_HZ = 24_000

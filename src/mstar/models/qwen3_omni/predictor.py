@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mstar import Component, Float, Int64, Tensor, op, rows, stacked
 from mstar.models.qwen3_omni.checkpoint import CODE_PREDICTOR_PREFIX, FIRST_CODE_PREFIX, Checkpoint
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.audio.code_predictor import CodePredictor

@@ -21,8 +21,7 @@ from mstar.models.qwen3_omni.talker import CODE_SAMPLING, Talker
 from mstar.models.qwen3_omni.thinker import Thinker
 from mstar.models.qwen3_omni.vocoder import Vocoder
 from mstar.nn.audio.codec import CodecStreamState
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import AudioInput, ChatRequest, Finish, ImageInput, VideoInput
+from mstar.requests import AudioInput, ChatRequest, Finish, ImageInput, Sampling, VideoInput
 
 
 class Qwen3Thinker(Model):

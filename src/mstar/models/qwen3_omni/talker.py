@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar import KV, ONE_ROW, Bool, Float, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV

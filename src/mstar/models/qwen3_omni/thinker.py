@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from mstar import KV, ONE_ROW, Float, Int64, Layout, Tensor, View, op, ragged, rows, stacked
 from mstar.models.qwen3_omni.checkpoint import Checkpoint
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.text_lm import TextLM
-from mstar.requests import Finish
+from mstar.requests import Finish, Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV

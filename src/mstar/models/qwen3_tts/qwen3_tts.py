@@ -17,9 +17,8 @@ from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.models.qwen3_tts.predictor import Predictor
 from mstar.models.qwen3_tts.talker import Talker
 from mstar.nn.audio.codec import Codec, CodecStreamState
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, Sampling, SpeechRequest
 
 SAMPLE_RATE_HZ = 24_000
 HOP_SAMPLES = 1920

@@ -15,8 +15,7 @@ from mstar import KV, ONE_ROW, Bool, Float, Int32, Int64, Layout, Tensor, op, ra
 from mstar.errors import Unsupported, format_names
 from mstar.models.qwen3_tts.checkpoint import Checkpoint
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import SpeechRequest
+from mstar.requests import Sampling, SpeechRequest
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV

@@ -12,12 +12,10 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, Int64, Model, Tensor, Text, View, WalkCall, choose, loop, op, walk
-from mstar.errors import Unsupported
-from mstar.nn.kv.page_pool import NeverFits
-from mstar.nn.lm.sampling import Logprobs, Sampling, ScoredToken
+from mstar.errors import NeverFits, Unsupported
 from mstar.nn.lm.text_lm import TextLM
 from mstar.nn.weights.sources import SMOLLM2_135M
-from mstar.requests import ChatRequest, Finish, Message
+from mstar.requests import ChatRequest, Finish, Logprobs, Message, Sampling, ScoredToken
 
 if TYPE_CHECKING:
     from mstar.nn.weights.gguf import GgufFile

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from mstar import KV, Float, Int64, Tensor, View, op
 from mstar.models.smolvlm.checkpoint import Checkpoint
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.text_lm import TextLM
-from mstar.requests import Finish
+from mstar.requests import Finish, Sampling
 
 
 class LanguageModel(TextLM):

@@ -12,9 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from mstar import Component, Int64, Tensor, UInt8, op
-from mstar.errors import Unsupported
+from mstar.errors import NeverFits, Unsupported
 from mstar.models.smolvlm.checkpoint import Checkpoint
-from mstar.nn.kv.page_pool import NeverFits
 from mstar.requests import ChatRequest, ImageInput, Message
 
 _IMAGE_TOKENS = {"fake_token_around_image": "<fake_token_around_image>", "image_token": "<image>"}

@@ -17,8 +17,7 @@ from mstar.models.smolvlm.language_model import LanguageModel
 from mstar.models.smolvlm.processor import Processor
 from mstar.models.smolvlm.vision_encoder import VisionEncoder
 from mstar.nn.encoder import TenantState
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Finish, ImageInput, Message
+from mstar.requests import ChatRequest, Finish, ImageInput, Message, Sampling
 
 
 class SmolVlmText(Model):

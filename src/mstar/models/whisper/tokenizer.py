@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mstar.errors import LoadError, Unsupported, format_names
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.weights.sources import Weights
-from mstar.requests import TranscriptionRequest
+from mstar.requests import Sampling, TranscriptionRequest
 
 MAX_TRANSCRIPT_TOKENS = 224
 """Maximum tokens per window: half of the decoder context."""

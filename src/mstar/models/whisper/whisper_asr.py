@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.models.whisper.tokenizer import WhisperTokenizer
 from mstar.nn.audio.resampling import resample
-from mstar.nn.lm.sampling import Sampling
 from mstar.nn.lm.seq2seq import Seq2SeqLM
 from mstar.nn.weights.sources import Weights
-from mstar.requests import AudioInput, Segment
+from mstar.requests import AudioInput, Sampling, Segment
 
 if TYPE_CHECKING:
     from mstar.nn.kv.cross_attention import CrossAttentionKV

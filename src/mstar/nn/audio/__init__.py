@@ -1,1 +1,1 @@
-"""Audio codecs and vocoders: streaming convolutions, lookahead, residual code prediction."""
+"""Audio: streaming codecs and vocoders, lookahead, RVQ code prediction, resampling."""

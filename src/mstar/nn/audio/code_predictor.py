@@ -1,8 +1,8 @@
-"""The code predictor of Qwen3-TTS and Qwen3-Omni, for a batch of frames: layers of a Qwen3 with a cache of one frame.
+"""RVQ code predictor of Qwen3-TTS and Qwen3-Omni: predicts the residual codes of a batch of audio frames.
 
-transformers has such layers, and spends most of its time around them: a frame is fifteen steps of a small network. Here
-matrices that read the same input are one, the cache has a fixed size, and where there are kernels for it a step is one
-call. How codes are chosen is not known here.
+A frame is fifteen autoregressive steps of a small Qwen3 with a KV cache of one frame. The layers of transformers spend
+most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed size, and with native
+kernels a step is one call. Sampling of codes is up to the caller.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from mstar.nn.native import networks
 
 
 class CodePredictor:
-    """Tensors by the names they have in the file, and the shape that config.json says."""
+    """Code predictor built from checkpoint tensors by name; `shape` is its section of config.json."""
 
     def __init__(self, shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         prefix = "code_predictor."
-        own = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         self.groups: int = shape["num_code_groups"]
         self._heads: int = shape["num_attention_heads"]
         self._kv_heads: int = shape["num_key_value_heads"]
         self._size: int = shape["head_dim"]
         self._eps: float = shape["rms_norm_eps"]
         self._first = tensors["model.codec_embedding.weight"]
-        rest = range(self.groups - 1)
-        self._embeddings = [own[f"model.codec_embedding.{number}.weight"] for number in rest]
-        self._outputs = [own[f"lm_head.{number}.weight"] for number in rest]
-        narrow = [one for name, one in sorted(own.items(), reverse=True) if name.startswith("small_to_mtp_projection.")]
-        self._narrow = narrow or None  # it has none where both sizes are equal
+        residual_codes = range(self.groups - 1)
+        self._embeddings = [own[f"model.codec_embedding.{number}.weight"] for number in residual_codes]
+        self._outputs = [own[f"lm_head.{number}.weight"] for number in residual_codes]
+        projection = "small_to_mtp_projection."
+        narrow = [tensor for name, tensor in sorted(own.items(), reverse=True) if name.startswith(projection)]
+        self._narrow = narrow or None  # absent if both sizes are equal
         self._norm = own["model.norm.weight"]
         numbers = range(shape["num_hidden_layers"])
         self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
@@ -52,28 +53,28 @@ class CodePredictor:
     def predict_frames(
         self, first: Tensor, hidden_state: Tensor, sample: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """All codes of frames with these first codes, [rows, 1], and the sum of their embeddings.
+        """All codes of the frames with these first codes, [rows, 1], and the sum of their embeddings.
 
-        `choose` gives a code, [rows, 1], for each row of logits.
+        `sample` returns a code, [rows, 1], for each row of logits.
         """
-        heard = self._first[first[:, 0]]
-        given = torch.stack([hidden_state, heard], 1)
+        frame_embedding = self._first[first[:, 0]]
+        inputs = torch.stack([hidden_state, frame_embedding], 1)
         shape = (len(self._layers), 2, len(first), self.groups, self._kv_heads, self._size)
-        cache, end, codes = given.new_empty(shape), 0, [first]
+        cache, end, codes = inputs.new_empty(shape), 0, [first]
         for embedding, output in zip(self._embeddings, self._outputs, strict=True):
-            start, end = end, end + given.shape[1]
-            hidden = given if self._narrow is None else linear(given, *self._narrow)
+            start, end = end, end + inputs.shape[1]
+            hidden = inputs if self._narrow is None else linear(inputs, *self._narrow)
             hidden = self._run(hidden, cache, start)
             codes.append(sample(self._scores(hidden[:, -1], output, len(embedding))))
-            given = embedding[codes[-1]]
-            heard = heard + given[:, 0]
-        return torch.cat(codes, 1), heard
+            inputs = embedding[codes[-1]]
+            frame_embedding = frame_embedding + inputs[:, 0]
+        return torch.cat(codes, 1), frame_embedding
 
     def _run(self, hidden: Tensor, cache: Tensor, start: int) -> Tensor:
-        """All layers, for positions from `start` on. What is given may be overwritten."""
+        """Run all layers, for positions from `start` on. `hidden` can be overwritten."""
         if self._native is None:
-            for layer, kept in zip(self._layers, cache, strict=True):
-                hidden = self._run_layer(layer, hidden, kept, start)
+            for layer, layer_cache in zip(self._layers, cache, strict=True):
+                hidden = self._run_layer(layer, hidden, layer_cache, start)
             return hidden
         widths = (hidden.shape[2], self._layers[0].hidden, self._heads, self._kv_heads, self._size, self.groups)
         sizes = networks.DecoderSizes(*hidden.shape[:2], *widths, self._eps)
@@ -81,36 +82,37 @@ class CodePredictor:
         return hidden
 
     def _scores(self, last: Tensor, output: Tensor, count: int) -> Tensor:
-        """Logits of so many codes."""
+        """Logits of `count` codes."""
         if self._native is None:
             return linear(rms_norm(last, self._norm.shape, self._norm, self._eps), output)
         return native.linear(native.rms_norm(last, self._norm, self._eps), output, count, None)
 
-    def _run_layer(self, layer: _Layer, hidden: Tensor, kept: Tensor, start: int) -> Tensor:
-        """One layer; what it keeps of the positions before is in `kept`."""
+    def _run_layer(self, layer: _Layer, hidden: Tensor, cache: Tensor, start: int) -> Tensor:
+        """Run one layer with its KV cache, [2, rows, positions, heads, size]."""
         end, heads = start + hidden.shape[1], [self._heads, self._kv_heads, self._kv_heads]
         joined = linear(rms_norm(hidden, layer.before.shape, layer.before, self._eps), layer.joined)
-        query, key, kept[1, :, start:end] = joined.unflatten(-1, (-1, self._size)).split(heads, 2)
-        query, kept[0, :, start:end] = (
+        query, key, cache[1, :, start:end] = joined.unflatten(-1, (-1, self._size)).split(heads, 2)
+        query, cache[0, :, start:end] = (
             self._norm_and_rotate(query, layer.query, start),
             self._norm_and_rotate(key, layer.key, start),
         )
-        keys, values = kept[:, :, :end].transpose(2, 3)
-        seen = scaled_dot_product_attention(query.transpose(1, 2), keys, values, is_causal=start == 0, enable_gqa=True)
-        hidden = hidden + linear(seen.transpose(1, 2).flatten(2), layer.output)
+        keys, values = cache[:, :, :end].transpose(2, 3)
+        query = query.transpose(1, 2)
+        attended = scaled_dot_product_attention(query, keys, values, is_causal=start == 0, enable_gqa=True)
+        hidden = hidden + linear(attended.transpose(1, 2).flatten(2), layer.output)
         gate, up = linear(rms_norm(hidden, layer.between.shape, layer.between, self._eps), layer.widen).chunk(2, -1)
         return hidden + linear(silu(gate) * up, layer.narrow)
 
     def _norm_and_rotate(self, heads: Tensor, weight: Tensor, start: int) -> Tensor:
-        """[rows, tokens, heads, size], normed and turned."""
+        """RMS norm and rotary embedding of [rows, tokens, heads, size]."""
         heads = rms_norm(heads, weight.shape, weight, self._eps)
-        cos, sin = (one[start : start + heads.shape[1], None] for one in (self._cos, self._sin))
+        cos, sin = (table[start : start + heads.shape[1], None] for table in (self._cos, self._sin))
         low, high = heads.chunk(2, -1)
         return heads * cos + torch.cat([-high, low], -1) * sin
 
 
 class _Layer:
-    """The matrices of one layer, those of one input joined."""
+    """Weights of one layer; matrices with the same input are merged."""
 
     def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
         def of(*parts: str) -> Tensor:
@@ -124,7 +126,7 @@ class _Layer:
         self.hidden = self.narrow.shape[1]
 
     def packed(self) -> networks.Layer:
-        """The same for the kernels. From now on its matrices are tiles."""
+        """Convert the matrices to tiles in place, and return the layer for the native kernels."""
         self.joined, self.output, self.widen, self.narrow = map(
             native.to_tiles, (self.joined, self.output, self.widen, self.narrow)
         )

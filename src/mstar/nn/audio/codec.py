@@ -1,9 +1,12 @@
-"""Codec: a library's audio decoder as a component, for sound that is heard while its codes are still being written.
+"""Streaming codec: a neural audio decoder as a component, which decodes codes while they are still being generated.
 
-There are two ways. `decode` continues a stream: the layers of a causal decoder remember the last of what they were
-given, so pieces of any size give what the whole gives, and nothing is computed twice. `decode_window` remembers
-nothing, and decodes the frames around a window's sound again with each. That is the way for decoders that look ahead,
-and it gives what the whole gives if a window holds all that they look at. Sound is not encoded here.
+| op | state | for | cost |
+|---|---|---|---|
+| `decode` | the last inputs of every layer | causal decoders | nothing is computed twice |
+| `decode_window` | none | decoders with lookahead | context frames are decoded again in every window |
+
+Both give the audio of decoding all codes at once; `decode_window` if a window contains the complete context. Encoding
+is not part of this module.
 """
 
 from __future__ import annotations
@@ -20,31 +23,31 @@ from mstar.walk.types import Float, Int64, Tensor
 S = TypeVar("S", bound=State)
 
 _CHECKED_FRAMES = (10, 1, 1)
-"""The pieces, in frames, in which a decoder must give what it gives for all of them at once."""
+"""Chunk sizes, in frames, of the self-check of streaming decoding."""
 
 
 class LayerMemory(dict[str, "Tensor"]):
-    """What each layer of a decoder remembers, by name. It is not changed once made, so copies share it."""
+    """Streaming state of each layer of a decoder, by name. It is immutable, so copies share it."""
 
     def __deepcopy__(self, _: Any) -> LayerMemory:
         return self
 
 
 class CodecStreamState(State):
-    """What a decoder remembers of one stream; of one that has not begun, nothing."""
+    """Streaming state of one audio stream; empty before its first frame."""
 
     def __init__(self) -> None:
         self.memory = LayerMemory()
 
     def export(self) -> dict[str, Tensor]:
-        """What it remembers."""
+        """The state of all layers."""
         return dict(self.memory)
 
 
 class Codec(Component):
-    """A decoder that `network` loads; with it `sound` turns [rows, frames, codebooks] codes into [rows, samples].
+    """Decoder that `network` loads. `decode_codes` maps codes [rows, frames, codebooks] to audio [rows, samples].
 
-    A frame is `hop` samples. `lookahead` is how many frames a window holds after those whose sound it gives.
+    A frame has `hop` samples. `lookahead` is the number of frames in a window after those whose audio it returns.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Codec(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The library's model."""
+        """The loaded model."""
         return self._load().eval().requires_grad_(requires_grad=False)
 
     def prepare(self) -> None:
@@ -66,14 +69,14 @@ class Codec(Component):
         _ = self.network
 
     def load_state(self, kind: type[S], exported: Any) -> S:
-        """The past of a stream that began elsewhere."""
+        """Create the state of a stream that was migrated."""
         state = self.make_state(kind)
         cast("CodecStreamState", state).memory = LayerMemory(exported)
         return state
 
     @functools.cached_property
     def _streaming_network(self) -> Any:
-        """The same, with layers that remember."""
+        """The network with streaming layers."""
         from mstar.nn.audio.streaming import make_streaming
 
         make_streaming(self.network)
@@ -81,49 +84,48 @@ class Codec(Component):
 
     @op(batch=stacked)
     def decode_window(self, codes: Int64[Tensor, "W Q"], fresh: int) -> Float[Tensor, "S"]:
-        """The sound of `fresh` frames: the last of a window, but for those that it looks ahead.
+        """Audio of the last `fresh` frames of a window before its lookahead.
 
-        `fresh` is how many frames of the window are new. The last frames of a stream are heard only if as many others
-        follow as a window looks ahead.
+        `fresh` is the number of new frames in the window. Pad the end of a stream with `lookahead` frames to get its
+        last frames.
         """
         import torch
 
         with torch.inference_mode():
-            sound = self._decode_codes(self.network, codes)
-        end = max(0, sound.shape[-1] - self._lookahead * self._hop)
+            audio = self._decode_codes(self.network, codes)
+        end = max(0, audio.shape[-1] - self._lookahead * self._hop)
         starts = [max(0, end - new * self._hop) for new in rows(fresh)]
-        return cast("Any", [row[start:end] for row, start in zip(sound, starts, strict=True)])
+        return cast("Any", [row[start:end] for row, start in zip(audio, starts, strict=True)])
 
     @op(batch=stacked)
     def decode(self, codes: Int64[Tensor, "F Q"], state: CodecStreamState) -> Float[Tensor, "S"]:
-        """The sound of the frames that follow those which the past has seen."""
+        """Audio of the next frames of a stream."""
         import torch
 
-        pasts = rows(state)
-        done: dict[int, tuple[Tensor, LayerMemory]] = {}
+        states = rows(state)
+        decoded: dict[int, tuple[Tensor, LayerMemory]] = {}
         with torch.inference_mode():
             if not self._is_checked:
                 self._self_check(codes)
             for has_begun in (False, True):
-                if group := [row for row, one in enumerate(pasts) if bool(one.memory) is has_begun]:
-                    done |= zip(
-                        group, self._decode_next(codes[group], [pasts[row].memory for row in group]), strict=True
-                    )
-        for row, one in enumerate(pasts):  # only now, so that a batch that fails changes nothing
-            one.memory = done[row][1]
-        return cast("Any", [done[row][0] for row in range(len(pasts))])
+                if group := [row for row, stream in enumerate(states) if bool(stream.memory) is has_begun]:
+                    memories = [states[row].memory for row in group]
+                    decoded |= zip(group, self._decode_next(codes[group], memories), strict=True)
+        for row, stream in enumerate(states):  # only now, so that a failed batch changes nothing
+            stream.memory = decoded[row][1]
+        return cast("Any", [decoded[row][0] for row in range(len(states))])
 
     def _decode_next(self, codes: Tensor, memories: Sequence[LayerMemory]) -> list[tuple[Tensor, LayerMemory]]:
-        """The sound of each stream's next frames, and what is remembered then. All streams begin, or none does."""
+        """Audio of the next frames of each stream, and its new state. Either all streams are new or none is."""
         from mstar.nn.audio.streaming import StreamingState, streaming
 
         past = StreamingState(memories)
         with streaming(past):
-            sound = self._decode_codes(self._streaming_network, codes)
-        return [(samples, LayerMemory(past.memory(row))) for row, samples in enumerate(sound)]
+            audio = self._decode_codes(self._streaming_network, codes)
+        return [(samples, LayerMemory(past.memory(row))) for row, samples in enumerate(audio)]
 
     def _self_check(self, codes: Tensor) -> None:
-        """Refuse a decoder that gives something else in pieces: one that looks ahead, or back in ways of its own."""
+        """Reject a decoder whose chunked output differs: it has lookahead, or layers that cannot stream."""
         import torch
 
         from mstar.nn.self_check import require_close
@@ -131,10 +133,11 @@ class Codec(Component):
         generator = torch.Generator().manual_seed(0)
         frames = torch.randint(2, (1, sum(_CHECKED_FRAMES), codes.shape[-1]), generator=generator).to(codes)
         whole = self._decode_codes(self.network, frames)[0]
-        memory, pieces = LayerMemory(), list[Tensor]()
-        for piece in frames.split(_CHECKED_FRAMES, 1):
-            ((samples, memory),) = self._decode_next(piece, [memory])
-            pieces.append(samples)
-        what = f"{type(self.network).__name__} gives another sound in pieces than at once"
-        require_close(torch.cat(pieces), whole, what, "decode it in windows, with decode_window")
+        memory = LayerMemory()
+        chunks: list[Tensor] = []
+        for chunk in frames.split(_CHECKED_FRAMES, 1):
+            ((samples, memory),) = self._decode_next(chunk, [memory])
+            chunks.append(samples)
+        what = f"streaming changes the audio of {type(self.network).__name__}"
+        require_close(torch.cat(chunks), whole, what, "decode it in windows, with decode_window")
         self._is_checked = True

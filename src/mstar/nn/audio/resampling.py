@@ -1,4 +1,4 @@
-"""Resampling of audio with soxr."""
+"""Audio resampling with soxr."""
 
 from __future__ import annotations
 

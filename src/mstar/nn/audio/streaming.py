@@ -1,10 +1,9 @@
-"""Networks that go on where they stopped: causal layers that remember the last of what they were given.
+"""Streaming of causal networks: layers keep a state between chunks, as in the streaming codecs Mimi and EnCodec.
 
-`make_streaming` puts hooks on the layers of a network that look back: convolutions that pad themselves on the left, LSTMs,
-rotary positions, and transformers' attention with a sliding window. Inside `streaming`, each sees what it remembers
-before what it is given; otherwise it does as it always did. Layers that also look ahead are made to wait by
-`mstar.nn.audio.lookahead`. Whether these are all the layers of a network that look back, this module cannot know: who uses it
-compares pieces with the whole.
+`make_streaming` hooks the layers with left context: causal convolutions, LSTMs, rotary positions, and attention with a
+sliding window. Inside `streaming`, each layer prepends its state to its input; otherwise it works as before. Layers
+with lookahead are in `mstar.nn.audio.lookahead`. Other layers with left context are not detected: the caller must
+compare chunked with complete output.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from torch.nn.functional import scaled_dot_product_attention
 from mstar.errors import LoadError, MstarError
 
 _STREAMING_ATTENTION = "mstar_streaming"
-"""The name of our attention among transformers' implementations."""
+"""Name of this attention implementation in transformers."""
 
 
 class StreamingState:
-    """What the layers of a network remember of several streams, stacked: before a forward, and after it.
+    """Streaming state of all layers for a batch of streams, before and after a forward.
 
-    `is_last` says that nothing follows this forward, so that layers which look ahead need not wait for it.
+    `is_last` marks the last chunk of the streams, so that layers with lookahead return all their output.
     """
 
     def __init__(self, memories: Sequence[Mapping[str, Tensor]], *, is_last: bool = False) -> None:
         self.is_last = is_last
         self.before = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
-        """Empty where streams begin; they do not share a forward with others."""
+        """Empty for new streams, which are not batched with others."""
         self.after: dict[str, Tensor] = {}
 
     def join(self, name: str, new: Tensor, axis: int, size: int) -> Tensor:
-        """What a layer is given, behind what it remembers; it will remember the last `size` of both.
+        """Prepend the state of a layer to its input, and keep the last `size` positions of both as its new state.
 
-        What a short beginning lacks is remembered as zeros, so that all streams remember equally much.
+        A short first chunk is padded with zeros in the state, so that all streams have states of equal size.
         """
         joined = torch.cat([self.before[name], new], axis) if self.before else new
         count = min(size, joined.shape[axis])
@@ -50,17 +49,17 @@ class StreamingState:
         return joined
 
     def memory(self, row: int) -> dict[str, Tensor]:
-        """What is remembered of one stream after the forward."""
+        """State of one stream after the forward."""
         return {name: kept[row].clone() for name, kept in self.after.items()}
 
 
 _current: ContextVar[StreamingState | None] = ContextVar("_current", default=None)
-"""The streams whose next part is being computed."""
+"""State of the running forward."""
 
 
 @contextmanager
 def streaming(state: StreamingState) -> Iterator[None]:
-    """Inside it, a network that was made to `make_streaming` goes on with these streams."""
+    """Run forwards of streaming networks with this state."""
     token = _current.set(state)
     try:
         yield
@@ -69,12 +68,12 @@ def streaming(state: StreamingState) -> Iterator[None]:
 
 
 def current_state() -> StreamingState | None:
-    """The streams that a network goes on with at this moment."""
+    """The state of the running forward, or None."""
     return _current.get()
 
 
 def make_streaming(network: nn.Module) -> None:
-    """Make the layers of a network that look back able to remember."""
+    """Hook all layers with left context."""
     for name, module in network.named_modules():
         conv = getattr(module, "conv", None)
         if isinstance(conv, nn.Conv1d | nn.ConvTranspose1d):
@@ -93,24 +92,25 @@ def make_streaming(network: nn.Module) -> None:
 
 
 def _stream_convolution(name: str, module: nn.Module, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:
-    """A convolution inside a module that pads it. What it gives for its memory it gave before; that is cut off."""
+    """Causal convolution inside a module that pads it. The outputs for the prepended state are cut off."""
     kernel, stride = conv.kernel_size[0], conv.stride[0]
     is_up = isinstance(conv, nn.ConvTranspose1d)
     size, rate = ((kernel - 1) // stride, stride) if is_up else ((kernel - 1) * conv.dilation[0], 1)
-    pads_by = getattr(module, "pad_mode", "constant")
+    pad_mode = getattr(module, "pad_mode", "constant")
 
-    def before(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if (past := _current.get()) is None:
             return None
-        if not past.before and pads_by != "constant" and given[0].shape[-1] <= size:
-            what = f"{name} pads by {pads_by}, so it must begin with more than {size} frames, not {given[0].shape[-1]}"
-            raise MstarError(f"{what}\n  fix: windows(..., first={size + 1})")
-        return past.join(name, given[0], -1, size), *given[1:]
+        if not past.before and pad_mode != "constant" and inputs[0].shape[-1] <= size:
+            counts = f"{inputs[0].shape[-1]} frames, minimum {size + 1}"
+            problem = f"the first chunk is too short for {name} with {pad_mode} padding: {counts}"
+            raise MstarError(f"{problem}\n  fix: windows(..., first={size + 1})")
+        return past.join(name, inputs[0], -1, size), *inputs[1:]
 
-    def after(_: Any, given: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def after(_: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         if (past := _current.get()) is None or not past.before:
             return None
-        new = (given[0].shape[-1] - size) * rate
+        new = (inputs[0].shape[-1] - size) * rate
         return output[..., output.shape[-1] - new :]
 
     if size:
@@ -121,10 +121,10 @@ def _stream_convolution(name: str, module: nn.Module, conv: nn.Conv1d | nn.ConvT
 def _stream_lstm(name: str, lstm: nn.LSTM) -> None:
     names = (f"{name}.hidden", f"{name}.cell")
 
-    def before(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if (past := _current.get()) is None or not past.before:
             return None
-        return given[0], tuple(past.before[name].transpose(0, 1).contiguous() for name in names)
+        return inputs[0], tuple(past.before[name].transpose(0, 1).contiguous() for name in names)
 
     def after(_: Any, __: Any, output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
         if (past := _current.get()) is not None:
@@ -135,10 +135,10 @@ def _stream_lstm(name: str, lstm: nn.LSTM) -> None:
 
 
 def _stream_positions(name: str, rotary: nn.Module) -> None:
-    def before(_: Any, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+    def before(_: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         if (past := _current.get()) is None:
             return None
-        hidden, positions = given
+        hidden, positions = inputs
         positions = positions.expand(len(hidden), -1) + (past.before[name][:, None] if past.before else 0)
         past.after[name] = positions[:, -1] + 1
         return hidden, positions
@@ -149,23 +149,23 @@ def _stream_positions(name: str, rotary: nn.Module) -> None:
 def _streaming_attention_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: a position sees itself and those before it, as far as its window reaches."""
+    """Causal sliding window attention in the interface of transformers."""
     if (past := _current.get()) is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
     window = others.get("sliding_window")
     if window is None:
-        what = f"{type(module).__name__} attends to everything before, so a stream would be remembered for ever"
-        raise LoadError(f"{what}\n  fix: decode it in windows")
+        problem = f"{type(module).__name__} has no sliding window, so its streaming state would grow without limit"
+        raise LoadError(f"{problem}\n  fix: decode it in windows")
     name, new = f"attention {module.layer_idx}", query.shape[2]
-    is_there = torch.ones_like(key[:, 0, :, 0], dtype=torch.bool)
+    is_valid = torch.ones_like(key[:, 0, :, 0], dtype=torch.bool)
     key = past.join(f"{name} key", key, 2, window - 1)
     value = past.join(f"{name} value", value, 2, window - 1)
-    is_there = past.join(f"{name} is there", is_there, 1, window - 1)
-    seen = torch.arange(key.shape[2], device=key.device)
-    own = seen[-new:, None]
-    mask = (seen <= own) & (seen > own - window) & is_there[:, None, None]
+    is_valid = past.join(f"{name} is valid", is_valid, 1, window - 1)
+    positions = torch.arange(key.shape[2], device=key.device)
+    own = positions[-new:, None]
+    mask = (positions <= own) & (positions > own - window) & is_valid[:, None, None]
     attended = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=others.get("scaling"), enable_gqa=True
     )

@@ -1,7 +1,7 @@
-"""Fusing: sequences of recorded operations that one kernel of `mstar.nn.native` does in one pass over memory.
+"""Operator fusion: replaces patterns of a captured graph by one kernel of `mstar.nn.native` (one pass over memory).
 
-A pattern is written as the operations are nested. What matches none stays as it was recorded: a pattern may be missing,
-never wrong.
+A pattern is a nested tuple of operations. Operations that match no pattern stay as captured, so a missing pattern costs
+speed but not correctness.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ aten = torch.ops.aten
 
 
 def fuse(graph: Graph) -> None:
-    """Replace what matches a pattern by one call."""
+    """Replace all matches of the patterns by calls of fused kernels."""
     for pattern, call in _PATTERNS:
         for node in list(graph.nodes):
-            found: dict[str, Any] = {"": node}
-            if node.op == "call_function" and _matches(pattern, node, found) and (made := call(found)):
+            bindings: dict[str, Any] = {"": node}
+            if node.op == "call_function" and _matches(pattern, node, bindings) and (fused_call := call(bindings)):
                 with graph.inserting_before(node):
-                    fused = graph.call_function(made[0], made[1:])
+                    fused = graph.call_function(fused_call[0], fused_call[1:])
                 fused.meta = dict(node.meta)
                 node.replace_all_uses_with(fused)
     graph.eliminate_dead_code()
@@ -37,13 +37,13 @@ def fuse(graph: Graph) -> None:
 
 
 def value_of(node: Node) -> Tensor:
-    """The shape and type a node's result has, as it was recorded."""
+    """Captured shape and dtype of a node's result, as a fake tensor."""
     return node.meta["val"]
 
 
 # ---------------------------------------------------------------- matching
 class _Wildcard:
-    """A place in a pattern that takes whatever stands there, the same at each mention."""
+    """Pattern variable: matches any argument, and the same one at each occurrence."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,25 +53,25 @@ _COMMUTATIVE = {aten.mul.Tensor, aten.add.Tensor}
 _TO = aten.to.dtype
 
 
-def _matches(pattern: Any, node: Any, found: dict[str, Any]) -> bool:
-    """Whether a node was computed as a pattern says; `found` receives what stands at its places."""
+def _matches(pattern: Any, node: Any, bindings: dict[str, Any]) -> bool:
+    """Whether a node matches a pattern; `bindings` receives the values of the pattern variables."""
     if isinstance(pattern, _Wildcard):
-        return found.setdefault(pattern.name, node) is node or found[pattern.name] == node
+        return bindings.setdefault(pattern.name, node) is node or bindings[pattern.name] == node
     if isinstance(pattern, list):
         lists = isinstance(node, list | tuple) and len(node) == len(pattern)
-        return lists and all(_matches(one, given, found) for one, given in zip(pattern, node, strict=True))
+        return lists and all(_matches(part, arg, bindings) for part, arg in zip(pattern, node, strict=True))
     if not isinstance(pattern, tuple):
         return type(pattern) is type(node) and pattern == node
-    target, *wanted = pattern
-    if target is _TO:  # a change of type, or none where the type was right already
+    target, *parts = pattern
+    if target is _TO:  # a dtype conversion, absent if the dtype already matches
         inner = node.args[0] if isinstance(node, Node) and node.target is _TO else node
-        return _matches(wanted[0], inner, found)
-    if not isinstance(node, Node) or node.target is not target or len(node.args) < len(wanted):
+        return _matches(parts[0], inner, bindings)
+    if not isinstance(node, Node) or node.target is not target or len(node.args) < len(parts):
         return False
-    for order in [wanted, wanted[::-1]] if target in _COMMUTATIVE else [wanted]:
-        tried = dict(found)
-        if all(_matches(one, given, tried) for one, given in zip(order, node.args, strict=False)):
-            found.update(tried)
+    for order in [parts, parts[::-1]] if target in _COMMUTATIVE else [parts]:
+        tried = dict(bindings)
+        if all(_matches(part, arg, tried) for part, arg in zip(order, node.args, strict=False)):
+            bindings.update(tried)
             return True
     return False
 
@@ -80,7 +80,7 @@ def _same_type(*nodes: Node) -> bool:
     return len({value_of(node).dtype for node in nodes}) == 1
 
 
-# ---------------------------------------------------------------- norms, rotations, gates
+# ---------------------------------------------------------------- RMS norm, rotary embedding, SwiGLU
 _X, _W, _E, _COS, _SIN, _HALF = (_Wildcard(name) for name in ("x", "weight", "epsilon", "cos", "sin", "half"))
 _WIDE = (_TO, _X)
 _RMS = (aten.rsqrt.default, (aten.add.Tensor, (aten.mean.dim, (aten.pow.Tensor_Scalar, _WIDE, 2), [-1], True), _E))
@@ -92,20 +92,20 @@ _GATE, _UP = (aten.slice.Tensor, _X, 2, 0, _HALF), (aten.slice.Tensor, _X, 2, _H
 _SILU_MUL = (aten.mul.Tensor, (aten.silu.default, _GATE), _UP)
 
 
-def _norm_call(found: dict[str, Any]) -> tuple[Any, ...] | None:
-    x, weight, epsilon = found["x"], found["weight"], found["epsilon"]
+def _norm_call(bindings: dict[str, Any]) -> tuple[Any, ...] | None:
+    x, weight, epsilon = bindings["x"], bindings["weight"], bindings["epsilon"]
     fits = isinstance(epsilon, float) and tuple(value_of(weight).shape) == (value_of(x).shape[-1],)
     return (native.rms_norm, x, weight, epsilon) if fits and _same_type(x, weight) else None
 
 
-def _rotate_call(found: dict[str, Any]) -> tuple[Any, ...] | None:
-    x, cos, sin = found["x"], found["cos"], found["sin"]
-    fits = value_of(x).ndim == 4 and value_of(x).shape[3] == 2 * found["half"] == value_of(cos).shape[-1]
+def _rotate_call(bindings: dict[str, Any]) -> tuple[Any, ...] | None:
+    x, cos, sin = bindings["x"], bindings["cos"], bindings["sin"]
+    fits = value_of(x).ndim == 4 and value_of(x).shape[3] == 2 * bindings["half"] == value_of(cos).shape[-1]
     return (native.rotate, x, cos, sin) if fits and _same_type(x, cos, sin) else None
 
 
-def _gate_call(found: dict[str, Any]) -> tuple[Any, ...] | None:
-    return (native.silu_mul, found["x"]) if value_of(found["x"]).shape[2] == 2 * found["half"] else None
+def _gate_call(bindings: dict[str, Any]) -> tuple[Any, ...] | None:
+    return (native.silu_mul, bindings["x"]) if value_of(bindings["x"]).shape[2] == 2 * bindings["half"] else None
 
 
 # ---------------------------------------------------------------- attention
@@ -120,13 +120,15 @@ _ATTEND = (attend_running, _QUERY, _KEY, _heads(_B, _C), _LAYER, _SCALE, _WINDOW
 _JOINED = (aten.reshape.default, _ATTEND)
 
 
-def _joined_call(found: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Queries, keys and values that were one product are rotated, written and attended to in one call."""
-    x, cos, sin = found["x"], found["cos"], found["sin"]
-    size, width = value_of(cos).shape[-1], found["b"] - found["a"]
-    fits = value_of(found[""]).ndim == 3 and value_of(found[""]).shape[-1] == found["a"]
-    fits &= value_of(x).shape[-1] == found["c"] == found["b"] + width and not (width % size or found["a"] % width)
-    rule = found["layer"], found["scale"], found["window"], width // size, size
+def _joined_call(bindings: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Rotary embedding, KV cache write and paged attention of a fused QKV projection in one call."""
+    x, cos, sin = bindings["x"], bindings["cos"], bindings["sin"]
+    size, width = value_of(cos).shape[-1], bindings["b"] - bindings["a"]
+    fits = value_of(bindings[""]).ndim == 3 and value_of(bindings[""]).shape[-1] == bindings["a"]
+    fits &= value_of(x).shape[-1] == bindings["c"] == bindings["b"] + width and not (
+        width % size or bindings["a"] % width
+    )
+    rule = bindings["layer"], bindings["scale"], bindings["window"], width // size, size
     return (attend_fused_qkv, x, cos, sin, *rule) if fits else None
 
 
@@ -138,9 +140,9 @@ _PATTERNS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-# ---------------------------------------------------------------- sums, and what is done twice
+# ---------------------------------------------------------------- common subexpressions, residual add
 def _deduplicate(graph: Graph) -> None:
-    """Layers look at the same angles, each for itself: once is enough."""
+    """Common subexpression elimination of the rotary angles, which every layer unsqueezes."""
     seen: dict[Any, Node] = {}
     for node in list(graph.nodes):
         if node.target is aten.unsqueeze.default:
@@ -151,7 +153,7 @@ def _deduplicate(graph: Graph) -> None:
 
 
 def _add_before_norm(graph: Graph, norm: Node) -> None:
-    """A sum that is normed next is made in the same pass. Others may read the sum, if they come later."""
+    """Fuse a residual add with the RMS norm after it, if all other users of the sum come later."""
     total, weight, epsilon = norm.args
     if not isinstance(total, Node) or total.target is not aten.add.Tensor or total.kwargs:
         return

@@ -1,9 +1,8 @@
-"""Weights as 8-bit integers, for CPUs: half of bf16 to read, and twice the products in an instruction.
+"""Int8 quantization of weights for CPUs (W8A8): half the memory traffic of bf16, twice the products per instruction.
 
-Each row of a weight becomes whole numbers in [-127, 127] with a scale of its own; `native.linear_int8` does the same to
-each 192 neighbours of a token's activations as they come. The sums of their products are exact, and a token's result
-does not depend on its company. Which products of a network are done so is decided in `mstar.nn.compile.graph_capture`; nothing is
-learned from example data.
+Weights are quantized per row to integers in [-127, 127]; `native.linear_int8` quantizes activations dynamically in
+groups of 192. The integer sums are exact, so the result of a token does not depend on the rest of its batch.
+`mstar.nn.compile.graph_capture` selects the matrix products. No calibration data is needed.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from torch.nn.functional import pad
 
 
 def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix, [out, in], as integers in the tiles that AMX reads, and the scale of each of its rows.
+    """Quantize a matrix, [out, in]; return int8 tiles in the layout of AMX, and the scale of each row.
 
-    The tiles are [out / 16, in / 64, 16, 16, 4], the last being neighbours in a row. What is missing to whole tiles, of
-    which two are read together, is zero.
+    The tiles are [out / 16, in / 64, 16, 16, 4]; the last dimension is adjacent in a row. Rows are padded with zeros to
+    pairs of tiles, which are read together.
     """
-    wide = weight.float()
-    scales = wide.abs().amax(dim=1) / 127
-    whole = (wide / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
+    floats = weight.float()
+    scales = floats.abs().amax(dim=1) / 127
+    quantized = (floats / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
     rows, size = weight.shape
-    whole = pad(whole, (0, -size % 64, 0, -rows % 32))
-    tiles = whole.view(len(whole) // 16, 16, -1, 16, 4).permute(0, 2, 3, 1, 4)
+    quantized = pad(quantized, (0, -size % 64, 0, -rows % 32))
+    tiles = quantized.view(len(quantized) // 16, 16, -1, 16, 4).permute(0, 2, 3, 1, 4)
     return tiles.contiguous(), scales

@@ -1,1 +1,1 @@
-"""Flow and diffusion heads."""
+"""Diffusion and flow matching heads."""

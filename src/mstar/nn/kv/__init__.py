@@ -1,1 +1,1 @@
-"""The KV cache: page pool, page tables, paged attention, cross-attention."""
+"""Paged KV cache: page pool, page tables, prefix cache, paged attention, cross-attention."""

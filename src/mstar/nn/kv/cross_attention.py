@@ -1,7 +1,7 @@
-"""What requests of an encoder-decoder heard: its keys and values lie in pages of the same pool, in a second table.
+"""Paged cross-attention of encoder-decoders: keys and values of the encoder states, in pages of the same pool.
 
-Every token sees all that its request heard, in every layer, and nobody writes it again. How a network is made to hear
-and to write is in `mstar.nn.lm.encoder_decoder`; attention to what was read before is that of `mstar.nn.kv.paged_attention`.
+A request has a second page table for them. Every token attends to all encoder states of its request, which are written
+once. `mstar.nn.lm.encoder_decoder` runs the network; self-attention is that of `mstar.nn.kv.paged_attention`.
 """
 
 from __future__ import annotations
@@ -22,57 +22,55 @@ from mstar.nn.kv.paged_attention import DIRECT_CALLS, AttentionBatch, AttentionV
 from mstar.nn.lm.sampler import SamplerState
 
 CROSS_ATTENTION = "mstar_cross_attention"
-"""The name of this attention among transformers' implementations."""
+"""Name of this attention implementation in transformers."""
 
 
 class CrossAttentionKV(PagedKV):
-    """The cache of one request: what it has read, and beside it, as a cache of its own, what it heard."""
+    """KV cache of one request of an encoder-decoder: self-attention, and a second cache for cross-attention."""
 
     def __init__(self, store: KVStore, sampler: SamplerState, table: PageTable | None = None) -> None:
         super().__init__(store, sampler, table)
-        self._page_keys = (
-            None  # the same tokens after another sound are not the same: its pages are not shared by content
-        )
+        self._page_keys = None  # no prefix cache: keys and values of a token depend on the encoder states
         self.cross_attention_cache = PagedKV(store, SamplerState())
 
     def fork(self) -> CrossAttentionKV:
-        """A cache that shares all pages of this one until either is extended."""
+        """A copy that shares all pages until one of the two is extended (copy on write)."""
         forked = super().fork()
         forked.cross_attention_cache = self.cross_attention_cache.fork()
         return forked
 
     def snapshot(self) -> Any:
-        """Where it is now."""
+        """The current position of both caches."""
         return super().snapshot(), self.cross_attention_cache.snapshot()
 
     def rollback(self, snapshot: Any) -> None:
-        """Forget what was read and heard since the mark."""
-        read, heard = snapshot
-        super().rollback(read)
-        self.cross_attention_cache.rollback(heard)
+        """Drop the inputs since the snapshot, in both caches."""
+        own_snapshot, cross_snapshot = snapshot
+        super().rollback(own_snapshot)
+        self.cross_attention_cache.rollback(cross_snapshot)
 
     def free(self) -> None:
-        """Give the pages back now."""
+        """Release the pages of both caches now."""
         super().free()
         self.cross_attention_cache.free()
 
     def evict(self) -> None:
-        """Give the pages up, for both."""
+        """Evict both caches."""
         super().evict()
         self.cross_attention_cache.evict()
 
     def restore(self) -> None:
-        """Take pages again, for both or for none. Raises OutOfPages."""
+        """Restore both caches or neither. Raises OutOfPages."""
         self._reserve(self._evicted_length, self.cross_attention_cache._evicted_length)
         self.cross_attention_cache.restore()
         super().restore()
 
     def export(self) -> ExportedKV:
-        """All of it as a value, for another component like this one."""
+        """Serializable copy of both caches, for migration."""
         return dataclasses.replace(super().export(), cross_attention_cache=self.cross_attention_cache.export())
 
     def load(self, exported: ExportedKV) -> None:
-        """Be what was exported. Only for a fresh cache. Raises OutOfPages."""
+        """Load exported caches into this new one. Raises OutOfPages."""
         assert exported.cross_attention_cache is not None
         self.store.pool.require_capacity(
             self.pages_needed_for(exported)
@@ -83,22 +81,20 @@ class CrossAttentionKV(PagedKV):
         self.cross_attention_cache.load(exported.cross_attention_cache)
         self._page_keys = None
 
-    def _reserve(self, read: int, heard: int) -> None:
-        pool = self.store.pool
-        pool.require_free(
-            pool.pages_needed(self.table, read) + pool.pages_needed(self.cross_attention_cache.table, heard)
-        )
+    def _reserve(self, tokens: int, encoder_positions: int) -> None:
+        pool, cross_table = self.store.pool, self.cross_attention_cache.table
+        pool.require_free(pool.pages_needed(self.table, tokens) + pool.pages_needed(cross_table, encoder_positions))
 
 
 _writing: list[AttentionBatch] = []
-"""What is being heard, as the last entry."""
+"""Stack of the batches whose encoder states are written; the last entry is current."""
 _reading: list[AttentionView] = []
-"""What the tokens of the forward that runs have heard, as the last entry."""
+"""Stack of the cross-attention views of running forwards; the last entry is current."""
 
 
 @contextmanager
 def writing_cross_kv(batch: AttentionBatch) -> Iterator[None]:
-    """Inside it, cross-attention writes the keys and values it is given; what a forward gives is of no use."""
+    """Make cross-attention write its keys and values to this batch. The outputs of the forward are meaningless."""
     _writing.append(batch)
     try:
         yield
@@ -108,7 +104,7 @@ def writing_cross_kv(batch: AttentionBatch) -> Iterator[None]:
 
 @contextmanager
 def reading_cross_kv(view: AttentionView) -> Iterator[None]:
-    """Inside it, cross-attention reads what was heard."""
+    """Make cross-attention read the keys and values of this view."""
     _reading.append(view)
     try:
         yield
@@ -117,7 +113,7 @@ def reading_cross_kv(view: AttentionView) -> Iterator[None]:
 
 
 def cross_attend(query: Tensor, layer: int, scaling: float) -> Tensor:
-    """Attention to what was heard: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    """Paged cross-attention: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
     return attend_pages(_reading[-1], query, layer, scaling, 0)
 
 
@@ -139,13 +135,13 @@ def cross_attention_forward(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function. Cross-attention is what is not causal."""
+    """Attention function in the interface of transformers. Cross-attention is the one that is not causal."""
     if _writing:
         if not module.is_causal:
             write_keys_values(_writing[-1], key, value, module.layer_idx)
         return query.transpose(1, 2), None
     if module.is_causal:
-        window = module.config.sliding_window  # which no encoder-decoder of the library gives
+        window = module.config.sliding_window  # set by EncoderDecoder; transformers does not pass it
         return paged_attention.paged_attention_forward(
             module, query, key, value, attention_mask, scaling, window, **others
         )
@@ -154,4 +150,4 @@ def cross_attention_forward(
 
 
 AttentionInterface.register(CROSS_ATTENTION, cross_attention_forward)
-AttentionMaskInterface.register(CROSS_ATTENTION, lambda *_args, **_kwargs: None)  # a batch has its own
+AttentionMaskInterface.register(CROSS_ATTENTION, lambda *_args, **_kwargs: None)  # the batch has its own mask

@@ -1,8 +1,8 @@
-"""Attention over paged memory, for transformers models as they are.
+"""Paged attention for unmodified transformers models.
 
-All tokens of a batch are one row. transformers hands every layer's queries, keys and values to the function registered
-here; it writes keys and values to their pages and attends, for each request, to that request's pages. Nothing of the
-model is rewritten: the library's own layers compute everything else.
+All tokens of a ragged batch are one row. transformers passes the queries, keys and values of every layer to the
+attention function registered here. It writes keys and values to their pages and attends, for each request, to the
+pages in its page table. All other layers are those of transformers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from mstar.nn import native
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some models ask of attention that would change its result if it were ignored."""
+"""Attention arguments of some models that would change the result if they were ignored."""
 _FIX = "use a model of another family"
 _LONG_TOKENS = 48
-"""From so many new tokens on a request is attended to as matrices, not token by token."""
+"""Minimum number of new tokens of a request for matrix attention instead of attention token by token."""
 
 PAGED_ATTENTION = "mstar_paged"
-"""The name of this attention among transformers' implementations."""
+"""Name of this attention implementation in transformers."""
 
 
 class AttentionView:
-    """What the tokens of one forward see: each has a request, and all positions of its cache."""
+    """Read access of the tokens of one forward to the KV caches of their requests."""
 
     def __init__(self, store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int] | np.ndarray) -> None:
         self.store = store
@@ -46,24 +46,24 @@ class AttentionView:
 
     @functools.cached_property
     def short(self) -> Tensor:
-        """The tokens of requests that bring few."""
+        """Indices of the tokens of requests with few new tokens."""
         is_short = (self.counts < _LONG_TOKENS).repeat(self.counts)
         return torch.from_numpy(is_short.nonzero()[0])
 
     @functools.cached_property
     def long(self) -> list[Group]:
-        """Requests that bring many tokens, each for itself."""
+        """Requests with many new tokens, one group each."""
         return [Group(self, [row]) for row in (self.counts >= _LONG_TOKENS).nonzero()[0].tolist()]
 
     @functools.cached_property
     def groups(self) -> list[Group]:
-        """All requests, those with one token together."""
+        """All requests in groups: those with one token together, the others one group each."""
         single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
         return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
 
     @functools.cached_property
     def pages(self) -> native.Pages:
-        """The same for the kernels, which attend for the tokens that are `short`."""
+        """Page table and tokens for the native kernels, which attend for the `short` tokens."""
         table, places = self.store.page_table, getattr(self, "places", None)
         return native.Pages(
             table=table.data_ptr(),
@@ -78,20 +78,20 @@ class AttentionView:
         )
 
     def tokens_of(self, rows: list[int]) -> Tensor:
-        """[rows, new]: the tokens of rows that bring equally many."""
+        """[rows, new]: token indices of rows with equal numbers of tokens."""
         lasts, count = self.counts.cumsum(), int(self.counts[rows[0]])
         return torch.from_numpy(lasts[rows])[:, None] + torch.arange(-count, 0)
 
     def places_of(self, row: int) -> Tensor:
-        """Where everything of a row's request lies."""
+        """Slots of all positions of a row's request."""
         table = self.caches[row].table
-        return self.store.places(table.pages, 0, table.length).clamp(min=0)  # of what is forgotten nothing is seen
+        return self.store.places(table.pages, 0, table.length).clamp(min=0)  # released positions are masked
 
 
 class AttentionBatch(AttentionView):
-    """What the attention of every layer needs to know of one forward.
+    """Attention metadata of one forward, for all layers.
 
-    Each token has a request, the positions it sees (from the first on), and a place for its keys and values.
+    Each token has a request, a number of visible positions, and a slot for its keys and values.
     """
 
     def __init__(self, store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool) -> None:
@@ -108,7 +108,7 @@ class AttentionBatch(AttentionView):
             self.seen = self.positions + 1
 
     def part(self, first: int, last: int) -> AttentionBatch:
-        """Some of its tokens, of which each attends for itself."""
+        """The batch of some of its tokens, each of which attends by itself."""
         part = copy.copy(self)
         part.counts = self.counts[:0]
         part.positions, part.places = self.positions[first:last], self.places[first:last]
@@ -118,7 +118,7 @@ class AttentionBatch(AttentionView):
 
 
 class DecodeBatch(AttentionBatch):
-    """A batch in which every request brings one token: most are, and they are short, so making it must be too."""
+    """A batch with one token per request (decode). Most steps are, and they are short, so building it must be fast."""
 
     def __init__(self, store: KVStore, caches: Sequence[PagedKV]) -> None:
         size, self.store, self.caches = store.pool.page_size, store, caches
@@ -126,32 +126,33 @@ class DecodeBatch(AttentionBatch):
         places = [
             cache.table.pages[-1] * size + (length - 1) % size for cache, length in zip(caches, lengths, strict=True)
         ]
-        own = [[cache.row for cache in caches], lengths, [length - 1 for length in lengths], places, range(len(caches))]
-        self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(np.array(own)).unbind()
+        positions = [length - 1 for length in lengths]
+        columns = np.array([[cache.row for cache in caches], lengths, positions, places, range(len(caches))])
+        self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(columns).unbind()
         self.long = []
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """How many tokens each brings."""
+        """Number of tokens of each request."""
         return np.ones(len(self.caches), dtype=np.int64)
 
 
 class Group:
-    """Requests in a forward that bring equally many tokens, so that one call of torch's attends for all of them."""
+    """Requests of a forward with equal numbers of tokens, for one call of torch's attention."""
 
     def __init__(self, batch: AttentionView, rows: list[int]) -> None:
         self.tokens = batch.tokens_of(rows)
-        """[requests, new]: which of the forward's tokens are theirs."""
+        """[requests, new]: token indices of each request."""
         self.places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
-        """[requests, longest]: where the keys and values of each request lie; what is beyond its end is masked."""
+        """[requests, longest]: slots of the keys and values of each request; padding is masked."""
         self._seen = batch.seen[self.tokens][:, None, :, None]
         self._masks: dict[int, Tensor] = {}
         first, new, longest = int(self._seen.flatten()[0]), self.tokens.shape[1], self.places.shape[1]
         self._is_beginning = len(rows) == 1 and first == 1 and new == longest
-        """Whether it is one request with nothing before these tokens: then torch needs no mask, and does half."""
+        """Whether it is one request without earlier tokens: plain causal attention without a mask, at half the cost."""
 
     def mask(self, window: int) -> Tensor:
-        """[requests, 1, new, longest]: a token sees what is before it, of a sliding window only the last of that."""
+        """[requests, 1, new, longest]: causal mask, limited to the sliding window if there is one."""
         if window not in self._masks:
             positions = torch.arange(self.places.shape[1])
             mask = positions < self._seen
@@ -159,7 +160,7 @@ class Group:
         return self._masks[window]
 
     def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
-        """Fill in [tokens, heads, size] for these requests. The query is [heads, tokens, size]."""
+        """Write the output of these requests to `out`, [tokens, heads, size]. The query is [heads, tokens, size]."""
         keys, values = layer
         is_plain = self._is_beginning and not 0 < window < self.places.shape[1]
         out[self.tokens] = scaled_dot_product_attention(
@@ -176,7 +177,7 @@ class Group:
 def extend_caches(
     store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool = True
 ) -> AttentionBatch:
-    """Make room for new tokens of several requests, or for none of them."""
+    """Allocate slots for new tokens of several requests. Raises OutOfPages without changing any of them."""
     pool = store.pool
     if store.window is not None:
         for cache in caches:
@@ -187,22 +188,22 @@ def extend_caches(
         if not pages:
             cache.table.length += count
             continue
-        had = len(cache.table.pages)
+        before = len(cache.table.pages)
         copies = pool.extend(cache.table, count)
         store.copy(copies)
-        store.write_row(cache.row, cache.table.pages, had - len(copies))
+        store.write_row(cache.row, cache.table.pages, before - len(copies))
     if max(counts) == 1 == min(counts):
         return DecodeBatch(store, caches)
     return AttentionBatch(store, caches, counts, is_causal=is_causal)
 
 
 _running: list[AttentionBatch] = []
-"""The batch whose forward runs, as the last entry. An engine has one thread."""
+"""Stack of the batches whose forward runs; the last entry is current. An engine has one thread."""
 
 
 @contextmanager
 def running(batch: AttentionBatch) -> Iterator[None]:
-    """Inside it, attention is over this batch's pages."""
+    """Make this batch the current one for paged attention."""
     _running.append(batch)
     try:
         yield
@@ -211,16 +212,16 @@ def running(batch: AttentionBatch) -> Iterator[None]:
 
 
 def attend_running(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:
-    """Attention of the batch that runs: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    """Paged attention of the current batch: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
     batch = _running[-1]
     write_keys_values(batch, key, value, layer)
     return attend_pages(batch, query, layer, scaling, window)
 
 
-def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it stands for several calls
+def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it replaces several calls
     joined: Tensor, cosines: Tensor, sines: Tensor, layer: int, scaling: float, window: int, key_heads: int, size: int
 ) -> Tensor:
-    """The same for queries, keys and values in one row for each token, not yet rotated.
+    """Rotary embedding and paged attention for the output of a fused QKV projection.
 
     [1, tokens, (heads + 2 key_heads) * size] in, [1, tokens, heads * size] out.
     """
@@ -235,7 +236,7 @@ def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it stands for several calls
 
 
 def write_keys_values(batch: AttentionBatch, key: Tensor, value: Tensor, layer: int) -> None:
-    """Put the keys and values of all tokens, [1, heads, tokens, size], in their places."""
+    """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
     memory = batch.store.layer(layer, key, value)
     if _is_native(memory):
@@ -245,7 +246,7 @@ def write_keys_values(batch: AttentionBatch, key: Tensor, value: Tensor, layer: 
 
 
 def attend_pages(view: AttentionView, query: Tensor, layer: int, scaling: float, window: int) -> Tensor:
-    """Attention to what is in the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    """Attention over the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
     memory = view.store.keys[layer], view.store.values[layer]
     tokens, heads, size = query.shape[2], query.shape[1], memory[1].shape[2]
     out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
@@ -273,23 +274,23 @@ def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, win
 
 
 DIRECT_CALLS: dict[Any, Any] = {torch.ops.mstar.attend.default: attend_running}
-"""What recorded attention calls when it runs: the dispatcher's work is more than the call's own."""
+"""Functions that replace custom ops in a captured graph: the dispatcher would take longer than the call."""
 
 
-def paged_attention_forward(  # noqa: PLR0913, PLR0917 - the arguments are transformers'
+def paged_attention_forward(  # noqa: PLR0913, PLR0917 - the signature of transformers
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - a batch has its own
+    attention_mask: Tensor | None,  # noqa: ARG001 - the batch has its own mask
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function."""
-    if missing := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+    """Attention function in the interface of transformers."""
+    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise LoadError(
-            f"{type(module).__name__} attends with {format_names(missing)}, which is not done over pages\n  fix: {_FIX}"
+            f"paged attention does not support {format_names(unsupported)} of {type(module).__name__}\n  fix: {_FIX}"
         )
     run = torch.ops.mstar.attend if torch.compiler.is_exporting() else attend_running
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -297,4 +298,4 @@ def paged_attention_forward(  # noqa: PLR0913, PLR0917 - the arguments are trans
 
 
 AttentionInterface.register(PAGED_ATTENTION, paged_attention_forward)
-AttentionMaskInterface.register(PAGED_ATTENTION, lambda *_args, **_kwargs: None)  # a batch has its own
+AttentionMaskInterface.register(PAGED_ATTENTION, lambda *_args, **_kwargs: None)  # the batch has its own mask

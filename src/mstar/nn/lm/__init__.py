@@ -1,1 +1,1 @@
-"""Language models: decoders, sampling, grammars, M-RoPE, encoder-decoders, tensor parallelism."""
+"""Language models: decoder, sampler, grammar-constrained decoding, M-RoPE, encoder-decoder, tensor parallelism."""

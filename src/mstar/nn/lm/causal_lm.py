@@ -1,9 +1,16 @@
-"""CausalLM: a transformers decoder as a component, unmodified.
+"""CausalLM: an unmodified transformers decoder as a component, with continuous batching and chunked prefill.
 
-Prefill and decode are one op, `next_token`: a request brings as many tokens as it has. So a batch mixes prompts and single
-tokens in one forward, and a prompt may be given in pieces. `next_token_from_embeddings` takes embeddings instead of tokens, `hidden_states` and
-`hidden_states_from_embeddings` give hidden states instead of a choice, `attend_only` leaves the cache as it is. The network is loaded where an op
-first runs.
+Prefill and decode are one op, `next_token`: each request of a batch has any number of tokens. So one forward mixes
+prompts and single tokens (continuous batching), and a prompt can be split into chunks (chunked prefill).
+
+| op | reads | returns |
+|---|---|---|
+| `next_token`, `next_token_scored` | tokens | the next token, with logprobs |
+| `next_token_from_embeddings`, `next_token_mixed` | embeddings | the next token |
+| `hidden_states`, `hidden_states_from_embeddings` | tokens, embeddings | hidden states |
+| `attend_only` | embeddings, without changing the KV cache | hidden states |
+
+The network is loaded by `prepare` or by the first op. Which requests share a batch is decided by the scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mstar.errors import LoadError
 from mstar.nn.kv.page_pool import PagePool
-from mstar.nn.lm.sampling import Logprobs, Sampling
+from mstar.requests import Logprobs, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import KV, State
@@ -30,19 +37,18 @@ S = TypeVar("S", bound=State)
 
 
 class CausalLM(Component):
-    """A decoder that `network` loads, with `pages` pages of `page_size` positions for its requests.
+    """Causal language model that `network` loads, with a KV cache of `pages` pages of `page_size` positions.
 
-    `swap_bytes` bytes outside of the pages are for caches that must make room for others; a cache that finds none is read
-    again when it is needed. `vocabulary` is what grammars need. With `deterministic` every forward has the same size,
-    so that a request gets the same bits alone and in a crowd, for some speed. With `int8` products with weights are in
-    8-bit integers, on CPUs: faster, in less memory, and a little less exact. `eos_token_id` is the token that ends
-    a text, or says which it is.
+    `eos_token_id` is the end-of-sequence token, or a function that returns it. `swap_bytes` is the size of the swap
+    space for evicted KV caches; a cache that does not fit there is recomputed. `vocabulary` enables grammars.
+    `deterministic` runs every forward at the same size, so that results are equal bit for bit alone and in a batch, at
+    some cost of speed. `int8` quantizes weights to 8-bit integers on CPUs: faster, less memory, slightly less exact.
     """
 
     parallel: TensorParallel | None = None
-    """The ranks that share its weights. Whoever runs it there says so, before its first op."""
+    """The tensor-parallel group of its weights, set by the worker before the first op."""
 
-    def __init__(  # noqa: PLR0913 - each is asked for by name
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         network: Callable[[], Any],
         *,
@@ -62,22 +68,22 @@ class CausalLM(Component):
 
     @functools.cached_property
     def eos_token_id(self) -> int:
-        """The token that ends a text."""
+        """The end-of-sequence token."""
         return self._eos_token_id() if callable(self._eos_token_id) else self._eos_token_id
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """The network, loaded, and the memory of all requests."""
+        """The loaded network with the KV cache of all requests."""
         try:
-            make = self._decoder_class()  # torch and transformers are loaded here, where the op runs
+            decoder_class = self._decoder_class()  # imports torch and transformers, on the worker only
         except ImportError as error:
-            fix = "install the torch that suits this machine, then pip install 'mstar-serve[transformers]'"
+            fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
         network = self._load()
         if self.parallel is not None:
             self.parallel.shard(network)
         pages, page_size, swap = self._sizes
-        return make(network, PagePool(pages, page_size), swap_bytes=swap, **self._decoder_options)
+        return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **self._decoder_options)
 
     def _decoder_class(self) -> type[Decoder]:
         from mstar.nn.lm.decoder import Decoder
@@ -88,55 +94,55 @@ class CausalLM(Component):
     def _vocabulary(self) -> Vocabulary | None:
         return None if self._load_vocabulary is None else self._load_vocabulary()
 
-    def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - it has but one kind
-        """A cache with no pages yet."""
+    def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - there is one kind
+        """Create an empty KV cache."""
         return cast("S", self.decoder.new_cache(self._vocabulary))
 
     def load_state(self, kind: type[S], exported: Any) -> S:
-        """A cache of what one like it exported."""
+        """Create a KV cache from an exported one."""
         state = self.make_state(kind)
         cast("PagedKV", state).load(exported)
         return state
 
     def prepare(self) -> None:
-        """Load the network, and what grammars need."""
+        """Load the network and the vocabulary for grammars."""
         _ = self.decoder
         if self._vocabulary is not None:
             self._vocabulary.prepare()
 
     def memory_stats(self) -> dict[str, int]:
-        """How many of its pages are held by caches."""
+        """Number of KV cache pages, used and in total."""
         pages = self._sizes[0]
         free = self.decoder.store.pool.free_pages if "decoder" in vars(self) else pages
         return {"pages_used": pages - free, "pages": pages}
 
     def restore(self, states: Sequence[State]) -> None:
-        """Give caches that left their pages back what was in them."""
+        """Swap evicted KV caches back in, or recompute them."""
         self.decoder.restore(cast("Sequence[PagedKV]", states))
 
     @op(batch=ragged("T"), chunked=True)
     def next_token(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read tokens into the cache; the token that follows them."""
+        """Append tokens to the KV cache; return the sampled next token."""
         return self.decoder.next_token(tokens, _caches(kv), rows(sampling), layout)[0]
 
     @op(batch=ragged("T"), chunked=True)
     def next_token_scored(
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Logprobs | None]:
-        """The same, and how likely the token was, if `sampling.logprobs` wishes to know."""
+        """Do the same, and return the logprobs too if `sampling.logprobs` is set."""
         from mstar.nn.lm.sampler import compute_logprobs
 
-        wishes = rows(sampling)
-        chosen, logits = self.decoder.next_token(tokens, _caches(kv), wishes, layout)
-        return chosen, cast("Any", compute_logprobs(logits, wishes, chosen))
+        params = rows(sampling)
+        sampled, logits = self.decoder.next_token(tokens, _caches(kv), params, layout)
+        return sampled, cast("Any", compute_logprobs(logits, params, sampled))
 
     @op(batch=ragged("T"), chunked=True)
     def next_token_from_embeddings(
         self, embeddings: Float[Tensor, "T D"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
-        """Read embeddings, of images say, as if they were tokens; the token that follows them."""
+        """Append embeddings, for example of images, to the KV cache; return the sampled next token."""
         return self.decoder.next_token(embeddings, _caches(kv), rows(sampling), layout)[0]
 
     @op(batch=ragged("T"), chunked=True)
@@ -148,46 +154,46 @@ class CausalLM(Component):
         sampling: Sampling,
         layout: Layout = ONE_ROW,
     ) -> Int64[Tensor, "1"]:
-        """The same for embeddings that have numbers: those of tokens, and above them such as `hash_embeddings` gives.
+        """Do the same for embeddings with content ids: token ids, or hashes of other content (`hash_embeddings`).
 
-        They count as tokens do, and what one request has read another need not read again.
+        Content ids are the keys of the prefix cache, so requests share embeddings like tokens.
         """
         return self.decoder.next_token(embeddings, _caches(kv), rows(sampling), layout, content_ids)[0]
 
     @op(batch=ragged("T"), chunked=True)
     def hidden_states(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
-        """Read tokens into the cache; the network's last hidden state of each."""
+        """Append tokens to the KV cache; return their last hidden states."""
         return self.decoder.hidden_states(tokens, _caches(kv), layout)
 
     @op(batch=ragged("T"), chunked=True)
     def hidden_states_from_embeddings(
         self, embeddings: Float[Tensor, "T D"], kv: KV, layout: Layout = ONE_ROW
     ) -> Float[Tensor, "T D"]:
-        """Read embeddings into the cache; the network's last hidden state of each."""
+        """Append embeddings to the KV cache; return their last hidden states."""
         return self.decoder.hidden_states(embeddings, _caches(kv), layout)
 
     @op(batch=ragged("T"))
     def attend_only(
         self, embeddings: Float[Tensor, "T D"], kv: View[KV], layout: Layout = ONE_ROW
     ) -> Float[Tensor, "T D"]:
-        """Hidden states of embeddings that see the cache and each other, both ways. The cache stays as it is.
+        """Hidden states of embeddings that attend to the KV cache and, bidirectionally, to each other.
 
-        This is a denoising step of a flow head that shares the backbone.
+        The KV cache is not changed. This is a denoising step of a flow matching head that shares the backbone.
         """
         return self.decoder.attend_only(embeddings, _caches(kv), layout)
 
     @op(batch=ragged("T"))
     def embed(self, tokens: Int64[Tensor, "T"]) -> Float[Tensor, "T D"]:
-        """The embeddings of tokens."""
+        """Embeddings of tokens."""
         return self.decoder.embed(tokens)
 
     @op(batch=stacked)
     def is_end(self, token: Int64[Tensor, "1"], sampling: Sampling | None = None) -> Bool[Tensor, ""]:
-        """Whether this token ends the text."""
+        """Whether this token ends the output: end-of-sequence, or a stop token of the request."""
         import torch
 
-        ends = [(self.eos_token_id, *(wish.stop_token_ids if wish else ())) for wish in rows(sampling)]
-        return torch.tensor([one in end for one, end in zip(token[:, 0].tolist(), ends, strict=True)])
+        stops = [(self.eos_token_id, *(params.stop_token_ids if params else ())) for params in rows(sampling)]
+        return torch.tensor([last in stop for last, stop in zip(token[:, 0].tolist(), stops, strict=True)])
 
 
 def _caches(kv: KV) -> list[PagedKV]:

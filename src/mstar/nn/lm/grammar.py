@@ -1,82 +1,38 @@
-"""Grammars: what a text must look like, and so which tokens may follow what was written of it.
+"""Grammar-constrained decoding (structured output): a logit mask of the tokens that a grammar allows next.
 
-A `Grammar` is for model files and servers: making one needs no library, and does not compile it. It is compiled where
-the op runs, against the tokens of that model, by llguidance. Nothing here chooses a token.
+llguidance compiles a `mstar.requests.Grammar` against the vocabulary of a model and computes the masks. This module
+does not sample: `mstar.nn.lm.sampler` adds the mask to the logits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError, MstarError, RowsFailed
+from mstar.requests import BadGrammar, Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from torch import Tensor
 
 _SINGLE_LINE_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line, as models have seen it most. Where any white space may stand, small models write it without end."""
+"""JSON on one line, the format models were trained on most. Where any whitespace is allowed, small models repeat it
+without end."""
 _MAX_COMPILED_GRAMMARS = 64
-"""How many compiled grammars a vocabulary keeps; one takes about a millisecond to compile."""
-
-
-class BadGrammar(MstarError, ValueError):
-    """A grammar cannot be read."""
+"""Maximum number of compiled grammars cached per vocabulary. Compiling one takes about a millisecond."""
 
 
 class GrammarViolation(MstarError):
-    """A request's text has left its grammar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What a text must look like, made by one of the methods below."""
-
-    kind: Literal["json_schema", "regex", "lark"]
-    text: str
-
-    @classmethod
-    def json_schema(cls, schema: dict[str, Any] | str) -> Grammar:
-        """JSON that fits a schema, on one line."""
-        try:
-            read = json.loads(schema) if isinstance(schema, str) else schema
-        except json.JSONDecodeError as error:
-            raise BadGrammar(f"the schema {schema!r} is not JSON: {error}\n  fix: give a JSON object") from error
-        if not isinstance(read, dict):
-            raise BadGrammar(f"the schema {schema!r} is not an object\n  fix: give a dict or a JSON object")
-        return cls("json_schema", json.dumps(read))
-
-    @classmethod
-    def regex(cls, pattern: str) -> Grammar:
-        """Text that a regular expression matches from beginning to end; it has no look-around."""
-        return cls("regex", pattern)
-
-    @classmethod
-    def lark(cls, rules: str) -> Grammar:
-        """Text that the rule `start` of a context-free grammar makes, in the notation of Lark."""
-        return cls("lark", rules)
-
-    @classmethod
-    def choice(cls, texts: Sequence[str]) -> Grammar:
-        """One of these texts."""
-        if not texts or not all(texts):
-            raise BadGrammar(
-                f"{list(texts)!r} leaves nothing to choose\n  fix: give one text or more, none of them empty"
-            )
-        # Every character by its number: two notations are read here, and their marks differ.
-        return cls("regex", "|".join("".join(f"\\x{{{ord(mark):x}}}" for mark in text) for text in texts))
+    """The tokens of a request do not follow its grammar."""
 
 
 class Vocabulary:
-    """The tokens of one model as grammars see them, and the grammars compiled against them.
+    """The token bytes of one model, and a cache of the grammars compiled against them.
 
-    `tokenizer` gives the model's `tokenizers.Tokenizer`; `eos_token_ids` are the tokens that
-    end a text.
+    `tokenizer` returns the model's `tokenizers.Tokenizer`; `eos_token_ids` are its end-of-sequence tokens.
     """
 
     def __init__(self, tokenizer: Callable[[], Any], eos_token_ids: Sequence[int]) -> None:
@@ -85,12 +41,12 @@ class Vocabulary:
         self._compiled = functools.lru_cache(_MAX_COMPILED_GRAMMARS)(self._compile)
 
     def prepare(self) -> None:
-        """Load what grammars need, if it is there: the first wish for one would hold up everybody else's."""
+        """Load llguidance now, if it is installed: loading it in the first request would delay all the others."""
         with contextlib.suppress(LoadError):
             _ = self._ll_tokenizer
 
     def guide(self, grammar: Grammar, start: int) -> Guide:
-        """A text under this grammar that begins at this place of a request's history."""
+        """A matcher for output that begins at position `start` of the request's tokens."""
         return Guide(grammar, self._compiled(grammar).deep_copy(), start, self._ll_tokenizer.vocab_size)
 
     @functools.cached_property
@@ -99,15 +55,15 @@ class Vocabulary:
             from llguidance import LLTokenizer
         except ImportError as error:
             fix = "pip install 'mstar-serve[grammar]'"
-            raise LoadError(f"a grammar needs llguidance: {error}\n  fix: {fix}") from error
+            raise LoadError(f"grammars need the package llguidance: {error}\n  fix: {fix}") from error
         try:
             return LLTokenizer(self._tokenizer().to_str(), eos_token=self._eos_token_ids)
         except ValueError as error:
-            fix = "use a tokenizer that decodes by ByteLevel or ByteFallback"
-            raise LoadError(f"the tokenizer does not say which bytes its tokens are: {error}\n  fix: {fix}") from error
+            fix = "use a tokenizer with a ByteLevel or ByteFallback decoder"
+            raise LoadError(f"llguidance cannot map the tokenizer's tokens to bytes: {error}\n  fix: {fix}") from error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        words = self._ll_tokenizer  # loads what is needed, or says what is missing
+        tokenizer = self._ll_tokenizer  # raises LoadError if llguidance is missing
         from llguidance import LLMatcher
 
         match grammar.kind:
@@ -117,91 +73,91 @@ class Vocabulary:
                 text = LLMatcher.grammar_from_regex(grammar.text)
             case "lark":
                 text = LLMatcher.grammar_from_lark(grammar.text)
-        matcher = LLMatcher(words, text, log_level=0)
+        matcher = LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
-            what = f"the {grammar.kind} grammar {grammar.text!r} cannot be used: {matcher.get_error().strip()}"
-            raise BadGrammar(f"{what}\n  fix: correct what it says, or leave that part out")
+            problem = f"the {grammar.kind} grammar {grammar.text!r} does not compile: {matcher.get_error().strip()}"
+            raise BadGrammar(f"{problem}\n  fix: correct or remove the part that the message names")
         return matcher
 
 
 class Guide:
-    """Where one request's text stands in its grammar."""
+    """Grammar matcher of one request: its position in the grammar after the tokens consumed so far."""
 
     def __init__(self, grammar: Grammar, matcher: LLMatcher, start: int, vocab_size: int) -> None:
         self.grammar = grammar
         self.start = start
-        """Where in the request's history the text begins."""
+        """Position in the request's tokens where the constrained output begins."""
         self.consumed = start
-        """How much of the request's history it has followed."""
+        """Number of the request's tokens consumed so far."""
         self._matcher = matcher
         self._vocab_size = vocab_size
 
     def fork(self) -> Guide:
-        """A guide at the same place that goes its own way."""
+        """An independent copy at the same position."""
         forked = Guide(self.grammar, self._matcher.deep_copy(), self.start, self._vocab_size)
         forked.consumed = self.consumed
         return forked
 
     def advance(self, history: Sequence[int]) -> bool:
-        """Read what is new in the history; False if the text was complete before that ended.
+        """Consume the new tokens of the history; False if the output was complete before the last of them.
 
-        Raises OutsideGrammar at a token that the grammar does not allow.
+        Raises GrammarViolation at a token that the grammar does not allow.
         """
         unread = list(history[self.consumed :])
-        taken = self._matcher.try_consume_tokens(unread)
-        self.consumed += taken
+        consumed = self._matcher.try_consume_tokens(unread)
+        self.consumed += consumed
         self._check()
-        if taken < len(unread) and not self._matcher.is_stopped():
-            what = f"the token {unread[taken]} was read where the grammar does not allow it"
-            raise GrammarViolation(f"{what}\n  fix: feed back the token that was chosen, or wish for no grammar")
-        return taken == len(unread)
+        if consumed < len(unread) and not self._matcher.is_stopped():
+            problem = f"the grammar does not allow the token {unread[consumed]} at this position"
+            raise GrammarViolation(f"{problem}\n  fix: feed back the sampled token, or set no grammar")
+        return consumed == len(unread)
 
     def rollback(self, consumed: int) -> None:
-        """Undo what was followed beyond this place."""
+        """Undo the tokens after the first `consumed`."""
         self._matcher.rollback(self.consumed - consumed)
         self.consumed = consumed
 
     def fill_mask(self, bits: Tensor) -> None:
-        """Set a bit of this row of int32 for each token that may follow: when the text is complete, only the end."""
+        """Set the bit of each allowed token in this row of int32; after complete output only end-of-sequence is."""
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), self.width * bits.element_size())
         self._check()
 
     @property
     def width(self) -> int:
-        """How many int32 its bits take."""
+        """Size of its bit mask, in int32."""
         return (self._vocab_size + 31) // 32
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            what = f"the {self.grammar.kind} grammar cannot be followed: {self._matcher.get_error().splitlines()[0]}"
-            raise GrammarViolation(f"{what}\n  fix: make it simpler, and feed back the token that was chosen")
+            problem = f"the {self.grammar.kind} grammar failed: {self._matcher.get_error().splitlines()[0]}"
+            raise GrammarViolation(f"{problem}\n  fix: simplify the grammar, and feed back the sampled token")
 
 
 def compute_logit_mask(guides: dict[int, Guide], size: int) -> Tensor:
-    """[guides, size]: minus infinity for each token that may not follow, and 0 for the others.
+    """[guides, size]: 0 for each allowed token, minus infinity for the others.
 
-    Raises RowsFailed for the keys of those that cannot tell.
+    Raises RowsFailed with the keys of the guides that fail.
     """
     import torch
 
     errors: dict[int, Exception] = {}
     bits = torch.zeros((len(guides), max(guide.width for guide in guides.values())), dtype=torch.int32)
-    for (row, guide), own in zip(guides.items(), bits, strict=True):
+    for (row, guide), row_bits in zip(guides.items(), bits, strict=True):
         try:
-            guide.fill_mask(own)
+            guide.fill_mask(row_bits)
         except GrammarViolation as error:
             errors[row] = error
     if errors:
         raise RowsFailed(errors)
-    # Eight numbers at a time from a table, and added to scores: several times faster than masks of single bits.
+    # A table lookup of eight tokens at a time is several times faster than testing single bits.
     octets = bits.view(torch.uint8).flatten().int()
-    found = _byte_masks().index_select(0, octets).view(len(guides), -1)[:, :size]
-    return torch.nn.functional.pad(found, (0, size - found.shape[1]), value=float("-inf"))
+    mask = _byte_masks().index_select(0, octets).view(len(guides), -1)[:, :size]
+    return torch.nn.functional.pad(mask, (0, size - mask.shape[1]), value=float("-inf"))
 
 
 @functools.cache
 def _byte_masks() -> Tensor:
-    """[256, 8]: for each byte of bits, what to add to the scores of its eight tokens."""
+    """[256, 8]: for each byte of a bit mask, the values to add to the logits of its eight tokens."""
     import torch
 
     bits = torch.arange(256)[:, None] >> torch.arange(8) & 1

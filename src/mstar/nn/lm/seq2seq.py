@@ -1,8 +1,8 @@
-"""Seq2SeqLM: a transformers encoder-decoder such as Whisper as a component, unmodified.
+"""Seq2SeqLM: an unmodified transformers encoder-decoder, such as Whisper, as a component.
 
-A request encodes what it has, hears it once, and then goes on as with a `CausalLM`: `next_token` reads the tokens that a text
-begins with (language, task) and gives one after the other. It makes neither mel features nor text, and cuts no long
-sound in windows. The network is loaded where an op first runs.
+A request calls `encode`, then `write_encoder_states` once, then `next_token` as with a `CausalLM`, starting with the
+prompt tokens (language, task). It computes no mel features, does not detokenize, and does not split long audio into
+windows. The network is loaded by `prepare` or by the first op.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Seq2SeqLM(CausalLM):
-    """An encoder-decoder that `network` loads, with `pages` pages of `page_size` positions for what is heard and read.
+    """Encoder-decoder that `network` loads, with a KV cache of `pages` pages for cross-attention and self-attention.
 
-    Whisper hears 1500 positions of each 30 seconds, so a request needs some 100 pages of 16. `swap_bytes` is as for CausalLM.
-    With `window` a token sees itself and the tokens before it up to so many, and older ones give their pages back.
+    Whisper has 1500 encoder positions per 30 seconds, so a request needs about 100 pages of 16. `swap_bytes` is as for
+    CausalLM. `window` is the size of a sliding window over the tokens; pages outside it are released.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Seq2SeqLM(CausalLM):
 
     @op(batch=ragged("F"))
     def encode(self, features: Float[Tensor, "M F"], layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
-        """The encoder's hidden states of a window of sound or the beginning of one, given as its spectrum."""
+        """Encoder states of an audio window, or of its beginning, from its spectrogram."""
         return cast("Tensor", self._encoder_decoder.encode(features, layout.lengths))
 
     @op(batch=ragged("P"), chunked=True)
     def write_encoder_states(self, states: Float[Tensor, "P D"], kv: KV, layout: Layout = ONE_ROW) -> None:
-        """Put hidden states where every token that is read afterwards sees them."""
+        """Write the cross-attention keys and values of encoder states to the KV cache."""
         self._encoder_decoder.write_encoder_states(states, cast("Sequence[CrossAttentionKV]", rows(kv)), layout.lengths)

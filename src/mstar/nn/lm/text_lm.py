@@ -1,7 +1,7 @@
-"""TextLM: a language model whose tokens are words. It spells them, and says where a text ends.
+"""TextLM: a language model with its tokenizer: detokenization, stop tokens and stop strings.
 
-A text ends before a token that says so, or behind one of the stop texts that a request wishes for. How a conversation
-is put in tokens is for each family to say.
+Output ends before an end-of-sequence or stop token, or after a stop string of the request. Chat templates are part of
+each model family.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
-from mstar.nn.lm.sampling import Sampling
+from mstar.requests import Sampling
 from mstar.walk.batching import rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TextLM(CausalLM):
-    """A decoder and its `tokenizers.Tokenizer`, both loaded where an op first runs. `eos_token` is the name of a token."""
+    """A decoder with its `tokenizers.Tokenizer`, both loaded lazily. `eos_token` is the end-of-sequence token."""
 
     def __init__(self, network: Callable[[], Any], *, tokenizer: Callable[[], Any], eos_token: str) -> None:
         self._load_tokenizer = tokenizer
@@ -35,30 +35,32 @@ class TextLM(CausalLM):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Text to tokens and back."""
+        """The loaded tokenizer."""
         return self._load_tokenizer()
 
     def prepare(self) -> None:
-        """Load the network, the words, and what grammars need."""
+        """Load the network, the tokenizer and the vocabulary for grammars."""
         super().prepare()
         _ = self.eos_token_id
 
     @op(batch=stacked)
     def is_over(self, next_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
-        """Whether the text ends before this token: it says so, or what was written ends with a stop text."""
+        """Whether the output ends before this token: a stop token, or a stop string at the end of the output."""
         import torch
 
         columns = zip(next_token[:, 0].tolist(), rows(kv), rows(sampling), strict=True)
         return torch.tensor([self.is_finished(*column) for column in columns])
 
     def is_finished(self, token: int, kv: KV, sampling: Sampling) -> bool:
-        """The same for one request."""
+        """`is_over` for one request."""
         if token in (self.eos_token_id, *sampling.stop_token_ids):
             return True
-        longest = max((len(text.encode()) for text in sampling.stop_strings), default=0)  # a token is a byte at least
+        longest = max(
+            (len(text.encode()) for text in sampling.stop_strings), default=0
+        )  # a token has at least one byte
         text = self.detokenize(cast("PagedKV", kv).sampler.generated()[-longest:]) if longest else ""
         return any(stop in text for stop in sampling.stop_strings)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Tokens as text. Those that are no text are left out."""
+        """Decode tokens into text. Special tokens are left out."""
         return self.tokenizer.decode(list(tokens))

@@ -1,7 +1,7 @@
-"""Fused CPU kernels for decoders: built from `kernels.cpp` on first use, for the processor at hand.
+"""Native fused CPU kernels for decoders, compiled from `kernels.cpp` at first use for the CPU of this machine.
 
-Called with torch tensors in memory that has the layout each function states; nothing is checked here, because these
-calls are the engine's innermost ones. Without a C++ compiler there are no kernels, and callers take torch's own way.
+The functions take torch tensors in the memory layout of their docstrings. They check nothing, because they are the
+innermost calls of the engine. Without a C++ compiler there are no kernels, and callers use torch instead.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _SOURCE = Path(__file__).with_name("kernels.cpp")
 _SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-w"),
-    # What -ffast-math stands for, without the linker's part in it: that would change how the whole process rounds.
+    # -ffast-math without its linker part, which would change the rounding mode of the whole process.
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
 )
 _VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
-"""Vectors as long as the processor's: of its own accord g++ takes half of it."""
+"""Use full-width vectors; by default g++ uses half the width."""
 _SUFFIX = {torch.bfloat16: "bf16", torch.float32: "float"}
-POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+POINTER = ctypes.c_void_p
+LONG = ctypes.c_long
+FLOAT = ctypes.c_float
 _ARGUMENTS = {
     "rms_norm": [POINTER] * 5 + [LONG] * 2 + [FLOAT],
     "silu_mul": [POINTER] * 2 + [LONG] * 2,
@@ -49,29 +51,29 @@ _ARGUMENTS = {
 
 
 class NoCompiler(UserWarning):
-    """The fused kernels could not be built, so steps are slower."""
+    """The native kernels cannot be compiled, so steps are slower."""
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The kernels, built unless they were before. torch is imported first: they share its threads."""
+    """The compiled kernels, from the cache if possible. torch must be imported first: they share its threads."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        warnings.warn("no C++ compiler was found, so steps are slower\n  fix: install g++", NoCompiler, stacklevel=2)
+        warnings.warn("no C++ compiler, so steps are slower\n  fix: install g++", NoCompiler, stacklevel=2)
         return None
     path = _cache() / f"kernels-{_digest(compiler)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            made = Path(scratch) / path.name
-            done = subprocess.run(
-                [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", made, _SOURCE], capture_output=True, text=True, check=False
+            output = Path(scratch) / path.name
+            result = subprocess.run(
+                [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", output, _SOURCE], capture_output=True, text=True, check=False
             )
-            if done.returncode:
-                said = f"{compiler} could not build the fused kernels, so steps are slower: {done.stderr[:500]}"
-                warnings.warn(f"{said}\n  fix: install a current g++", NoCompiler, stacklevel=2)
+            if result.returncode:
+                problem = f"{compiler} cannot compile the native kernels, so steps are slower: {result.stderr[:500]}"
+                warnings.warn(f"{problem}\n  fix: install a current g++", NoCompiler, stacklevel=2)
                 return None
-            made.replace(path)  # at once, so that no other process ever loads half a file
+            output.replace(path)  # atomic, so that no other process loads an incomplete file
     return ctypes.CDLL(str(path))
 
 
@@ -80,9 +82,9 @@ def _cache() -> Path:
 
 
 def _digest(compiler: str) -> str:
-    """What the result depends on: the source, how it is built, by what, and for which processor."""
-    told = Path("/proc/cpuinfo")
-    features = [line for line in told.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
+    """Hash of the sources, the flags, the compiler and the CPU features."""
+    cpu_info = Path("/proc/cpuinfo").read_text().splitlines()
+    features = [line for line in cpu_info if line.startswith(("flags", "Features", "model name"))]
     sources = [_SOURCE.with_name(name).read_text() for name in _SOURCE_FILES]
     parts = (*sources, *_FLAGS, *_VECTOR_FLAGS, compiler, platform.machine(), *features[:2])
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
@@ -90,22 +92,22 @@ def _digest(compiler: str) -> str:
 
 @functools.cache
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """A function of the kernels, for tensors like this."""
+    """A kernel for tensors of this dtype."""
     library = _library()
     assert library is not None
-    found: Any = getattr(library, f"{name}_{_SUFFIX[dtype]}")
-    found.argtypes, found.restype = _ARGUMENTS[name], LONG if name == "argmax" else None
-    return found
+    function: Any = getattr(library, f"{name}_{_SUFFIX[dtype]}")
+    function.argtypes, function.restype = _ARGUMENTS[name], LONG if name == "argmax" else None
+    return function
 
 
 def is_native(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are kernels for tensors like this."""
+    """Whether there are kernels for tensors of this dtype on this device."""
     return dtype in _SUFFIX and device.type == "cpu" and _library() is not None
 
 
 @functools.cache
 def supports_bf16_matmul() -> bool:
-    """Whether this processor has instructions for products of bf16. If not, libraries are slow with it."""
+    """Whether this CPU has bf16 matrix instructions. Without them, the products of torch in bf16 are slow."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
@@ -119,7 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_norm(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x + more, and its norm."""
+    """x + more, and its RMS norm."""
     x, more = x.contiguous(), more.contiguous()
     total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     pointers = (out.data_ptr(), total.data_ptr(), x.data_ptr(), more.data_ptr(), weight.data_ptr())
@@ -128,7 +130,7 @@ def add_norm(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[T
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """silu of the first half of the last dimension, times its second half."""
+    """SwiGLU: silu of the first half of the last dimension times its second half."""
     x = x.contiguous()
     size = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
@@ -137,7 +139,7 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def argmax(x: Tensor) -> tuple[Tensor, bool]:
-    """The first of the largest numbers of each row, or of its NaNs: [rows, size] to [rows, 1]; if all are finite."""
+    """The first maximum, or NaN, of each row: [rows, size] to [rows, 1]; and whether all of them are finite."""
     rows, size = x.shape
     out = torch.empty((rows, 1), dtype=torch.int64)
     wrong = kernel("argmax", x.dtype)(out.data_ptr(), x.data_ptr(), rows, size, x.stride(0))
@@ -145,9 +147,9 @@ def argmax(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions. x is [1, heads, tokens, size]; the angles are [tokens, size], whatever leads.
+    """Rotary embedding. x is [1, heads, tokens, size]; the angles are [..., tokens, size].
 
-    What is given back has the shape of x, in memory as [tokens, heads, size].
+    The result has the shape of x, with the memory layout [tokens, heads, size].
     """
     _, heads, tokens, size = x.shape
     if x.stride(1) != size or x.stride(3) != 1:
@@ -159,13 +161,13 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 _TILE_COLUMNS = 32
-"""So many columns a tile of a matrix has."""
+"""Number of columns of a tile."""
 
 
 def to_tiles(weight: Tensor) -> Tensor:
-    """A matrix, [out, in], in the order in which `linear` reads it: [tiles, in, columns], zeros up to the end.
+    """Pack a matrix, [out, in], for `linear`: [tiles, in, columns], padded with zeros.
 
-    In bf16 a column of the first half of a tile and one of the second alternate.
+    In bf16 the columns of the two halves of a tile are interleaved.
     """
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % _TILE_COLUMNS))
     whole = padded.view(-1, _TILE_COLUMNS, weight.shape[1]).transpose(1, 2)
@@ -175,7 +177,7 @@ def to_tiles(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, tiles: Tensor, columns: int, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias over the last dimension of x. No row's result depends on the others."""
+    """x @ weight.T + bias over the last dimension of x. The result of a row does not depend on other rows."""
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype)
@@ -186,9 +188,9 @@ def linear(x: Tensor, tiles: Tensor, columns: int, bias: Tensor | None) -> Tenso
 
 
 def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias over the last dimension of x, whose rows become integers too. See `mstar.nn.compile.int8`.
+    """x @ weight.T + bias in int8, with dynamic quantization of x. See `mstar.nn.compile.int8`.
 
-    A row with an infinity or a NaN gives NaNs.
+    A row of x with infinity or NaN gives NaN.
     """
     x = x.contiguous()
     size, columns = x.shape[-1], len(scales)
@@ -200,7 +202,7 @@ def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -
 
 
 def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Tensor) -> None:
-    """Put new keys and values, [tokens, heads, size] each, at their places in [positions, heads, size]."""
+    """Write new keys and values, [tokens, heads, size] each, to their slots in [positions, heads, size]."""
     key, value = _rowwise(key), _rowwise(value)
     keys, values = memory
     row = keys.stride(0)
@@ -210,7 +212,7 @@ def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Ten
 
 
 class Pages(ctypes.Structure):
-    """What `attend` must know of a forward: see the kernels. The tensors must outlive it."""
+    """Page table and tokens of a forward: struct Pages of kernels.cpp. The tensors must outlive it."""
 
     _fields_ = (
         ("table", POINTER),
@@ -228,7 +230,7 @@ class Pages(ctypes.Structure):
 def attend(
     out: Tensor, query: Tensor, memory: tuple[Tensor, Tensor], pages: Pages, scaling: float, window: int
 ) -> None:
-    """Fill in [tokens, heads, size] for the chosen tokens of a forward. The query is [1, heads, tokens, size]."""
+    """Paged attention of the chosen tokens into `out`, [tokens, heads, size]. The query is [1, heads, tokens, size]."""
     query = _rowwise(query[0].transpose(0, 1))
     keys, values = memory
     run = kernel("attend", query.dtype)
@@ -239,9 +241,9 @@ def attend(
 def attend_joined(
     joined: Tensor, angles: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], pages: Pages, rule: tuple[float, int]
 ) -> Tensor:
-    """Rotate, write and attend, for tokens whose queries, keys and values lie in one row each.
+    """Rotary embedding, KV cache write and paged attention for the output of a fused QKV projection.
 
-    joined is [1, tokens, (heads + 2 key heads) * size], contiguous; what is given back is [1, tokens, heads * size].
+    `joined` is [1, tokens, (heads + 2 key heads) * size], contiguous; the result is [1, tokens, heads * size].
     """
     keys, values = memory
     key_heads, size = keys.shape[1:]
@@ -255,5 +257,5 @@ def attend_joined(
 
 
 def _rowwise(x: Tensor) -> Tensor:
-    """[tokens, heads, size] with each token's heads together, as they are or copied."""
+    """[tokens, heads, size] with the heads of a token contiguous; copied if necessary."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,18 +1,18 @@
-// All layers of a network that reads many tokens at once, a few rows at a time, so that what layers tell each other
-// stays in a core's cache: a part of kernels.cpp, whose functions it strings together.
+// All blocks of a bidirectional transformer in one call, a few rows at a time, so that activations stay in the cache of
+// a core. Included by kernels.cpp.
 
-template <typename T> struct Block {  // norms as they are, matrices in tiles
+template <typename T> struct Block {  // norms, and matrices as tiles
     const T *norm1, *norm1_bias, *joined, *joined_bias, *output, *output_bias;
     const T *norm2, *norm2_bias, *widen, *widen_bias, *narrow, *narrow_bias;
 };
 
-// How channels of queries and keys are turned: what is kept of each, and added of its neighbours; [tokens][2 width].
-template <typename T> struct Turns {
+// Rotary embedding of queries and keys: factors of a channel and of its two neighbors; [tokens][2 width].
+template <typename T> struct Rotations {
     const T *own, *right, *left;
 };
 
-// Keys and values that stay: layers, both of them, rows and heads are so far apart, then tokens follow each other.
-template <typename T> struct Kept {
+// KV cache: strides of layers, of keys and values, of rows and of heads; the tokens of a head are contiguous.
+template <typename T> struct KVCache {
     T *cells;
     long layer, half, row, head, tokens;
 };
@@ -37,73 +37,73 @@ void layer_norm(T *out, const T *x, const T *weight, const T *bias, long rows, l
     });
 }
 
-template <typename T> void turn(T *read, const Turns<T> &by, long rows, long tokens, long width) {
+template <typename T> void rotate_channels(T *read, const Rotations<T> &by, long rows, long tokens, long width) {
     const long count = 2 * width;
     static thread_local std::vector<T> memory;
-    memory.resize(count + 2);  // one before the first, which nothing is added of, and one behind the last
+    memory.resize(count + 2);  // one element of padding on each side
     const T *__restrict before = memory.data() + 1;
     for (long row = 0; row < rows * tokens; ++row) {
-        T *__restrict turned = read + row * 3 * width;
+        T *__restrict channels = read + row * 3 * width;
         const long at = row % tokens * count;
         const T *__restrict own = by.own + at, *__restrict right = by.right + at, *__restrict left = by.left + at;
-        std::memcpy(memory.data() + 1, turned, (count + 1) * sizeof(T));
+        std::memcpy(memory.data() + 1, channels, (count + 1) * sizeof(T));
         for (long i = 0; i < count; ++i)
-            turned[i] = from_float<T>(to_float(before[i]) * to_float(own[i]) + to_float(before[i + 1]) * to_float(right[i]) +
+            channels[i] = from_float<T>(to_float(before[i]) * to_float(own[i]) + to_float(before[i + 1]) * to_float(right[i]) +
                                       to_float(before[i - 1]) * to_float(left[i]));
     }
 }
 
-// Of a layer and one of its halves: so many tokens of each row from the first on.
-template <typename T> Told<T> told_of(const Kept<T> &kept, long layer, long half, long first, long tokens, long size) {
-    return {kept.cells + layer * kept.layer + half * kept.half + first * kept.row, kept.row, kept.head, size, tokens};
+// Keys (half 0) or values (half 1) of a layer, from row `first` on.
+template <typename T> Strided<T> half_of(const KVCache<T> &cache, long layer, long half, long first, long tokens, long size) {
+    return {cache.cells + layer * cache.layer + half * cache.half + first * cache.row, cache.row, cache.head, size, tokens};
 }
 
-// Keeps the keys and values of some rows, [tokens][3 width] each, behind those that were kept before.
-template <typename T> void keep(const Kept<T> &kept, const T *read, long layer, long first, long rows, const Stage &is) {
+// Appends the keys and values of some rows, [tokens][3 width] each, to the KV cache.
+template <typename T> void append_kv(const KVCache<T> &cache, const T *read, long layer, long first, long rows, const Stage &is) {
     const long size = is.width / is.heads;
     for (long row = 0; row < rows; ++row)
         for (long token = 0; token < is.tokens; ++token, read += 3 * is.width) {
-            T *to = kept.cells + layer * kept.layer + (first + row) * kept.row + (kept.tokens - is.tokens + token) * size;
-            for (long head = 0; head < is.heads; ++head, to += kept.head) {
+            T *to = cache.cells + layer * cache.layer + (first + row) * cache.row + (cache.tokens - is.tokens + token) * size;
+            for (long head = 0; head < is.heads; ++head, to += cache.head) {
                 std::memcpy(to, read + is.width + head * size, size * sizeof(T));
-                std::memcpy(to + kept.half, read + 2 * is.width + head * size, size * sizeof(T));
+                std::memcpy(to + cache.half, read + 2 * is.width + head * size, size * sizeof(T));
             }
         }
 }
 
-// What some rows see: of themselves, or, if it is kept, of all that was kept.
+// Attention of some rows: to themselves, or to the KV caches if there are any.
 template <typename T>
-void attend_rows(T *seen, const T *read, const Kept<T> &shared, const Kept<T> &own, long layer, long first, long rows,
+void attend_rows(T *seen, const T *read, const KVCache<T> &shared, const KVCache<T> &own, long layer, long first, long rows,
                  const Stage &is) {
     const long size = is.width / is.heads, wide = 3 * is.width, all = is.tokens * wide;
-    Seen<T> told{};
+    KeysValues<T> sources{};
     if (own.cells) {
-        keep(own, read, layer, first, rows, is);
-        told.keys = told_of(own, layer, 0, first, own.tokens, size);
-        told.values = told_of(own, layer, 1, first, own.tokens, size);
-        told.shared_keys = told_of(shared, layer, 0, 0, shared.tokens, size);
-        told.shared_values = told_of(shared, layer, 1, 0, shared.tokens, size);
-        told.shared_keys.row = told.shared_values.row = 0;  // they have one row, for all
+        append_kv(own, read, layer, first, rows, is);
+        sources.keys = half_of(own, layer, 0, first, own.tokens, size);
+        sources.values = half_of(own, layer, 1, first, own.tokens, size);
+        sources.shared_keys = half_of(shared, layer, 0, 0, shared.tokens, size);
+        sources.shared_values = half_of(shared, layer, 1, 0, shared.tokens, size);
+        sources.shared_keys.row = sources.shared_values.row = 0;  // one row for all
     } else {
-        told.keys = {read + is.width, all, size, wide, is.tokens};
-        told.values = {read + 2 * is.width, all, size, wide, is.tokens};
+        sources.keys = {read + is.width, all, size, wide, is.tokens};
+        sources.values = {read + 2 * is.width, all, size, wide, is.tokens};
     }
     for (long row = 0; row < rows; ++row)
         for (long head = 0; head < is.heads; ++head)
             attend_head(seen + row * is.tokens * is.width + head * size, is.width, read + row * all + head * size, wide,
-                        is.tokens, size, told, row, head);
+                        is.tokens, size, sources, row, head);
 }
 
-constexpr long AT_ONCE = 1 << 17;  // so many numbers of a layer's widest product
+constexpr long CHUNK_ELEMENTS = 1 << 17;  // of the widest activation of a layer
 
-// x, [rows][tokens][width], through all layers, in its place.
+// Runs all blocks in place on x, [rows][tokens][width].
 template <typename T>
-void run_blocks(T *x, const Block<T> *blocks, long count, const Turns<T> &by, const Kept<T> &shared, const Kept<T> &kept,
+void run_blocks(T *x, const Block<T> *blocks, long count, const Rotations<T> &by, const KVCache<T> &shared, const KVCache<T> &cache,
                 const Stage &is) {
-    const long at_once = std::max(1L, AT_ONCE / (is.tokens * is.hidden)), width = is.width;
-    each((is.rows + at_once - 1) / at_once, is.rows * is.tokens * width * is.hidden > SMALL * 64, [&](long piece) {
+    const long chunk_rows = std::max(1L, CHUNK_ELEMENTS / (is.tokens * is.hidden)), width = is.width;
+    each((is.rows + chunk_rows - 1) / chunk_rows, is.rows * is.tokens * width * is.hidden > SMALL * 64, [&](long piece) {
         static thread_local std::vector<T> normed, read, seen, wide;
-        const long first = piece * at_once, rows = std::min(at_once, is.rows - first), all = rows * is.tokens;
+        const long first = piece * chunk_rows, rows = std::min(chunk_rows, is.rows - first), all = rows * is.tokens;
         normed.resize(all * width);
         read.resize(all * 3 * width);
         seen.resize(all * width);
@@ -113,8 +113,8 @@ void run_blocks(T *x, const Block<T> *blocks, long count, const Turns<T> &by, co
             const Block<T> &block = blocks[layer];
             layer_norm(normed.data(), own, block.norm1, block.norm1_bias, all, width, is.epsilon);
             linear<T>(read.data(), normed.data(), block.joined, block.joined_bias, none, all, width, 3 * width, false);
-            turn(read.data(), by, rows, is.tokens, width);
-            attend_rows(seen.data(), read.data(), shared, kept, layer, first, rows, is);
+            rotate_channels(read.data(), by, rows, is.tokens, width);
+            attend_rows(seen.data(), read.data(), shared, cache, layer, first, rows, is);
             linear<T>(own, seen.data(), block.output, block.output_bias, own, all, width, width, false);
             layer_norm(normed.data(), own, block.norm2, block.norm2_bias, all, width, is.epsilon);
             linear<T>(wide.data(), normed.data(), block.widen, block.widen_bias, none, all, width, is.hidden, true);

@@ -1,17 +1,17 @@
-// Attention of whole batches over keys and values that lie in one piece: a part of kernels.cpp, whose functions it uses.
+// Attention over contiguous keys and values, without a mask, included by kernels.cpp.
 //
-// For many short rows, where a library's attention is mostly overhead. Queries lie across the lanes, so that the scores
-// of one key are neighbours, and nothing is summed across lanes. Nothing is masked.
+// For many short rows, where the attention of a library is mostly overhead. A vector has one element per query, so that
+// no horizontal sums are needed.
 
-// Keys or values: heads of each row, and then tokens, are so far apart. What all rows share is of one row.
-template <typename T> struct Told {
+// Strided keys or values: strides of rows, heads and tokens. Those shared by all rows have one row.
+template <typename T> struct Strided {
     const T *first;
     long row, head, token, count;
 };
 
-// What rows share, and what is their own.
-template <typename T> struct Seen {
-    Told<T> shared_keys, shared_values, keys, values;
+// Keys and values shared by all rows, and those of each row.
+template <typename T> struct KeysValues {
+    Strided<T> shared_keys, shared_values, keys, values;
 };
 
 struct HeadMemory {
@@ -21,17 +21,17 @@ struct HeadMemory {
     std::vector<float> scores;   // [seen][COLUMNS]
 };
 
-// So many neighbours of each token as floats, with zeros up to the width, which is of whole lanes.
-template <typename T> void copy_tokens(float *to, long width, const T *from, const Told<T> &told, long count) {
-    for (long token = 0; token < told.count; ++token, from += told.token, to += width)
+// Copies `count` values of each token as floats, padded with zeros to `width`, a multiple of the vector size.
+template <typename T> void copy_tokens(float *to, long width, const T *from, const Strided<T> &tokens_in, long count) {
+    for (long token = 0; token < tokens_in.count; ++token, from += tokens_in.token, to += width)
         for (long i = 0; i < width; i += WIDE) {
             const Lanes some = load(from + i, count - i);
             std::memcpy(to + i, &some, sizeof some);
         }
 }
 
-// The power of each score, [seen][COLUMNS], less the largest of its query; `totals` receives what they add up to.
-inline void raise(float *scores, long seen, float *totals) {
+// Softmax without the division: exponentials of the scores, [seen][COLUMNS], less the maximum of each query, and their sums.
+inline void exponentiate(float *scores, long seen, float *totals) {
     Lanes most[2], own[2];
     load_pair(most, scores);
     for (long key = 1; key < seen; ++key) {
@@ -49,27 +49,27 @@ inline void raise(float *scores, long seen, float *totals) {
         }
 }
 
-// Up to COLUMNS queries of one head of one row, which are `stride` apart: out has rows of out_stride.
+// Attention of up to COLUMNS queries of one head of one row; queries and outputs are strided.
 template <typename T>
 void attend_block(T *out, long out_stride, const T *query, long stride, long count, long size, long seen,
                   HeadMemory &memory) {
     const long pitch = (size + WIDE - 1) / WIDE * WIDE;
     const float scale = 1.0f / std::sqrt(static_cast<float>(size));
-    float *asked = memory.queries.data(), *scores = memory.scores.data();
-    for (long row = 0; row < count; ++row)  // where there is no query any number will do: nobody reads its scores
-        for (long i = 0; i < size; ++i) asked[i * COLUMNS + row] = to_float(query[row * stride + i]) * scale;
+    float *queries = memory.queries.data(), *scores = memory.scores.data();
+    for (long row = 0; row < count; ++row)  // columns without a query are not initialized: their scores are not used
+        for (long i = 0; i < size; ++i) queries[i * COLUMNS + row] = to_float(query[row * stride + i]) * scale;
     for (long first = 0; first < seen; first += ROWS) {
         const long height = std::min<long>(ROWS, seen - first);
         const auto multiply = tile_of<float, false>(height, std::make_integer_sequence<int, ROWS>());
-        multiply(scores + first * COLUMNS, memory.keys.data() + first * pitch, pitch, asked, size, NOTHING);
+        multiply(scores + first * COLUMNS, memory.keys.data() + first * pitch, pitch, queries, size, NO_BIAS);
     }
     alignas(64) float totals[COLUMNS], sums[ROWS * COLUMNS];
-    raise(scores, seen, totals);
+    exponentiate(scores, seen, totals);
     for (long top = 0; top < count; top += ROWS) {
         const long height = std::min<long>(ROWS, count - top);
         const auto multiply = tile_of<float, true>(height, std::make_integer_sequence<int, ROWS>());
         for (long first = 0; first < size; first += COLUMNS) {
-            multiply(sums, scores + top, COLUMNS, memory.values.data() + first * seen, seen, NOTHING);
+            multiply(sums, scores + top, COLUMNS, memory.values.data() + first * seen, seen, NO_BIAS);
             for (long row = 0; row < height; ++row) {
                 const float share = 1.0f / totals[top + row];
                 T *to = out + (top + row) * out_stride + first;
@@ -80,9 +80,9 @@ void attend_block(T *out, long out_stride, const T *query, long stride, long cou
     }
 }
 
-// One head of one row: queries are `stride` apart, out has rows of out_stride.
+// Attention of one head of one row; queries and outputs are strided.
 template <typename T>
-void attend_head(T *out, long out_stride, const T *query, long stride, long tokens, long size, const Seen<T> &is,
+void attend_head(T *out, long out_stride, const T *query, long stride, long tokens, long size, const KeysValues<T> &is,
                  long row, long head) {
     static thread_local HeadMemory memory;
     const long seen = is.shared_keys.count + is.keys.count, pitch = (size + WIDE - 1) / WIDE * WIDE;

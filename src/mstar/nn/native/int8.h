@@ -1,11 +1,11 @@
-// Matrix products in 8-bit integers: a part of kernels.cpp, whose numbers it uses.
+// Int8 matrix products (W8A8), included by kernels.cpp.
 //
-// With AMX where the processor has it. Elsewhere the same sums by plain loops, which is right and slow.
+// With AMX if the CPU has it, else the same sums by plain loops, which is correct but slow.
 
-// Part of a row as whole numbers in [-127, 127], and what multiplies it back. With an infinity or a NaN in it, it
-// becomes zeros, and its scale is no number: what is computed from it is NaN.
-template <typename T> float quantise(int8_t *out, const T *x, long size) {
-    int32_t bits = 0;  // of the largest, without its sign: such bits are in the order of the numbers, NaNs last
+// Quantizes part of a row to integers in [-127, 127] and returns its scale. With infinity or NaN in it, the integers are
+// zeros and the scale is not finite, so that results are NaN.
+template <typename T> float quantize(int8_t *out, const T *x, long size) {
+    int32_t bits = 0;  // of the largest magnitude: these bits sort like the numbers, NaN last
     for (long i = 0; i < size; ++i) {
         const float value = to_float(x[i]);
         int32_t own;
@@ -14,7 +14,7 @@ template <typename T> float quantise(int8_t *out, const T *x, long size) {
     }
     float most;
     std::memcpy(&most, &bits, sizeof most);
-    if (bits >= 0x7f800000 || most < 1e-30f) {  // the inverse of what is nearly nothing would be infinite
+    if (bits >= 0x7f800000 || most < 1e-30f) {  // the inverse of a tiny number would be infinite
         std::memset(out, 0, size);
     } else {
         const float inverse = 127.0f / most;
@@ -23,8 +23,8 @@ template <typename T> float quantise(int8_t *out, const T *x, long size) {
     return most / 127.0f;
 }
 
-constexpr long TILE = 16, DEPTH = 64;  // a tile is 16 rows of 64 bytes: of x as it is, of a weight [DEPTH / 4][TILE][4]
-constexpr long GROUP = 192;            // so many neighbours in a row of x have a scale of their own
+constexpr long TILE = 16, DEPTH = 64;  // a tile is 16 rows of 64 bytes: of x row by row, of a weight [DEPTH / 4][TILE][4]
+constexpr long GROUP = 192;            // number of adjacent values in a row of x with one scale
 
 // sums = x weight for TILES * 16 rows of x and 32 columns, two rows of tiles, over `count` of a row's `size`.
 #ifdef __AMX_INT8__
@@ -53,17 +53,17 @@ void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, 
     _tile_stored(3, sums + 2 * TILE * TILE + TILE, PITCH);
 }
 
-struct Shape {  // of tile registers: as wide and as high as they can be
+struct Shape {  // of tile registers: the maximum
     uint8_t palette = 1, unused[15] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-struct Tiles {  // the processor's tile registers, for as long as this exists
+struct Tiles {  // the tile registers of the CPU, for the lifetime of this object
     Tiles() {
-        static const long asked = syscall(SYS_arch_prctl, 0x1023, 18);  // Linux gives them to those who ask, once
+        static const long denied = syscall(SYS_arch_prctl, 0x1023, 18);  // Linux requires one permission request
         static const Shape shape;
-        if (!asked) _tile_loadconfig(&shape);
+        if (!denied) _tile_loadconfig(&shape);
     }
     ~Tiles() { _tile_release(); }
 };
@@ -84,9 +84,9 @@ void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, 
 struct Tiles {};
 #endif
 
-// totals = x weight for so many of these rows, in numbers: each group's sums times its scales, [rows][groups].
+// totals = x weight for these rows as floats: the sums of each group times its scales, [rows][groups].
 template <int TILES>
-void add_up(float *totals, const int8_t *x, const float *own, const int8_t *weight, long rows, long size, long groups) {
+void sum_groups(float *totals, const int8_t *x, const float *own, const int8_t *weight, long rows, long size, long groups) {
     constexpr long COUNT = 2 * TILE;
     alignas(64) int32_t sums[TILES * TILE * COUNT];
     for (long group = 0; group < groups; ++group) {
@@ -100,15 +100,15 @@ void add_up(float *totals, const int8_t *x, const float *own, const int8_t *weig
     }
 }
 
-// x weight + bias in 8-bit integers. The weight lies in tiles, padded with zeros to `depth` and to whole pairs of
-// tiles, with a scale for each of its columns.
+// x weight + bias in int8. The weight is packed in tiles, padded with zeros to `depth` and to pairs of tiles, with a
+// scale per column.
 template <typename T>
 void linear_int8(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias, long rows, long size,
                  long columns, long depth) {
     constexpr long WIDTH = 2 * TILE;
     const long padded = (rows + TILE - 1) / TILE * TILE, groups = (size + GROUP - 1) / GROUP;
-    std::vector<Lanes> memory(padded * depth / DEPTH);  // for its alignment: a tile's rows are cache lines
-    int8_t *whole = reinterpret_cast<int8_t *>(memory.data());
+    std::vector<Lanes> memory(padded * depth / DEPTH);  // for the alignment: rows of a tile are cache lines
+    int8_t *quantized = reinterpret_cast<int8_t *>(memory.data());
     std::vector<float> own(rows * groups);
 #pragma omp parallel if (rows * size * columns > SMALL * 64)
     {
@@ -117,17 +117,17 @@ void linear_int8(T *out, const T *x, const int8_t *weight, const float *scales, 
             for (long group = 0; group < groups; ++group) {
                 const long first = group * GROUP;
                 own[row * groups + group] =
-                    quantise(whole + row * depth + first, x + row * size + first, std::min(GROUP, size - first));
+                    quantize(quantized + row * depth + first, x + row * size + first, std::min(GROUP, size - first));
             }
         const Tiles tiles;
         alignas(64) float totals[WIDTH * WIDTH];
 #pragma omp for
         for (long first = 0; first < columns; first += WIDTH)
             for (long top = 0; top < rows; top += WIDTH) {
-                const auto run = padded - top > TILE ? add_up<2> : add_up<1>;
+                const auto run = padded - top > TILE ? sum_groups<2> : sum_groups<1>;
                 const long height = std::min(WIDTH, rows - top), width = std::min(WIDTH, columns - first);
                 const float *own_top = own.data() + top * groups;
-                run(totals, whole + top * depth, own_top, weight + first * depth, height, depth, groups);
+                run(totals, quantized + top * depth, own_top, weight + first * depth, height, depth, groups);
                 for (long row = 0; row < height; ++row)
                     for (long i = 0; i < width; ++i) {
                         const float sum = totals[row * WIDTH + i] * scales[first + i];

@@ -1,8 +1,8 @@
-// What a decoder does besides matrix products, for CPUs: each function is one pass over memory.
+// Fused CPU kernels of a decoder: norms, rotary embedding, SwiGLU, argmax, paged attention; each is one pass over memory.
 //
-// Plain C++ that a compiler turns into vector code for the machine at hand. bf16 is kept as its 16 bits; arithmetic is
-// in float, and rounds where the library's own layers round, so that a fused step gives the library's numbers.
-// Nothing here allocates for the caller, throws, or knows of Python.
+// Plain C++ that the compiler vectorizes for the CPU of this machine. bf16 is stored as 16 bits; arithmetic is in float
+// and rounds where the layers of transformers round, so that a fused step gives the same numbers. Nothing here allocates
+// for the caller, throws, or depends on Python.
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,7 @@ template <typename T> T from_float(float x);
 
 template <> inline float from_float<float>(float x) { return x; }
 
-template <> inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even; a NaN stays one
+template <> inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even; NaN stays NaN
     uint32_t wide;
     std::memcpy(&wide, &x, sizeof wide);
     uint32_t rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
@@ -47,7 +47,7 @@ template <> inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even
 
 template <typename T> inline float rounded(float x) { return to_float(from_float<T>(x)); }
 
-// e^x, to a unit in the last place or two, as arithmetic that vectorises (a call to the C library does not).
+// e^x within one or two units in the last place, as arithmetic that vectorizes (the C library's does not).
 inline float exponential(float x) {
     x = std::min(88.0f, std::max(-87.0f, x));
     const float whole = std::floor(x * 1.442695041f + 0.5f);
@@ -65,11 +65,11 @@ inline float exponential(float x) {
     return out * power;
 }
 
-constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it does
+constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it saves
 
-// Runs each of so many, by all threads if it is much. They are not asked in vain: that alone takes a microsecond.
-template <typename Run> void each(long count, bool is_much, const Run &run) {
-    if (!is_much || omp_in_parallel() || omp_get_max_threads() == 1) {
+// Parallel for loop, if there is enough work: starting threads alone takes a microsecond.
+template <typename Run> void each(long count, bool is_large, const Run &run) {
+    if (!is_large || omp_in_parallel() || omp_get_max_threads() == 1) {
         for (long i = 0; i < count; ++i) run(i);
         return;
     }
@@ -77,7 +77,7 @@ template <typename Run> void each(long count, bool is_much, const Run &run) {
     for (long i = 0; i < count; ++i) run(i);
 }
 
-// x / rms(x), rounded, times weight. With `more`, x + more instead of x, which `sum_out` receives.
+// RMS norm: x / rms(x), rounded, times weight. With `more`, of x + more, which is written to `sum_out` (residual add).
 template <typename T>
 void rms_norm(T *out, T *sum_out, const T *x, const T *more, const T *weight, long rows, long size, float epsilon) {
     each(rows, rows * size > SMALL, [=](long row) {
@@ -95,7 +95,7 @@ void rms_norm(T *out, T *sum_out, const T *x, const T *more, const T *weight, lo
     });
 }
 
-// silu of the first half of each row, times its second half.
+// SwiGLU: silu of the first half of each row times its second half.
 template <typename T> void silu_mul(T *out, const T *x, long rows, long size) {
     each(rows, rows * size > SMALL, [=](long row) {
         const T *gate = x + row * 2 * size, *up = gate + size;
@@ -107,7 +107,7 @@ template <typename T> void silu_mul(T *out, const T *x, long rows, long size) {
     });
 }
 
-// Rotates the halves of each head by the angles of its token. x is [tokens, heads, size] with rows of `stride`.
+// Rotary embedding: rotates the halves of each head by the angles of its token. x is [tokens, heads, size] with rows of `stride`.
 template <typename T>
 void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, long heads, long size, long stride) {
     const long half = size / 2;
@@ -126,7 +126,7 @@ void rotate(T *out, const T *x, const T *cosines, const T *sines, long tokens, l
     });
 }
 
-inline uint32_t magnitude(float x) {  // by its bits: the compiler is told that there is no NaN and no infinity
+inline uint32_t magnitude(float x) {  // by its bits: with -ffinite-math-only the compiler assumes that there is no NaN and no infinity
     uint32_t wide;
     std::memcpy(&wide, &x, sizeof wide);
     return wide & 0x7fffffff;
@@ -136,9 +136,9 @@ inline bool is_nan(float x) { return magnitude(x) > 0x7f800000; }
 
 inline bool is_wrong(float x) { return magnitude(x) >= 0x7f800000; }
 
-// The first of the largest numbers of each row, or of the NaNs if there are any; how many of them are not finite.
+// The first maximum of each row, or its first NaN; returns the number of rows where it is not finite.
 template <typename T> long argmax(int64_t *out, const T *x, long rows, long size, long stride) {
-    constexpr long BLOCK = 1024;  // found by its largest number, then searched
+    constexpr long BLOCK = 1024;  // the block with the maximum is searched again for its index
     long wrong = 0;
 #pragma omp parallel for reduction(+ : wrong) if (rows * size > SMALL)
     for (long row = 0; row < rows; ++row) {
@@ -165,16 +165,16 @@ template <typename T> long argmax(int64_t *out, const T *x, long rows, long size
     return wrong;
 }
 
-// Where a batch's keys and values are, and who reads which of them. Python makes it once for a forward.
+// Page table and tokens of a forward (paged attention). Python creates it once per forward.
 struct Pages {
-    const int32_t *table;  // [requests, width]: the pages of each request, in order
+    const int32_t *table;  // [requests, width]: page table
     long width;
     long page_size;
-    const int64_t *request;  // [tokens]: whose token it is
-    const int64_t *seen;     // [tokens]: it attends to this many positions of its request, from the first on
-    const int64_t *chosen;   // [count]: the tokens that attend here
+    const int64_t *request;  // [tokens]: row of the page table
+    const int64_t *seen;     // [tokens]: number of positions that it attends to, from the first
+    const int64_t *chosen;   // [count]: indices of the tokens to compute
     long count;
-    const int64_t *places;  // [tokens]: where its own keys and values go
+    const int64_t *places;  // [tokens]: slot of its own keys and values
     long tokens;
 };
 
@@ -188,7 +188,7 @@ void write(T *keys, T *values, const T *key, const T *value, const int64_t *posi
     }
 }
 
-// Sixteen floats at once.
+// A vector of sixteen floats.
 typedef float Lanes __attribute__((vector_size(64)));
 constexpr long WIDE = 16;
 
@@ -203,7 +203,7 @@ inline Lanes load(const bf16 *from) {
     typedef uint32_t Whole __attribute__((vector_size(64)));
     Half half;
     std::memcpy(&half, from, sizeof half);
-#ifdef __AVX512F__  // one instruction, of which the compiler makes four
+#ifdef __AVX512F__  // one instruction; the compiler generates four
     const Whole whole = (Whole)_mm512_cvtepu16_epi32((__m256i)half);
 #else
     const Whole whole = __builtin_convertvector(half, Whole);
@@ -211,7 +211,7 @@ inline Lanes load(const bf16 *from) {
     return (Lanes)(whole << 16);
 }
 
-// The last lanes of what is no multiple of sixteen: beyond it they are zero, and nothing is read.
+// Partial load of the last lanes: lanes beyond the end are zero, and no memory beyond it is read.
 #ifdef __AVX512BW__
 inline __mmask16 mask_of(long left) { return left >= WIDE ? 0xffff : left > 0 ? (1u << left) - 1 : 0; }
 
@@ -244,7 +244,7 @@ inline Lanes sums(Lanes *x) {
            __builtin_shufflevector(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
-// The positions [first, last) of a request, which lie in its pages.
+// The positions [first, last) of a request in its pages.
 struct Span {
     const int32_t *pages;
     long page_size, first, last;
@@ -253,7 +253,7 @@ struct Span {
     long page_end(long position) const { return std::min(last, (position / page_size + 1) * page_size); }
 };
 
-// scores[g][i] = query[g] . key[i]. The keys of sixteen positions are summed across together.
+// scores[g][i] = query[g] . key[i]. The horizontal sums of sixteen positions are computed together.
 template <typename T, int GROUP>
 void score(float *scores, long pitch, const Lanes *query, const T *keys, const Span &span, long size, long row) {
     const long parts = (size + WIDE - 1) / WIDE, whole = size / WIDE;
@@ -332,7 +332,7 @@ void attend_heads(T *out, const T *query, const T *keys, const T *values, const 
     for (; from < size; from += WIDE) mix<T, GROUP, 1>(out, scores, pitch, totals, values, span, size, row, from);
 }
 
-// Attention of the chosen tokens over their requests' pages. query is [tokens, heads, size], rows of query_stride.
+// Paged attention of the chosen tokens. query is [tokens, heads, size], rows of query_stride.
 template <typename T>
 void attend(T *out, const T *query, const T *keys, const T *values, const Pages &pages, long heads, long key_heads,
             long size, long query_stride, float scale, long window) {
@@ -356,8 +356,8 @@ void attend(T *out, const T *query, const T *keys, const T *values, const Pages 
     });
 }
 
-// All of it for tokens whose queries, keys and values, not yet rotated, lie in one row: [tokens, heads + 2 key_heads,
-// size]. Rotates, puts keys and values in their places, and attends.
+// Rotary embedding, KV cache write and paged attention for the output of a fused QKV projection,
+// [tokens, heads + 2 key_heads, size].
 template <typename T>
 void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T *keys, T *values, const Pages &pages,
                    long heads, long key_heads, long size, float scale, long window) {
@@ -401,13 +401,13 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
         const T *none = nullptr;                                                                                       \
         linear(out, x, tiles, bias, none, rows, size, columns, false);                                                 \
     }                                                                                                                  \
-    extern "C" void run_layers_##NAME(T *hidden, const Layer<T> *layers, long count, T *kept, const T *cosines,         \
+    extern "C" void run_layers_##NAME(T *hidden, const Layer<T> *layers, long count, T *cache, const T *cosines,         \
                                       const T *sines, const Sizes *sizes, long start) {                                \
-        run_layers(hidden, layers, count, kept, cosines, sines, *sizes, start);                                        \
+        run_layers(hidden, layers, count, cache, cosines, sines, *sizes, start);                                        \
     }                                                                                                                  \
-    extern "C" void run_blocks_##NAME(T *x, const Block<T> *blocks, long count, const Turns<T> *by,                     \
-                                      const Kept<T> *shared, const Kept<T> *kept, const Stage *stage) {                \
-        run_blocks(x, blocks, count, *by, *shared, *kept, *stage);                                                     \
+    extern "C" void run_blocks_##NAME(T *x, const Block<T> *blocks, long count, const Rotations<T> *by,                     \
+                                      const KVCache<T> *shared, const KVCache<T> *cache, const Stage *stage) {                \
+        run_blocks(x, blocks, count, *by, *shared, *cache, *stage);                                                     \
     }                                                                                                                  \
     extern "C" void linear_int8_##NAME(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias,   \
                                        long rows, long size, long columns, long depth) {                  \

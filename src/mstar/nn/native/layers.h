@@ -1,10 +1,10 @@
-// All layers of a small decoder in one call: a part of kernels.cpp, whose functions it strings together.
+// All layers of a small decoder in one call, included by kernels.cpp.
 //
-// For networks so small that calling the parts one by one takes longer than they do. What a row remembers lies in one
-// piece: [layers][2][rows][positions][key heads][size].
+// For networks where the overhead of one call per layer is larger than its work. The KV cache is contiguous:
+// [layers][2][rows][positions][key heads][size].
 
 template <typename T> struct Layer {
-    const T *before, *joined, *query, *key, *output, *between, *widen, *narrow;  // norms as they are, matrices in tiles
+    const T *before, *joined, *query, *key, *output, *between, *widen, *narrow;  // norms, and matrices as tiles
 };
 
 struct Sizes {
@@ -17,7 +17,7 @@ template <typename T> struct Scratch {
     std::vector<Lanes> scores;
 };
 
-// Queries, keys and values of one row, [tokens][heads + 2 key heads][size]: norms, turns, remembers and attends.
+// Norms, rotary embedding, KV cache write and attention of one row, [tokens][heads + 2 key heads][size].
 template <typename T>
 void attend_row(T *seen, T *joined, T *keys, T *values, const Layer<T> &layer, const T *cosines, const T *sines,
                 const Sizes &is, long start, Scratch<T> &scratch) {
@@ -45,9 +45,9 @@ template <typename T> void add(T *to, const T *more, long count) {
     for (long i = 0; i < count; ++i) to[i] = from_float<T>(to_float(to[i]) + to_float(more[i]));
 }
 
-// hidden, [rows][tokens][width], through all layers, in its place. Its first token stands at the position `start`.
+// Runs all layers in place on hidden, [rows][tokens][width]. The first token has the position `start`.
 template <typename T>
-void run_layers(T *hidden, const Layer<T> *layers, long count, T *kept, const T *cosines, const T *sines,
+void run_layers(T *hidden, const Layer<T> *layers, long count, T *cache, const T *cosines, const T *sines,
                 const Sizes &is, long start) {
     static thread_local Scratch<T> scratch;
     const long all = is.rows * is.tokens, own = is.heads * is.size, joined = own + 2 * is.key_heads * is.size;
@@ -60,13 +60,13 @@ void run_layers(T *hidden, const Layer<T> *layers, long count, T *kept, const T 
     scratch.wide.resize(all * 2 * is.hidden);
     scratch.gated.resize(all * is.hidden);
     scratch.more.resize(all * is.width);
-    for (long number = 0; number < count; ++number, kept += 2 * half) {
+    for (long number = 0; number < count; ++number, cache += 2 * half) {
         const Layer<T> &layer = layers[number];
         T *normed = scratch.normed.data(), *more = scratch.more.data();
         rms_norm<T>(normed, none, hidden, none, layer.before, all, is.width, is.epsilon);
         linear<T>(scratch.joined.data(), normed, layer.joined, none, none, all, is.width, joined, false);
         for (long row = 0; row < is.rows; ++row) {
-            T *keys = kept + row * (half / is.rows), *values = keys + half;
+            T *keys = cache + row * (half / is.rows), *values = keys + half;
             attend_row(scratch.seen.data() + row * is.tokens * own, scratch.joined.data() + row * is.tokens * joined,
                        keys, values, layer, cosines, sines, is, start, scratch);
         }

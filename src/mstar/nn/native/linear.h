@@ -1,17 +1,17 @@
-// Matrix products in float, whatever numbers are stored as: a part of kernels.cpp, whose numbers it uses.
+// Matrix products in float arithmetic for float and bf16, included by kernels.cpp.
 //
-// For few rows, where a library's product is mostly overhead, and for bf16 on processors that cannot multiply it. Each
-// result is one sum over the depth in its order, so that a row's results do not depend on its company.
+// For few rows, where the product of a library is mostly overhead, and for bf16 on CPUs without bf16 instructions. Each
+// result is one sum in a fixed order, so that the result of a row does not depend on other rows.
 
 #ifdef __AVX512F__
-constexpr int ROWS = 12;  // with two lanes of columns each, as many sums as there are registers for
+constexpr int ROWS = 12;  // with two vectors of columns each, the sums fill the registers
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #else
 constexpr int ROWS = 3;
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return a * b + c; }
 #endif
-constexpr long COLUMNS = 2 * WIDE;  // of a tile, which is [depth][COLUMNS]; of bf16, lanes of both halves alternate
-constexpr float NOTHING[COLUMNS] = {};
+constexpr long COLUMNS = 2 * WIDE;  // of a tile, which is [depth][COLUMNS]; in bf16 the halves are interleaved
+constexpr float NO_BIAS[COLUMNS] = {};
 
 inline void load_pair(Lanes *pair, const float *from) {
     pair[0] = load(from);
@@ -26,8 +26,8 @@ inline void load_pair(Lanes *pair, const bf16 *from) {
     pair[1] = (Lanes)(both & 0xffff0000);
 }
 
-// sums = x tile + bias for so many rows of x, which are `stride` apart; if x is turned, its columns are.
-template <typename T, bool IS_TURNED, int COUNT>
+// sums = x tile + bias for COUNT rows of x with this stride; if x is transposed, for columns.
+template <typename T, bool IS_TRANSPOSED, int COUNT>
 void multiply_tile(float *sums, const float *x, long stride, const T *tile, long size, const float *bias) {
     Lanes own[COUNT][2], start[2];
     load_pair(start, bias);
@@ -37,7 +37,7 @@ void multiply_tile(float *sums, const float *x, long stride, const T *tile, long
         Lanes pair[2];
         load_pair(pair, tile + k * COLUMNS);
         for (int row = 0; row < COUNT; ++row) {
-            const Lanes value = (IS_TURNED ? x[k * stride + row] : x[row * stride + k]) - Lanes{};
+            const Lanes value = (IS_TRANSPOSED ? x[k * stride + row] : x[row * stride + k]) - Lanes{};
             own[row][0] = multiply_add(value, pair[0], own[row][0]);
             own[row][1] = multiply_add(value, pair[1], own[row][1]);
         }
@@ -48,9 +48,9 @@ void multiply_tile(float *sums, const float *x, long stride, const T *tile, long
 
 template <typename T> using MultiplyTile = void (*)(float *, const float *, long, const T *, long, const float *);
 
-template <typename T, bool IS_TURNED, int... COUNT>
+template <typename T, bool IS_TRANSPOSED, int... COUNT>
 MultiplyTile<T> tile_of(long rows, std::integer_sequence<int, COUNT...>) {
-    static constexpr MultiplyTile<T> all[] = {multiply_tile<T, IS_TURNED, COUNT + 1>...};
+    static constexpr MultiplyTile<T> all[] = {multiply_tile<T, IS_TRANSPOSED, COUNT + 1>...};
     return all[rows - 1];
 }
 
@@ -70,7 +70,7 @@ inline float gelu(float x) {
     return 0.5f * (x + size * (1.0f - sum * t * exponential(-z * z)));
 }
 
-// What becomes of so many sums of a row.
+// Epilogue of a row: gelu, or the residual add.
 template <typename T> void finish(T *out, const float *sums, const T *more, long count, bool has_gelu) {
     if (has_gelu)
         for (long i = 0; i < count; ++i) out[i] = from_float<T>(gelu(sums[i]));
@@ -80,7 +80,7 @@ template <typename T> void finish(T *out, const float *sums, const T *more, long
         for (long i = 0; i < count; ++i) out[i] = from_float<T>(sums[i]);
 }
 
-// x weight + bias, and gelu of that, or more added to it. The weight lies in tiles, with zeros up to the last one's end.
+// x weight + bias, then gelu, or `more` added to it. The weight is packed in tiles, padded with zeros.
 template <typename T>
 void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, long rows, long size, long columns,
             bool has_gelu) {

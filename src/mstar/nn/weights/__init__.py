@@ -1,1 +1,1 @@
-"""Where weights come from: checkpoints, GGUF files, checksums."""
+"""Weights: sources (path, Hub, package), safetensors checkpoints, GGUF files, checksums."""

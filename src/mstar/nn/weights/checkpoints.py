@@ -1,12 +1,12 @@
-"""Reading a checkpoint: a folder in Hugging Face layout becomes a transformers network.
+"""Checkpoint loader: a folder in Hugging Face layout (config.json, safetensors) becomes a transformers model.
 
-Tensors are mapped from their files, and the library puts them in place: it alone knows how the tensors on disk become
-the parameters of a family (experts that are merged, weights that are tied, buffers that no file holds). So a tensor
-that stays as it is is not copied, and one that is cast or merged is made anew, one after the other. While a network is
-in use its files may be replaced or removed, but not overwritten.
+Tensors are memory-mapped from their files, and transformers assigns them: it knows how the tensors on disk become the
+parameters of a model family (merged experts, tied weights, buffers that no file has). So an unchanged tensor is not
+copied; only tensors that are cast or merged are, one at a time. While a model is in use its files can be replaced or
+removed, but must not be overwritten in place.
 
-Only safetensors are read: nothing is unpickled, and no code that comes with a checkpoint is run. Quantised weights are
-refused, and what a checkpoint says about sampling is not read.
+Only safetensors are read: nothing is unpickled, and no code of a checkpoint is run. Quantized checkpoints are rejected.
+The checkpoint's generation config is not read.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mstar.errors import LoadError, format_names
-from mstar.nn.weights.sources import Progress
+from mstar.nn.weights.progress import Progress
 
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
-_PIECE_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 24
 _MAX_NAMED_TENSORS = 20
-"""How many tensors an error names: with the wrong config.json it would be all of them."""
+"""Maximum number of tensors in an error message: with the wrong config.json all of them mismatch."""
 
 
 def read_network(
     folder: Path, dtype: str | None, progress: Progress, parts: Mapping[str, str] | None = None
 ) -> PreTrainedModel:
-    """The network that a folder holds, in its own dtype or another. Raises LoadError unless all of it fits.
+    """Load the model of a folder, in its own dtype or another. Raises LoadError if any tensor does not match.
 
-    With `parts` it has only these modules, of the tensors whose names in the files begin as it says for each.
+    With `parts`, load only some modules: the keys are module names, the values the prefixes of their tensors.
     """
     config = _read_config(folder)
     kind = _architecture_class(folder, config)
@@ -53,7 +53,7 @@ def read_network(
 
 
 def _partial_class(kind: type[PreTrainedModel], names: Collection[str]) -> type[PreTrainedModel]:
-    """A network of a kind that has only some of its modules. It is made without memory, so the others cost nothing."""
+    """A subclass with only some of the modules. It is built on the meta device, so the other modules cost nothing."""
 
     def make(self: Any, config: Any) -> None:
         kind.__init__(self, config)
@@ -64,25 +64,25 @@ def _partial_class(kind: type[PreTrainedModel], names: Collection[str]) -> type[
 
 def _keep_only(module: Module, path: str, names: Collection[str]) -> None:
     for name, child in list(module.named_children()):
-        own = path + name
-        if any(one.startswith(f"{own}.") for one in names):
-            _keep_only(child, f"{own}.", names)
-        elif own not in names:
+        full_name = path + name
+        if any(kept.startswith(f"{full_name}.") for kept in names):
+            _keep_only(child, f"{full_name}.", names)
+        elif full_name not in names:
             delattr(module, name)
 
 
 def read_tensors(folder: Path, progress: Progress, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """The tensors that a folder holds, by their names in its files; of those, the ones whose names begin so."""
+    """The tensors of a folder by name, filtered by these name prefixes."""
     tensors: dict[str, Tensor] = {}
     files: list[Path] = []
     for file in _tensor_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
-                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - it is no dict
+                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a dict
                 tensors |= {name: opened.get_tensor(name) for name in names}
         except SafetensorError as error:
-            fix = "fetch it again; a git clone without git-lfs leaves stand-ins of a few bytes"
-            raise LoadError(f"{file} is no complete safetensors file: {error}\n  fix: {fix}") from error
+            fix = "download it again; a git clone without git-lfs has only pointer files of a few bytes"
+            raise LoadError(f"{file} is not a complete safetensors file: {error}\n  fix: {fix}") from error
         files += [file] if names else []
     _read_ahead(files, progress)
     return tensors
@@ -91,51 +91,52 @@ def read_tensors(folder: Path, progress: Progress, prefixes: tuple[str, ...] = (
 def assemble(
     kind: type[PreTrainedModel], config: PreTrainedConfig, tensors: dict[str, Tensor], dtype: str | None
 ) -> PreTrainedModel:
-    """A network of these tensors. Raises LoadError that names those that are missing, left over or of another shape."""
-    with _quiet() as said:
+    """Build a model from these tensors. Raises LoadError with the missing, unexpected and mismatched ones."""
+    with _captured_log() as log:
         try:
             loaded: Any = kind.from_pretrained(
-                None,  # no folder: the library reads nothing by itself
+                None,  # no folder: transformers reads no files itself
                 config=config,
                 state_dict=tensors,
                 dtype=parse_dtype(dtype) if dtype else "auto",
-                ignore_mismatched_sizes=True,  # they are in the report, with all other faults
+                ignore_mismatched_sizes=True,  # they are reported below, with all other mismatches
                 output_loading_info=True,
             )
         except RuntimeError as error:
-            broken = [row.split()[0] for row in said.getvalue().splitlines() if "| CONVERSION" in row]
-            if not broken:
+            failed = [row.split()[0] for row in log.getvalue().splitlines() if "| CONVERSION" in row]
+            if not failed:
                 raise
-            raise _mismatch_error(kind, [f"{name} cannot be made of its parts" for name in broken]) from error
+            raise _mismatch_error(kind, [f"{name} cannot be converted from its parts" for name in failed]) from error
     network, report = loaded
-    faults = [f"{name} is missing" for name in sorted(report["missing_keys"])]
-    faults += [f"{name} has no place in it" for name in sorted(report["unexpected_keys"])]
-    for name, found, wanted in sorted(report["mismatched_keys"]):
-        faults.append(f"{name} is {list(found)}, not {list(wanted)}")
-    if faults:
-        raise _mismatch_error(kind, faults)
+    mismatches = [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    mismatches += [f"{name} is unexpected" for name in sorted(report["unexpected_keys"])]
+    for name, actual, expected in sorted(report["mismatched_keys"]):
+        mismatches.append(f"{name} is {list(actual)}, not {list(expected)}")
+    if mismatches:
+        raise _mismatch_error(kind, mismatches)
     return network
 
 
-def _mismatch_error(kind: type[PreTrainedModel], faults: list[str]) -> LoadError:
-    more = [f"and {len(faults) - _MAX_NAMED_TENSORS} more"] if len(faults) > _MAX_NAMED_TENSORS else []
-    what = "\n    ".join([f"these weights do not make a {kind.__name__}:", *faults[:_MAX_NAMED_TENSORS], *more])
-    return LoadError(f"{what}\n  fix: use the config.json that the weights were saved with")
+def _mismatch_error(kind: type[PreTrainedModel], mismatches: list[str]) -> LoadError:
+    hidden = len(mismatches) - _MAX_NAMED_TENSORS
+    more = [f"and {hidden} more"] if hidden > 0 else []
+    problem = "\n    ".join([f"the weights do not match {kind.__name__}:", *mismatches[:_MAX_NAMED_TENSORS], *more])
+    return LoadError(f"{problem}\n  fix: use the config.json that the weights were saved with")
 
 
 @contextmanager
-def _quiet() -> Iterator[io.StringIO]:
-    """No bar, which would time what takes no time, and no report, which advises to ignore what is refused here.
+def _captured_log() -> Iterator[io.StringIO]:
+    """Capture the log of transformers and disable its progress bar.
 
-    Gives what the library would have written.
+    The bar would time what takes no time, and the log advises to ignore mismatches that are errors here.
     """
-    said = io.StringIO()
-    handler = StreamHandler(said)
+    log = io.StringIO()
+    handler = StreamHandler(log)
     bars = logging.set_tqdm_hook(lambda bar, args, options: bar(*args, **options, disable=True))
     logging.add_handler(handler)
     logging.disable_default_handler()
     try:
-        yield said
+        yield log
     finally:
         logging.enable_default_handler()
         logging.remove_handler(handler)
@@ -143,37 +144,37 @@ def _quiet() -> Iterator[io.StringIO]:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """torch's dtype of this name, of those that weights may have."""
+    """The torch dtype of this name. Only float dtypes are allowed for weights."""
     if name not in _DTYPES:
-        raise LoadError(f"weights cannot be {name!r}\n  fix: one of {format_names(_DTYPES)}")
+        raise LoadError(f"unsupported dtype {name!r} for weights\n  fix: use one of {format_names(_DTYPES)}")
     return getattr(torch, name)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     file = folder / "config.json"
     if not file.is_file():
-        raise LoadError(f"{file} is missing\n  fix: give a folder that transformers' save_pretrained wrote")
+        raise LoadError(f"{file} is missing\n  fix: pass a folder written by save_pretrained of transformers")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
-        fix = "give a folder that transformers' save_pretrained wrote, of a model that transformers has itself"
-        raise LoadError(f"{file} is not understood: {reason}\n  fix: {fix}") from error
+        fix = "pass a folder written by save_pretrained, of an architecture that is part of transformers"
+        raise LoadError(f"{file} is not supported: {reason}\n  fix: {fix}") from error
     if getattr(config, "quantization_config", None):
         raise LoadError(
-            f"{folder} holds quantised weights, which are not read\n  fix: use the weights they were made of"
+            f"{folder} has quantized weights, which are not supported\n  fix: use the original, unquantized weights"
         )
     return config
 
 
 def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that the checkpoint was saved from: another one would lack some of its tensors or invent some."""
+    """The class that the checkpoint was saved from. Any other class would have missing or unexpected tensors."""
     names = config.architectures or []
     kind = getattr(transformers, names[0], None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise LoadError(
-            f"{folder / 'config.json'} names {format_names(names)} as its architecture, which transformers does not have\n"
-            f'  fix: write one that it has, as in "architectures": ["LlamaForCausalLM"]'
+            f"{folder / 'config.json'}: transformers has no architecture {format_names(names)}\n"
+            f'  fix: set one that it has, for example "architectures": ["LlamaForCausalLM"]'
         )
     return kind
 
@@ -187,24 +188,24 @@ def _tensor_files(folder: Path) -> list[Path]:
         try:
             files = [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
         except (ValueError, KeyError) as error:
-            raise LoadError(f"{index} is no complete index of tensors\n  fix: fetch it again") from error
+            raise LoadError(f"{index} is not a complete index of tensors\n  fix: download it again") from error
         if missing := [file.name for file in files if not file.is_file()]:
-            raise LoadError(f"{folder} lacks {format_names(missing)}, which its index names\n  fix: fetch them again")
+            raise LoadError(f"{folder}: {format_names(missing)} missing, listed in the index\n  fix: download again")
         return files
     if pickles := sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES):
         raise LoadError(
-            f"{folder} holds {format_names(pickles)} and no safetensors; unpickling would run whatever code is in there\n"
-            f"  fix: where you trust them, load them with transformers and write them again with save_pretrained"
+            f"{folder} has {format_names(pickles)} but no safetensors; unpickling can run arbitrary code\n"
+            f"  fix: if you trust the files, load them with transformers and save them with save_pretrained"
         )
-    raise LoadError(f"{folder} holds neither {single.name} nor {index.name}\n  fix: give the folder that does")
+    raise LoadError(f"{folder} has neither {single.name} nor {index.name}\n  fix: pass the folder of a checkpoint")
 
 
 def _read_ahead(files: Sequence[Path], progress: Progress) -> None:
-    """Read files once from end to end, so that progress is told and the first request does not wait for the disk."""
+    """Read the files once into the page cache, to report progress and so that the first request does not wait."""
     done, total = 0, sum(file.stat().st_size for file in files)
-    piece = bytearray(_PIECE_BYTES)
+    chunk = bytearray(_CHUNK_BYTES)
     for file in files:
         with file.open("rb", buffering=0) as stream:
-            while count := stream.readinto(piece):
+            while count := stream.readinto(chunk):
                 done += count
                 progress(done, total)

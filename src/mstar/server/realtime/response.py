@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
 from mstar.media.vad import SAMPLE_RATE
-from mstar.nn.lm.sampling import Sampling
-from mstar.requests import ChatRequest, Finish, ToolCall
+from mstar.requests import ChatRequest, Finish, Sampling, ToolCall
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import INTERNAL_ERROR
 from mstar.server.openai.chat import DEFAULT_MAX_TOKENS

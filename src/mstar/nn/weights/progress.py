@@ -1,0 +1,20 @@
+"""Progress callbacks for reading weights: a line on the terminal, or nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Called while weights are read, with the number of bytes read so far and the total."""
+
+
+def print_progress(done: int, total: int) -> None:
+    """Overwrite one line on the terminal with the number of megabytes read."""
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\rread {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of weights{end}")
+    sys.stderr.flush()
+
+
+def ignore_progress(_done: int, _total: int) -> None:
+    """Report nothing."""
