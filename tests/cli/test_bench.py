@@ -226,7 +226,8 @@ def test_what_would_fail_every_time_is_said_at_once(server, capsys, flags, words
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("http://127.0.0.1:1", "fix: check the URL and that the server runs"), ("localhost:8000", "http://host:port")]
+    ("url", "words"),
+    [("http://127.0.0.1:1", "fix: check the URL and that the server runs"), ("localhost:8000", "http://host:port")],
 )
 def test_a_server_that_is_not_there(url, words, capsys):
     assert main(["bench", "serve", url, "--model", "parrot"]) == 1

@@ -195,7 +195,11 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ('name = "robot"', 'name = "a robot"', "the tenant 'a robot' is not a valid name"),
         ('file = "keys.txt"', 'file = "none.txt"', "none.txt: cannot be read"),
         ('placement = "again.toml"', 'placement = "none.toml"', "none.toml: cannot be read"),
-        ('placement = "again.toml"', 'placement = "again.toml"\nplace = { part = "d" }', "has both a placement file and"),
+        (
+            'placement = "again.toml"',
+            'placement = "again.toml"\nplace = { part = "d" }',
+            "has both a placement file and",
+        ),
         ('workers = ["a", "b"]', 'workers = ["a", "a"]', "names a worker twice"),
         ("[server]", "[server", "cannot be read: "),
         (

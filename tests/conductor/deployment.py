@@ -1,5 +1,7 @@
 """A conductor core with simulated workers, driven by hand: deliver messages, advance the clock, check messages."""
 
+from mstar.wire.steps import MessageReceived, Tick
+
 from mstar.conductor.core import ConductorCore
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.model import ConductorModel
@@ -8,7 +10,6 @@ from mstar.plan.placement import parse_placement
 from mstar.sim.models import SimRequest, sim_model
 from mstar.wire import messages as m
 from mstar.wire.stats import WorkerLoad
-from mstar.wire.steps import MessageReceived, Tick
 
 CONDUCTOR = m.Peer("conductor", 0)
 LAUNCHER = m.Peer("launcher", 0)

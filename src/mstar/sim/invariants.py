@@ -70,7 +70,15 @@ CHECKED_PARTS = (
 BOUNDED_FIELDS = frozenset(
     {
         *("models", "plans", "workers", "frontends", "dead_peers", "groups", "conductors"),
-        *("_models", "_plans", "_groups", "_known_workers", "_initial_workers", "_last_requested_at", "_recent_versions"),
+        *(
+            "_models",
+            "_plans",
+            "_groups",
+            "_known_workers",
+            "_initial_workers",
+            "_last_requested_at",
+            "_recent_versions",
+        ),
         *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
 )

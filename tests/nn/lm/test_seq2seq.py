@@ -265,7 +265,9 @@ def test_a_failing_decoder_call_fails_alone():
     (token,), no_encoder_states, too_long = run(lm, "next_token", jobs)
     assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
     assert no_encoder_states == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
-    assert too_long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
+    assert too_long.startswith(
+        "too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller"
+    )
     assert full.table.length == LONGEST - 3
 
 
