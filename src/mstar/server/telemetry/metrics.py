@@ -70,10 +70,7 @@ class Metrics:
         # Audio.
         self.audio_seconds = counter("audio_seconds", "Seconds of generated audio", "model")
         self.audio_realtime_factor = histogram(
-            "audio_realtime_factor",
-            "Generation time divided by audio duration",
-            "model",
-            buckets=_RATIO_BUCKETS,
+            "audio_realtime_factor", "Generation time divided by audio duration", "model", buckets=_RATIO_BUCKETS
         )
         self.audio_underrun = counter("audio_underrun_seconds", "Seconds in which a player's buffer was empty", "model")
         self.audio_responses = counter("audio_responses", "Finished responses with audio", "model")
