@@ -107,8 +107,8 @@ class Talker(CausalLM):
         languages, voices = talker["codec_language_id"], talker["spk_id"]
         if (voice and voice not in voices) or (language and language not in languages):
             unknown = speech.voice if voice and voice not in voices else speech.language
-            what = f"unknown {unknown}: it has the voices {format_names(voices)} and the languages {format_names(languages)}"
-            raise Unsupported(f"{what}\n  fix: use one of each, or leave them out")
+            known = f"the voices {format_names(voices)} and the languages {format_names(languages)}"
+            raise Unsupported(f"unknown {unknown}, available are {known}\n  fix: use one of each, or leave them out")
         if language in ("", "chinese") and talker["spk_is_dialect"].get(voice):
             language = talker["spk_is_dialect"][voice]
         names = ("think", "think_bos", "think_eos") if language else ("nothink", "think_bos", "think_eos")
