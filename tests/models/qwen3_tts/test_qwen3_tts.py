@@ -112,7 +112,7 @@ def test_audio_starts_with_the_first_frame(model):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"voice": "emma"}, "the voices `vivian` and of the languages"),
+        ({"voice": "emma"}, "the voices `vivian` and the languages"),
         ({"language": "klingon"}, "the languages `english`, `chinese`"),
         ({"speed": 1.5}, "neither speed nor instructions"),
         ({"instructions": "Whisper."}, "neither speed nor instructions"),

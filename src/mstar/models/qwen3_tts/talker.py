@@ -105,11 +105,9 @@ class Talker(CausalLM):
         language = LANGUAGES.get(named.partition("-")[0], named)
         languages, voices = talker["codec_language_id"], talker["spk_id"]
         if (voice and voice not in voices) or (language and language not in languages):
-            what = f"unknown voice or language: {speech.voice or speech.language}"
-            fix = (
-                f"use one of the voices {format_names(voices)} and of the languages {format_names(languages)}, or none"
-            )
-            raise Unsupported(f"{what}\n  fix: {fix}")
+            unknown = speech.voice if voice and voice not in voices else speech.language
+            known = f"the voices {format_names(voices)} and the languages {format_names(languages)}"
+            raise Unsupported(f"unknown {unknown}, available are {known}\n  fix: use one of each, or leave them out")
         if language in ("", "chinese") and talker["spk_is_dialect"].get(voice):
             language = talker["spk_is_dialect"][voice]
         names = ("think", "think_bos", "think_eos") if language else ("nothink", "think_bos", "think_eos")
