@@ -95,7 +95,7 @@ class Deployment:
             self.deliver(peer, done)
 
     def stop_workers(self):
-        """Let the workers exit that the launcher was told to stop; return their names."""
+        """Let the workers exit that were stopped (`StopWorker`); return their names."""
         peers = [stop.peer for stop in self.sent_of_kind(m.StopWorker)]
         for peer in peers:
             self.exit_process(peer, "stopped")

@@ -1,8 +1,8 @@
 """Cluster membership: registration, heartbeats, failure detection and readiness of workers and front ends.
 
 A worker is identified by name and incarnation. A new incarnation replaces the old one. A worker that is silent for
-`heartbeat_timeout_s` is killed: the launcher gets `Kill`, and the conductor treats the worker as lost at once. Every
-peer is told of dead incarnations (`PeerDead`), so that it stops keeping frames for them.
+`heartbeat_timeout_s` is killed: the launcher gets `Kill`, and the conductor treats the worker as lost at once. Each
+peer gets `PeerDead` for dead incarnations, so that it stops keeping frames for them.
 
 Other parts subscribe to started and lost workers. What happens to requests is decided there, not here.
 """
@@ -51,7 +51,7 @@ class Membership:
         self.dead_peers: dict[str, m.Peer] = {}
         """By name, the last incarnation that is known to be dead."""
         self.stopping: dict[str, m.Peer] = {}
-        """Workers that the launcher was told to stop and that have not exited."""
+        """Workers with a pending `StopWorker`: they have not exited."""
         self._outbox = outbox
         self._heartbeat_timeout_s = limits.heartbeat_timeout_s
         self._known_workers = known_workers
@@ -82,7 +82,7 @@ class Membership:
         return [worker for worker in self.workers.values() if worker.draining_since is not None]
 
     def is_stopping(self, peer: m.Peer) -> bool:
-        """Return whether this incarnation was told to stop and has not exited."""
+        """Return whether this incarnation is being stopped and has not exited."""
         return self.stopping.get(peer.name) == peer
 
     # ---------------------------------------------------------------- registration
@@ -173,7 +173,7 @@ class Membership:
         self.remove(now, WorkerLost(peer, reason=f"worker {peer} was stopped"))
 
     def confirm_stopped(self, peer: m.Peer) -> bool:
-        """Note that a process exited; return whether it had been told to stop."""
+        """Note that a process exited; return whether it was being stopped."""
         if not self.is_stopping(peer):
             return False
         del self.stopping[peer.name]
