@@ -1,6 +1,6 @@
 """A conductor core with simulated workers, driven by hand: deliver messages, advance the clock, check messages."""
 
-from mstar.wire.steps import MessageReceived, Tick
+from mstar.wire.message import MessageReceived, Tick
 
 from mstar.conductor.core import ConductorCore
 from mstar.conductor.limits import ConductorLimits

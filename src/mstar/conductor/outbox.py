@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mstar.wire.messages import Message, Peer
-from mstar.wire.steps import SendMessage
+from mstar.wire.message import SendMessage
 
 
 class Outbox:

@@ -125,7 +125,7 @@ class Launcher:
                 self._signal_all(SIGTERM)
 
     def _start_processes(self, stack: ExitStack) -> None:
-        """Create and start everything; cleanup goes on the stack."""
+        """Create and start everything; cleanup callbacks go to `stack`."""
         run = RunDirectory(runtime_directory())
         stack.callback(run.remove)
         self.directory = run.path

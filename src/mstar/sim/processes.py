@@ -15,7 +15,7 @@ from mstar.sim.models import WorkerCrash
 from mstar.sim.oracle import digest
 from mstar.sim.process import SimProcess
 from mstar.wire import messages as m
-from mstar.wire.steps import MessageReceived, SendMessage, Tick
+from mstar.wire.message import MessageReceived, SendMessage, Tick
 from mstar.worker import commands as working
 from mstar.worker.core import WorkerCore
 

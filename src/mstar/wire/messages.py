@@ -354,7 +354,7 @@ class ProcessExited(Message):
 
 
 class StillComputing(Message):
-    """The process uses CPU time, although its heartbeat may be late: do not declare it dead."""
+    """The process uses CPU time, although its heartbeat can be late: do not declare it dead."""
 
     peer: Peer
 
