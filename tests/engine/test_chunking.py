@@ -1,4 +1,4 @@
-"""A long call in pieces gives what it gives whole, within the budget, and short calls do not wait for it."""
+"""Chunked calls: same result as in one run, within the token budget, and short calls do not wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.toy_components import (
 
 
 def read_jobs(paged, *lengths):
-    """Jobs that read so many numbers, each into a state of its own."""
+    """Jobs that read the given counts of numbers, each into its own state."""
     parts = enumerate(np.arange(length) for length in lengths)
     return [Job({"x": part + 7 * row, "notes": paged.make_state(None)}) for row, part in parts]
 

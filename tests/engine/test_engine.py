@@ -108,7 +108,7 @@ def test_a_failing_job_is_isolated_by_bisection():
     assert ran == [8, 4, 4, 2, 1, 1, 2]
 
 
-def test_an_op_that_runs_alone_is_run_once_for_each_job_whoever_fails():
+def test_an_unbatched_op_runs_once_per_job_even_if_one_fails():
     _, ran = check("lone", [*GOOD[:4], int_array(1, POISON), *GOOD[4:]])
     assert ran == [1] * 8
 
@@ -119,14 +119,14 @@ class WrongRowNames(Component):
     @op(batch=stacked)
     def go(self, x: Int64[Tensor, "1"]) -> Int64[Tensor, "1"]:
         if 0 in x:
-            raise RowsFailed({9: Poison("nobody")})
+            raise RowsFailed({9: Poison("no such row")})
         return x
 
 
 def test_rows_that_are_not_there_are_not_believed():
     results = run(WrongRowNames(), "go", *({"x": int_array(x)} for x in (1, 0, 2)))
     assert [to_comparable(result) for result in results] == [[[1]], repr(results[1].error), [[2]]]
-    assert str(results[1].error) == "row 9: Poison: nobody"
+    assert str(results[1].error) == "row 9: Poison: no such row"
     with pytest.raises(RowsFailed, match="row 9"):
         WrongRowNames().go(int_array(0))
 

@@ -43,7 +43,7 @@ def read(engine, paged, *calls):
 
 
 def filled_states(engine, paged, count, pages=1):
-    """States with so many pages each, read one after the other."""
+    """States with the given numbers of pages, read one after the other."""
     made = [state(engine, paged) for _ in range(count)]
     for number, notes in enumerate(made):
         (result,) = read(engine, paged, (notes, [number] * pages * SIZE))

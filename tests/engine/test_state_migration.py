@@ -1,4 +1,4 @@
-"""States go from one engine to another; room is made for them, and who had to leave for that is told."""
+"""State migration between engines: export, load with eviction, and the report of evicted states."""
 
 import gc
 
@@ -18,7 +18,7 @@ PAGES, SIZE = 4, 2
 
 
 def filled_states(engine, paged, *lengths):
-    """States that have read so many numbers each."""
+    """States that have read the given counts of numbers."""
     made = [engine.new_state(paged, PagedLog) for _ in lengths]
     for notes, length in zip(made, lengths, strict=True):
         (result,) = run(paged, "read", {"x": int_array(*range(length)), "notes": notes}, engine=engine)
@@ -80,7 +80,7 @@ def test_a_state_that_can_never_fit_is_rejected_without_eviction():
 
 def test_a_state_is_rejected_when_nothing_can_be_evicted():
     engine, paged = Engine(), PagedComponent(PAGES, SIZE)
-    other = PagedLog(paged, paged.pool.new_table())  # of somebody else: this engine does not know it
+    other = PagedLog(paged, paged.pool.new_table())  # unknown to this engine
     other.append([1] * 3)
     with pytest.raises(OutOfPages, match="3 pages of 2 positions needed, 2 of 4 free"):
         engine.load(paged, PagedLog, list(range(6)))

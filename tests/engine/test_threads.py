@@ -1,4 +1,4 @@
-"""A component's ops use as many threads as its runner says."""
+"""Thread count of a component's ops."""
 
 import torch
 

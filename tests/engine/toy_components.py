@@ -30,7 +30,7 @@ from mstar.errors import RowsFailed
 from mstar.nn.kv.page_pool import PagePool
 
 POISON, GIVES_NAN, NAMES_ROW, FAILS_IN_BATCH = -1, -2, -3, -4
-"""What a row may bring: the op raises, gives NaN for all, says which row is at fault, fails only in company."""
+"""Faults of a row: the op raises, returns NaN for all rows, names the faulty row, or fails only in a larger batch."""
 
 
 class Poison(Exception):
@@ -187,7 +187,7 @@ class PagedComponent(Component):
     def read(
         self, x: Int64[Tensor, "T"], notes: PagedLog, layout: Layout = ONE_ROW
     ) -> tuple[Int64[Tensor, "1"], Int64[Tensor, "T"], Float32[Tensor, ""]]:
-        """A digest of all that was read, one for each number read now, and NaN for a row that goes on."""
+        """A digest of all numbers read so far, one per new number, and NaN for an unfinished row."""
         states = list(rows(notes))
         pairs = zip(states, layout.lengths, strict=True)
         self.pool.require_free(sum(self.pool.pages_needed(state.table, length) for state, length in pairs))

@@ -262,7 +262,7 @@ def test_messages_of_different_seats_may_overtake_each_other(first, count):
     for source in (0, 1):
         assert stage.calls_at(source) == 4
     stage.deliver(first, 2)
-    assert stage.ready(2) == (["c.add"] if first else [])  # what b says can be added to what is there
+    assert stage.ready(2) == (["c.add"] if first else [])  # the value of b completes the arguments
     stage.deliver(1 - first, 2, count)
     assert stage.calls_at(2) == 3 * count + (0 if count == 4 or not first else 1)
     stage.finish()

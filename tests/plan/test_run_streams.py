@@ -87,7 +87,7 @@ class Pipes(Model):
 
     @walk
     def elsewhere(self, n: int) -> Iterator[Latents]:
-        """A body of windows on another seat than their reader, which is told of each."""
+        """A windows body at another seat than the reader, which sends it each window."""
         items = Stream("items")
         for step in loop(steps=n):
             items.put(self.a.inc(step))
@@ -193,7 +193,7 @@ def test_a_put_waits_at_the_bound_and_goes_on_after_a_release():
     assert stage.pending_messages(0, 1) == ["STREAM_ITEM"]
     stage.deliver(0, 1)
     assert stage.pending_messages(1, 0) == ["STREAM_CONSUMED"]
-    assert stage.calls_at(0) == 0  # it has not heard yet
+    assert stage.calls_at(0) == 0  # the credit has not arrived
     stage.deliver(1, 0)
     assert stage.pending_messages(0, 1) == ["STREAM_ITEM"]
     assert stage.ready(0) == ["a.inc"]

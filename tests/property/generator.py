@@ -239,7 +239,7 @@ class Generator(Choices):
         return [("windows", stream, sizes, name, body)]
 
     def close(self, stream: str, scope: Scope) -> list[Any]:
-        """A stream must be read by somebody."""
+        """Add a reader: every stream must have one."""
         body = self.read(stream, scope) if stream in scope.filling else []
         if stream in scope.reading:
             scope.reading.remove(stream)

@@ -63,7 +63,7 @@ class Dies(Exception):
 
 
 class Memory:
-    """Takes so many bytes, in the order in which they are written, and then its writer dies."""
+    """Accepts a number of bytes, in the order of writing, and then kills the writer."""
 
     def __init__(self, data, room):
         self.data, self.room = bytearray(data), room

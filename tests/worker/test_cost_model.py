@@ -40,7 +40,7 @@ def test_which_ops_gain_by_batching():
     costs = CostModel()
     assert costs.per_call_s(KEY) == 0.0
     for _ in range(MIN_GAIN_SAMPLES):
-        assert costs.gains_from_batching(KEY)  # nobody knows: it is tried
+        assert costs.gains_from_batching(KEY)  # unknown, so batching is tried
         costs.learn(KEY, 1, 0.1)
         costs.learn(KEY, 4, 0.4)
     assert not costs.gains_from_batching(KEY)
