@@ -1,7 +1,5 @@
 """A conductor core with simulated workers, driven by hand: deliver messages, advance the clock, check messages."""
 
-from mstar.wire.message import MessageReceived, Tick
-
 from mstar.conductor.core import ConductorCore
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.model import ConductorModel
@@ -9,6 +7,7 @@ from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.sim.models import SimRequest, sim_model
 from mstar.wire import messages as m
+from mstar.wire.message import MessageReceived, Tick
 from mstar.wire.stats import WorkerLoad
 
 CONDUCTOR = m.Peer("conductor", 0)

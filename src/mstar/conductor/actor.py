@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from mstar.conductor.core import ConductorCore, Event
 from mstar.conductor.status import build_activity
 from mstar.wire import messages as m
-from mstar.wire.span_buffer import reply_to_query
 from mstar.wire.message import MessageReceived, Tick
+from mstar.wire.span_buffer import reply_to_query
 from mstar.wire.transport.actor_loop import ActorLoop
 
 

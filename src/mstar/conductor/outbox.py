@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mstar.wire.messages import Message, Peer
 from mstar.wire.message import SendMessage
+from mstar.wire.messages import Message, Peer
 
 
 class Outbox:

@@ -230,7 +230,7 @@ class LocalRuntime:
             for request in active:
                 self._after_batch(request, errors)
 
-    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[PartitionRun, Exception]:
+    def _run_batch(self, calls: list[ReadyInstruction]) -> dict[Run, Exception]:
         """Batch a random selection of the ready calls with one batch key; return the runs that failed."""
         key = _batch_key_index(self._random.choice(calls))
         same_key = [call for call in calls if _batch_key_index(call) == key]
@@ -252,7 +252,7 @@ class LocalRuntime:
                 self._partial_jobs[ready[0], ready[1].index] = job
         return errors
 
-    def _after_batch(self, request: _LocalRequest, errors: dict[PartitionRun, Exception]) -> None:
+    def _after_batch(self, request: _LocalRequest, errors: dict[Run, Exception]) -> None:
         """Send the messages of a request, or end it if one of its calls has failed."""
         walk_run = request.walk_run
         assert walk_run is not None
