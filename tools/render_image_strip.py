@@ -38,9 +38,7 @@ def main(arguments: list[str]) -> int:
     model = load_model(options.model)
     requests = [ImageRequest(options.prompt, seed=seed, partial_images=options.images - 1) for seed in options.seed]
     strip = make_strip(model.run(request).emissions for request in requests)
-    strip.quantize(256, dither=Image.Dither.NONE).save(
-        options.output, optimize=True
-    )  # noise compresses badly in true color
+    strip.quantize(256, dither=Image.Dither.NONE).save(options.output, optimize=True)  # noise is large in true color
     return 0
 
 

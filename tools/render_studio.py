@@ -1,8 +1,8 @@
-"""Makes the pictures of the studio for the documentation: a real server with real weights, in a real browser.
+"""Renders screenshots of the studio for the documentation, with a real server, real weights and a real browser.
 
-`python -m tools.render_studio pictures` writes docs/pictures/studio/*.png, `python -m tools.render_studio capture` a
-moving one, walking.gif. Both need what the tests of the studio need, and take some minutes: nothing here is a test,
-and nothing in the pictures is made up but the film and the dream, which toys make.
+`python -m tools.render_studio pictures` writes docs/pictures/studio/*.png, and `python -m tools.render_studio capture`
+the animation walking.gif. Both need the packages of the studio tests, and take some minutes. Only the video and world
+models are toys. Not a test.
 """
 
 import base64

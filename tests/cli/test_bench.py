@@ -204,7 +204,7 @@ def test_a_report_needs_nothing_else_and_shows_silence():
     assert len(drawings) == 3 + 1 + 2  # over the load, in time, streams of each load
     marks = [[mark.get("class") for mark in drawing.iter()] for drawing in drawings[-2:]]
     for classes in marks:
-        assert [classes.count(name) for name in ("play", "dry", "lost", "wait")] == [3, 1, 1, 2]
+        assert [classes.count(name) for name in ("play", "underrun", "lost", "wait")] == [3, 1, 1, 2]
 
 
 # ---------------------------------------------------------------- what goes wrong

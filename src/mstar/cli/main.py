@@ -122,7 +122,7 @@ def _draw(options: argparse.Namespace) -> None:
     suffix = options.output.suffix
     if suffix not in renderers:
         raise LoadError(
-            f"{options.output}: unsupported output format `{suffix or 'none'}`\n  fix: use one of {format_names(renderers)}"
+            f"{options.output}: unsupported format `{suffix or 'none'}`\n  fix: use one of {format_names(renderers)}"
         )
     try:
         options.output.write_text(renderers[suffix]())

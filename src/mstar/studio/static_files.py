@@ -37,7 +37,7 @@ _MEDIA_TYPES = {
 _CONTENT_SECURITY_POLICY = (
     *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data: blob:"),
     *("media-src 'self' blob:", "connect-src 'self'", "worker-src 'self'", "font-src 'none'"),
-    *("base-uri 'none'", "encoded-action 'none'", "frame-ancestors 'none'"),
+    *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
 )
 RESPONSE_HEADERS = {
     "Content-Security-Policy": "; ".join(_CONTENT_SECURITY_POLICY),
