@@ -246,7 +246,7 @@ def test_a_cache_goes_on_in_another_component():
     there.restore([moved])
     there.decoder.store.pool.check()
     full = component(page_size=8, pages=2).kv()
-    with pytest.raises(OutOfPages, match="3 pages of 8 positions needed"):
+    with pytest.raises(OutOfPages, match="3 KV cache pages of 8 positions needed"):
         full.load(cache.export())
     assert full.store.pool.free_pages == 2
 
@@ -265,7 +265,9 @@ def test_a_failing_decoder_call_fails_alone():
     (token,), no_encoder_states, too_long = run(lm, "next_token", jobs)
     assert [int(token)] == generated(sound(0), torch.tensor([3]), ONE)
     assert no_encoder_states == "the KV cache has no encoder states\n  fix: call write_encoder_states first"
-    assert too_long.startswith("too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller")
+    assert too_long.startswith(
+        "too many tokens: 125 tokens in the KV cache and 4 more, limit 128\n  fix: set a smaller"
+    )
     assert full.table.length == LONGEST - 3
 
 
@@ -346,7 +348,7 @@ def test_a_model_file_does_not_load_the_network():
 
 def test_without_the_libraries_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mstar.nn.lm.encoder_decoder", None)
-    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install the torch"):
+    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install torch"):
         component().kv()
 
 
@@ -354,5 +356,5 @@ def test_a_decoder_that_counts_its_own_positions_is_refused():
     sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 0}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     bart = t.BartForConditionalGeneration(t.BartConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2))
-    with pytest.raises(LoadError, match="BartDecoder takes no position_ids, so its requests cannot share a forward"):
+    with pytest.raises(LoadError, match="BartDecoder has no parameter position_ids, so requests cannot be batched"):
         Seq2SeqLM(lambda: bart, eos_token_id=2).kv()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from mstar.nn.kv.cross_attention import CrossAttentionKV
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
 from mstar.walk.component import op
@@ -18,6 +17,7 @@ from mstar.walk.states import KV
 from mstar.walk.types import Float, Tensor
 
 if TYPE_CHECKING:
+    from mstar.nn.kv.cross_attention import CrossAttentionKV
     from mstar.nn.lm.encoder_decoder import EncoderDecoder
 
 
