@@ -170,10 +170,14 @@ def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message)
     ("name", "content", "message"),
     [
         ("model.safetensors", b"version https://git-lfs", "is not a complete safetensors file"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "x-1", "b": "x-2"}}', "lacks `x-1`, `x-2`, which its"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "x-1", "b": "x-2"}}',
+            "`x-1`, `x-2` missing, listed in the index",
+        ),
         ("model.safetensors.index.json", b'{"weight_map": {"a', "is not a complete index of tensors"),
-        ("pytorch_model.bin", b"", "holds `pytorch_model.bin` and no safetensors; unpickling would run"),
-        ("notes.txt", b"", "holds neither model.safetensors nor model.safetensors.index.json"),
+        ("pytorch_model.bin", b"", "has `pytorch_model.bin` but no safetensors; unpickling can run"),
+        ("notes.txt", b"", "has neither model.safetensors nor model.safetensors.index.json"),
         ("config.json", b"{", "config.json is not supported"),
     ],
 )
@@ -191,7 +195,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 def test_weights_are_floats(tmp_path):
     saved(tmp_path, new_network("llama"))
-    with pytest.raises(LoadError, match="unsupported dtype 'int8'\n  fix: use one of `float64`"):
+    with pytest.raises(LoadError, match="unsupported dtype 'int8' for weights\n  fix: use one of `float64`"):
         Weights(str(tmp_path)).network("int8")
 
 

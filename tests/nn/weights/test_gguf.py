@@ -94,10 +94,10 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     [
         (
             {"architecture": "gpt2"},
-            "has general.architecture gpt2\n  fix: use a file that has general.architecture llama",
+            "general.architecture is gpt2, not supported\n  fix: use a file with general.architecture llama",
         ),
-        ({"words": "llama"}, "has tokenizer.ggml.model llama\n  fix: "),
-        ({"digits": "llama-bpe"}, "has tokenizer.ggml.pre llama-bpe\n  fix: "),
+        ({"words": "llama"}, "tokenizer.ggml.model is llama, not supported\n  fix: "),
+        ({"digits": "llama-bpe"}, "tokenizer.ggml.pre is llama-bpe, not supported\n  fix: "),
     ],
 )
 def test_what_would_be_guessed_is_refused(tmp_path, kind, message):

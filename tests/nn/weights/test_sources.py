@@ -1,4 +1,4 @@
-"""Weights are found by name on this machine, in a pinned package or on a hub, or it is said what to do."""
+"""Weight sources: local paths, pinned packages and the Hub, and their error messages."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def test_the_file_that_is_meant(installed):
     ("changes", "message"),
     [
         ({"package": "mstar-nowhere"}, "the weights need the package mstar-nowhere"),
-        ({"version": "2.0"}, "mstar-test-weights 1.0 is installed, and 2.0 was tried"),
+        ({"version": "2.0"}, "mstar-test-weights 1.0 is installed, 2.0 is required"),
         ({"file": "x.bin"}, "x.bin is missing"),
         ({"sha256": "0" * 64}, f"checksum mismatch: SHA-256 is {DIGEST}, not 000"),
     ],
@@ -86,7 +86,9 @@ def test_a_folder_has_a_tokenizer(tmp_path):
 def test_of_several_gguf_files_one_must_be_named(tmp_path):
     for name in ("q4.gguf", "q8.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(LoadError, match=r"holds `q4\.gguf`, `q8\.gguf`\n  fix: name one of them: weights / 'q4\.gguf'"):
+    with pytest.raises(
+        LoadError, match=r"several GGUF files: `q4\.gguf`, `q8\.gguf`\n  fix: select one: weights / 'q4\.gguf'"
+    ):
         Weights(str(tmp_path)).network()
 
 
@@ -104,7 +106,9 @@ def test_without_the_libraries_it_says_what_to_install(tmp_path, monkeypatch, mo
     monkeypatch.setitem(sys.modules, module, None)
     path = tmp_path / "w.gguf" if extra == "gguf" else tmp_path
     path.touch()
-    with pytest.raises(LoadError, match=rf"need a library[\s\S]*pip install 'mstar-serve\[{extra}\]'"):
+    with pytest.raises(
+        LoadError, match=rf"a package for these weights is missing[\s\S]*pip install 'mstar-serve\[{extra}\]'"
+    ):
         Weights(str(path)).network()
 
 
