@@ -212,7 +212,7 @@ def test_a_token_outside_the_grammar_fails_its_row_and_no_other():
         sampler.append_tokens(read("a"))
         assert next_text(sampler, grammar) == "b"
     samplers[0].append_tokens([SIZE - 1])
-    with pytest.raises(RowsFailed, match=r"cannot be followed: token id 299 out of range\n  fix: "):
+    with pytest.raises(RowsFailed, match=r"grammar failed: token id 299 out of range\n  fix: "):
         sample_tokens(noise(1), [params], samplers[:1])
 
 
@@ -272,7 +272,7 @@ def test_without_what_it_needs_it_says_so(monkeypatch):
     with pytest.raises(RowsFailed, match=r"cannot map the tokenizer's tokens to bytes[\s\S]*\n  fix: "):
         sample_tokens(logits, [params], [SamplerState(Vocabulary(lambda: words, [1]))])
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RowsFailed, match=r"a grammar needs llguidance[\s\S]*\n  fix: pip install") as raised:
+    with pytest.raises(RowsFailed, match=r"grammars need the package llguidance[\s\S]*\n  fix: pip install") as raised:
         sample_tokens(logits, [params], [SamplerState(Vocabulary(byte_tokenizer, [END]))])
     assert isinstance(raised.value.errors[0], LoadError)
 

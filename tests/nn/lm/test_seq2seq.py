@@ -283,7 +283,7 @@ def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
     assert fits == ()
     ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
     assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
-    assert too_much.startswith("10 pages of 4 positions needed")
+    assert too_much.startswith("out of KV cache pages: 10 pages of 4 positions needed")
     assert (large.cross_attention_cache.table.length, large.cross_attention_cache.embeddings) == (0, [])
     lm.decoder.store.pool.check()
 
