@@ -46,7 +46,7 @@ def test_the_file_that_is_meant(installed):
         ({"package": "mstar-nowhere"}, "the weights need the package mstar-nowhere"),
         ({"version": "2.0"}, "mstar-test-weights 1.0 is installed, 2.0 is required"),
         ({"file": "x.bin"}, "x.bin is missing"),
-        ({"sha256": "0" * 64}, f"checksum mismatch: SHA-256 is {DIGEST}, not 000"),
+        ({"sha256": "0" * 64}, f"checksum mismatch: SHA-256 is {DIGEST}, expected 000"),
     ],
 )
 def test_any_other_is_refused(changes, message):
@@ -217,5 +217,5 @@ def test_without_a_hub_it_says_at_once_what_to_do(tmp_path, monkeypatch, revisio
     with pytest.raises(LoadError) as caught:
         Weights(f"hub:org/name{revision}").path()
     assert "ConnectError" in str(caught.value)
-    assert "give the path of a folder" in str(caught.value)
+    assert "pass the path of a folder" in str(caught.value)
     assert "HF_HUB_OFFLINE=1" in str(caught.value)
