@@ -168,13 +168,13 @@ def test_a_nan_reaches_the_guard(small):
     lm, _ = small
     embeddings = torch.zeros(3, SMALL["hidden_size"])
     embeddings[2, 5] = NAN
-    with pytest.raises(NotFinite, match="the largest of the logits is nan"):
+    with pytest.raises(NotFinite, match="the largest logit is nan"):
         lm.next_token_from_embeddings(embeddings, lm.kv(), Sampling())
 
 
 def test_int8_runs_need_the_kernels():
     lm = CausalLM(lambda: copy.deepcopy(network("llama")).double(), eos_token_id=2, int8=True)
-    with pytest.raises(LoadError, match="int8 runs need the fused kernels"):
+    with pytest.raises(LoadError, match="int8 mode needs the fused kernels"):
         lm.kv()
 
 

@@ -135,7 +135,7 @@ def test_a_cache_of_another_dtype_is_refused():
         **{name: getattr(exported, name) for name in exported.__slots__ if name != "data"}
         | {"data": torch.cat([exported.data, exported.data])}
     )
-    with pytest.raises(LoadError, match=r"bytes are to fill \d+ positions[\s\S]*fix: move caches only"):
+    with pytest.raises(LoadError, match=r"bytes does not fit \d+ positions[\s\S]*fix: migrate caches only"):
         lm.load_state(KV, wider)
 
 
@@ -156,7 +156,7 @@ def test_a_sampler_resumes_at_any_position():
 def test_a_sampler_with_a_grammar_needs_a_vocabulary_at_its_target():
     sampler = new_sampler()
     sample_tokens(noise(1), [Sampling(grammar=Grammar.regex("a+"))], [sampler])
-    with pytest.raises(LoadError, match="the model has no tokenizer"):
+    with pytest.raises(LoadError, match="the model has no vocabulary for grammars"):
         SamplerState().load(sent(sampler.export()), torch.device("cpu"))
 
 

@@ -329,7 +329,7 @@ def test_without_kernels_torch_does_the_same(monkeypatch):
 
 def test_deterministic_runs_need_the_kernels():
     lm = CausalLM(lambda: copy.deepcopy(network("llama")).double(), eos_token_id=2, deterministic=True)
-    with pytest.raises(LoadError, match="deterministic runs need the fused kernels"):
+    with pytest.raises(LoadError, match="deterministic mode needs the fused kernels"):
         lm.kv()
 
 

@@ -202,7 +202,9 @@ def test_a_token_outside_the_grammar_fails_its_row_and_no_other():
     marks = [sampler.snapshot() for sampler in samplers]
     for sampler, text in zip(samplers, ("a", "x", "a"), strict=True):
         sampler.append_tokens(read(text))
-    with pytest.raises(RowsFailed, match=r"the grammar does not allow the token 87\n  fix: ") as raised:
+    with pytest.raises(
+        RowsFailed, match=r"the grammar does not allow the token 87 at this position\n  fix: "
+    ) as raised:
         sample_tokens(noise(3), [params] * 3, samplers)
     assert {row: type(error) for row, error in raised.value.errors.items()} == {1: GrammarViolation}
     for sampler, mark in zip(samplers, marks, strict=True):
@@ -210,7 +212,7 @@ def test_a_token_outside_the_grammar_fails_its_row_and_no_other():
         sampler.append_tokens(read("a"))
         assert next_text(sampler, grammar) == "b"
     samplers[0].append_tokens([SIZE - 1])
-    with pytest.raises(RowsFailed, match=r"cannot be followed: token id 299 out of range\n  fix: "):
+    with pytest.raises(RowsFailed, match=r"grammar failed: token id 299 out of range\n  fix: "):
         sample_tokens(noise(1), [params], samplers[:1])
 
 
@@ -264,13 +266,13 @@ def test_what_is_no_grammar_is_refused_where_it_is_made(made, message):
 
 def test_without_what_it_needs_it_says_so(monkeypatch):
     params, logits = Sampling(grammar=Grammar.regex("a")), noise(1)
-    with pytest.raises(RowsFailed, match="the model has no tokenizer\n  fix: "):
+    with pytest.raises(RowsFailed, match="the model has no vocabulary for grammars\n  fix: "):
         sample_tokens(logits, [params], [SamplerState()])
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     with pytest.raises(RowsFailed, match=r"cannot map the tokenizer's tokens to bytes[\s\S]*\n  fix: "):
         sample_tokens(logits, [params], [SamplerState(Vocabulary(lambda: words, [1]))])
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RowsFailed, match=r"a grammar needs llguidance[\s\S]*\n  fix: pip install") as raised:
+    with pytest.raises(RowsFailed, match=r"grammars need the package llguidance[\s\S]*\n  fix: pip install") as raised:
         sample_tokens(logits, [params], [SamplerState(Vocabulary(byte_tokenizer, [END]))])
     assert isinstance(raised.value.errors[0], LoadError)
 

@@ -199,7 +199,7 @@ def test_rows_without_a_finite_winner_are_named_and_no_others(dtype):
 def test_parameters_that_allow_no_token_fail_their_row():
     logits = torch.zeros(3, 4)
     own = [Sampling(), Sampling(logit_bias=((4, 1.0),)), Sampling(logit_bias=((3, 1.0),))]
-    with pytest.raises(RowsFailed, match=r"logit_bias has the tokens \[4\]\n  fix: use tokens below 4") as raised:
+    with pytest.raises(RowsFailed, match=r"logit_bias has unknown tokens \[4\]\n  fix: use tokens below 4") as raised:
         sample_tokens(logits, own, new_samplers([[]] * 3))
     assert list(raised.value.errors) == [1]
     logits[0] = torch.tensor([1e38, 1.0, 2.0, 3.0])

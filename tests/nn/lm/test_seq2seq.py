@@ -246,7 +246,7 @@ def test_a_cache_goes_on_in_another_component():
     there.restore([moved])
     there.decoder.store.pool.check()
     full = component(page_size=8, pages=2).kv()
-    with pytest.raises(OutOfPages, match="3 pages of 8 positions needed"):
+    with pytest.raises(OutOfPages, match="3 KV cache pages of 8 positions needed"):
         full.load(cache.export())
     assert full.store.pool.free_pages == 2
 
@@ -283,7 +283,7 @@ def test_a_failing_encoder_call_fails_alone_and_stores_nothing():
     assert fits == ()
     ((token,),) = run(lm, "next_token", [{"tokens": torch.tensor([3]), "kv": early, "sampling": ONE}])
     assert [int(token)] == generated(sound(1), torch.tensor([3]), ONE)
-    assert too_much.startswith("10 pages of 4 positions needed")
+    assert too_much.startswith("out of KV cache pages: 10 pages of 4 positions needed")
     assert (large.cross_attention_cache.table.length, large.cross_attention_cache.embeddings) == (0, [])
     lm.decoder.store.pool.check()
 
@@ -348,7 +348,7 @@ def test_a_model_file_does_not_load_the_network():
 
 def test_without_the_libraries_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mstar.nn.lm.encoder_decoder", None)
-    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install the torch"):
+    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install torch"):
         component().kv()
 
 
@@ -356,5 +356,5 @@ def test_a_decoder_that_counts_its_own_positions_is_refused():
     sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 0}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     bart = t.BartForConditionalGeneration(t.BartConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2))
-    with pytest.raises(LoadError, match="BartDecoder takes no position_ids, so its requests cannot share a forward"):
+    with pytest.raises(LoadError, match="BartDecoder has no parameter position_ids, so requests cannot be batched"):
         Seq2SeqLM(lambda: bart, eos_token_id=2).kv()

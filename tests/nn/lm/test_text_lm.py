@@ -23,7 +23,7 @@ def lm():
 
 
 def test_its_end_and_its_words_are_the_tokenizers(lm):
-    assert lm.end == END
+    assert lm.eos_token_id == END
     assert lm.detokenize([0, 1, 32]) == '!"A'
     assert bool(lm.is_end(torch.tensor([END])))
     assert not bool(lm.is_end(torch.tensor([END - 1])))

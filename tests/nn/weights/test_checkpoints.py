@@ -121,9 +121,9 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path, capfd):
     with pytest.raises(LoadError) as caught:
         Weights(str(tmp_path)).network()
     assert str(caught.value) == (
-        "these weights do not make a LlamaForCausalLM:\n"
+        "the weights do not match LlamaForCausalLM:\n"
         "    model.norm.weight is missing\n"
-        "    surplus.weight has no place in it\n"
+        "    surplus.weight is unexpected\n"
         "    model.layers.1.mlp.up_proj.weight is [3, 5], not [64, 32]\n"
         "  fix: use the config.json that the weights were saved with"
     )
@@ -141,20 +141,22 @@ def test_experts_that_cannot_be_merged_are_named(tmp_path):
     file = saved(tmp_path, new_network("qwen3_moe")) / "model.safetensors"
     odd = {"model.layers.1.mlp.experts.2.down_proj.weight": torch.zeros(3, 5)}
     save_file(load_file(file) | odd, file)
-    with pytest.raises(LoadError, match=r"model\.layers\.1\.mlp\.experts\.down_proj cannot be made of its parts"):
+    with pytest.raises(
+        LoadError, match=r"model\.layers\.1\.mlp\.experts\.down_proj cannot be converted from its parts"
+    ):
         Weights(str(tmp_path)).network()
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["Nothing"]}, "names `Nothing` as its architecture, which transformers does not have"),
-        ({"architectures": ["pipeline"]}, "names `pipeline` as its architecture"),
-        ({"architectures": None}, "names nothing as its architecture"),
-        ({"model_type": "nothing"}, "config.json is not understood: .*`nothing`"),
+        ({"architectures": ["Nothing"]}, "transformers has no architecture `Nothing`"),
+        ({"architectures": ["pipeline"]}, "transformers has no architecture `pipeline`"),
+        ({"architectures": None}, "transformers has no architecture nothing"),
+        ({"model_type": "nothing"}, "config.json is not supported: .*`nothing`"),
         ({"model_type": "nothing", "auto_map": {"AutoConfig": "code.Config"}}, "contains custom code"),
-        ({"hidden_size": "wide"}, "config.json is not understood: .*hidden_size.*'wide'"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "holds quantised weights"),
+        ({"hidden_size": "wide"}, "config.json is not supported: .*hidden_size.*'wide'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantized weights"),
     ],
 )
 def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message):
@@ -167,12 +169,16 @@ def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.safetensors", b"version https://git-lfs", "is no complete safetensors file"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "x-1", "b": "x-2"}}', "lacks `x-1`, `x-2`, which its"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a', "is no complete index of tensors"),
-        ("pytorch_model.bin", b"", "holds `pytorch_model.bin` and no safetensors; unpickling would run"),
-        ("notes.txt", b"", "holds neither model.safetensors nor model.safetensors.index.json"),
-        ("config.json", b"{", "config.json is not understood"),
+        ("model.safetensors", b"version https://git-lfs", "is not a complete safetensors file"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "x-1", "b": "x-2"}}',
+            "`x-1`, `x-2` missing, listed in the index",
+        ),
+        ("model.safetensors.index.json", b'{"weight_map": {"a', "is not a complete index of tensors"),
+        ("pytorch_model.bin", b"", "has `pytorch_model.bin` but no safetensors; unpickling can run"),
+        ("notes.txt", b"", "has neither model.safetensors nor model.safetensors.index.json"),
+        ("config.json", b"{", "config.json is not supported"),
     ],
 )
 def test_files_that_are_not_weights_are_refused(tmp_path, name, content, message):
@@ -189,7 +195,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 def test_weights_are_floats(tmp_path):
     saved(tmp_path, new_network("llama"))
-    with pytest.raises(LoadError, match="weights cannot be 'int8'\n  fix: one of `float64`"):
+    with pytest.raises(LoadError, match="unsupported dtype 'int8' for weights\n  fix: use one of `float64`"):
         Weights(str(tmp_path)).network("int8")
 
 

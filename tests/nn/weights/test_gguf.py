@@ -94,10 +94,10 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     [
         (
             {"architecture": "gpt2"},
-            "has general.architecture gpt2\n  fix: use a file that has general.architecture llama",
+            "general.architecture is gpt2, not supported\n  fix: use a file with general.architecture llama",
         ),
-        ({"words": "llama"}, "has tokenizer.ggml.model llama\n  fix: "),
-        ({"digits": "llama-bpe"}, "has tokenizer.ggml.pre llama-bpe\n  fix: "),
+        ({"words": "llama"}, "tokenizer.ggml.model is llama, not supported\n  fix: "),
+        ({"digits": "llama-bpe"}, "tokenizer.ggml.pre is llama-bpe, not supported\n  fix: "),
     ],
 )
 def test_what_would_be_guessed_is_refused(tmp_path, kind, message):
@@ -108,7 +108,7 @@ def test_what_would_be_guessed_is_refused(tmp_path, kind, message):
 
 def test_a_tensor_that_a_plain_llama_lacks_is_refused(tmp_path):
     write(tmp_path / "m.gguf", network(is_tied=True), rope_freqs=torch.ones(2))
-    with pytest.raises(LoadError, match=r"rope_freqs\.weight has no place in it"):
+    with pytest.raises(LoadError, match=r"rope_freqs\.weight is unexpected"):
         GgufFile(tmp_path / "m.gguf").network()
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_lacks_what_the_model_needs_is_refused(tmp_path):
 
 def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"version https://git-lfs")
-    with pytest.raises(LoadError, match=r"is no complete GGUF file: .*\n  fix: "):
+    with pytest.raises(LoadError, match=r"is not a complete GGUF file: .*\n  fix: "):
         GgufFile(tmp_path / "m.gguf")
 
 

@@ -1,4 +1,4 @@
-"""Weights are found by name on this machine, in a pinned package or on a hub, or it is said what to do."""
+"""Weight sources: local paths, pinned packages and the Hub, and their error messages."""
 
 import hashlib
 import json
@@ -43,10 +43,10 @@ def test_the_file_that_is_meant(installed):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"package": "mstar-nowhere"}, "the weights are in the package mstar-nowhere"),
-        ({"version": "2.0"}, "mstar-test-weights 1.0 is installed, and 2.0 was tried"),
+        ({"package": "mstar-nowhere"}, "the weights need the package mstar-nowhere"),
+        ({"version": "2.0"}, "mstar-test-weights 1.0 is installed, 2.0 is required"),
         ({"file": "x.bin"}, "x.bin is missing"),
-        ({"sha256": "0" * 64}, f"has the hash {DIGEST}, not 000"),
+        ({"sha256": "0" * 64}, f"checksum mismatch: SHA-256 is {DIGEST}, expected 000"),
     ],
 )
 def test_any_other_is_refused(changes, message):
@@ -62,9 +62,9 @@ def test_a_pinned_name_is_its_file_or_the_folder_of_its_files(installed, monkeyp
     assert Weights("package:one").path() == installed / "w.bin"
     assert Weights("package:two").path() == installed
     monkeypatch.setitem(PINNED_PACKAGES, "two", (meant(), meant(sha256="0" * 64)))
-    with pytest.raises(LoadError, match="has the hash"):
+    with pytest.raises(LoadError, match="checksum mismatch: SHA-256 is"):
         Weights("package:two").path()
-    with pytest.raises(LoadError, match=r"no package is pinned as 'twoo' \(did you mean `two`\?\)\n  fix: one of `smo"):
+    with pytest.raises(LoadError, match=r"no pinned package 'twoo' \(did you mean `two`\?\)\n  fix: use one of `smo"):
         Weights("package:twoo").path()
 
 
@@ -72,7 +72,7 @@ def test_a_slash_goes_into_a_folder(tmp_path):
     (tmp_path / "llm" / "draft").mkdir(parents=True)
     weights = Weights(str(tmp_path))
     assert (weights / "llm" / "draft").path() == (weights / "llm/draft").path() == tmp_path / "llm" / "draft"
-    with pytest.raises(LoadError, match=r"there are no weights at .*/snac\n  fix: give a folder, a GGUF file, hub:"):
+    with pytest.raises(LoadError, match=r"no weights at .*/snac\n  fix: pass a folder, a GGUF file, hub:"):
         (weights / "snac").path()
 
 
@@ -86,7 +86,9 @@ def test_a_folder_has_a_tokenizer(tmp_path):
 def test_of_several_gguf_files_one_must_be_named(tmp_path):
     for name in ("q4.gguf", "q8.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(LoadError, match=r"holds `q4\.gguf`, `q8\.gguf`\n  fix: name one of them: weights / 'q4\.gguf'"):
+    with pytest.raises(
+        LoadError, match=r"several GGUF files: `q4\.gguf`, `q8\.gguf`\n  fix: select one: weights / 'q4\.gguf'"
+    ):
         Weights(str(tmp_path)).network()
 
 
@@ -104,7 +106,9 @@ def test_without_the_libraries_it_says_what_to_install(tmp_path, monkeypatch, mo
     monkeypatch.setitem(sys.modules, module, None)
     path = tmp_path / "w.gguf" if extra == "gguf" else tmp_path
     path.touch()
-    with pytest.raises(LoadError, match=rf"need a library[\s\S]*pip install 'mstar-serve\[{extra}\]'"):
+    with pytest.raises(
+        LoadError, match=rf"a package for these weights is missing[\s\S]*pip install 'mstar-serve\[{extra}\]'"
+    ):
         Weights(str(path)).network()
 
 
@@ -200,7 +204,7 @@ def test_from_a_hub_only_what_is_read_is_fetched_and_only_once(hub, revision):
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("name", ["org/other", "org/na/me"])
 def test_a_name_that_the_hub_does_not_know_is_refused(name):
-    with pytest.raises(LoadError, match=rf"hub:{name} is not in the cache and could not be fetched: "):
+    with pytest.raises(LoadError, match=rf"hub:{name} is not in the cache and cannot be downloaded: "):
         Weights(f"hub:{name}").path()
 
 
@@ -213,5 +217,5 @@ def test_without_a_hub_it_says_at_once_what_to_do(tmp_path, monkeypatch, revisio
     with pytest.raises(LoadError) as caught:
         Weights(f"hub:org/name{revision}").path()
     assert "ConnectError" in str(caught.value)
-    assert "give the path of a folder" in str(caught.value)
+    assert "pass the path of a folder" in str(caught.value)
     assert "HF_HUB_OFFLINE=1" in str(caught.value)
