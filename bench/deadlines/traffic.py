@@ -76,8 +76,8 @@ def play(front: FrontendActor, arrivals: Iterable[Arrival]) -> list[StreamResult
         one, end = StreamResult(time.monotonic()), threading.Event()
         received.append(one)
         ends.append(end)
-        submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.request), slo=arrival.pace)
-        front.submit(submit, _make_listener(one, end, arrival.pace))
+        submit = m.Submit(front.new_rid(), arrival.model, m.Value(arrival.request), slo=arrival.slo)
+        front.submit(submit, _make_listener(one, end, arrival.slo))
     for end in ends:
         end.wait(TIMEOUT_S)
     return received

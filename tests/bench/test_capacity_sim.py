@@ -27,7 +27,7 @@ def test_figures_of_what_clients_got():
     found = figures(heard)
     assert round(found.first_p50_s, 6) == 0.6
     assert round(found.first_p90_s, 6) == 1.0
-    assert found.chunks_on_time == (5 + 10) / 21  # five first ones came too late, and one got nothing
+    assert found.on_time == (5 + 10) / 21  # five first ones came too late, and one got nothing
     assert found.served == 10 / 10.0
 
 

@@ -63,7 +63,7 @@ def test_traffic_is_the_same_for_the_same_seed_and_comes_in_order():
     assert robot == pytest.approx([number / 5 for number in range(100)])
     assert Counter(model for _, model in times[0]) == {ROBOT: 100, SPEECH: 30, CHAT: 20}
     assert len({one.request for one in drawn[0] if one.model == SPEECH}) > 20
-    assert {(one.model, one.pace) for one in drawn[0]} == {(name, mixed.SLOS[name]) for name in (SPEECH, CHAT, ROBOT)}
+    assert {(one.model, one.slo) for one in drawn[0]} == {(name, mixed.SLOS[name]) for name in (SPEECH, CHAT, ROBOT)}
 
 
 def test_pictures_are_wanted_all_the_time_and_the_robot_is_heard():

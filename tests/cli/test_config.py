@@ -230,7 +230,7 @@ def test_what_is_wrong_with_a_flag_or_a_variable_is_told(folder, monkeypatch, ca
     assert "--port: server.port: 'http' is invalid: Expected `int`" in told
     assert "--max-running-requests: limits.max_running_requests: '-3' is invalid" in told
     assert "2 problems" in told
-    assert "--name and --placement are for one model" in failed_output(capsys, "serve", "inside/m.toml", "--name", "x")
+    assert "--name and --placement apply to a single model" in failed_output(capsys, "serve", "inside/m.toml", "--name", "x")
     monkeypatch.setenv("MSTAR_PROT", "1")
     assert "unknown variable MSTAR_PROT (did you mean `MSTAR_PORT`?)" in failed_output(capsys, "config", "explain")
 

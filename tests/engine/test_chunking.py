@@ -167,7 +167,7 @@ def test_unused_outputs_can_be_nan_and_used_ones_cannot():
 
 @pytest.mark.parametrize("batch", [stacked, None])
 def test_an_op_without_a_dimension_cannot_be_chunked(batch):
-    with pytest.raises(TypeError, match=r"op `go` is chunked, and batch=(stacked|alone) has no dimension to cut"):
+    with pytest.raises(TypeError, match=r"op `go` is chunked, but batch=(stacked|alone) has no dimension to split"):
 
         class Wrong(Component):
             @op(chunked=True, **({"batch": batch} if batch else {}))

@@ -226,13 +226,13 @@ def test_an_argument_that_has_not_the_declared_dimensions_fails_its_job(name, ba
     assert [isinstance(result, JobDone) for result in results] == [True, False, True]
     assert component.ran == [2]
     assert isinstance(results[1].error, BadShape)
-    with pytest.raises(BadShape, match="takes `x` as int64"):
+    with pytest.raises(BadShape, match="expects `x` as int64"):
         getattr(FailingOps(), name)(bad, NumberLog())
 
 
 def test_a_bad_argument_is_reported_with_its_shape():
     (result,) = run(FailingOps(), "stack", {"x": np.zeros((2, 3)), "notes": NumberLog()})
-    message = "op `stack` takes `x` as int64[T] and was given one of shape (2, 3)\n  fix: pass an array of 1 dimension"
+    message = "op `stack` expects `x` as int64[T], got shape (2, 3)\n  fix: pass an array with 1 dimension"
     assert str(result.error) == message
 
 
@@ -264,7 +264,7 @@ class Wrong(Component):
 
 def test_a_result_of_another_size_fails():
     (result,) = run(Wrong(), "rows", {"x": 1})
-    assert str(result.error).startswith("an op gave 3 entries of int for a batch of 1\n  fix: give one entry for each")
+    assert str(result.error).startswith("an op returned 3 entries of int for a batch of 1\n  fix: return one entry per row")
     results = run(Wrong(), "rows", *[{"x": 1}] * 3)
     assert results == [JobDone((1,)), JobDone((2,)), JobDone((3,))]
     one, three = run(Wrong(), "positions", {"x": int_array(0)}, {"x": int_array(0, 0, 0)})

@@ -133,7 +133,7 @@ def does_not_retransmit(link: Link, now: float) -> list[object]:
 
 @pytest.mark.parametrize(
     ("owner", "method", "broken"),
-    [(FrontendCore, "_submit_again", does_not_resubmit), (Link, "tick", does_not_retransmit)],
+    [(FrontendCore, "_resubmit", does_not_resubmit), (Link, "tick", does_not_retransmit)],
     ids=["front", "link"],
 )
 def test_a_broken_core_is_detected(monkeypatch, owner, method, broken):

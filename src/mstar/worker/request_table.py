@@ -1,4 +1,4 @@
-"""Table of the requests at one worker, and of messages that arrive before their walk.
+"""Table of the requests at one worker, of messages that arrive before their walk, and of preemption.
 
 It decides which walk run a message belongs to: messages of an earlier walk or attempt are stale and ignored, messages
 of a later one are buffered until the conductor starts that walk here.

@@ -190,7 +190,7 @@ def test_the_command_lists_shows_and_writes(server, capsys, tmp_path, monkeypatc
         ask(client, "shown", "slow hello")
     assert run(server) == 0
     head, first, *_ = capsys.readouterr().out.splitlines()
-    assert head.split() == ["STARTED", "SECONDS", "STATUS", "MODEL", "ENDPOINT", "EMISSIONS", "ID"]
+    assert head.split() == ["STARTED", "DURATION", "STATUS", "MODEL", "ENDPOINT", "EMISSIONS", "ID"]
     assert first.split()[2:] == ["200", "parrot", CHAT, "10", "Text", "shown"]
     assert run(server, "shown") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -211,7 +211,7 @@ def test_errors_of_the_command_have_a_fix(server, capsys, tmp_path):
     assert "cannot be written" in capsys.readouterr().err
     with run_toy_server(keys=ApiKeys(["k"])) as locked:
         assert run(locked) == 1
-        assert "fix: give the server's key with --key" in capsys.readouterr().err
+        assert "fix: pass --key" in capsys.readouterr().err
         assert run(locked, "--key", "k") == 0
     assert capsys.readouterr().out == "no request yet\n"
 
@@ -238,4 +238,4 @@ def test_a_waterfall_is_to_scale():
 
 
 def test_an_empty_list_has_a_message():
-    assert format_requests([]) == ["no request yet"]
+    assert format_requests([]) == ["no requests yet"]

@@ -143,7 +143,7 @@ def test_spans_over_the_queue_limit_are_dropped_and_counted(monkeypatch):
 def test_invalid_configuration_fails_at_start(monkeypatch, capsys):
     assert main(["serve", str(NOOP), "--port", "0", "--otlp-endpoint", "localhost:4318"]) == 1
     assert capsys.readouterr().err == (
-        "spans cannot go to localhost:4318\n  fix: give the collector's address, as http://127.0.0.1:4318\n"
+        "the OTLP endpoint localhost:4318 is not an HTTP URL\n  fix: pass the collector's URL, such as http://127.0.0.1:4318\n"
     )
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "mstar.server.telemetry.otlp_exporter")

@@ -1,4 +1,4 @@
-"""Load estimator: the engine time that running streams need, the demand of one more stream, and deadline statistics.
+"""Load estimator: the engine time that running streams need, the demand of one more stream, and deadline misses.
 
 It learns a profile per model from finished calls and emissions: calls per second of audio, video or actions, and calls
 before the first emission. Conductors use the result for admission control; nothing is decided here.
