@@ -21,14 +21,14 @@ def module_name(path: str) -> str:
 
 def imports_of(source: Source, modules: frozenset[str]) -> set[str]:
     """The modules of this repository that a file imports at module level."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in _module_level(source.tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in modules}
+            results |= {alias.name for alias in node.names if alias.name in modules}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & modules or {node.module} & modules
-    return found
+            results |= names & modules or {node.module} & modules
+    return results
 
 
 def _module_level(tree: ast.AST) -> Iterator[ast.AST]:

@@ -254,8 +254,8 @@ def collect(table: Table) -> tuple[dict[Position, tuple[str, str]], list[str]]:
     edits = dict(targets)
     with ThreadPoolExecutor(SERVERS) as pool:
         shares = [[(path, uses[path]) for path in sorted(paths[start::SERVERS])] for start in range(SERVERS)]
-        for found in pool.map(lambda share: _resolve(share, targets), shares):
-            edits |= found
+        for results in pool.map(lambda share: _resolve(share, targets), shares):
+            edits |= results
     return edits, problems
 
 
@@ -374,14 +374,14 @@ def leftovers(table: Table) -> list[str]:
                 continue
             is_attribute = tokens[index - 1].string == "."
             is_foreign = is_attribute and tokens[index - 2].string in foreign
-            news = targets[token.string]
+            event = targets[token.string]
             is_free = token.string not in defined and token.string not in bound
-            if is_attribute and not is_foreign and is_free and len(news) == 1:
-                (new,) = news
+            if is_attribute and not is_foreign and is_free and len(event) == 1:
+                (new,) = event
                 lines[line - 1] = lines[line - 1][:column] + new + lines[line - 1][column + len(token.string) :]
                 report.append(f"changed {path}:{line}: {token.string} -> {new}")
             elif is_attribute and not is_foreign:
-                report.append(f"left {path}:{line}: {token.string} ({', '.join(sorted(news))}): {statement[:100]}")
+                report.append(f"left {path}:{line}: {token.string} ({', '.join(sorted(event))}): {statement[:100]}")
         (ROOT / path).write_text("\n".join(lines), "utf-8")
     return report
 

@@ -44,7 +44,7 @@ class BackgroundRequests:
         self._clients: list[threading.Thread] = []
 
     def start(self, count: int, tokens: int = 300) -> None:
-        """So many more; each asks again when it has its answer."""
+        """Start more clients; each sends its next request after the response."""
         for _ in range(count):
             client = threading.Thread(target=self._send_chat, args=(len(self._clients), tokens))
             self._clients.append(client)
@@ -118,7 +118,7 @@ class Screenshots:
         save_png(page.screenshot(clip=clip), name)
 
     def take_again(self, name: str, where: str, **how: Any) -> None:
-        """The same place as somebody else sees it."""
+        """The same page in another browser session."""
         page = self._opened(**how)
         page.goto(f"{self.server.url}/#/{where}")
         page.wait_for_timeout(3000)
@@ -279,7 +279,7 @@ class ScreenRecorder:
         self._taken.append(frame["sessionId"])
 
     def record(self, seconds: float) -> None:
-        """Let so much time pass. The next shot comes when the last is said to be taken, which no handler may say."""
+        """Wait. The next screenshot follows the acknowledgment of the last, which an event handler cannot send."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._page.wait_for_timeout(20)
@@ -287,7 +287,7 @@ class ScreenRecorder:
                 self._session.send("Page.screencastFrameAck", {"sessionId": self._taken.pop()})
 
     def stop(self) -> list[Image.Image]:
-        """The pictures, so many a second; where nothing changed, the same again."""
+        """The frames at a fixed rate; unchanged ones are repeated."""
         self._session.send("Page.stopScreencast")
         begun, frames, at = self.shots[0][0], list[Image.Image](), 0
         for tick in range(int(CAPTURE_S * FPS)):

@@ -22,23 +22,23 @@ def pair(rule: str, real: float, rehearsed: float, load: float = 1.0) -> Pair:
 
 
 def test_figures_of_what_clients_got():
-    heard = [StreamResult(i, [(i + 0.1 * (i + 1), 1.0), (i + 0.5, 1.0)], i + 1.0, "ok") for i in range(10)]
-    heard.append(StreamResult(10.0, ended_at=10.001, status="429"))
-    found = figures(heard)
-    assert round(found.first_p50_s, 6) == 0.6
-    assert round(found.first_p90_s, 6) == 1.0
-    assert found.on_time == (5 + 10) / 21  # five first ones came too late, and one got nothing
-    assert found.served == 10 / 10.0
+    received = [StreamResult(i, [(i + 0.1 * (i + 1), 1.0), (i + 0.5, 1.0)], i + 1.0, "ok") for i in range(10)]
+    received.append(StreamResult(10.0, ended_at=10.001, status="429"))
+    results = figures(received)
+    assert round(results.first_p50_s, 6) == 0.6
+    assert round(results.first_p90_s, 6) == 1.0
+    assert results.on_time == (5 + 10) / 21  # five first ones came too late, and one got nothing
+    assert results.served == 10 / 10.0
 
 
 def test_each_figure_is_compared_with_the_real_one():
-    found = {name: round(value, 6) for name, value in pair("by slack", 0.8, 0.9).differences.items()}
-    assert found == {"on_time": 0.125, "first_p50_s": 0.5, "first_p90_s": 0.0, "served": 0.25}
+    results = {name: round(value, 6) for name, value in pair("by slack", 0.8, 0.9).differences.items()}
+    assert results == {"on_time": 0.125, "first_p50_s": 0.5, "first_p90_s": 0.0, "served": 0.25}
 
 
 def test_a_figure_is_off_by_its_average():
-    found = figure_errors([pair("a", 0.8, 0.9), pair("b", 0.8, 0.8)])
-    assert found == {"on_time": 0.062, "first_p50_s": 0.5, "first_p90_s": 0.0, "served": 0.25}
+    results = figure_errors([pair("a", 0.8, 0.9), pair("b", 0.8, 0.8)])
+    assert results == {"on_time": 0.062, "first_p50_s": 0.5, "first_p90_s": 0.0, "served": 0.25}
 
 
 def test_the_order_of_policies_is_the_same_unless_two_swap():
@@ -60,16 +60,16 @@ def test_the_work_is_that_of_all_sentences():
 
 
 def test_what_matters_of_a_sentence_is_not_its_seed():
-    said = [
+    inputs = [
         cost_key("tts.synthesize", {"text": "Hello.", "speech": SpeechRequest("Hello.", seed=seed), "step": 0})
         for seed in (1, 2)
     ]
-    assert said == ["Hello.", "Hello."]
+    assert inputs == ["Hello.", "Hello."]
     assert cost_key("tts.split_sentences", {"speech": SpeechRequest("Hello.")}) is None
 
 
 def test_every_pair_has_a_row_for_each_figure():
-    found = {row.name: (row.values, row.unit) for row in rows([pair("by slack", 0.8, 0.9)])}
-    assert found["load 1.0, by slack, rehearsed: chunks on time"] == ([90.0], "%")
-    assert found["load 1.0, by slack, real: first chunk p50"] == ([200.0], "ms")
-    assert len(found) == 8
+    results = {row.name: (row.values, row.unit) for row in rows([pair("by slack", 0.8, 0.9)])}
+    assert results["load 1.0, by slack, rehearsed: chunks on time"] == ([90.0], "%")
+    assert results["load 1.0, by slack, real: first chunk p50"] == ([200.0], "ms")
+    assert len(results) == 8

@@ -18,24 +18,24 @@ def model_server():  # each test its own: the door stays shut for a moment after
 
 
 def test_closed_loop_clients_are_served(model_server):
-    asked = run(LoadSpec(model_server.port, "x", 0.3, concurrency=1))
-    assert len(asked) > 1
-    assert {(one.status, one.is_whole, one.retry_after) for one in asked} == {(200, True, 0.0)}
-    assert all(one.planned <= one.begun < one.arrived <= one.read for one in asked)
+    requests = run(LoadSpec(model_server.port, "x", 0.3, concurrency=1))
+    assert len(requests) > 1
+    assert {(one.status, one.is_whole, one.retry_after) for one in requests} == {(200, True, 0.0)}
+    assert all(one.planned <= one.begun < one.arrived <= one.read for one in requests)
 
 
 def test_an_open_loop_does_not_wait_for_responses(model_server):
-    asked = run_load(
+    requests = run_load(
         LoadSpec(model_server.port, "slow" + "x" * 20, 0.4, rate=100, seed=1)
     )  # two at once for 0.24 s each
-    assert 20 < len(asked) < 70
-    by_status = {status: [one for one in asked if one.status == status] for status in (200, 429)}
-    assert len(by_status[200]) + len(by_status[429]) == len(asked)
+    assert 20 < len(requests) < 70
+    by_status = {status: [one for one in requests if one.status == status] for status in (200, 429)}
+    assert len(by_status[200]) + len(by_status[429]) == len(requests)
     assert {one.is_whole for one in by_status[200]} == {True}
     assert {one.is_whole for one in by_status[429]} == {False}
     assert min(one.retry_after for one in by_status[429]) > 0
-    assert all(one.begun < one.arrived <= one.read for one in asked)
-    assert any(one.arrived < one.read for one in asked)  # the kernel had it before its client
+    assert all(one.begun < one.arrived <= one.read for one in requests)
+    assert any(one.arrived < one.read for one in requests)  # the kernel had it before its client
 
 
 def test_what_was_served_is_counted_when_it_ended():

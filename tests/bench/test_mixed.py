@@ -39,15 +39,19 @@ class Painter(Model):
         await self.draw(request.seed)
 
 
-def heard(*firsts: float, chunks: int = 2) -> list[StreamResult]:
-    """Clients who got their first chunk after so many seconds, and one every half second, each a second of sound."""
+def received(*firsts: float, chunks: int = 2) -> list[StreamResult]:
+    """Clients with their first chunk after the given seconds, then one every half second, each a second of audio."""
     return [StreamResult(10.0, [(10.0 + first + at / 2, 1.0) for at in range(chunks)], status="ok") for first in firsts]
 
 
 def ran(pictures: int = 100, *, speech: float = 0.1, reply: float = 0.01, of: int = 100) -> RunResult:
-    """A run in which the first of so many had to wait so long, the others did not."""
+    """A run in which the first clients had to wait and the others did not."""
     rest = [0.01] * (of - 2)
-    by_model = {SPEECH: heard(speech, speech, *rest), CHAT: heard(1.0), ROBOT: heard(reply, reply, *rest, chunks=1)}
+    by_model = {
+        SPEECH: received(speech, speech, *rest),
+        CHAT: received(1.0),
+        ROBOT: received(reply, reply, *rest, chunks=1),
+    }
     return RunResult(
         by_model, {(PICTURES, "relief"): OpUsage(pictures, 8.0), (ROBOT, "torques"): OpUsage(of, 0.1)}, 10.0
     )
@@ -56,7 +60,7 @@ def ran(pictures: int = 100, *, speech: float = 0.1, reply: float = 0.01, of: in
 # ---------------------------------------------------------------- traffic
 def test_traffic_is_the_same_for_the_same_seed_and_comes_in_order():
     drawn = [mixed.traffic({SPEECH: 30, CHAT: 20}, 20.0, seed) for seed in (1, 1, 2)]
-    times = [[(one.at, one.model) for one in found] for found in drawn]
+    times = [[(one.at, one.model) for one in results] for results in drawn]
     assert times[0] == times[1] != times[2]
     assert times[0] == sorted(times[0], key=lambda one: one[0])
     robot = [at for at, model in times[0] if model == ROBOT]
@@ -66,15 +70,15 @@ def test_traffic_is_the_same_for_the_same_seed_and_comes_in_order():
     assert {(one.model, one.slo) for one in drawn[0]} == {(name, mixed.SLOS[name]) for name in (SPEECH, CHAT, ROBOT)}
 
 
-def test_pictures_are_wanted_all_the_time_and_the_robot_is_heard():
+def test_pictures_are_wanted_all_the_time_and_the_robot_is_received():
     models = {PICTURES: Painter(), ROBOT: load_model("hopper")}
     deployed = {name: PlannedModel(model, plan(model.graphs())) for name, model in models.items()}
     with InProcessLauncher(deployed) as served:
         rule = Deployment(served)
-        found = rule.run(mixed.traffic({}, 0.6, 0), 0.6)
-        assert [len(one.chunks) for one in found.results[ROBOT]] == [1, 1, 1]
-        assert found.ops[ROBOT, "torques"].calls == 3
-        drawn = found.ops[PICTURES, "relief"]
+        results = rule.run(mixed.traffic({}, 0.6, 0), 0.6)
+        assert [len(one.chunks) for one in results.results[ROBOT]] == [1, 1, 1]
+        assert results.ops[ROBOT, "torques"].calls == 3
+        drawn = results.ops[PICTURES, "relief"]
         assert drawn.calls > 20, "one after another, and not only those that were wanted at first"
         assert drawn.seconds >= 0.002 * drawn.calls
         again = rule.run(mixed.traffic({}, 0.2, 0), 0.2)
@@ -96,11 +100,11 @@ def test_work_is_worth_what_it_takes_under_the_other_rule():
 
 
 def test_runs_of_one_rule_are_joined():
-    found = mixed.merge_runs([ran(), ran(50, reply=0.3)])
-    assert len(found.results[ROBOT]) == 200
-    assert found.ops[PICTURES, "relief"] == OpUsage(150, 16.0)
-    assert found.seconds == 20.0
-    figures = {name: value for name, _, value in mixed.figures(found)}
+    results = mixed.merge_runs([ran(), ran(50, reply=0.3)])
+    assert len(results.results[ROBOT]) == 200
+    assert results.ops[PICTURES, "relief"] == OpUsage(150, 16.0)
+    assert results.seconds == 20.0
+    figures = {name: value for name, _, value in mixed.figures(results)}
     assert figures["robot: later than 0.2 s"] == 1.0
     assert figures["pictures"] == 7.5
     assert figures["speech: chunks on time, 0 ms allowed"] == 100
@@ -128,7 +132,7 @@ def test_the_claim_holds_if_speech_robot_and_work_do(ours, holds):
 
 
 def test_a_missing_reply_counts_as_infinitely_late():
-    assert [mixed.is_late(one) for one in (StreamResult(0.0), *heard(0.1, 0.3))] == [True, False, True]
+    assert [mixed.is_late(one) for one in (StreamResult(0.0), *received(0.1, 0.3))] == [True, False, True]
 
 
 # ---------------------------------------------------------------- pictures

@@ -67,14 +67,14 @@ def test_every_bench_is_there(bench):
 # ---------------------------------------------------------------- a run
 def test_a_run_is_recorded_and_the_page_follows(tree, capsys):
     assert command.main(["toy"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    payload = json.loads(capsys.readouterr().out.splitlines()[-1])
     [kept] = records.records("toy")
-    assert told == {
+    assert payload == {
         "claim": "a thing costs at most 3 ms",
         "value": 2.0,
         "bar": 3.0,
         "holds": True,
-        "more": told["more"],
+        "more": payload["more"],
     }
     assert kept.claim == cheap()
     assert [(row.name, row.unit, row.values) for row in kept.rows] == [
@@ -112,12 +112,12 @@ def test_plots_of_removed_benches_are_deleted(tree):
     assert list((tree / page.PICTURES).iterdir()) == []
 
 
-def test_what_cannot_be_recorded_is_told_all_the_same(tree, capsys):
+def test_what_cannot_be_recorded_is_reported_all_the_same(tree, capsys):
     (tree / "results").write_text("a file is in the way")
     assert command.main(["toy"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1])["holds"]
-    assert "not recorded" in told.err
+    payload = capsys.readouterr()
+    assert json.loads(payload.out.splitlines()[-1])["holds"]
+    assert "not recorded" in payload.err
 
 
 def test_a_page_without_markers_is_an_error():
@@ -140,10 +140,10 @@ def test_the_last_runs_are_kept_and_many_values_thinned(tree):
 # ---------------------------------------------------------------- several
 def test_whatever_happens_to_one_the_others_run(capfd):
     assert command.measure_in_subprocesses(["no-such", "nor-this"]) == 1
-    told = capfd.readouterr().out
-    assert "[1/2] no-such: no earlier run" in told
-    assert "[2/2] nor-this: no earlier run" in told
-    assert told.endswith("nor-this             ENDED WITHOUT A CLAIM, exit code 2\n")
+    payload = capfd.readouterr().out
+    assert "[1/2] no-such: no earlier run" in payload
+    assert "[2/2] nor-this: no earlier run" in payload
+    assert payload.endswith("nor-this             ENDED WITHOUT A CLAIM, exit code 2\n")
 
 
 def test_one_that_does_not_end_is_stopped(monkeypatch):
@@ -186,7 +186,7 @@ def test_earlier_runs_are_the_spread_of_a_claim():
     assert f"H{plots.TO}.0v" in spread.get("d")
 
 
-def test_a_curve_is_drawn_and_told(tree):
+def test_a_curve_is_drawn_and_reported(tree):
     curve = {"x": [0, 1, 2], "series": {"ours": [100, 90, 50], "theirs": [100, 40, 0]}, "axes": ["load", "on time"]}
     picture = parsed(run(1.0, curve=curve))
     dots = [[(float(one.get("cx")), float(one.get("cy"))) for one in of_class(picture, f"d{at}")] for at in (0, 1)]

@@ -32,13 +32,13 @@ from bench.peers.venvs import find_prepared, mark_prepared
 # ---------------------------------------------------------------- clients
 @asynccontextmanager
 async def answering(*parts):
-    """A server that sends these parts to whoever asks, one after another, and notes what it was asked."""
-    asked, tasks = [], []
+    """A server that sends these parts to each client, one after another, and records the requests."""
+    requests, tasks = [], []
 
     async def serve(reader, writer):
         tasks.append(asyncio.current_task())
         head = await reader.readuntil(b"\r\n\r\n")
-        asked.append(await reader.readexactly(int(re.findall(rb"Content-Length: (\d+)", head)[0])))
+        requests.append(await reader.readexactly(int(re.findall(rb"Content-Length: (\d+)", head)[0])))
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -48,7 +48,7 @@ async def answering(*parts):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         try:
-            yield server.sockets[0].getsockname()[1], asked
+            yield server.sockets[0].getsockname()[1], requests
         finally:
             await asyncio.gather(*tasks)
 
@@ -56,16 +56,16 @@ async def answering(*parts):
 def test_a_client_reads_a_stream_part_by_part():
     async def run():
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with answering(head, b"5\r\nfirst\r\n", b"4\r\nlast\r\n0\r\n\r\n") as (port, asked):
-            return await post(port, "/", b"{}"), asked
+        async with answering(head, b"5\r\nfirst\r\n", b"4\r\nlast\r\n0\r\n\r\n") as (port, requests):
+            return await post(port, "/", b"{}"), requests
 
-    answer, asked = asyncio.run(run())
-    assert asked == [b"{}"]
+    answer, requests = asyncio.run(run())
+    assert requests == [b"{}"]
     assert answer.content == b"firstlast"
     assert answer.first() == answer.first(re.compile(b"fir")) < answer.first(re.compile(b"last")) == answer.latency
 
 
-def test_a_client_reads_an_answer_of_a_told_length():
+def test_a_client_reads_an_answer_of_a_reported_length():
     async def run():
         async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", b"wh", b"ole") as (port, _):
             return await post(port, "/", b"{}")
@@ -109,7 +109,7 @@ def test_an_open_loop_does_not_wait_for_responses():
         async def ask(number):
             nonlocal waiting
             waiting += 1
-            if waiting == 5:  # nobody has been answered yet
+            if waiting == 5:  # no response was sent yet
                 ended.set()
             await ended.wait()
             return Response(0.0, [(1.0, b"")])
@@ -139,12 +139,12 @@ def test_requests_are_ragged_and_the_same_each_time():
 
 
 def test_both_kinds_of_server_are_sent_the_same_frames():
-    (wish,) = make_requests(1)
-    theirs, ours = peer_body(wish), mstar_body(wish)["request"]
-    assert np.array_equal(decode_frames(theirs["frames"]), wish.frames)
+    (params,) = make_requests(1)
+    theirs, ours = peer_body(params), mstar_body(params)["request"]
+    assert np.array_equal(decode_frames(theirs["frames"]), params.frames)
     assert ours["frames"]["data"] == theirs["frames"]
-    assert ours["frames"]["shape"] == wish.frames.shape
-    assert ours["tokens"] == theirs["tokens"] == wish.tokens
+    assert ours["frames"]["shape"] == params.frames.shape
+    assert ours["tokens"] == theirs["tokens"] == params.tokens
 
 
 def test_both_kinds_of_answer_are_read_as_sound():
@@ -173,7 +173,7 @@ def test_a_venv_is_found_only_with_what_is_wanted_of_it(tmp_path):
     assert find_prepared(tmp_path, ["a==2", "b"]) is None
 
 
-def test_a_server_that_ends_is_told_with_what_it_said():
+def test_a_server_that_ends_is_reported_with_what_it_given():
     peer = Peer("Broken", "none", (), ("-c", "raise SystemExit('no such model')"))
     with (
         pytest.raises(ServerStartError, match=r"(?s)Broken ended with status 1.*no such model"),
@@ -183,8 +183,8 @@ def test_a_server_that_ends_is_told_with_what_it_said():
 
 
 def test_a_server_does_not_outlive_a_bench_that_is_killed(tmp_path):
-    told = tmp_path / "pid"
-    server = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    payload = tmp_path / "pid"
+    server = f"import os, time; open({str(payload)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     bench = f"""
 import subprocess
 import sys
@@ -195,10 +195,10 @@ with run_server(Peer("Slow", "none", (), ("-c", {server!r})), Path(sys.executabl
     pass
 """
     killed = subprocess.Popen([sys.executable, "-c", bench], cwd=ROOT)
-    _until(lambda: told.exists() and told.read_text())
+    _until(lambda: payload.exists() and payload.read_text())
     killed.kill()
     killed.wait()
-    _until(lambda: not _is_running(int(told.read_text())))
+    _until(lambda: not _is_running(int(payload.read_text())))
 
 
 def _is_running(pid):
@@ -222,12 +222,14 @@ def test_a_batch_gives_what_each_request_gives_alone_and_mstar_gives_the_same():
     from bench.peers.pipeline_model import Pipeline, SpeechRequest
 
     with one_thread():
-        whole, model, wishes = FullPipeline(), Pipeline(), make_requests(4)
-        together = whole([one.frames for one in wishes], [one.tokens for one in wishes])
-        for wish, sound in zip(wishes, together, strict=True):
-            (alone,) = whole([wish.frames], [wish.tokens])
-            assert len(alone) == wish.tokens * HOP
-            ours = np.concatenate([one.value for one in model.run(SpeechRequest(wish.frames, wish.tokens)).emissions])
+        whole, model, options = FullPipeline(), Pipeline(), make_requests(4)
+        together = whole([one.frames for one in options], [one.tokens for one in options])
+        for params, sound in zip(options, together, strict=True):
+            (alone,) = whole([params.frames], [params.tokens])
+            assert len(alone) == params.tokens * HOP
+            ours = np.concatenate(
+                [one.value for one in model.run(SpeechRequest(params.frames, params.tokens)).emissions]
+            )
             np.testing.assert_allclose(sound, alone, rtol=0, atol=1e-5)
             np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-5)
 

@@ -54,5 +54,5 @@ def test_a_death_at_a_named_point_is_not_noticed(half, report):
             local.stop(drain_timeout_s=0)
         assert exits, f"{name} was not hit {when} times"
         assert all(peer.endswith(".0") for peer in exits), "restarted processes stay up"
-        lines.append(f"{name} {len(deaths)} dead, {worst:.2f} s")
-    report(f"deaths at failpoints, longest gap: {'; '.join(figures)}")
+        lines.append(f"{name} {len(exits)} exits, {worst:.2f} s")
+    report(f"exits at failpoints, longest gap: {'; '.join(lines)}")

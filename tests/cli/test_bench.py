@@ -103,12 +103,12 @@ def test_clients_ask_again_when_they_have_their_answer(server, bench, capsys):
 
 
 def test_one_seed_asks_for_the_same(server, bench):
-    asked = []
+    requests = []
     for seed in ("1", "1", "2"):
         before = len(server.parrot.seen)
         bench(server, "--model", "parrot", "--requests", "4", "--concurrency", "1", "--seed", seed)
-        asked.append([(ask.messages, ask.sampling.max_tokens) for ask in server.parrot.seen[before:]])
-    assert asked[0] == asked[1] != asked[2]
+        requests.append([(ask.messages, ask.sampling.max_tokens) for ask in server.parrot.seen[before:]])
+    assert requests[0] == requests[1] != requests[2]
 
 
 def test_who_is_slow_delays_nobody_in_an_open_loop(server, bench, tmp_path):
@@ -142,10 +142,10 @@ def test_every_kind_is_asked_and_understood(model_server, bench, tmp_path):
     kinds = level["kinds"]
     assert level["load"] == 40
     assert all(one["completed"] == one["sent"] > 0 for kind, one in kinds.items() if kind != "robot")
-    said = [record for record in level["records"] if record["kind"] == "speech"]
-    spoken = sum(seconds for record in said for _, seconds in record["chunks"])
+    inputs = [record for record in level["records"] if record["kind"] == "speech"]
+    spoken = sum(seconds for record in inputs for _, seconds in record["chunks"])
     assert kinds["speech"]["audio"]["audio_s_per_s"] == pytest.approx(spoken / kinds["speech"]["seconds"])
-    letters = model_server.models["talker"].seen[-len(said) :]
+    letters = model_server.models["talker"].seen[-len(inputs) :]
     assert spoken == pytest.approx(sum(len(ask.text) for ask in letters) / 10, abs=0.02)
     assert kinds["transcriptions"]["rtf"]["p50"] < 1
     ticks = [record for record in level["records"] if record["kind"] == "robot"]
@@ -159,10 +159,10 @@ def test_a_robot_skips_the_ticks_at_which_it_still_waits(bench):
     with serve_models({"sloth": SlowRobot()}) as slow:
         flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "0.3", "--server-slo", "robot=best_effort")
         (level,) = bench(slow, *flags)
-    told, ticks = level["kinds"]["robot"], level["records"]
+    payload, ticks = level["kinds"]["robot"], level["records"]
     assert all(later["due_at"] - earlier["due_at"] == pytest.approx(0.02) for earlier, later in pairwise(ticks))
-    assert told["skipped"] >= 3 * (told["completed"] - 1) > 0
-    assert (told["slo_met"], told["failed"]) == (0, {})
+    assert payload["skipped"] >= 3 * (payload["completed"] - 1) > 0
+    assert (payload["slo_met"], payload["failed"]) == (0, {})
     assert (level["load"], level["unit"]) == (1, "robots")
     assert all(record["sent_at"] >= record["due_at"] for record in ticks)
 
@@ -196,8 +196,8 @@ def test_a_report_needs_nothing_else_and_shows_silence():
     fine = RequestRecord("speech", 0.5, 0.5, [(0.6, 2.0), (1.1, 0.5)], 1.2, 200)
     refused = RequestRecord("speech", 1.0, 1.0, ended_at=1.01, status=429, error="429 <busy>")
     runs = [LoadRun(load, "req/s", [dry, fine, refused], 0.1) for load in (1.0, 2.0)]
-    told = [metrics.run_metrics(run, {"speech": SloTarget(ttft=1.0, continuity=0.1)}) for run in runs]
-    shown = render_report(about, told, runs)
+    payload = [metrics.run_metrics(run, {"speech": SloTarget(ttft=1.0, continuity=0.1)}) for run in runs]
+    shown = render_report(about, payload, runs)
     assert not re.search(r"https?://(?!&lt;x&gt;)|<script|<link|@import|url\(", shown)
     assert "<busy>" not in shown
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", shown, re.DOTALL)]
@@ -217,7 +217,7 @@ def test_a_report_needs_nothing_else_and_shows_silence():
         ([], "--model chat=NAME"),
     ],
 )
-def test_what_would_fail_every_time_is_said_at_once(server, capsys, flags, words):
+def test_what_would_fail_every_time_is_given_at_once(server, capsys, flags, words):
     assert main(["bench", "serve", server.url, *flags]) == 1
     out, err = capsys.readouterr()
     assert words in err

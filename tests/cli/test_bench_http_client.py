@@ -36,7 +36,7 @@ def test_a_wav_file_is_counted_in_seconds_without_its_head(size):
     assert came[: 44 // size] == [0.0] * (44 // size)
 
 
-def test_samples_are_counted_by_the_rate_that_is_told():
+def test_samples_are_counted_by_the_rate_that_is_reported():
     assert AudioReader({}).feed(bytes(48_000)) == 1.0
     assert AudioReader({"x-sample-rate": "8000"}).feed(bytes(8000)) == 0.5
     with pytest.raises(ResponseError, match="audio/mpeg"):
@@ -80,11 +80,11 @@ def test_what_counts_in_an_answer(kind, content, amount):
 # ---------------------------------------------------------------- over a connection
 def run_request(kind, *pieces):
     """What a client notes of a server that sends these bytes, and what that heard."""
-    heard = []
+    received = []
 
     async def answer(reader, writer):
         head = await reader.readuntil(b"\r\n\r\n")
-        heard.append(head + await reader.readexactly(8))
+        received.append(head + await reader.readexactly(8))
         for piece in pieces:
             writer.write(piece)
             await asyncio.sleep(0.02)
@@ -97,22 +97,24 @@ def run_request(kind, *pieces):
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             site = ServerAddress(f"http://localhost:{port}", "localhost", "127.0.0.1", port, "/here", "sesame", None)
-            asked, record = RequestBody(b'{"a": 1}'), RequestRecord(kind, 0.0, 0.0)
-            await send_request(site, REQUEST_KINDS[kind], asked, site.headers("ttft=0.5"), record, 0.0)
+            requests, record = RequestBody(b'{"a": 1}'), RequestRecord(kind, 0.0, 0.0)
+            await send_request(site, REQUEST_KINDS[kind], requests, site.headers("ttft=0.5"), record, 0.0)
             await left.wait()
             return record
 
     left = asyncio.Event()
-    return asyncio.run(run()), heard[-1]
+    return asyncio.run(run()), received[-1]
 
 
 def test_a_chunk_is_one_part_in_however_many_packets():
     chunk = b"1f40\r\n" + bytes(4000), bytes(4000) + b"\r\n"
-    record, heard = run_request("speech", HEAD, chunk[0], chunk[1] + b"fa0\r\n" + bytes(4000) + b"\r\n", b"0\r\n\r\n")
+    record, received = run_request(
+        "speech", HEAD, chunk[0], chunk[1] + b"fa0\r\n" + bytes(4000) + b"\r\n", b"0\r\n\r\n"
+    )
     assert [amount for _, amount in record.chunks] == [0.5, 0.25]
     assert (record.status, record.error) == (200, "")
     assert record.sent_at + 0.03 < record.chunks[0][0] < record.ended_at
-    head, _, body = heard.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /here/v1/audio/speech HTTP/1.1\r\n")
     lines = {*head.lower().split(b"\r\n")}
     assert {b"authorization: bearer sesame", b"mstar-slo: ttft=0.5", b"connection: close"} <= lines
@@ -120,9 +122,9 @@ def test_a_chunk_is_one_part_in_however_many_packets():
 
 
 def test_a_refusal_is_noted_with_when_to_come_again():
-    said = b'{"error": {"code": "overloaded", "message": "too much to do"}}'
-    head = b"HTTP/1.1 429 No\r\nRetry-After: 3\r\nContent-Length: %d\r\n\r\n" % len(said)
-    record, _ = run_request("chat", head + said)
+    inputs = b'{"error": {"code": "overloaded", "message": "too much to do"}}'
+    head = b"HTTP/1.1 429 No\r\nRetry-After: 3\r\nContent-Length: %d\r\n\r\n" % len(inputs)
+    record, _ = run_request("chat", head + inputs)
     assert (record.status, record.retry_after, record.is_rejected) == (429, 3.0, True)
     assert record.error == "429 overloaded: too much to do"
 

@@ -78,15 +78,15 @@ def test_goodput_counts_what_was_wanted_and_shares_are_of_answers():
         RequestRecord("speech", 4.0, 4.0, ended_at=4.01, status=429, retry_after=2.5, error="429 overloaded"),
         RequestRecord("speech", 5.0, 5.02, ended_at=5.5, error="lost"),
     ]
-    told = metrics.kind_metrics(records, SloTarget(ttft=1.0, continuity=0.1), 10.0)
-    assert (told["sent"], told["completed"], told["slo_met"], told["failed"]) == (5, 3, 1, {"lost": 1})
-    assert (told["requests_per_s"], told["goodput_per_s"]) == (0.3, 0.1)
-    assert told["ttft_within_slo"] == pytest.approx(2 / 3)
-    assert told["ttft_s"] == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
-    assert told["rejected"]["count"] == 1
-    assert told["rejected"]["duration_s"]["p50"] == pytest.approx(0.01)
-    assert told["rejected"]["retry_after_s"]["p99"] == 2.5
-    sound = told["audio"]
+    payload = metrics.kind_metrics(records, SloTarget(ttft=1.0, continuity=0.1), 10.0)
+    assert (payload["sent"], payload["completed"], payload["slo_met"], payload["failed"]) == (5, 3, 1, {"lost": 1})
+    assert (payload["requests_per_s"], payload["goodput_per_s"]) == (0.3, 0.1)
+    assert payload["ttft_within_slo"] == pytest.approx(2 / 3)
+    assert payload["ttft_s"] == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
+    assert payload["rejected"]["count"] == 1
+    assert payload["rejected"]["duration_s"]["p50"] == pytest.approx(0.01)
+    assert payload["rejected"]["retry_after_s"]["p99"] == 2.5
+    sound = payload["audio"]
     assert sound["chunks_on_time"] == {"0ms": 3 / 5, "50ms": 4 / 5, "100ms": 4 / 5}  # the last came as silence began
     assert sound["streams_on_time"] == {"0ms": 2 / 3, "50ms": 2 / 3, "100ms": 2 / 3}
     assert (sound["underruns"], sound["silence_s"]) == (1, pytest.approx(0.2))
@@ -100,33 +100,33 @@ def test_a_kind_that_ends_early_is_counted_until_the_last_request_was_sent():
         RequestRecord("speech", 4.0, 4.0, [(5.0, 1.0)], 8.0, 200),
         RequestRecord("chat", 3.0, 3.0, [(3.5, 1.0)], 3.5, 200),
     )
-    told = metrics.run_metrics(run, {"chat": SloTarget(), "speech": SloTarget()})
-    assert told["seconds"] == 8.0
-    assert {kind: one["requests_per_s"] for kind, one in told["kinds"].items()} == {"chat": 2 / 4, "speech": 1 / 8}
+    payload = metrics.run_metrics(run, {"chat": SloTarget(), "speech": SloTarget()})
+    assert payload["seconds"] == 8.0
+    assert {kind: one["requests_per_s"] for kind, one in payload["kinds"].items()} == {"chat": 2 / 4, "speech": 1 / 8}
     assert replace(run, window_s=20.0).seconds("chat") == 20.0
 
 
 def test_ticks_that_robots_skip_are_missed_but_nothing_failed():
     tick = RequestRecord("robot", 0.2, 0.2, [(0.3, 50.0)], 0.3, 200)
     skipped = RequestRecord("robot", 0.4, 0.4, ended_at=0.4, error=SKIPPED)
-    told = metrics.kind_metrics([tick, skipped], SloTarget(total=0.2), 10.0)
-    assert (told["sent"], told["slo_met"], told["skipped"], told["failed"]) == (2, 1, 1, {})
+    payload = metrics.kind_metrics([tick, skipped], SloTarget(total=0.2), 10.0)
+    assert (payload["sent"], payload["slo_met"], payload["skipped"], payload["failed"]) == (2, 1, 1, {})
 
 
-def test_what_was_heard_gives_a_real_time_factor_and_tokens_a_rate():
-    heard = RequestRecord("transcriptions", 1.0, 1.0, [(2.0, 1.0)], 2.0, 200, tokens=40, audio_input_s=5.0)
-    told = metrics.kind_metrics([heard], SloTarget(total=5.0), 10.0)
-    assert (told["rtf"]["p50"], told["tokens_per_s"]) == (0.2, 4.0)
+def test_what_was_received_gives_a_real_time_factor_and_tokens_a_rate():
+    received = RequestRecord("transcriptions", 1.0, 1.0, [(2.0, 1.0)], 2.0, 200, tokens=40, audio_input_s=5.0)
+    payload = metrics.kind_metrics([received], SloTarget(total=5.0), 10.0)
+    assert (payload["rtf"]["p50"], payload["tokens_per_s"]) == (0.2, 4.0)
 
 
 @pytest.mark.parametrize(
     ("late_s", "cpu_s", "is_bottleneck"), [(0.001, 1.0, False), (0.03, 1.0, True), (0.001, 9.0, True)]
 )
 def test_a_slow_load_generator_says_so(late_s, cpu_s, is_bottleneck):
-    told = metrics.generator_metrics(make_run(RequestRecord("chat", 10.0, 10.0 + late_s), cpu_s=cpu_s))
-    assert told["is_bottleneck"] is is_bottleneck
-    assert told["send_delay_s"]["p99"] == pytest.approx(late_s)
-    assert told["cpu_ms_per_request"] == 1000 * cpu_s
+    payload = metrics.generator_metrics(make_run(RequestRecord("chat", 10.0, 10.0 + late_s), cpu_s=cpu_s))
+    assert payload["is_bottleneck"] is is_bottleneck
+    assert payload["send_delay_s"]["p99"] == pytest.approx(late_s)
+    assert payload["cpu_ms_per_request"] == 1000 * cpu_s
 
 
 @pytest.mark.parametrize(

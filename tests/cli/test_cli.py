@@ -67,8 +67,8 @@ def run(capsys):
 
     def command(*arguments):
         status = main([*map(str, arguments)])
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        payload = capsys.readouterr()
+        return status, payload.out, payload.err
 
     return command
 
@@ -276,7 +276,7 @@ def write_mistakes(folder):
 
 
 @pytest.mark.parametrize("name", sorted(FAILURES))
-def test_a_failure_is_told_without_a_traceback(name, workdir, run, golden):
+def test_a_failure_is_reported_without_a_traceback(name, workdir, run, golden):
     write_mistakes(workdir)
     before = sorted(path.name for path in workdir.iterdir())
     status, out, err = run(*FAILURES[name])

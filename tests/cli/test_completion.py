@@ -23,8 +23,8 @@ def complete(script):
 
     def completed(line):
         words = line.split(" ")
-        asked = f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; _mstar"
-        shell = f'{script("bash")}\n{asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        requests = f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; _mstar"
+        shell = f'{script("bash")}\n{requests}; printf "%s\\n" "${{COMPREPLY[@]}}"'
         done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
         return done.stdout.split()
 
@@ -61,8 +61,8 @@ def test_bash_registers_it(script):
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not here")
 def test_fish(script):
-    asked = 'complete -C "mstar sim run --scen"; complete -C "mstar ser"'
-    done = subprocess.run(["fish", "-c", f"{script('fish')}\n{asked}"], capture_output=True, text=True, check=True)
+    requests = 'complete -C "mstar sim run --scen"; complete -C "mstar ser"'
+    done = subprocess.run(["fish", "-c", f"{script('fish')}\n{requests}"], capture_output=True, text=True, check=True)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["--scenarios", "serve"]
 
 

@@ -93,7 +93,7 @@ def test_a_flag_wins_over_the_environment_that_over_the_file_and_that_over_the_d
     assert port.overridden == f"MSTAR_PORT: 9002, {manifest}:3: 9001, default: 8000"
 
 
-def test_every_setting_can_be_said_in_all_three_ways(folder, monkeypatch):
+def test_every_setting_can_be_given_in_all_three_ways(folder, monkeypatch):
     other = {"server.host": "::1", "server.log_format": "json", "server.metrics_compat": "vllm"}
     for one in settings():
         before = one.default
@@ -209,28 +209,30 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ),
     ],
 )
-def test_what_is_wrong_with_a_manifest_is_told(old, new, said, folder, capsys):
+def test_what_is_wrong_with_a_manifest_is_reported(old, new, given, folder, capsys):
     assert MANIFEST.count(old) >= 1
     (folder / "m.toml").write_text(MANIFEST.replace(old, new, 1))
-    told = failed_output(capsys, "serve", "inside/m.toml")
-    assert said in told
-    assert "\n  fix: " in told
-    assert SECRET not in told
+    payload = failed_output(capsys, "serve", "inside/m.toml")
+    assert given in payload
+    assert "\n  fix: " in payload
+    assert SECRET not in payload
 
 
-def test_all_that_is_wrong_is_told_at_once(folder, capsys):
+def test_all_that_is_wrong_is_reported_at_once(folder, capsys):
     (folder / "m.toml").write_text("[server]\nprot = 1\n[limits]\nmax_running_request = 2\n")
-    told = failed_output(capsys, "config", "explain", "inside/m.toml")
-    assert "3 problems" in told
-    assert "the manifest has no model" in told
+    payload = failed_output(capsys, "config", "explain", "inside/m.toml")
+    assert "3 problems" in payload
+    assert "the manifest has no model" in payload
 
 
-def test_what_is_wrong_with_a_flag_or_a_variable_is_told(folder, monkeypatch, capsys):
-    told = failed_output(capsys, "config", "explain", "--port", "http", "--max-running-requests", "-3")
-    assert "--port: server.port: 'http' is invalid: Expected `int`" in told
-    assert "--max-running-requests: limits.max_running_requests: '-3' is invalid" in told
-    assert "2 problems" in told
-    assert "--name and --placement apply to a single model" in failed_output(capsys, "serve", "inside/m.toml", "--name", "x")
+def test_what_is_wrong_with_a_flag_or_a_variable_is_reported(folder, monkeypatch, capsys):
+    payload = failed_output(capsys, "config", "explain", "--port", "http", "--max-running-requests", "-3")
+    assert "--port: server.port: 'http' is invalid: Expected `int`" in payload
+    assert "--max-running-requests: limits.max_running_requests: '-3' is invalid" in payload
+    assert "2 problems" in payload
+    assert "--name and --placement apply to a single model" in failed_output(
+        capsys, "serve", "inside/m.toml", "--name", "x"
+    )
     monkeypatch.setenv("MSTAR_PROT", "1")
     assert "unknown variable MSTAR_PROT (did you mean `MSTAR_PORT`?)" in failed_output(capsys, "config", "explain")
 
@@ -240,21 +242,21 @@ def test_explain_tells_every_setting_and_no_secret(folder, monkeypatch, capsys):
     monkeypatch.setenv("MSTAR_API_KEY", f"{SECRET}-4 {SECRET}-5")
     for form in ([], ["--json"]):
         assert main(["config", "explain", "inside/m.toml", "--api-key", f"{SECRET}-6", *form]) == 0
-        told = capsys.readouterr().out
-        assert SECRET not in told
-        assert all(one.key in told and one.purpose in told for one in settings())
-    told = {one["setting"]: one for one in json.loads(told)}
-    assert told["server.drain_timeout_s"]["source"] == "inside/m.toml:4"
-    assert told["server.drain_timeout_s"]["overridden"] == "default: 30.0"
-    assert told["api_keys.values"]["value"] == "(hidden)"
-    assert told["api_keys.values"]["overridden"].startswith("MSTAR_API_KEY: (hidden)")
-    assert told["api_keys.tenant robot"]["value"] == "env ROBOT_KEY"
-    assert told["models.noop"]["value"] == "inside/noop.py"
-    assert told["models.again.place"]["source"].startswith("inside/m.toml:")
+        payload = capsys.readouterr().out
+        assert SECRET not in payload
+        assert all(one.key in payload and one.purpose in payload for one in settings())
+    payload = {one["setting"]: one for one in json.loads(payload)}
+    assert payload["server.drain_timeout_s"]["source"] == "inside/m.toml:4"
+    assert payload["server.drain_timeout_s"]["overridden"] == "default: 30.0"
+    assert payload["api_keys.values"]["value"] == "(hidden)"
+    assert payload["api_keys.values"]["overridden"].startswith("MSTAR_API_KEY: (hidden)")
+    assert payload["api_keys.tenant robot"]["value"] == "env ROBOT_KEY"
+    assert payload["models.noop"]["value"] == "inside/noop.py"
+    assert payload["models.again.place"]["source"].startswith("inside/m.toml:")
 
 
 def test_other_commands_need_no_library():
-    """Who only checks a model has neither msgspec nor rich; who serves is told what to install."""
+    """`mstar check` needs neither msgspec nor rich; `mstar serve` says what to install."""
     code = "import sys; sys.modules['msgspec'] = sys.modules['rich'] = None; from mstar.cli import main; "
     run = [sys.executable, "-c", code + "sys.exit(main(sys.argv[1:]))"]
     noop = ROOT / "examples" / "noop.py"

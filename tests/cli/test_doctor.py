@@ -97,13 +97,13 @@ def test_a_run_folder_that_cannot_be_used(run_doctor, monkeypatch, tmp_path):
 
 
 def test_little_memory_and_a_share_of_the_cores(run_doctor, monkeypatch):
-    told = {
+    payload = {
         "/proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 8000000 kB",
         "/sys/fs/cgroup/memory.max": str(1 << 30),
         "/sys/fs/cgroup/memory.current": str(1 << 29),
         "/sys/fs/cgroup/cpu.max": "50000 100000",
     }
-    monkeypatch.setattr(doctor, "_read", lambda path: told.get(path, ""))
+    monkeypatch.setattr(doctor, "_read", lambda path: payload.get(path, ""))
     looked = run_doctor()
     assert (looked["memory"]["state"], looked["memory"]["message"]) == ("warn", "0.5 of 1.0 GiB free")
     assert "--threads 1" in looked["cores"]["fix"]

@@ -41,7 +41,7 @@ def test_every_model_says_which_weights_it_loads(name):
     assert all(isinstance(file, PackageFile) and file.licence for file in files)
 
 
-def test_one_model_is_told_with_hashes_that_were_checked(run_models):
+def test_one_model_is_reported_with_hashes_that_were_checked(run_models):
     (one,) = json.loads(run_models("hibari", "--json"))
     assert one["request_types"] == ["speech"]
     assert [file["component"] for file in one["weights"]] == ["tts", "tts"]
@@ -60,7 +60,7 @@ def test_one_model_is_told_with_hashes_that_were_checked(run_models):
         ({"file": "hibari/none.onnx"}, "is missing", "--force-reinstall"),
     ],
 )
-def test_weights_that_are_not_the_right_ones_are_told(wrong, state, fix, run_models, monkeypatch):
+def test_weights_that_are_not_the_right_ones_are_reported(wrong, state, fix, run_models, monkeypatch):
     fields = {name: getattr(G2P_WEIGHTS, name) for name in PackageFile.__slots__} | wrong
     monkeypatch.setattr(HibariTts, "weights", (PackageFile(**fields),))
     (one,) = json.loads(run_models("hibari", "--json"))
@@ -70,7 +70,7 @@ def test_weights_that_are_not_the_right_ones_are_told(wrong, state, fix, run_mod
     assert fix in run_models("hibari")
 
 
-def test_a_model_that_is_not_installed_is_told(capsys):
+def test_a_model_that_is_not_installed_is_reported(capsys):
     assert main(["models", "asistant"]) == 1
     assert "did you mean `assistant`?" in capsys.readouterr().err
 

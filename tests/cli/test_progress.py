@@ -1,4 +1,4 @@
-"""What is seen of a start, and that nobody is let in before what only the first request takes is done."""
+"""Progress of a start, and that no client is admitted before warm-up has finished."""
 
 import json
 import os
@@ -72,9 +72,9 @@ def test_log_lines_say_the_same(capsys):
         for stages in STAGES:
             shown.show(stages)
         shown.log_event("ready")
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [one["event"] for one in told][-2:] == ["[2/2] w is up", "ready"]
-    assert told[0]["part"] == "conductor"
+    payload = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["event"] for one in payload][-2:] == ["[2/2] w is up", "ready"]
+    assert payload[0]["part"] == "conductor"
 
 
 def test_bars_show_how_far_each_is(capsys):
@@ -83,30 +83,30 @@ def test_bars_show_how_far_each_is(capsys):
         bars.show(stages)
     bars.log_event("ready")
     bars.close()
-    told = capsys.readouterr().out
-    assert re.search(r"conductor .* up", told)
-    assert re.search(r"w .* loading m.b \(2 of 2\)", told)
-    assert "ready" in told
+    payload = capsys.readouterr().out
+    assert re.search(r"conductor .* up", payload)
+    assert re.search(r"w .* loading m.b \(2 of 2\)", payload)
+    assert "ready" in payload
 
 
 def test_warm_up_requests_run_before_the_server_is_ready(tmp_path, capsys, caplog):
     (tmp_path / "warm.py").write_text(WARM)
     deployed = load_planned_models({"warm": str(tmp_path / "warm.py")}, {})
     model = deployed["warm"].model
-    door, shown = ServerState({"warm": model}), LineProgress()
+    state, shown = ServerState({"warm": model}), LineProgress()
     with InProcessLauncher(deployed) as together:
         front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
         together.add_frontend(front)
-        ModelServer(door, deployed, shown)._warm_up(front)
+        ModelServer(state, deployed, shown)._warm_up(front)
         assert not any(front.query_counts(together.conductor).result(1.0)[what] for what in ("requests", "queue"))
-    assert model.part.said == ["a", "b", "c"]
-    assert (door.phase.name, door.phase.done, door.phase.total) == ("warming up", 3, 4)
+    assert model.part.given == ["a", "b", "c"]
+    assert (state.phase.name, state.phase.done, state.phase.total) == ("warming up", 3, 4)
     assert "warm-up of warm with dict failed: RuntimeError" in caplog.text  # and the others were served
     assert capsys.readouterr().out.splitlines()[-1] == "[1/1] warm-up is done"
 
 
 @pytest.mark.slow
-def test_what_a_worker_loads_is_told_on_the_way(tmp_path):
+def test_what_a_worker_loads_is_reported_on_the_way(tmp_path):
     slow = "    def prepare(self) -> None:\n        import time\n\n        time.sleep(1.0)\n\n    @op"
     (tmp_path / "slow.py").write_text(WARM.replace("    @op", slow, 1).replace('{"text": "bad", "steps": 1}, ', ""))
     command = [sys.executable, "-m", "mstar.cli", "serve", str(tmp_path / "slow.py"), "--port", "0"]
@@ -144,11 +144,11 @@ def test_a_terminal_shows_bars():
     process = subprocess.Popen(command, stdout=child, stderr=child)
     os.close(child)
     try:
-        told, deadline = "", time.monotonic() + 30
-        while "ready" not in told and time.monotonic() < deadline:
-            told += os.read(parent, 4096).decode()
-        assert "━━━" in told
-        assert re.search(r"noop: generate\s+open to everybody who can reach it", told)
+        payload, deadline = "", time.monotonic() + 30
+        while "ready" not in payload and time.monotonic() < deadline:
+            payload += os.read(parent, 4096).decode()
+        assert "━━━" in payload
+        assert re.search(r"noop: generate\s+open to everybody who can reach it", payload)
         process.terminate()
         assert process.wait(20) == 0
     finally:

@@ -41,8 +41,8 @@ def run(capsys, workdir):
 
     def command(*arguments):
         status = main(["run", *map(str, arguments)])
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        payload = capsys.readouterr()
+        return status, payload.out, payload.err
 
     return command
 
@@ -99,7 +99,7 @@ def test_a_text_is_answered_in_sound_only_when_that_is_wanted(run, workdir):
     assert seconds(workdir / "said.wav") == pytest.approx(3 / 50)
 
 
-def test_a_text_is_said(run, workdir):
+def test_a_text_is_given(run, workdir):
     status, out, _ = run(SPEAKER, "hello", "-o", "x.flac")
     assert (status, out) == (0, "")
     assert (workdir / "x.flac").read_bytes()[:4] == b"fLaC"
@@ -150,10 +150,10 @@ def test_what_was_played(run, workdir, monkeypatch):
         ((MIXER, "--json", "{}"), " is missing; ['sound'"),
     ],
 )
-def test_mistakes_are_told_with_what_to_do(run, arguments, told):
+def test_mistakes_are_reported_with_what_to_do(run, arguments, reported):
     status, out, err = run(*arguments)
     assert (status, out) == (1, "")
-    assert told in err
+    assert reported in err
     assert "\n  fix: " in err
 
 

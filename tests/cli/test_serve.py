@@ -73,7 +73,7 @@ def test_a_public_address_needs_a_key(host, capsys):
     assert "fix: pass --api-key-file" in capsys.readouterr().err
 
 
-def test_what_cannot_be_served_is_told_at_once(tmp_path, capsys):
+def test_what_cannot_be_served_is_reported_at_once(tmp_path, capsys):
     empty = tmp_path / "keys"
     empty.write_text("\n")
     for wrong in (["--api-key-file", str(empty)], ["--api-key-file", str(tmp_path / "none")], ["--port", "99999"]):
@@ -140,9 +140,9 @@ def test_smollm2_answers_through_the_official_client():
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of"
             assert chunks[-1].choices[0].finish_reason == "length"
             schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
-            wish = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
-            told = client.chat.completions.create(**ask, temperature=0, response_format=wish)
-            assert told.choices[0].message.content == '{"city": "Paris"}'
+            params = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+            payload = client.chat.completions.create(**ask, temperature=0, response_format=params)
+            assert payload.choices[0].message.content == '{"city": "Paris"}'
         process.send_signal(signal.SIGTERM)
         assert wait_exit(process)[0] == 0
 

@@ -30,7 +30,7 @@ def test_replay_tells_what_happens(capsys):
 
 
 @pytest.mark.parametrize("command", [["run", "--scenarios", "30"], ["replay", "0"]], ids=["run", "replay"])
-def test_what_goes_wrong_is_told_with_its_seed(command, capsys, monkeypatch):
+def test_what_goes_wrong_is_reported_with_its_seed(command, capsys, monkeypatch):
     monkeypatch.setattr(Link, "tick", lambda link, now: [])
     assert main(["sim", *command]) == 1
     assert capsys.readouterr().err.startswith("seed 0: I5 long after the last fault: ")

@@ -57,7 +57,7 @@ def test_a_new_incarnation_replaces_the_old_one(cluster):
     assert cluster.membership.is_alive(A1), "an old incarnation does not replace a new one"
 
 
-def test_every_peer_is_told_of_a_dead_one_once(cluster):
+def test_every_peer_is_reported_of_a_dead_one_once(cluster):
     membership = cluster.membership
     membership.register(0.0, B, 0)
     membership.register_frontend(FRONTEND)
@@ -66,7 +66,7 @@ def test_every_peer_is_told_of_a_dead_one_once(cluster):
     assert cluster.sent() == [(B, m.PeerDead(A)), (FRONTEND, m.PeerDead(A))]
 
 
-def test_a_peer_that_registers_later_is_told_too(cluster):
+def test_a_peer_that_registers_later_is_reported_too(cluster):
     cluster.membership.mark_dead(A)
     cluster.membership.register_frontend(FRONTEND)
     cluster.membership.register(0.0, B, 0)

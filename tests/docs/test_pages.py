@@ -43,8 +43,8 @@ def commands(path: Path) -> Iterator[str]:
     """Every command line of ours on a page: whole lines of a shell, and what stands in the midst of a sentence."""
     for block in blocks(path, "bash", "ini", "toml"):
         lines = block.replace("\\\n", " ").splitlines()
-        found = (re.search(r"(?:^|[=/] ?|bin/)(mstar .*)", line) for line in lines)
-        yield from (line[1] for line in found if line)
+        results = (re.search(r"(?:^|[=/] ?|bin/)(mstar .*)", line) for line in lines)
+        yield from (line[1] for line in results if line)
     yield from re.findall(r"(?<!`)`(mstar [^`\n]+)`(?!`)", FENCE.sub("", path.read_text("utf-8")))
 
 
@@ -64,7 +64,7 @@ def test_every_command_is_one(path, capsys):
             pytest.fail(f"{relative_name(path)}: {line}\n{capsys.readouterr().err}")
 
 
-def test_every_command_is_told():
+def test_every_command_is_reported():
     known = _make_parser()._subparsers._group_actions[0].choices
     assert {name for name in known if f"`mstar {name}" not in text("cli.md")} == set()
 
@@ -79,16 +79,18 @@ def test_every_bench_is_documented():
         path: {*re.findall(r"python -m bench ([a-z][a-z0-9_-]*)", path.read_text("utf-8"))} for path in PAGES
     }
     known = {*BENCHES, "all", "page"}
-    assert {named(path): names - known for path, names in named_benches.items() if names - known} == {}
+    assert {str(path.relative_to(ROOT)): names - known for path, names in named_benches.items() if names - known} == {}
     assert named_benches[DOCS / "performance.md"] >= BENCHES.keys()
 
 
 def test_every_extra_is_one():
     there = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     pages = "".join(path.read_text("utf-8") for path in PAGES)
-    told = {extra for wish in re.findall(r"(?:mstar-serve|-e '\.)\[([\w,]+)\]", pages) for extra in wish.split(",")}
-    assert told
-    assert told <= there.keys()
+    payload = {
+        extra for params in re.findall(r"(?:mstar-serve|-e '\.)\[([\w,]+)\]", pages) for extra in params.split(",")
+    }
+    assert payload
+    assert payload <= there.keys()
 
 
 def test_python_is_python():
@@ -102,7 +104,7 @@ def test_the_whole_model_runs(tmp_path):
 
 
 # ---------------------------------------------------------------- tables that code has too
-def test_every_setting_is_told():
+def test_every_setting_is_reported():
     assert text("settings.md") == render_settings(), "fix: python -m tools.settings_page"
 
 
@@ -111,9 +113,9 @@ def test_the_manifest_is_one(tmp_path):
     assert Manifest(tmp_path / "mstar.toml").models.keys() == {"chat", "voice"}
 
 
-def test_every_metric_is_told():
+def test_every_metric_is_reported():
     rows = re.findall(r"^\| (`mstar_[^|]+) \|", text("operate.md"), re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`(mstar_\w+)`", row)}
+    payload = {name for row in rows for name in re.findall(r"`(mstar_\w+)`", row)}
     counted = {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in _MetricsCollector(ServerState({})).collect()
@@ -121,10 +123,10 @@ def test_every_metric_is_told():
     }
     counted |= set(re.findall(r"`(mstar_\w+)`", process_metrics.__doc__ or ""))
     counted |= {name for name, _ in process_metrics.PROCESS_METRICS.values()}
-    assert told == counted
+    assert payload == counted
 
 
-def test_every_code_is_told():
+def test_every_code_is_reported():
     codes = {
         call.args[at].value
         for path in (ROOT / "src" / "mstar").glob("[sm]e*/**/*.py")
@@ -133,24 +135,24 @@ def test_every_code_is_told():
         for at in [call.func.id == "ApiError"]
         if isinstance(call.args[at], ast.Constant)
     }
-    told = {
+    payload = {
         code for row in re.findall(r"^\| (`[^|]+) \|", text("api/errors.md"), re.MULTILINE) for code in backticked(row)
     }
     assert len(codes) > 20
-    assert codes <= told
-    assert {code for code in told if code.islower() and "-" not in code and f'"{code}"' not in SOURCES} == set()
+    assert codes <= payload
+    assert {code for code in payload if code.islower() and "-" not in code and f'"{code}"' not in SOURCES} == set()
 
 
 def backticked(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_every_path_is_told():
+def test_every_path_is_reported():
     pages = "".join(path.read_text("utf-8") for path in (*DOCS.glob("api/*.md"), DOCS / "operate.md"))
     paths = {re.sub(r"\{(\w+):path\}", r"{\1}", one.path) for one in ENDPOINTS}
     assert {path for path in paths if not re.search(re.escape(path) + r"[`? ]", pages)} == set()
-    told = set(re.findall(r"(?:GET|POST|DELETE|WS) (/[\w/{}]*(?:\.json)?)", pages))
-    assert told <= paths
+    payload = set(re.findall(r"(?:GET|POST|DELETE|WS) (/[\w/{}]*(?:\.json)?)", pages))
+    assert payload <= paths
 
 
 def test_every_decision_is_listed():

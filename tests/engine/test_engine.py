@@ -264,7 +264,9 @@ class Wrong(Component):
 
 def test_a_result_of_another_size_fails():
     (result,) = run(Wrong(), "rows", {"x": 1})
-    assert str(result.error).startswith("an op returned 3 entries of int for a batch of 1\n  fix: return one entry per row")
+    assert str(result.error).startswith(
+        "an op returned 3 entries of int for a batch of 1\n  fix: return one entry per row"
+    )
     results = run(Wrong(), "rows", *[{"x": 1}] * 3)
     assert results == [JobDone((1,)), JobDone((2,)), JobDone((3,))]
     one, three = run(Wrong(), "positions", {"x": int_array(0)}, {"x": int_array(0, 0, 0)})

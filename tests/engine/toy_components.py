@@ -200,8 +200,8 @@ class PagedComponent(Component):
             if POISON in x[start:end]:
                 raise Poison(f"{POISON} was read")
         last = [[digest(state.values())] for state in states]
-        goes_on = [row in layout.unfinished for row in range(layout.rows)]
-        return np.array(last), np.array(each, np.int64), np.where(goes_on, np.nan, 1).astype(np.float32)
+        is_unfinished = [row in layout.unfinished for row in range(layout.rows)]
+        return np.array(last), np.array(each, np.int64), np.where(is_unfinished, np.nan, 1).astype(np.float32)
 
     @op(batch=stacked)
     def look(self, notes: View[PagedLog]) -> int:

@@ -185,12 +185,12 @@ class Likeness(Model):
     """What a picture and a text have in common, in whole numbers: batching may change the last bits of others."""
 
     def __init__(self, cache_bytes):
-        self.eye = Encoder(lambda: seeded(PICTURES["clip"]).double(), cache_bytes=cache_bytes)
+        self.encoder = Encoder(lambda: seeded(PICTURES["clip"]).double(), cache_bytes=cache_bytes)
         self.reader = Reader(lambda: bert().double(), buckets=[8, 16], cache_bytes=cache_bytes)
 
     @walk
     def compare(self, picture: Float[Tensor, "C H W"], text: Int64[Tensor, "T"], tenant: str) -> Iterator[Latents]:
-        yield Latents(self.reader.compare(self.eye.image(picture, tenant), self.reader.text(text, tenant)))
+        yield Latents(self.reader.compare(self.encoder.image(picture, tenant), self.reader.text(text, tenant)))
 
 
 class Reader(Encoder):

@@ -75,11 +75,11 @@ predictor = "robot"
 @contextmanager
 def open_browser(*flags):
     """A Chromium without a window."""
-    found = shutil.which("chromium")
-    if found is None:
+    results = shutil.which("chromium")
+    if results is None:
         raise RuntimeError("there is no Chromium\n  fix: apt-get install chromium fonts-dejavu-core")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=[*FLAGS, *flags])
+        browser = playwright.chromium.launch(executable_path=results, args=[*FLAGS, *flags])
         yield browser
         browser.close()
 
@@ -101,15 +101,19 @@ class ErrorLog:
     @property
     def errors(self):
         """All that was not allowed."""
-        return [told for told in self._messages if not any(f"status of {status} " in told for status in self.allowed)]
+        return [
+            payload
+            for payload in self._messages
+            if not any(f"status of {status} " in payload for status in self.allowed)
+        ]
 
 
 def accessibility_violations(page):
-    """What axe finds in a page that keeps somebody out: rule, how bad, and where."""
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    """Accessibility violations that axe reports for a page: rule, impact and place."""
+    results = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{one['id']} ({one['impact']}): {one['help']}: {node['html'][:160]} {node['failureSummary'][:300]}"
-        for one in found
+        for one in results
         if one["impact"] in ("serious", "critical")
         for node in one["nodes"]
     ]
@@ -120,7 +124,7 @@ KEEP_BLOBS = """(() => {
     window.kept = new Map();
     URL.createObjectURL = blob => { const url = make.call(URL, blob); window.kept.set(url, blob); return url; };
 })()"""
-"""Keeps what a page makes addresses for: its policy lets nobody fetch them, not even a test."""
+"""Keeps what a page makes addresses for: its content security policy forbids fetching them, also for a test."""
 READ_BYTES = """async element => {
     const bytes = new Uint8Array(await window.kept.get(element.src ?? element.href).arrayBuffer());
     let text = "";

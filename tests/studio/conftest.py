@@ -76,7 +76,7 @@ def open_page(browser):
         return page
 
     yield open_
-    complaints = [told for context, watch in opened for told in watch.errors]
+    complaints = [payload for context, watch in opened for payload in watch.errors]
     for context, _ in opened:
         context.close()
     assert complaints == []

@@ -1,4 +1,4 @@
-"""Every page in both themes and on a phone: nobody is kept out, and nothing sticks out of the screen."""
+"""Every page in both themes and on a phone: no accessibility violations, and nothing overflows the screen."""
 
 import pytest
 from playwright.sync_api import expect
@@ -47,17 +47,17 @@ def load_page(page, url, where):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible(studio_server, pages, open_page, scheme):
     page = open_page(studio_server.url, color_scheme=scheme)
-    found = {}
+    results = {}
     for where in pages:
         load_page(page, studio_server.url, where)
-        found[where] = accessibility_violations(page)
-    assert {where: one for where, one in found.items() if one} == {}
+        results[where] = accessibility_violations(page)
+    assert {where: one for where, one in results.items() if one} == {}
 
 
 def test_every_page_fits_a_phone(studio_server, pages, open_page):
     page = open_page(studio_server.url, viewport={"width": 390, "height": 800}, has_touch=True)
-    found = {}
+    results = {}
     for where in pages:
         load_page(page, studio_server.url, where)
-        found[where] = page.evaluate("document.documentElement.scrollWidth")
-    assert {where: wide for where, wide in found.items() if wide > 390} == {}
+        results[where] = page.evaluate("document.documentElement.scrollWidth")
+    assert {where: wide for where, wide in results.items() if wide > 390} == {}

@@ -19,7 +19,7 @@ def test_a_page_that_is_opened_during_the_start_shows_how_far_it_is(started_serv
 
 
 # ---------------------------------------------------------------- the key
-def test_a_wrong_key_is_told_and_a_right_one_opens_the_page(locked, open_page):
+def test_a_wrong_key_is_reported_and_a_right_one_opens_the_page(locked, open_page):
     page = open_page(f"{locked.url}/#/models", allow={401})
     dialog = page.get_by_role("dialog", name="Sign in")
     dialog.get_by_label("API key").fill("open")

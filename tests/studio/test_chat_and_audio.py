@@ -75,7 +75,7 @@ def test_an_answer_can_be_stopped_and_the_code_is_the_call(chat):
     expect(page.get_by_label("python code")).to_contain_text("Good evening.")
 
 
-def test_a_picture_that_the_model_cannot_see_is_told_with_what_it_reads(chat):
+def test_a_picture_that_the_model_cannot_see_is_reported_with_what_it_reads(chat):
     page = chat(allow={400})
     picture = io.BytesIO()
     Image.new("RGB", (32, 32), "red").save(picture, "PNG")
@@ -101,7 +101,7 @@ def test_a_question_in_a_file_is_answered_aloud(chat, report):
 
 
 # ---------------------------------------------------------------- speech
-def test_a_text_is_said_and_kept_as_a_file(studio_server, open_page, tmp_path, report):
+def test_a_text_is_given_and_kept_as_a_file(studio_server, open_page, tmp_path, report):
     page = open_page(f"{studio_server.url}/#/play/speech/assistant")
     page.get_by_label("Text").fill("The capital of France is Paris.")
     page.get_by_role("button", name="Speak", exact=True).click()
@@ -114,13 +114,13 @@ def test_a_text_is_said_and_kept_as_a_file(studio_server, open_page, tmp_path, r
     place = page.get_by_role("region", name="Audio")
     assert abs(float(metric_value(place, "duration").inner_text().split()[0]) - len(samples) / rate) < 0.1
     page.wait_for_timeout(1000 * len(samples) / rate + 500)
-    heard = float(metric_value(place, "played").inner_text().split()[0])
-    assert heard == pytest.approx(len(samples) / rate, abs=0.2)  # the player has played all of it
-    report(f"speech: {metric_value(place, 'underruns').inner_text()} underruns in {heard:.1f} s")
+    received = float(metric_value(place, "played").inner_text().split()[0])
+    assert received == pytest.approx(len(samples) / rate, abs=0.2)  # the player has played all of it
+    report(f"speech: {metric_value(place, 'underruns').inner_text()} underruns in {received:.1f} s")
 
 
 # ---------------------------------------------------------------- transcription
-def test_what_is_said_in_a_file_is_written_down(studio_server, open_page):
+def test_what_is_given_in_a_file_is_written_down(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/play/transcription/assistant")
     page.get_by_label("Audio file").set_input_files(PETER_WAV)
     page.get_by_role("button", name="Transcribe").click()
@@ -134,7 +134,7 @@ def test_what_is_said_in_a_file_is_written_down(studio_server, open_page):
     expect(row.get_by_role("button", name="Play from 0.00 s")).to_be_visible()
 
 
-def test_what_is_said_into_the_microphone_is_written_down(studio_server, open_page):
+def test_what_is_given_into_the_microphone_is_written_down(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/play/transcription/assistant")
     page.get_by_role("button", name="Record").click()
     page.get_by_role("meter", name="Microphone").wait_for()
@@ -148,8 +148,8 @@ def test_what_is_said_into_the_microphone_is_written_down(studio_server, open_pa
 def test_a_spoken_question_is_answered_aloud(studio_server, open_page, report):
     page = open_page(f"{studio_server.url}/#/play/conversation/assistant")
     page.get_by_role("button", name="Talk").click()
-    asked, answered = turns(page).nth(0), turns(page).nth(1)
-    expect(asked).to_contain_text("capital of France")
+    requests, answered = turns(page).nth(0), turns(page).nth(1)
+    expect(requests).to_contain_text("capital of France")
     expect(answered.get_by_role("paragraph")).to_have_text(re.compile(r"\w{3}"))
     place = page.get_by_role("region", name="Conversation")
     status = place.get_by_role("status").first

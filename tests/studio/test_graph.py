@@ -27,7 +27,7 @@ DOT = """one => {
 
 @contextmanager
 def background_requests(server, count, **more):
-    """So many clients that read what they asked for, until nobody looks any more."""
+    """Clients that read their responses until the viewer leaves."""
     is_over = threading.Event()
 
     def read():
@@ -103,12 +103,12 @@ def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(studio_server, op
         whole = client.post("/v1/audio/speech", json=body).content
     page = open_page(f"{studio_server.url}/#/graph/assistant")
     expect(card(page, "tts")).to_contain_text("up")
-    heard, states = bytearray(), set()
+    received, states = bytearray(), set()
 
     def listen():
         with studio_server.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
             for part in answer.iter_bytes():
-                heard.extend(part)
+                received.extend(part)
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -118,6 +118,6 @@ def test_a_worker_that_dies_is_seen_and_its_request_ends_whole(studio_server, op
         states.add(card(page, "tts").locator(".tag").inner_text())
         page.wait_for_timeout(50)
     assert states & {"down", "starting"}
-    assert bytes(heard) == whole  # its client has noticed nothing but a pause
+    assert bytes(received) == whole  # its client has noticed nothing but a pause
     expect(card(page, "tts")).to_contain_text("up")
     expect(card(page, "tts")).to_contain_text(re.compile("[1-9] restart"))

@@ -41,7 +41,7 @@ def test_a_picture_becomes_sharper(studio_server, open_page):
     assert names == ["partial 1", "partial 2", "finished"]
     drawn = [picture(one) for one in strip.all()]
     assert [one.size for one in drawn] == [(256, 256), (512, 512), (1024, 1024)]
-    assert np.asarray(drawn[-1]).std() > 20  # somebody, not a colour
+    assert np.asarray(drawn[-1]).std() > 20  # an image, not a single color
     small = np.asarray(drawn[-1].resize((256, 256)), float) - np.asarray(drawn[0], float)
     assert np.abs(small).mean() < 20  # all are the same face
     expect(place.get_by_role("link", name="download")).to_have_attribute("download", "finished.png")
@@ -49,7 +49,7 @@ def test_a_picture_becomes_sharper(studio_server, open_page):
     expect(page.get_by_role("main")).to_contain_text("synthesis.bands")
 
 
-def test_what_cannot_be_drawn_is_told(studio_server, open_page):
+def test_what_cannot_be_drawn_is_reported(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/play/images/faces", allow={400})
     page.get_by_label("Size").fill("256x256")
     page.get_by_role("button", name="Generate", exact=True).last.click()
@@ -72,7 +72,7 @@ def test_a_video_is_a_job_that_is_watched_played_and_deleted(studio_server, open
     expect(job).to_be_hidden()
 
 
-def test_a_robot_is_told_what_to_do_once_and_often(studio_server, open_page, report):
+def test_a_robot_is_reported_what_to_do_once_and_often(studio_server, open_page, report):
     page = open_page(f"{studio_server.url}/#/play/robot/hopper", allow={429})
     seen = " ".join(f"{0.1 * at:.1f}" for at in range(15))
     page.get_by_label("Values of state").fill(seen)
@@ -82,8 +82,8 @@ def test_a_robot_is_told_what_to_do_once_and_often(studio_server, open_page, rep
     with studio_server.client() as client:
         state = base64.b64encode(struct.pack("<15f", *map(float, seen.split()))).decode()
         observation = {"state": {"dtype": "float32", "shape": [15], "data": state}}
-        told = client.post("/v1/actions", json={"model": "hopper", "observation": observation}).json()["actions"]
-    wanted = np.frombuffer(base64.b64decode(told["data"]), told["dtype"])
+        payload = client.post("/v1/actions", json={"model": "hopper", "observation": observation}).json()["actions"]
+    wanted = np.frombuffer(base64.b64decode(payload["data"]), payload["dtype"])
     bars = place.get_by_role("list", name="actions, 1 × 3").get_by_role("listitem")
     assert [one.inner_text().split()[-1] for one in bars.all()] == [f"{value:.3f}" for value in wanted]
     page.get_by_label("Requests per second").fill("10")

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_what_runs_where_is_told(studio_server, open_page):
+def test_what_runs_where_is_reported(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/models")
     page.get_by_role("article", name="assistant").get_by_role("link", name="assistant").click()
     expect(page.get_by_role("main")).to_contain_text("3 workers on 1 host")

@@ -33,7 +33,7 @@ def test_a_request_is_found_in_the_list_and_opened(studio_server, ids, open_page
     expect(page.get_by_role("heading", level=1)).to_have_text(ids[1])
 
 
-def test_the_waterfall_is_zoomed_and_told_in_words(studio_server, ids, open_page):
+def test_the_waterfall_is_zoomed_and_reported_in_words(studio_server, ids, open_page):
     page = open_page(f"{studio_server.url}/#/requests/{ids[1]}")
     waterfall = page.get_by_role("application", name=f"Waterfall of {ids[1]}")
     drawn = waterfall.locator("canvas")
@@ -53,11 +53,11 @@ def test_the_waterfall_is_zoomed_and_told_in_words(studio_server, ids, open_page
     page.wait_for_timeout(200)
     assert canvas_data(drawn) == whole
     waterfall.focus()
-    told = []
+    payload = []
     for _ in range(40):
         page.keyboard.press("ArrowDown")
-        told.append(page.locator(".details").inner_text())
-    assert any("lm.next_token" in text and "calls" in text for text in told)
+        payload.append(page.locator(".details").inner_text())
+    assert any("lm.next_token" in text and "calls" in text for text in payload)
     page.get_by_text("All spans as a table").click()
     table = page.get_by_role("region", name="All spans")
     expect(table.get_by_role("row").filter(has_text="lm.next_token").first).to_contain_text("llm")
@@ -100,7 +100,7 @@ def test_a_running_request_is_cancelled(studio_server, open_page):
             assert "cancelled" in "".join(lines)
 
 
-def test_what_is_not_there_is_told(studio_server, open_page):
+def test_what_is_not_there_is_reported(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/requests/no-such-id", allow={404})
     expect(page.get_by_role("alert")).to_contain_text("no-such-id")
     expect(page.get_by_label("Find by id")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The studio's files: what is served and how, that nothing else is, and who may use a server from a page."""
+"""The studio's files: what is served and how, that nothing else is, and cross-origin access from a page."""
 
 import base64
 import gzip
@@ -152,15 +152,15 @@ def test_the_same_files_have_the_same_tags(folder):
 
 def imported_modules(*files):
     """These modules and all that they import before they run."""
-    found, left = set(), list(files)
+    results, left = set(), list(files)
     while left:
         file = left.pop()
-        if file not in found:
-            found.add(file)
+        if file not in results:
+            results.add(file)
             left += [
                 (file.parent / name).resolve() for name in re.findall(r'from "(\.[^"]+)"', file.read_text("utf-8"))
             ]
-    return found
+    return results
 
 
 def test_no_page_load_exceeds_80_kb():
@@ -168,12 +168,12 @@ def test_no_page_load_exceeds_80_kb():
     panels = [
         STATIC / "play" / name for name in re.findall(r'import\("./play/(\w+.js)"\)', (STATIC / "play.js").read_text())
     ]
-    visits = {file.name: [file] for file in (STATIC / f"{name}.js" for name in ("graph", "requests", "models"))}
-    visits |= {f"play/{panel.name}": [STATIC / "play.js", panel] for panel in panels}
-    assert len(visits) == 11
+    page_loads = {file.name: [file] for file in (STATIC / f"{name}.js" for name in ("graph", "requests", "models"))}
+    page_loads |= {f"play/{panel.name}": [STATIC / "play.js", panel] for panel in panels}
+    assert len(page_loads) == 11
     sizes = {
         name: sum(len(gzip.compress(file.read_bytes(), 9)) for file in imported_modules(*shell, *files))
-        for name, files in visits.items()
+        for name, files in page_loads.items()
     }
     assert max(sizes.values()) <= 80_000, sizes
     assert sizes["graph.js"] <= 50_000
@@ -256,11 +256,11 @@ def test_keys_of_pages_are_in_no_log(locked, caplog):
         with pytest.raises(InvalidStatus):
             call(locked, "mstar", key_subprotocol("canary-key")).close()
         assert locked.wait_until_idle()
-    told = "\n".join(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)
+    payload = "\n".join(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)
     ours = "\n".join(f"{one.getMessage()} {one.__dict__}" for one in caplog.records if one.name.startswith("mstar"))
     assert "/v1/realtime" in ours
     for secret in (KEY, key_subprotocol(KEY), "canary-key", key_subprotocol("canary-key")):
-        assert secret not in told
+        assert secret not in payload
 
 
 # ---------------------------------------------------------------- pages of elsewhere

@@ -29,8 +29,8 @@ def test_type_checking_imports_count(cycles):
 
 
 def test_a_long_cycle_is_one_problem(cycles):
-    found = cycles(a="import mstar.b", b="import mstar.c", c="import mstar.a", d="import mstar.a")
-    assert found == ["import cycle: mstar.a, mstar.b, mstar.c"]
+    results = cycles(a="import mstar.b", b="import mstar.c", c="import mstar.a", d="import mstar.a")
+    assert results == ["import cycle: mstar.a, mstar.b, mstar.c"]
 
 
 @pytest.mark.parametrize("text", ["import mstar.c", "def f():\n    import mstar.a", "import os"])

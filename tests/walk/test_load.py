@@ -46,7 +46,7 @@ def test_a_model_by_its_name(write):
     assert type(load_model("my_model.py:One")).__name__ == "One"
 
 
-def test_where_its_weights_are_may_be_said(write):
+def test_where_its_weights_are_may_be_given(write):
     write(TWO.replace("size=3", "weights='hub:its/own'").replace("self.size = size", "self.size = weights"))
     assert load_model("my_model.py:Two").size == "hub:its/own"
     assert load_model("my_model.py:Two@/models/two").size == "/models/two"

@@ -195,7 +195,7 @@ def test_processes_give_the_eager_result(places, saved, eager):
             assert_close(actual, eager[number % 4])
 
 
-SAID = {
+SENTENCES = {
     "af_heart": "The lighthouse keeper woke early that morning.",
     "am_michael": "A storm had passed in the night, and the harbour was full of broken boats.",
     "bf_emma": "He made coffee, fed the cat, and climbed the stairs to clean the lamp.",
@@ -210,9 +210,9 @@ SAID = {
 def test_five_voices_are_intelligible(report):
     model, whisper = Kokoro(), Whisper()
     assert len(model.voices()) == 54
-    text = " ".join(SAID.values())
+    text = " ".join(SENTENCES.values())
     transcript = ""
-    for voice, sentence in SAID.items():
+    for voice, sentence in SENTENCES.items():
         sound = concat_audio(model.run(SpeechRequest(sentence, voice)).emissions)
         transcript += whisper.run(TranscriptionRequest(AudioInput(sound, SAMPLE_RATE_HZ))).result.text + " "
     report(

@@ -42,7 +42,7 @@ def sent(exported):
 
 
 def write(engine, lm, cache, given, params, count=HALF):
-    """So many tokens after what is given."""
+    """Generate a number of tokens after the given one."""
     written = []
     for _ in range(count):
         job = Job({"tokens": given, "kv": cache, "sampling": params})

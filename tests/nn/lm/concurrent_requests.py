@@ -78,7 +78,7 @@ class Request:
 
 
 class ConcurrentRequests:
-    """Serves prompts with wishes; `chosen` decides everything that a scheduler might."""
+    """Serves prompts with sampling parameters; `chosen` decides everything that a scheduler might."""
 
     def __init__(self, lm: CausalLM, seed: int, *, token_budget: int | None = None, largest: int = 16) -> None:
         self.lm = lm

@@ -39,7 +39,7 @@ FAMILIES = {
 
 @functools.cache
 def network(name: str) -> torch.nn.Module:
-    """A model of a family, as the library runs it; nobody may change it.
+    """A model of a family, as the library runs it; it must not be changed.
 
     With the library's small weights the likeliest token would hardly depend on the input.
     """

@@ -334,7 +334,7 @@ def test_deterministic_runs_need_the_kernels():
 
 
 def bits(lm, requests, seed, largest):
-    """Tokens and exact logprobs of all requests, in crowds of at most so many."""
+    """Tokens and exact logprobs of all requests, in batches of limited size."""
     engine, chosen = Engine(max_batched_tokens=chosen_budget(seed)), random.Random(seed)
     waiting = [[prompt, engine.new_state(lm, KV), params, []] for prompt, params in requests]
     every, jobs = [*waiting], {}

@@ -34,7 +34,7 @@ def sharded(name, ranks):
     return whole, parts
 
 
-def put_together(name, whole, parts):
+def join_parts(name, whole, parts):
     """The parameter that the ranks have parts of."""
     changed = [dim for dim in range(whole.ndim) if parts[0].shape[dim] != whole.shape[dim]]
     if not changed:
@@ -52,7 +52,7 @@ def test_the_ranks_together_have_all_of_it(name, ranks):
     whole, parts = sharded(name, ranks)
     of_ranks = [dict(part.named_parameters()) for part in parts]
     for key, parameter in whole.named_parameters():
-        assert torch.equal(put_together(key, parameter, [part[key] for part in of_ranks]), parameter), key
+        assert torch.equal(join_parts(key, parameter, [part[key] for part in of_ranks]), parameter), key
 
 
 def size_bytes(network):

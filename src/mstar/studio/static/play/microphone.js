@@ -9,7 +9,7 @@ export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia);
 
 const ERRORS = {
   NotAllowedError: "Microphone access denied. Allow it for this page in the address bar.",
-  NotFoundError: "No microphone found. Connect one, or send a file instead.",
+  NotFoundError: "No microphone is connected. Connect one, or send a file instead.",
   NotReadableError: "Another program uses the microphone. Close it, then try again.",
 };
 
