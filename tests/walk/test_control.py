@@ -129,7 +129,7 @@ WINDOWS = [
     (5, {"size": 3, "stride": 1}, [[0, 1, 2], [1, 2, 3], [2, 3, 4]], [3, 1, 1]),
     (6, {"size": 4, "stride": 3}, [[0, 1, 2, 3]], [4]),
     (6, {"size": 4, "stride": 3, "flush": True}, [[0, 1, 2, 3], [3, 4, 5]], [4, 2]),
-    # context: up to so many items before
+    # context: up to this number of items before
     (6, {"size": 2, "context": 1}, [[0, 1], [1, 2, 3], [3, 4, 5]], [2, 2, 2]),
     (6, {"size": 2, "context": 3}, [[0, 1], [0, 1, 2, 3], [1, 2, 3, 4, 5]], [2, 2, 2]),
     (5, {"size": 2, "context": 2, "flush": True}, [[0, 1], [0, 1, 2, 3], [2, 3, 4]], [2, 2, 1]),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mstar.sim.environment import Environment
 from mstar.sim.processes import LAUNCHER, AnyProcess
 from mstar.sim.scenario import Fault
 from mstar.wire.messages import Drain, LoadModel, RollWeights, UnloadModel
-
-if TYPE_CHECKING:
-    from mstar.sim.simulation import Simulation
 
 SLOW_FACTOR = 10.0
 """Factor on batch latencies of a slow worker."""
@@ -20,7 +16,7 @@ ROLL_RETRY_S = 0.05
 class FaultInjector:
     """Injects the faults of one simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Environment) -> None:
         self.is_draining = False
         self._simulation = simulation
         self._slow_until: dict[str, float] = {}

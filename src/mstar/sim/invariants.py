@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
@@ -27,6 +27,7 @@ from mstar.conductor.requests import is_resubmitted
 from mstar.conductor.scaling.autoscaler import Autoscaler
 from mstar.conductor.scaling.pending_workers import PendingWorkers
 from mstar.conductor.scaling.weights_versions import WeightsVersions
+from mstar.sim.environment import Environment
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected_outcome
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
@@ -42,9 +43,6 @@ from mstar.worker.scheduling.scheduler import Scheduler
 from mstar.worker.state_table import StateTable
 from mstar.worker.walk_data import WalkDataSender
 from mstar.worker.walk_execution import WalkExecution
-
-if TYPE_CHECKING:
-    from mstar.sim.simulation import Simulation
 
 FAILURE_DETECTION_S = 1.6
 """Maximum seconds until a worker that does not respond is detected."""
@@ -88,7 +86,7 @@ BOUNDED_FIELDS = frozenset(
 class InvariantChecker:
     """Checks the invariants of one simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Environment) -> None:
         self.simulation = simulation
         self._ended_attempts: dict[tuple[str, int], float] = {}
         self._deaths_by_request: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mstar.sim.environment import Environment
 from mstar.sim.process import SimProcess
 from mstar.sim.processes import LAUNCHER
 from mstar.wire.link import OutgoingFrame
 from mstar.wire.messages import Peer
-
-if TYPE_CHECKING:
-    from mstar.sim.simulation import Simulation
 
 LATENCY_S = 0.0002
 """Minimum seconds of a frame in transit."""
@@ -19,7 +15,7 @@ LATENCY_S = 0.0002
 class Network:
     """The network of one simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Environment) -> None:
         self._simulation = simulation
         self._partitions: dict[tuple[str, str], float] = {}
 

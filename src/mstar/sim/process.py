@@ -7,13 +7,11 @@ frames. What the process does with messages is in `processes`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mstar.sim.environment import Environment
 from mstar.wire import messages as m
 from mstar.wire.link import Link
-
-if TYPE_CHECKING:
-    from mstar.sim.simulation import Simulation
 
 TICK_S = 0.1
 """Seconds between ticks. Real actor loops tick more often, except on an overloaded host."""
@@ -22,7 +20,7 @@ TICK_S = 0.1
 class SimProcess:
     """One incarnation of one process."""
 
-    def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         self.simulation = simulation
         self.peer = peer
         self.is_up = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mstar.conductor.core import ConductorCore
 from mstar.frontend import core as serving
 from mstar.sim.engine import SimEngine
+from mstar.sim.environment import Environment
 from mstar.sim.history import Violation
 from mstar.sim.models import WorkerCrash
 from mstar.sim.oracle import digest
@@ -21,7 +22,6 @@ from mstar.worker.core import WorkerCore
 
 if TYPE_CHECKING:
     from mstar.sim.scenario import SimClient
-    from mstar.sim.simulation import Simulation
 
 LAUNCHER = m.Peer("launcher", 0)
 ENGINE_REPORT_S = 0.001
@@ -31,7 +31,7 @@ ENGINE_REPORT_S = 0.001
 class SimWorker(SimProcess):
     """A worker core with a simulated engine."""
 
-    def __init__(self, simulation: Simulation, peer: m.Peer, conductor: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer, conductor: m.Peer) -> None:
         super().__init__(simulation, peer)
         plans = {name: simulation.planned_models[name].plans for name in simulation.shards.models[conductor.name]}
         self.core = WorkerCore(peer, conductor, plans, (), simulation.scenario.worker_limits)
@@ -98,7 +98,7 @@ class SimWorker(SimProcess):
 class SimConductor(SimProcess):
     """A conductor core."""
 
-    def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
         models = {name: simulation.planned_models[name] for name in simulation.shards.models[peer.name]}
         self.core = ConductorCore(peer, LAUNCHER, models, simulation.scenario.conductor_limits)
@@ -142,7 +142,7 @@ class SimConductor(SimProcess):
 class SimFrontend(SimProcess):
     """A front-end core with its clients."""
 
-    def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
         conductors = {
             model: simulation.peers[name] for name, models in simulation.shards.models.items() for model in models
@@ -231,7 +231,7 @@ class SimFrontend(SimProcess):
 class SimLauncher(SimProcess):
     """The launcher. It never dies; it restarts processes in `Simulation`."""
 
-    def __init__(self, simulation: Simulation, peer: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
         self._drained_conductors: set[str] = set()
         self._rolled_versions = dict.fromkeys(simulation.shards.models, 0)

@@ -6,20 +6,16 @@ versions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mstar.sim.environment import Environment
 from mstar.sim.history import Violation
 from mstar.sim.processes import SimConductor
 from mstar.wire import messages as m
-
-if TYPE_CHECKING:
-    from mstar.sim.simulation import Simulation
 
 
 class ScalingInvariants:
     """Checks I14 in one simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Environment) -> None:
         self._simulation = simulation
         self._weights_versions: dict[tuple[m.Peer, str], set[int]] = {}
         """By conductor and request, the weights versions of its last walk."""

@@ -1,4 +1,4 @@
-"""Deterministic discrete-event simulation of a deployment: virtual time, an event queue, and processes that start and die.
+"""Deterministic discrete-event simulation of a deployment: virtual time, event queue, processes that start and die.
 
 A seed determines a run event by event. Frames in transit are in `network`, faults in `faults`, checks in `invariants`.
 """

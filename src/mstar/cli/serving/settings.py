@@ -11,14 +11,28 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mstar.errors import Problem, ProblemGroup, suggest_name
 
-if TYPE_CHECKING:
-    from mstar.cli.serving.manifest import Manifest
-
 Section = TypeVar("Section")
+
+
+class SettingsFile(Protocol):
+    """A manifest, as far as it has settings."""
+
+    def table(self, table_name: str, /) -> Mapping[str, Any]:
+        """The settings of a table."""
+        ...
+
+    def location(self, *path: str) -> str:
+        """Where a setting stands, for messages."""
+        ...
+
+    def resolve_path(self, value: Any, /) -> Any:
+        """A path relative to the file, as an absolute one."""
+        ...
+
 
 NONE_TEXT = "none"
 """Text that unsets an optional setting."""
@@ -140,7 +154,7 @@ class ResolvedSettings:
     """The resolved value of every setting. Raises ProblemGroup with all invalid values."""
 
     def __init__(
-        self, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None = None
+        self, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: SettingsFile | None = None
     ) -> None:
         self.choices: dict[str, ResolvedSetting] = {}
         problems: list[Problem] = []
@@ -163,7 +177,7 @@ class ResolvedSettings:
 
 
 def _candidates(
-    setting: Setting, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: Manifest | None
+    setting: Setting, flags: Mapping[str, Any], variables: Mapping[str, str], manifest: SettingsFile | None
 ) -> list[tuple[str, Any, bool]]:
     """Sources that set a setting, highest precedence first: (source, raw value, whether it is text)."""
     from mstar.config import ENV_PREFIX

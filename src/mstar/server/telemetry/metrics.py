@@ -1,7 +1,8 @@
 """Prometheus metrics of a front end, and the observers of responses that feed them.
 
 Response metrics are taken where an emission is handed to the client's connection: they are what the client sees, minus
-the network (time to first output, inter-token latency, audio gaps). Counts of other processes come from `process_metrics`.
+the network (time to first output, inter-token latency, audio gaps). Counts of other processes come from
+`process_metrics`.
 """
 
 from __future__ import annotations
