@@ -146,7 +146,8 @@ def test_keys_come_from_files_and_variables_each_with_its_rate_limit(folder):
 
 def test_slos_are_set_globally_and_for_each_key(folder):
     own = "max_concurrent = 2\nttft_s = 0.2\nweight = 3\n"
-    other = f'[[api_keys.tenant]]\nname = "nightly"\nsha256 = "{hash_key("night").hex()}"\nbest_effort = true\ntokens_per_s = 4\n'
+    digest = hash_key("night").hex()
+    other = f'[[api_keys.tenant]]\nname = "nightly"\nsha256 = "{digest}"\nbest_effort = true\ntokens_per_s = 4\n'
     (folder / "m.toml").write_text("[slo]\nttft_s = 0.7\n" + MANIFEST.replace("max_concurrent = 2\n", own + other))
     got = resolve_settings(folder / "m.toml", "--slo-tokens-per-second", "12")
     keys = load_api_keys(got, got.resolved.build(ServerConfig))

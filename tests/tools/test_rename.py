@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = {
     "src/pack/__init__.py": "",
-    "src/pack/door.py": 'class Door:\n    """A Door opens."""\n\n    def open(self, wish: int = 0) -> int:\n        return wish\n',
+    "src/pack/door.py": (
+        'class Door:\n    """A Door opens."""\n\n    def open(self, wish: int = 0) -> int:\n        return wish\n'
+    ),
     "src/pack/other.py": "class Window:\n    def open(self) -> int:\n        return 2\n",
     "src/pack/use.py": (
         "from pack.door import Door\nfrom pack.other import Window\n\n\n"
