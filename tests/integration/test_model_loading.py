@@ -141,7 +141,7 @@ def test_one_of_two_models_is_unloaded(oracle):
         deployment = LoadingDeployment(local, oracle)
         others = deployment.send(20, "drone")
         assert deployment.unload("hum").reason == ""
-        assert "serve choir too" in deployment.unload("drone").reason
+        assert "shares all its workers with choir" in deployment.unload("drone").reason
         wait_for(lambda: running_workers(local) == ["b"])
         assert deployment.states == {"hum": "unloaded", "drone": "loaded", "choir": "loaded"}
         deployment.check(others)
