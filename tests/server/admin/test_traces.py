@@ -213,7 +213,7 @@ def test_errors_of_the_command_have_a_fix(server, capsys, tmp_path):
         assert run(locked) == 1
         assert "fix: pass --key" in capsys.readouterr().err
         assert run(locked, "--key", "k") == 0
-    assert capsys.readouterr().out == "no request yet\n"
+    assert capsys.readouterr().out == "no requests yet\n"
 
 
 def span(name, start, end, **more):
