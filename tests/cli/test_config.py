@@ -170,7 +170,7 @@ def test_the_examples_can_be_served(path, monkeypatch):
 
 # ---------------------------------------------------------------- what is wrong is told
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "given"),
     [
         ("port = 9001", "prot = 9001", ":3: [server] has the unknown key `prot` (did you mean `port`?)"),
         ("port = 9001", 'port = "9001"', ":3: server.port: '9001' is invalid: Expected `int`, got `str`"),

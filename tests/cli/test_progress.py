@@ -30,13 +30,13 @@ class Part(Component):
     def letter(self, text: str, step: int) -> str:
         if text == "bad":
             raise RuntimeError("no such word")
-        self.said.append(text[step])
+        self.given.append(text[step])
         return text[step]
 
 class Warm(Model):
     def __init__(self) -> None:
         self.part = Part()
-        self.part.said = []
+        self.part.given = []
 
     @walk
     def say(self, text: str, steps: int) -> Iterator[Text]:

@@ -138,7 +138,7 @@ def test_what_was_played(run, workdir, monkeypatch):
 
 # ---------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("smolm2", "x"), "did you mean `smollm2`"),
         ((PARROT,), "not nothing"),

@@ -270,7 +270,7 @@ def test_a_result_of_another_size_fails():
     results = run(Wrong(), "rows", *[{"x": 1}] * 3)
     assert results == [JobDone((1,)), JobDone((2,)), JobDone((3,))]
     one, three = run(Wrong(), "positions", {"x": int_array(0)}, {"x": int_array(0, 0, 0)})
-    assert str(one.error).startswith("an op gave 3 entries of int64[T] for a batch of 1\n")
+    assert str(one.error).startswith("an op returned 3 entries of int64[T] for a batch of 1\n")
     assert to_comparable(three) == [[1, 2, 3]]
 
 

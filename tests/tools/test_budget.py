@@ -47,7 +47,7 @@ def test_a_limit_is_inclusive(problems, make, limit, tree):
 
 def test_a_problem_says_where_what_and_how_to_fix_it(problems):
     assert problems("\n\n" + class_of(21)) == [
-        "src/mstar/a.py:3: A has 21 methods, at most 20 are allowed, fix: move a responsibility to another class"
+        "src/mstar/a.py:3: A has 21 methods, limit 20, fix: move a responsibility to another class"
     ]
 
 

@@ -191,7 +191,7 @@ def test_the_command_lists_shows_and_writes(server, capsys, tmp_path, monkeypatc
     assert run(server) == 0
     head, first, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["STARTED", "DURATION", "STATUS", "MODEL", "ENDPOINT", "EMISSIONS", "ID"]
-    assert first.split()[2:] == ["200", "parrot", CHAT, "10", "Text", "shown"]
+    assert first.split()[3:] == ["200", "parrot", CHAT, "10", "Text", "shown"]
     assert run(server, "shown") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"shown  parrot at {CHAT}, status 200, 0.")
