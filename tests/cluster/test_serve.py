@@ -56,7 +56,7 @@ def test_a_model_is_served_over_hosts_and_its_workers_are_replaced(hosts, tmp_pa
         server.wait_line("ready")
         assert server.chat(url) == "good morning"
         server.signal(signal.SIGHUP)
-        server.wait_line("all workers are replaced")
+        server.wait_line("all workers replaced")
         assert server.chat(url) == "good morning"
         start = time.monotonic()
         server.signal(signal.SIGTERM)

@@ -75,7 +75,7 @@ def test_an_answer_can_be_stopped_and_the_code_is_the_call(chat):
     expect(page.get_by_label("python code")).to_contain_text("Good evening.")
 
 
-def test_a_picture_that_the_model_cannot_see_is_reported_with_what_it_reads(chat):
+def test_an_image_the_model_does_not_accept_is_reported_with_what_it_accepts(chat):
     page = chat(allow={400})
     picture = io.BytesIO()
     Image.new("RGB", (32, 32), "red").save(picture, "PNG")
@@ -83,8 +83,8 @@ def test_a_picture_that_the_model_cannot_see_is_reported_with_what_it_reads(chat
         {"name": "red.png", "mimeType": "image/png", "buffer": picture.getvalue()}
     )
     expect(page.get_by_role("img", name="red.png")).to_be_visible()
-    answer = ask(page, "What colour is it?")
-    expect(answer.get_by_role("alert")).to_contain_text("reads")
+    answer = ask(page, "What color is it?")
+    expect(answer.get_by_role("alert")).to_contain_text("only text and audio")
 
 
 def test_a_question_in_a_file_is_answered_aloud(chat, report):
