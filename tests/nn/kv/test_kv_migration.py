@@ -236,16 +236,16 @@ import functools, sys, torch
 from mstar.engine.engine import Engine
 from mstar.transfer.codec import ArenaCodec
 from mstar.walk.states import KV
-from tests.nn.lm.concurrent_requests import component
+from tests.nn.lm.concurrent_requests import make_component
 from tests.nn.kv.test_kv_migration import write
 
 torch.set_num_threads(1)
-made, engine, codec = functools.cache(component), Engine(), ArenaCodec()
+made, engine, codec = functools.cache(make_component), Engine(), ArenaCodec()
 for line in sys.stdin:
     name, data = line.split()
-    wish, token, exported = codec.unpack(bytes.fromhex(data), "tests")
+    params, token, exported = codec.unpack(bytes.fromhex(data), "tests")
     cache = engine.load(made(name), KV, exported)
-    print(codec.pack(write(engine, made(name), cache, token, wish), "tests").hex(), flush=True)
+    print(codec.pack(write(engine, made(name), cache, token, params), "tests").hex(), flush=True)
 """
 
 
