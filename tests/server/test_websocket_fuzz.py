@@ -173,7 +173,7 @@ def test_no_message_breaks_a_websocket(model_server, run_session, messages, capl
     FEW(given(st.data())(lambda data: run_session(model_server, data.draw(messages), caplog)))()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @ENDPOINT_CASES
 def test_no_message_breaks_a_websocket_many_examples(model_server, run_session, messages, caplog):
     MANY(given(st.data())(lambda data: run_session(model_server, data.draw(messages), caplog)))()

@@ -31,6 +31,7 @@ from mstar.worker.commands import Batch, BatchFinished, StateRef
 from mstar.worker.scheduling.cost_model import CostModel
 from mstar.worker.scheduling.policy import ChosenBatch, RunnableCalls
 from tests.examples.test_examples import NAMES, load, model_of
+from tests.tiers import ci_cases
 
 RATE = 100
 
@@ -232,7 +233,7 @@ def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTr
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ci_cases(NAMES, "orpheus", "bagel", "rag"))
 def test_an_example_gives_as_many_outputs_as_eagerly(name: str):
     """Twenty concurrent requests, with all kinds of walks, states and streams."""
     module = load(name)

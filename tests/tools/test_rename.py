@@ -30,7 +30,7 @@ TABLE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_is_applied(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from mstar.testing.parity import parity_all
 from tests.integration.deployment_clients import Oracle, add_frontend, run_clients
 from tests.models.concurrent_clients import disconnecting_clients, in_process, in_processes
 from tests.models.transcripts import one_thread
+from tests.tiers import ci_cases
 
 CONFIG = {"style": 8, "depth": 2, "channels": [16, 16, 8]}
 SIDE = 32
@@ -157,7 +158,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ci_cases(PLACES, "two synthesis replicas"))
 def test_processes_give_the_eager_result(places, saved, model):
     with in_processes("faces", f"faces@{saved}", PLACES[places]) as deployment:
         run_all(deployment, model, leavers=8)

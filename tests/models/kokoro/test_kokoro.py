@@ -22,6 +22,7 @@ from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.kokoro import kokoro_tiny as tiny
 from tests.models.transcripts import one_thread, word_error_rate
+from tests.tiers import ci_cases
 
 SPEECHES = [
     SpeechRequest("Oh. Go on!", seed=5),
@@ -188,7 +189,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ci_cases(PLACES, "two vocoders"))
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
         for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):
@@ -205,7 +206,7 @@ SENTENCES = {
 
 
 @fetched
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_five_voices_are_intelligible(report):
     model, whisper = Kokoro(), Whisper()

@@ -21,6 +21,7 @@ from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.orpheus import orpheus_tiny as tiny
 from tests.models.transcripts import one_thread
+from tests.tiers import ci_cases
 
 GREEDY = Sampling(max_tokens=52, repetition_penalty=1.3)
 SPEECHES = [
@@ -227,7 +228,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ci_cases(PLACES, "two codecs"))
 def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "orpheus_here.py"
     file.write_text(FILE.format(lm=saved[0], snac=saved[1]))

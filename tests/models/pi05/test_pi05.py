@@ -29,6 +29,7 @@ from tests.models.pi05 import pi05_tiny as tiny
 from tests.models.pi05.pi05_published import Published
 from tests.models.pi05.pi05_replayed import Replayed
 from tests.models.transcripts import one_thread
+from tests.tiers import ci_cases
 
 CLOSE = 1e-4
 TASK = "pick up_the cup\n"
@@ -290,7 +291,7 @@ def test_invalid_checkpoints_are_rejected(scaled, tmp_path_factory):
 
 # ---------------------------------------------------------------- placements
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", ci_cases(range(4), 0))
 def test_any_schedule_and_placement_gives_the_same(replayed, cases, seed):
     placement = random_placement(replayed.graphs(), random.Random(seed))
     outcomes = LocalRuntime(replayed, placement, seed=seed).run_all([case for case, _ in cases.values()])

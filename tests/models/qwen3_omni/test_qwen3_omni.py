@@ -133,7 +133,7 @@ def test_concurrent_requests_equal_single_requests(model, expected):
         assert_close(actual, expected(name)[1].numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_captured_networks_give_the_same(recorded, expected):
     for name, one in CHATS.items():
         assert_right(recorded.run(one), expected(name))
@@ -172,7 +172,7 @@ def test_a_deployment_without_speech_has_no_talker(saved):
         Qwen3Thinker(saved).run(CHATS["text"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_weights_are_supported(saved, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     tiny.Reference(saved).network.to(torch.bfloat16).save_pretrained(tmp_path)

@@ -14,6 +14,7 @@ from mstar.testing.local_runtime import LocalRuntime
 from mstar.testing.parity import parity_all
 from tests.integration.deployment_clients import Client, Oracle, add_frontend, run_clients
 from tests.models.concurrent_clients import disconnecting_clients, in_process, in_processes
+from tests.tiers import ci_cases
 
 DRAWINGS = [
     ImageRequest("a hill", seed=5),
@@ -184,7 +185,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ci_cases(PLACES, "two that denoise"))
 def test_processes_give_the_eager_result(places, oracle):
     """Eight concurrent requests with different seeds and steps, while others disconnect."""
     with in_processes("terrain", terrain.__file__, PLACES[places]) as deployment:

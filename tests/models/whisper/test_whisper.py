@@ -47,7 +47,7 @@ def test_text_and_timestamps(model, peter):
     parity(model, TranscriptionRequest(peter), schedules=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_long_recording_is_transcribed_in_chunks(model):
     spoken = np.concatenate([emission.value for emission in Hibari().run(SpeechRequest(STORY)).emissions])

@@ -28,6 +28,7 @@ from tests.models.concurrent_clients import emitted_values, in_process, in_proce
 from tests.models.transcripts import detokenize_emissions, one_thread, word_error_rate
 from tests.models.whisper import whisper_tiny as tiny
 from tests.models.whisper.recording import recording, transcribe_single_pass
+from tests.tiers import ci_cases
 
 MOST = 40
 LONG = TranscriptionRequest(tiny.sound(5, 7.3))
@@ -343,7 +344,7 @@ PLACES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ci_cases(PLACES, "two replicas"))
 def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "whisper_here.py"
     file.write_text(FILE.format(weights=saved))

@@ -1,0 +1,11 @@
+"""Which cases of a slow test run in CI and which in the nightly tier."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def ci_cases(cases: Iterable[Any], *in_ci: Any) -> list[Any]:
+    """The cases of a slow test. Those named run in CI, the others in the nightly tier."""
+    return [case if case in in_ci else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
