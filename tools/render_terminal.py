@@ -32,7 +32,9 @@ COLUMNS = 100
 ROWS = 60
 MSTAR = [sys.executable, "-m", "mstar.cli"]
 MODEL = "smollm2"
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
+TOP_DELAY_S = 15.0
+"""Seconds of load before `mstar top`, so that requests have finished and its rates are not empty."""
 
 
 class Screen:
@@ -149,7 +151,7 @@ def serve_and_top() -> None:
         time.sleep(1)
         served.draw("serve")
         with background_requests(url):
-            time.sleep(3)
+            time.sleep(TOP_DELAY_S)
             watched = Screen("top", "--once", "--url", url)
             watched.end()
             watched.draw("top")

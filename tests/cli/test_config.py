@@ -256,6 +256,17 @@ def test_explain_tells_every_setting_and_no_secret(folder, monkeypatch, capsys):
     assert payload["models.again.place"]["source"].startswith("inside/m.toml:")
 
 
+def test_help_is_one_sentence_for_each_setting(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    out = capsys.readouterr().out
+    assert "IP address or host name to listen on (default 127.0.0.1)." in out
+    assert out.count(" (default ") >= 20
+    assert ". (" not in out
+    assert "(default )" not in out
+
+
 def test_other_commands_need_no_library():
     """`mstar check` needs neither msgspec nor rich; `mstar serve` says what to install."""
     code = "import sys; sys.modules['msgspec'] = sys.modules['rich'] = None; from mstar.cli import main; "

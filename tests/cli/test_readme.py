@@ -1,6 +1,10 @@
 """The README and the page on placement show what the commands print and what the example says, today."""
 
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from mstar.cli import main
 
@@ -9,6 +13,13 @@ README = (ROOT / "README.md").read_text("utf-8")
 PLACEMENT_PAGE = (ROOT / "docs" / "placement.md").read_text("utf-8")
 PLACEMENT_ARGS = ["--placement", str(ROOT / "examples" / "placements" / "orpheus.toml")]
 MODEL = str(ROOT / "examples" / "orpheus.py")
+STDLIB_ONLY = """
+import sys
+assert not any("site-packages" in path for path in sys.path)
+from mstar.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A program that runs `mstar` with the standard library and mstar itself, and no installed package."""
 
 
 def test_the_speech_model_is_the_example():
@@ -26,3 +37,15 @@ def test_the_plan_is_what_is_printed(capsys):
 def test_the_picture_is_what_is_drawn(tmp_path):
     assert main(["draw", MODEL, *PLACEMENT_ARGS, "-o", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text("utf-8") == (ROOT / "docs" / "pictures" / "orpheus.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["check", MODEL], ["plan", MODEL, *PLACEMENT_ARGS], ["draw", MODEL, *PLACEMENT_ARGS, "-o", "orpheus.svg"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_example_is_checked_planned_and_drawn_with_the_standard_library_only(arguments, tmp_path):
+    source = {"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
+    command = [sys.executable, "-S", "-c", STDLIB_ONLY, *arguments]
+    outcome = subprocess.run(command, env=source, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr

@@ -1,5 +1,6 @@
 """Public test kit: run and check walks without weights, devices or a server.
 
 `local_runtime` serves requests in one process, `parity` compares that with the eager run. `toy_language`, `toy_speech`
-and `toy_worlds` are fake components (test doubles) that compute little; they need numpy.
+and `toy_worlds` are fake components (test doubles) that compute little; running them needs numpy, tracing them does
+not.
 """

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
+from mstar.testing.lazy_numpy import np
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import KV, State
@@ -82,7 +81,12 @@ class ToyComponent(Component):
     """A component whose weights are one number and whose KV cache is a ToyKV."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = digest([ord(letter) for letter in type(self).__name__], seed)
+        self._weights_seed = seed
+
+    @functools.cached_property
+    def seed(self) -> int:
+        """The weights: one number, computed on first use."""
+        return digest([ord(letter) for letter in type(self).__name__], self._weights_seed)
 
     def make_state(self, kind: type[S]) -> S:
         """Create a ToyKV for KV; any other kind by its constructor."""

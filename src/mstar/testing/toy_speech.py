@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
+from mstar.testing.lazy_numpy import np
 from mstar.testing.toy_language import WIDTH, TokenDecoder, ToyComponent, kv_entries, split_rows, to_floats, to_token
 from mstar.walk.batching import ONE_ROW, Layout, padded, ragged, rows, stacked
 from mstar.walk.component import op

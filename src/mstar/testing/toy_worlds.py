@@ -6,8 +6,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any, cast
 
-import numpy as np
-
+from mstar.testing.lazy_numpy import np
 from mstar.testing.toy_language import WIDTH, ToyComponent, digest, kv_entries, split_rows, to_floats
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import op
@@ -71,7 +70,7 @@ class Guidance(ToyComponent):
     ) -> Float32[Tensor, "N 64"]:
         """One Euler step; the remainder keeps values small."""
         steps = np.repeat(rows(step), layout.lengths).astype(np.float32)[:, None]
-        return cast("Any", np.mod(x - 3 * v + steps, 251))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return cast("Any", np.mod(x - 3 * v + steps, 251))
 
 
 # ---------------------------------------------------------------- robots

@@ -145,8 +145,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             options = {"action": argparse.BooleanOptionalAction}
         elif setting.is_list:
             options["action"] = "append"
-        note = "repeatable" if setting.is_list else f"default {setting.format(setting.default)}"
-        text = f"{setting.purpose} ({note})."
+        note = "repeatable" if setting.is_list else f"default {setting.format(setting.default) or 'empty'}"
+        text = f"{setting.purpose.removesuffix('.')} ({note})."
         parser.add_argument(f"--{setting.flag}", dest=setting.key, default=None, help=text, **options)
 
 
@@ -164,7 +164,9 @@ class ResolvedSettings:
                 try:
                     values.append((source, setting.parse(raw, is_text=is_text)))
                 except ValueError as error:
-                    problems.append(Problem(source, f"{setting.key}: {error}", f"set it to: {setting.purpose}"))
+                    problems.append(
+                        Problem(source, f"{setting.key}: {error}", f"set a valid value. Meaning: {setting.purpose}")
+                    )
             (source, value), *others = *values, ("default", setting.default)
             self.choices[setting.key] = ResolvedSetting(setting, value, source, tuple(others))
         if problems:
