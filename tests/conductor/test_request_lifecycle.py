@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mstar.wire import messages as m
 from mstar.wire.frame import UnreadableValue
+from mstar.wire.slo import DEFAULT_TTFT_S, Slo
 from tests.conductor.deployment import FRONTEND, LIMITS, Deployment
 
 A, A1, B = m.Peer("a", 0), m.Peer("a", 1), m.Peer("b", 0)
@@ -315,3 +318,51 @@ def test_input_restarts_the_time_to_first_output():
     deployment.now = 4.0
     deployment.deliver(FRONTEND, client_input(0, 9))
     assert deployment.requests["r"].last_input_at == 4.0
+
+
+def test_time_in_the_queue_counts_in_the_deadline_of_the_first_output():
+    deployment = deploy("talk", limits=replace(LIMITS, max_running_requests=1))
+    deployment.submit("first")
+    deployment.submit("second", slo=Slo(ttft_s=2.0))
+    (start,) = deployment.sent_of_kind(m.StartWalk)
+    assert (start.rid, start.first_due_in_s) == ("first", DEFAULT_TTFT_S)
+    deployment.now += 1.5
+    deployment.finish_walk("first")
+    deployment.deliver(A, m.AttemptReleased("first", start.attempt))
+    (start,) = deployment.sent_of_kind(m.StartWalk)
+    assert (start.rid, start.first_due_in_s) == ("second", pytest.approx(0.5))
+
+
+def test_time_in_the_queue_counts_in_the_timeout():
+    deployment = deploy("talk", limits=replace(LIMITS, max_running_requests=1))
+    deployment.submit("first")
+    deployment.submit("queued", timeout_s=2.0)
+    deployment.submit("started", timeout_s=3.0)
+    (start,) = deployment.sent_of_kind(m.StartWalk)
+    deployment.tick(1.9)
+    assert deployment.requests.keys() == {"first", "queued", "started"}
+    deployment.tick(0.2)
+    assert (end := end_of(deployment)).rid == "queued"
+    assert end.status == "deadline"
+    deployment.finish_walk("first")
+    deployment.deliver(A, m.AttemptReleased("first", start.attempt))
+    assert start_of(deployment).rid == "started"
+    end_of(deployment)
+    deployment.tick(0.8)
+    assert deployment.requests.keys() == {"started"}
+    deployment.tick(0.2)
+    assert (end := end_of(deployment)).rid == "started"
+    assert end.status == "deadline"
+
+
+def test_the_next_walk_starts_with_the_remaining_audio_of_the_client():
+    deployment = deploy("story")
+    deployment.submit("r")
+    request, start = deployment.requests["r"], start_of(deployment)
+    assert start.due_in_s == {}
+    deployment.now += 1.0
+    done = m.SeatDone("r", request.attempt, 0, 0, value(7), {}, {"Audio": 1}, {"Audio": 0.75, "Text": -0.5})
+    deployment.deliver(A, done)
+    start = start_of(deployment)
+    assert start.due_in_s == {"Audio": pytest.approx(0.75), "Text": pytest.approx(-0.5)}
+    assert start.first_due_in_s == pytest.approx(DEFAULT_TTFT_S - 1.0)

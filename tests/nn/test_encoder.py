@@ -181,6 +181,25 @@ def test_the_cache_holds_so_many_bytes_of_what_was_used_last():
         assert cache.size_bytes == sum(used.values())
 
 
+def test_a_key_that_is_put_again_counts_once():
+    cache = ContentCache(100)
+    for key, size in ((b"a", 30), (b"b", 20), (b"a", 40), (b"a", 40), (b"c", 40)):
+        cache.put(key, torch.zeros(size, dtype=torch.uint8))
+    assert cache.size_bytes == 100
+    assert [cache.get(key).nbytes for key in (b"b", b"a", b"c")] == [20, 40, 40]
+    cache.put(b"d", torch.zeros(1, dtype=torch.uint8))
+    assert cache.get(b"b") is None, "the least recently used one is evicted first"
+    assert cache.size_bytes == 81
+
+
+def test_a_key_that_is_put_again_is_the_most_recently_used():
+    cache = ContentCache(60)
+    for key in (b"a", b"b", b"a", b"c", b"d"):
+        cache.put(key, torch.zeros(20, dtype=torch.uint8))
+    assert cache.get(b"b") is None
+    assert cache.get(b"a") is not None
+
+
 class Likeness(Model):
     """What a picture and a text have in common, in whole numbers: batching may change the last bits of others."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mstar import Component, Latents, Model, State, View, op, walk
+from mstar import Audio, Component, Latents, Model, State, Stream, View, loop, op, walk, windows
 from mstar.engine.jobs import JobDone
 from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
@@ -31,14 +31,21 @@ class Lm(Component):
     def double(self, x: int) -> int: ...
 
     @op
+    def decode(self, codes: list[int]) -> int: ...
+
+    @op
     def tell(self, x: int, memory: Memory) -> int: ...
 
     @op
     def recall(self, memory: View[Memory]) -> int: ...
 
 
+AUDIO_RATE = 4
+"""Audio values of the harness are single samples, which play for a quarter of a second."""
+
+
 class Walks(Model):
-    """Walks of one call, of two partitions, and of a state that moves."""
+    """Walks of one call, of two partitions, of a state that moves, of a stream between workers, and of a loop."""
 
     def __init__(self) -> None:
         self.a = Lm()
@@ -58,6 +65,24 @@ class Walks(Model):
     def moved(self, x: int) -> int:
         memory = self.a.state(Memory)
         return self.b.inc(self.a.tell(x, memory)), self.a.recall(memory)
+
+    @walk
+    def played(self, x: int) -> Iterator[Audio]:
+        codes = Stream("codes")
+        s = loop(steps=3, x=x)
+        for _ in s:
+            s.x = self.a.inc(s.x)
+            codes.put(s.x)
+        for window in windows(codes, size=1):
+            yield Audio(self.b.decode(window), rate=AUDIO_RATE)
+
+    @walk
+    def told(self, x: int) -> int:
+        memory = self.a.state(Memory)
+        s = loop(steps=2, x=x)
+        for _ in s:
+            s.x = self.a.tell(s.x, memory)
+        return s.x
 
 
 PLACEMENT = parse_placement({"place": {"a": "w0", "a.recall": "w1", "b": "w1"}})

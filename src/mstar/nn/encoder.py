@@ -34,9 +34,11 @@ class ContentCache:
         return self._entries.get(key)
 
     def put(self, key: bytes, value: Tensor) -> None:
-        """Add a tensor under a new key, unless it is larger than the cache."""
+        """Set the tensor of a key, which becomes the most recently used, unless it is larger than the cache."""
         if value.nbytes > self.limit_bytes:
             return
+        if (replaced := self._entries.pop(key, None)) is not None:
+            self.size_bytes -= replaced.nbytes
         self._entries[key] = value
         self.size_bytes += value.nbytes
         while self.size_bytes > self.limit_bytes:
