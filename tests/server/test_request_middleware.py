@@ -62,7 +62,7 @@ def test_other_authorization_schemes_are_rejected():
     assert keys.authenticate("Bearer right") is keys.authenticate("api-key right")
     assert keys.authenticate("Basic right") is None
     assert keys.authenticate("right") is None
-    assert re.fullmatch("[0-9a-f]{8}", keys.authenticate("Bearer right").name)
+    assert re.fullmatch("[0-9a-f]{32}", keys.authenticate("Bearer right").name)
 
 
 # ---------------------------------------------------------------- rate limits

@@ -18,12 +18,12 @@ def test_each_state_is_a_command_for_the_engine_with_its_own_number():
     exported = ExportedState("a", "Memory", None)
     created = states.create(owner, "m", "a", "Memory", "tenant")
     forked = states.fork(None, created)
-    loaded = states.load(owner, "m", exported)
+    loaded = states.load(owner, "m", exported, "tenant")
     assert [created.number, forked.number, loaded.number] == [1, 2, 3]
     assert outbox.take() == [
         CreateState(1, "m", "a", "Memory", "tenant"),
         Fork(1, 2),
-        LoadState(3, "m", exported),
+        LoadState(3, "m", exported, "tenant"),
     ]
     assert len(states) == 3
 

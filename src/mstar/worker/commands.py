@@ -102,6 +102,7 @@ class LoadState:
     state: int
     model: str
     exported: ExportedState
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,10 +131,7 @@ class EngineThread:
             case Fork():
                 self._fork_state(command)
             case LoadState():
-                exported = command.exported
-                origin = (command.model, exported.component, exported.kind)
-                kind = self._components[command.model][exported.component].state_kinds()[exported.kind]
-                self._add_state(command.state, origin, lambda owner: self._engine.load(owner, kind, exported.data))
+                self._load_state(command)
         return None
 
     # ---------------------------------------------------------------- states
@@ -157,6 +154,16 @@ class EngineThread:
             return state
 
         self._add_state(command.state, (command.model, command.component, command.kind), create)
+
+    def _load_state(self, command: LoadState) -> None:
+        exported = command.exported
+
+        def load(owner: Component) -> State:
+            state = self._engine.load(owner, owner.state_kinds()[exported.kind], exported.data)
+            state.tenant = command.tenant  # the export of a state class can lack it
+            return state
+
+        self._add_state(command.state, (command.model, exported.component, exported.kind), load)
 
     def _fork_state(self, command: Fork) -> None:
         hit("engine.fork")

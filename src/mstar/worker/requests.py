@@ -210,7 +210,7 @@ class WalkRun:
 
     def load_state(self, exported: ExportedState) -> StateRef:
         """Create a state from the export of another worker."""
-        return self.states.load(self, self.start.model, exported)
+        return self.states.load(self, self.start.model, exported, self.start.tenant)
 
     def drop(self) -> None:
         """End the walk run and drop every reference to values and states."""

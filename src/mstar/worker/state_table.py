@@ -46,10 +46,10 @@ class StateTable:
         self._outbox.command(Fork(state.number, ref.number))
         return ref
 
-    def load(self, owner: StateOwner, model: str, exported: ExportedState) -> StateRef:
+    def load(self, owner: StateOwner, model: str, exported: ExportedState, tenant: str) -> StateRef:
         """Create a state from the export of another worker."""
         ref = self._new_ref(owner)
-        self._outbox.command(LoadState(ref.number, model, exported))
+        self._outbox.command(LoadState(ref.number, model, exported, tenant))
         return ref
 
     def preempt_owners(self, evicted: Iterable[int]) -> None:

@@ -168,6 +168,18 @@ def test_recent_requests_are_bounded():
     assert [*lines.find("t", "0").rids] == [f"r{MAX_REQUESTS + 2}"]
 
 
+def test_a_tenant_does_not_evict_the_records_of_another():
+    lines = RecentRequests()
+    lines.begin(RequestContext("kept"), "")
+    lines.attach("m", "alice", ["r"])
+    for number in range(MAX_REQUESTS + 3):
+        lines.begin(RequestContext(str(number)), "")
+        lines.attach("m", "bob", [f"r{number}"])
+    assert [*lines.find("alice", "kept").rids] == ["r"]
+    assert [tenant for tenant, _ in lines.in_progress()].count("alice") == 1
+    assert len(lines.for_tenant("bob")) == MAX_REQUESTS
+
+
 def test_delivery_times_are_bounded():
     entry = recent_requests.RequestRecord(RequestContext("x"), "")
     for number in range(1000):

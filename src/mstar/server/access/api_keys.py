@@ -23,6 +23,10 @@ from mstar.wire.slo import Slo
 
 __all__ = ["ApiKeys", "RateLimit", "Tenant", "hash_key"]
 
+NAME_DIGITS = 32
+"""Hex digits of the digest that name a key without a configured tenant. Two keys with the same name would share all
+data, so the digits must be too many for a collision."""
+
 
 def hash_key(key: str) -> bytes:
     """The SHA-256 digest that is stored for a key."""
@@ -34,7 +38,7 @@ class Tenant:
 
     def __init__(self, name: str, rate_limit: RateLimit, slo: Slo | None = None) -> None:
         self.name = name
-        """Name from the configuration, or the first 8 hex digits of the key's digest."""
+        """Name from the configuration, or the first NAME_DIGITS hex digits of the key's digest."""
         self.slo = slo or Slo()
         """SLO of requests that set none."""
         self.rate_limit = rate_limit
@@ -67,8 +71,9 @@ class ApiKeys:
     ) -> None:
         """`keys` are plain keys; `tenants` are configured tenants by the digest of their key."""
         rate_limit = rate_limit or RateLimit()
-        digests = map(hash_key, keys)
-        self._tenants = {digest: Tenant(digest.hex()[:8], rate_limit, slo) for digest in digests} | dict(tenants or {})
+        names = {digest: digest.hex()[:NAME_DIGITS] for digest in map(hash_key, keys)}
+        unnamed = {digest: Tenant(name, rate_limit, slo) for digest, name in names.items()}
+        self._tenants = unnamed | dict(tenants or {})
         self._anonymous = None if self._tenants else Tenant("", rate_limit, slo)
 
     @property

@@ -1,4 +1,4 @@
-"""Recent requests: a ring buffer of the last requests of this front end, with tenant, outcome and delivery times.
+"""Recent requests: a ring buffer of the last requests of each tenant at this front end, with their delivery times.
 
 What happened inside the runtime is not stored here: `traces` queries the other processes for it on demand.
 """
@@ -6,7 +6,7 @@ What happened inside the runtime is not stored here: `traces` queries the other 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from mstar.wire.slo import PlaybackClock, has_deadline
 from mstar.wire.span_buffer import measure_clock_offset
 
 MAX_REQUESTS = 256
-"""Maximum number of requests in the buffer."""
+"""Maximum number of requests in the buffer of one tenant."""
 MAX_EMISSION_TIMES = 32
 """Maximum number of delivery times per kind, besides the last one."""
 MAX_RIDS = 64
@@ -110,7 +110,8 @@ class RecentRequests:
     def __init__(self) -> None:
         self.on_end: Callable[[RequestRecord], None] | None = None
         """Called when such a request has ended."""
-        self._records: dict[tuple[str, str], RequestRecord] = {}
+        self._records: defaultdict[str, dict[str, RequestRecord]] = defaultdict(dict)
+        """By tenant and request id, oldest first. One buffer each: a tenant cannot evict the records of another."""
 
     def begin(self, context: RequestContext, traceparent: str) -> RequestRecord:
         """Create the record of a new request. It enters the buffer with `attach`."""
@@ -124,11 +125,11 @@ class RecentRequests:
         if record is not None:
             record.model = model
             record.rids.extend(rids)
-            key = (tenant, record.context.id)
-            self._records.pop(key, None)  # a client can reuse an id: the newest record wins
-            self._records[key] = record
-            if len(self._records) > MAX_REQUESTS:
-                del self._records[next(iter(self._records))]
+            records = self._records[tenant]
+            records.pop(record.context.id, None)  # a client can reuse an id: the newest record wins
+            records[record.context.id] = record
+            if len(records) > MAX_REQUESTS:
+                del records[next(iter(records))]
         return record
 
     def end(self, record: RequestRecord) -> None:
@@ -139,12 +140,17 @@ class RecentRequests:
 
     def find(self, tenant: str, request_id: str) -> RequestRecord | None:
         """The request with this id, if it belongs to this tenant."""
-        return self._records.get((tenant, request_id))
+        return self._records.get(tenant, {}).get(request_id)
 
     def in_progress(self) -> list[tuple[str, RequestRecord]]:
         """Tenant and record of each request that has not ended."""
-        return [(tenant, record) for (tenant, _), record in self._records.items() if record.ended_at is None]
+        return [
+            (tenant, record)
+            for tenant, records in self._records.items()
+            for record in records.values()
+            if record.ended_at is None
+        ]
 
     def for_tenant(self, tenant: str) -> list[RequestRecord]:
         """Requests of one tenant, newest first."""
-        return [record for (owner, _), record in reversed(self._records.items()) if owner == tenant]
+        return [*reversed(self._records.get(tenant, {}).values())]

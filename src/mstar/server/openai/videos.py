@@ -14,6 +14,7 @@ import secrets
 import tempfile
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ MAX_JOBS_PER_TENANT = 64
 JOB_TTL_S = 3600
 """Seconds before a job and its file are deleted."""
 MAX_RUNNING_JOBS = 4
-"""Maximum jobs rendered concurrently; further jobs are queued."""
+"""Maximum jobs of one tenant rendered concurrently; further jobs of the tenant are queued."""
 QUOTA_BYTES = 4 << 30
 """Maximum total bytes of all video files."""
 POLL_MS = 500
@@ -159,12 +160,13 @@ class VideoJobs:
 
     def __init__(self) -> None:
         self.store = TtlStore[VideoJob]("video", MAX_JOBS_PER_TENANT, JOB_TTL_S, _drop)
-        self._slots = asyncio.Semaphore(MAX_RUNNING_JOBS)
+        self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_RUNNING_JOBS))
+        """By tenant: jobs of one tenant do not delay those of another."""
 
     async def run(self, state: ServerState, job: VideoJob, context: RequestContext) -> None:
         """Render one job and record its outcome. Does not raise."""
         try:
-            async with self._slots:
+            async with self._slots[context.tenant_name]:
                 job.status = "in_progress"
                 await self._render(state, job, context)
             job.status, job.progress, job.completed = "completed", 100, int(time.time())
