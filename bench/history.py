@@ -59,10 +59,6 @@ class History:
     def __init__(self, root: Path = ROOT) -> None:
         self._folder = root / FOLDER
 
-    def names(self) -> set[str]:
-        """The benchmarks that have a file."""
-        return {path.stem for path in self._folder.iterdir()} if self._folder.exists() else set()
-
     def records(self, name: str) -> list[Record]:
         """The runs of a benchmark, the newest last."""
         path = self._folder / f"{name}.jsonl"

@@ -123,21 +123,23 @@ def _section(name: str, one: Publication) -> Iterator[str]:
         yield from (f"{len(one.runs)} runs of commit `{commit}`: {_result(one)}. The median run:", "")
         yield from (f"![{name}: what was measured](pictures/performance/{name}.svg)", "")
         yield from _run(one.median_run.record)
-    runs = [(run.record, "" if one.is_published else f"{len(one.runs)} of {MIN_RUNS} runs") for run in one.runs]
-    unpublished = [*one.others, *(() if one.is_published else runs)]
-    if unpublished:
+    too_few = [] if one.is_published else [(run.record, f"{len(one.runs)} of {MIN_RUNS} runs") for run in one.runs]
+    if unpublished := [*one.others, *too_few]:
         yield from ("Unpublished runs, and why they do not count:", "")
-        head = ("date (UTC)", "series", "commit", "value", "target", "", "CPU", "why not")
-        yield from (*_table(head, [_unpublished_row(record, why) for record, why in unpublished]), "")
+        groups: dict[tuple[Any, ...], list[Record]] = {}
+        for record, why in unpublished:
+            groups.setdefault((record.series, record.commit, record.machine.cpu, why), []).append(record)
+        head = ("last run (UTC)", "series", "commit", "values", "runs that met the target", "CPU", "why not")
+        yield from (*_table(head, [_unpublished_row(records, key[-1]) for key, records in groups.items()]), "")
     elif not one.runs:
         yield from ("No run on record.", "")
 
 
-def _unpublished_row(record: Record, why: str) -> Sequence[str]:
-    claim = record.claim
-    figures = (format_number(claim.value), format_number(claim.target)) if claim else ("", "")
-    end = ("met" if claim.is_met else "missed") if claim else "error"
-    return record.date, str(record.series), f"`{record.commit[:7]}`", *figures, end, record.machine.cpu, why
+def _unpublished_row(records: Sequence[Record], why: str) -> Sequence[str]:
+    last, claims = records[-1], [record.claim for record in records if record.claim]
+    values = ", ".join(format_number(claim.value) for claim in claims)
+    met = f"{sum(claim.is_met for claim in claims)} of {len(records)}"
+    return last.date, str(last.series), f"`{last.commit[:7]}`", values, met, last.machine.cpu, why
 
 
 def _run(run: Record) -> Iterator[str]:

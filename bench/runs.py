@@ -74,8 +74,9 @@ class Measurement:
 def measure(name: str, bench: Bench, *, allow_busy: bool = False, root: Path = ROOT) -> Claim:
     """Run a benchmark here and append the run to the history, whatever its end."""
     printed_rows.clear()
-    before = sample_other_work(SAMPLES if bench.is_speed else 1)
-    if bench.is_speed and not allow_busy:
+    needs_quiet = bench.is_speed and not allow_busy
+    before = sample_other_work(SAMPLES if needs_quiet else 1)
+    if needs_quiet:
         require_quiet(before)
     run = Measurement(bench, before, root)
     if not run.is_clean:

@@ -1,10 +1,7 @@
 """What the runtime adds: conductor, workers and wire around the engine, measured beside the engine alone.
 
-Real processes, started as an operator would. A language model decodes for 16 requests at once, in turns with the same
-engine in this process; a relay of two workers shows what a hop costs.
-
-Workload: the published SmolLM2-135M at full size (30 layers of width 576) in bf16, with random weights. The cost of the
-runtime is per message, so a small published model is the strict case: a larger one has longer steps.
+Real processes, started as an operator would. A language model of the shape of SmolLM2-135M decodes for 16 requests at
+once, in turns with the same engine in this process; a relay of two workers shows what a hop costs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 One worker reads prompts, two write; the cache of each request moves from one to the other. Across hosts frames are
 encrypted and the cache goes by Mooncake; on one host it is a unix socket and shared memory.
-
-Workload: the published SmolLM2-135M at full size (30 layers of width 576) in bf16, with random weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""SmolLM2 over HTTP, in turns with the engine alone: the cost of everything around the engine.
-
-Workload: the published SmolLM2-135M-Instruct with its real weights, 16 streams, the prompts of a chat.
-"""
+"""SmolLM2 with its real weights over HTTP, in turns with the engine alone: what everything around the engine takes."""
 
 from __future__ import annotations
 

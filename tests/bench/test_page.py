@@ -60,17 +60,17 @@ def test_too_few_runs_are_no_claim(checkout):
     text = written(checkout)
     assert "| not enough runs: 2 of 5 |" in claims(text)
     assert "1.23" not in claims(text)
-    assert f"| `{checkout.commit[:7]}` | 1.23 | 3 | met | a processor | 2 of 5 runs |" in text
+    assert f"| `{checkout.commit[:7]}` | 1.23, 1.23 | 2 of 2 | a processor | 2 of 5 runs |" in text
 
 
 def test_runs_that_do_not_count_are_shown_with_the_reason(checkout):
     checkout.add_runs(*FIVE)
-    checkout.add_runs(1.234, is_clean=False)
+    checkout.add_runs(1.234, 4.0, is_clean=False)
     checkout.add_runs(1.0, claim=None, error="ValueError")
     text = written(checkout)
     assert "1.23" not in claims(text)
-    assert "| 1.23 | 3 | met | a processor | dirty tree |" in text
-    assert "|  |  | error | a processor | ended with ValueError |" in text
+    assert "| 1.23, 4 | 1 of 2 | a processor | dirty tree |" in text
+    assert "|  | 0 of 1 | a processor | ended with ValueError |" in text
 
 
 def test_a_bench_that_was_not_run_says_so(checkout):
