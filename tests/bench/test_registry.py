@@ -1,4 +1,4 @@
-"""Every bench exists, says what limits it without figures of its own, and justifies its series."""
+"""Every bench exists, says what limits it without figures of its own, and justifies its series and its workload."""
 
 import ast
 import re
@@ -9,6 +9,24 @@ import pytest
 from bench.publication import publish_all
 from bench.registry import BENCHES
 from bench.repository import ROOT, Repository
+
+MODEL_BENCHES = (
+    "engine",
+    "engine_comparison",
+    "int8",
+    "runtime",
+    "cluster/overhead",
+    "http/overhead",
+    "multimodal/bagel",
+    "multimodal/diffusion",
+    "multimodal/pi05",
+    "multimodal/smolvlm",
+    "multimodal/vjepa2_ac",
+    "speech/longform",
+    "speech/orpheus",
+    "speech/qwen3_omni",
+)
+"""Modules that measure the speed of a model. A small or random network stands for a published one."""
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
@@ -38,3 +56,9 @@ def test_a_reason_has_no_figures(bench):
 def test_every_missed_target_has_a_reason():
     missed = {name for name, one in publish_all(BENCHES).items() if one.verdict == "missed"}
     assert {name for name in missed if not BENCHES[name].why_missed} == set()
+
+
+@pytest.mark.parametrize("module", MODEL_BENCHES)
+def test_a_model_bench_justifies_its_sizes(module):
+    text = ast.get_docstring(ast.parse((ROOT / "bench" / f"{module}.py").read_text("utf-8"))) or ""
+    assert re.search(r"^Workload: \S", text, re.MULTILINE), "fix: name the published model that the sizes stand for"
