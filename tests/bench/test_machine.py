@@ -32,8 +32,8 @@ def test_own_work_is_not_other_work():
     begin = machine.read_cpu_times()
     while (end := machine.read_cpu_times()).own - begin.own < 0.2:
         pass
-    total = end.total - begin.total
-    assert other_work(begin, end).other <= (end.busy - begin.busy - 0.2) / total + 0.001
+    others = max(end.busy - begin.busy - 0.2, 0.0)  # the kernel counts in ticks, and may be a few behind
+    assert other_work(begin, end).other <= others / (end.total - begin.total) + 0.02
 
 
 @pytest.mark.parametrize(
