@@ -1,86 +1,57 @@
-"""`python -m bench NAME`: run one benchmark; several names or `all`: each in its own process; `page`: write
-docs/performance.md from the recorded runs; no name: list them.
+"""`python -m bench NAME`: run one benchmark; several names, `all` or `--runs`: each run in its own process; `page`:
+write docs/performance.md from the recorded runs; no name: list them.
 
-Every run is recorded (bench/records.py). What is measured, and how, is in the modules that bench/registry.py names.
+Every run is recorded (bench/history.py). What is measured, and how, is in the modules that bench/registry.py names.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
+import argparse
 import sys
-import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from bench import page
-from bench.claims import printed_rows
-from bench.records import ROOT, Record, add_record, machine, records
+from bench.machine import MachineBusy
 from bench.registry import BENCHES
+from bench.repository import ROOT
+from bench.runs import MET, MISSED, REFUSED, USAGE, measure, measure_in_subprocesses, stop_by_exception
 
-TIMEOUT_S = 1800.0
-"""Maximum duration of one benchmark among several."""
 
-
-def main(names: list[str]) -> int:
-    """Run the benches named; 0 if every target is met."""
-    if names == ["page"]:
-        page.write(BENCHES)
-        return 0
-    chosen = list(BENCHES) if names == ["all"] else names
+def main(words: list[str]) -> int:
+    """Run the benchmarks named; 0 if every target is met."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Run benchmarks and record the runs.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark, all, or page")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each benchmark, in processes of their own")
+    parser.add_argument("--busy", action="store_true", help="measure a speed on a busy machine too; does not count")
+    given = parser.parse_args(words)
+    if given.names == ["page"]:
+        page.write(BENCHES, ROOT)
+        return MET
+    chosen = list(BENCHES) if given.names == ["all"] else given.names
     if not chosen or not BENCHES.keys() >= set(chosen):
         print("python -m bench NAME..., with NAME one of:", ", ".join(BENCHES), "or all, or page")
-        return 2
-    return measure(*chosen) if len(chosen) == 1 else measure_in_subprocesses(chosen)
+        return USAGE
+    if len(chosen) == 1 and given.runs == 1:
+        return run_one(chosen[0], allow_busy=given.busy)
+    ends = measure_in_subprocesses(chosen, given.runs, allow_busy=given.busy, root=ROOT)
+    met = {name: sum(end.startswith("met") for end in own) for name, own in ends.items()}
+    print("\n".join(f"{name:20} met {met[name]} of {len(own)}" for name, own in ends.items()))
+    return MET if all(met[name] == len(own) for name, own in ends.items()) else MISSED
 
 
-def measure(name: str) -> int:
-    """Run one bench here, record the run, and print its claim as one line of JSON."""
-    printed_rows.clear()
-    here, begun = machine(), time.monotonic()
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-    claim = BENCHES[name].load()()
+def run_one(name: str, *, allow_busy: bool) -> int:
+    """Run one benchmark here, update the page, and print its claim as one line of JSON."""
+    stop_by_exception()
     try:
-        add_record(name, Record(date, time.monotonic() - begun, here, claim, printed_rows))
-        page.write(BENCHES)
+        claim = measure(name, BENCHES[name], allow_busy=allow_busy, root=ROOT)
+    except MachineBusy as busy:
+        print(f"{name} was not started: {busy}", file=sys.stderr)
+        return REFUSED
+    try:
+        page.write(BENCHES, ROOT)
     except OSError as error:  # the result is printed all the same
-        print(f"not recorded: {error}\n  fix: run it in a checkout that may be written", file=sys.stderr)
+        print(f"page not written: {error}\n  fix: run it in a checkout that can be written", file=sys.stderr)
     print(claim)
-    return 0 if claim.is_met else 1
-
-
-def measure_in_subprocesses(names: Sequence[str]) -> int:
-    """Run benches one after another, each in its own process: a failure does not stop the others."""
-    ends: dict[str, str] = {}
-    for at, name in enumerate(names):
-        kept, left = records(name), [last.took_s for other in names[at:] for last in records(other)[-1:]]
-        last = f"took {kept[-1].took_s:.0f} s last time" if kept else "no earlier run"
-        unknown = len(names) - at - len(left)
-        print(
-            f"[{at + 1}/{len(names)}] {name}: {last}; from here to the end about {sum(left) / 60:.1f} min"
-            + f" and {unknown} that never ran" * bool(unknown),
-            flush=True,
-        )
-        went_wrong = run_in_subprocess(name)
-        newest = records(name)[-1:]
-        is_recorded = newest != kept[-1:]
-        ends[name] = ("met" if newest[0].claim.is_met else "MISSED") if is_recorded else went_wrong
-    print("\n".join(f"{name:20} {end}" for name, end in ends.items()))
-    return 0 if set(ends.values()) == {"holds"} else 1
-
-
-def run_in_subprocess(name: str) -> str:
-    """Run one bench in a process of its own; how that process ended."""
-    child = subprocess.Popen([sys.executable, "-m", "bench", name], cwd=ROOT, start_new_session=True)
-    try:
-        return f"ENDED WITHOUT A CLAIM, exit code {child.wait(TIMEOUT_S)}"
-    except subprocess.TimeoutExpired:
-        return f"STOPPED after {TIMEOUT_S:.0f} s"
-    finally:
-        if child.poll() is None:  # and the servers it started
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    return MET if claim.is_met else MISSED
 
 
 if __name__ == "__main__":

@@ -51,7 +51,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """A question, the function that answers it, and the answer that we want."""
+    """A question, the function that answers it, and the answer that we want.
+
+    A change of the workload or of the baseline increments `series`, and its decision note shows the figures of the old
+    and the new series side by side. Only runs of the current series count for the claim; the others stay on record.
+    """
 
     question: str
     function: str
@@ -61,7 +65,12 @@ class Bench:
     target: str
     """The target in plain words; the number is that of the claim."""
     why_missed: str = ""
-    """What limits the newest run, if it missed its target."""
+    """What limits the benchmark if it misses its target: one sentence without figures, which the records have."""
+    series: int = 1
+    decision: str = ""
+    """File of the note in docs/decisions about the newest change of series."""
+    is_speed: bool = True
+    """Whether the figures depend on how busy the machine is. A count does not."""
 
     def load(self) -> Callable[[], Claim]:
         """The function. Only what is measured is imported: most benches load torch."""

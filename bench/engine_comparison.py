@@ -1,4 +1,8 @@
-"""The engine against vLLM's CPU build and transformers' continuous batching: the same weights and prompts, in turns."""
+"""The engine against vLLM's CPU build and transformers' continuous batching: the same weights and prompts, in turns.
+
+Workload: the published SmolLM2-135M at full size (30 layers of width 576) in bf16, with random weights, 64 tokens
+in and 64 out for each request.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """What 8-bit integers are worth: one decode step of a language model in the shape of SmolLM2-135M, int8 against bf16.
 
-Both are the flat decoder with the same attention; only the products with weights differ. Weights are random, which
-costs the same as real ones. Times are this thread's CPU time, with one thread, the two interleaved.
+Both are the flat decoder with the same attention; only the products with weights differ. Times are this thread's CPU
+time, with one thread, the two interleaved.
+
+Workload: the published SmolLM2-135M at full size (30 layers of width 576). Weights are random, which costs the same as
+real ones.
 """
 
 from __future__ import annotations

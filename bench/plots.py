@@ -1,7 +1,7 @@
-"""A recorded run as one SVG picture: the claim against its bar, its curve if it has one, and its rows by unit.
+"""A published claim as one SVG picture: its value against its target, its curve if it has one, and its rows by unit.
 
 Text stands above its bar, so that long names fit. The look is that of the pictures of walks: light and dark by media
-query, system fonts, nothing fetched. Which run is drawn, and where the picture goes, is decided in bench/page.py.
+query, system fonts, nothing fetched. Where the picture goes is decided in bench/page.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from xml.sax.saxutils import escape
 
 from bench.claims import Row
-from bench.records import Record
+from bench.publication import Publication
 from mstar.draw.svg import DARK, DARK_TINTS, FONT, LIGHT, LIGHT_TINTS
 from mstar.draw.text_size import text_width
 
@@ -46,26 +46,26 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def render_svg(name: str, runs: Sequence[Record]) -> str:
-    """The newest run; what the claim came to in the earlier ones is its spread."""
-    newest = runs[-1]
-    blocks = [_claim(runs)]
-    if curve := newest.claim.details.get("curve"):
+def render_svg(name: str, published: Publication) -> str:
+    """The claim with the spread of its runs, and the curve and rows of the median run."""
+    run = published.median_run
+    blocks = [_claim(published)]
+    if curve := run.claim.details.get("curve"):
         blocks.append(_curve(curve))
-    blocks += [_strips(unit, strips) for unit, strips in _by_unit(newest.rows).items()]
+    blocks += [_strips(unit, strips) for unit, strips in _by_unit(run.record.rows).items()]
     lines, y = [], EDGE
     for elements, height in blocks:
         lines += [f'<g transform="translate(0 {y})">', *elements, "</g>"]
         y += height
-    return "\n".join([*_head(name, newest, y), *lines, "</svg>"]) + "\n"
+    return "\n".join([*_head(name, run.claim.claim, y), *lines, "</svg>"]) + "\n"
 
 
-def _head(name: str, run: Record, height: int) -> list[str]:
+def _head(name: str, text: str, height: int) -> list[str]:
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
         f'<title id="title">{escape(name)}</title>',
-        f'<desc id="desc">{escape(run.claim.claim)}</desc>',
+        f'<desc id="desc">{escape(text)}</desc>',
         f"<style>{_css()}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
     ]
@@ -83,18 +83,18 @@ def _css() -> str:
 def _theme(colour: Mapping[str, str], tints: Sequence[tuple[str, str]]) -> str:
     rules = (
         ".page{fill:%(page)s}text{fill:%(ink)s}.c,.s,.tick{fill:%(soft)s}.track{fill:%(frame)s}.grid{stroke:%(rim)s}"
-        ".holds{fill:%(flow)s}.fails{fill:%(cross)s}.spread,.bar{stroke:%(ink)s}"
+        ".met{fill:%(flow)s}.missed{fill:%(cross)s}.spread,.bar{stroke:%(ink)s}"
     )
     strokes = "".join(f".k{at}{{stroke:{stroke}}}.d{at}{{fill:{stroke}}}" for at, (_, stroke) in enumerate(tints))
     return rules % colour + f".row{{fill:{tints[0][1]}}}" + strokes
 
 
 # ---------------------------------------------------------------- bars
-def _claim(runs: Sequence[Record]) -> Block:
-    claim, results = runs[-1].claim, [run.claim.value for run in runs]
-    name = "the claim" if len(runs) == 1 else f"the claim; the spread is that of {len(runs)} runs"
-    strip = Strip(name, claim.value, min(results), max(results), "holds" if claim.is_met else "fails")
-    return _strips("holds" if claim.is_met else "does not hold", [strip], claim.target)
+def _claim(published: Publication) -> Block:
+    caption = f"target met in {published.met} of {len(published.runs)} runs"
+    style = "met" if published.is_met else "missed"
+    strip = Strip("median and spread of the runs", published.median, *published.spread, style)
+    return _strips(caption, [strip], published.median_run.claim.target)
 
 
 def _by_unit(rows: Sequence[Row]) -> dict[str, list[Strip]]:
@@ -119,7 +119,7 @@ def _strips(caption: str, strips: Sequence[Strip], bar: float | None = None) -> 
         y += 32
     if bar is not None:
         x = round(FROM + bar * scale, 1)
-        label = f"bar {format_number(bar)}"
+        label = f"target {format_number(bar)}"
         half = text_width(label, 11) / 2
         lines.append(f'<path class="bar" d="M{x} {y - 16}V{y + 4}"/>')
         lines.append(f'<text class="tick m" x="{min(max(x, FROM + half), TO - half)}" y="{y + 15}">{label}</text>')

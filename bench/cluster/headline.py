@@ -69,7 +69,7 @@ def cluster() -> Claim:
         "fence_s": fence,
         "back_s": back,
     }
-    more = {name: round(value, 2) for name, value in more.items()}
+    more = {"unit": "s"} | {name: round(value, 2) for name, value in more.items()}
     return Claim(claim, round(gap, 2), MAX_GAP_S, gap <= MAX_GAP_S and fence <= MAX_FENCE_S, more)
 
 
