@@ -73,9 +73,9 @@ class Pair:
 
     @property
     def differences(self) -> dict[str, float]:
-        """By how much of the real figure each rehearsed one is off."""
-        real, rehearsed = asdict(self.real), asdict(self.simulated)
-        return {name: abs(rehearsed[name] / value - 1) for name, value in real.items()}
+        """By how much of the real figure each simulated one is off."""
+        real, simulated = asdict(self.real), asdict(self.simulated)
+        return {name: abs(simulated[name] / value - 1) for name, value in real.items()}
 
 
 def figures(streams: Sequence[StreamResult]) -> Figures:
@@ -94,7 +94,7 @@ def figure_errors(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def is_same_order(pairs: Iterable[Pair]) -> bool:
-    """Whether at each load no rule is better than another for real and worse when rehearsed."""
+    """Whether at each load no rule is better than another for real and worse when simulated."""
     results = list(pairs)
     return not any(
         one.load == other.load
@@ -147,7 +147,7 @@ def with_warm_up(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def measure(deployed: Mapping[str, PlannedModel], book: CallTrace, draw: Callable[[random.Random], Any]) -> list[Pair]:
-    """Each load under each rule, for real and rehearsed."""
+    """Each load under each rule, real and simulated."""
     pairs = list[Pair]()
     for load in LOADS:
         arrivals = with_warm_up(poisson(load / mean_work_s(book, draw), SECONDS, draw, SEED))
@@ -186,7 +186,7 @@ def rows(pairs: Iterable[Pair]) -> list[Row]:
     """What is printed."""
     results = list[Row]()
     for pair in pairs:
-        for how, one in (("real", pair.real), ("rehearsed", pair.simulated)):
+        for how, one in (("real", pair.real), ("simulated", pair.simulated)):
             name = f"load {pair.load}, {pair.policy}, {how}"
             results += [
                 Row(f"{name}: chunks on time", "%", [100 * one.on_time]),
@@ -198,7 +198,7 @@ def rows(pairs: Iterable[Pair]) -> list[Row]:
 
 
 def capacity_sim() -> Claim:
-    """Play and rehearse; how far the figure is off that is off most."""
+    """Play and simulate; how far the figure is off that is off most."""
     model = Hibari()
     deployed = {NAME: PlannedModel(model, plan(model.graphs()))}
     book = record_trace(model, [SpeechRequest(" ".join(SENTENCES))], cost_key)
@@ -217,7 +217,5 @@ def capacity_sim() -> Claim:
         "times_real_time": round(speed),
         "curve": results,
     }
-    text = (
-        "rehearsed in virtual time three rules are in the order of real runs, and each figure is within 15 % on average"
-    )
+    text = "simulated in virtual time three rules rank as in real runs, and each figure is within 15 % on average"
     return Claim(text, value, MAX_ERROR, is_same and value <= MAX_ERROR, more)

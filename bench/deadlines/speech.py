@@ -39,8 +39,8 @@ POLICIES: dict[str, SchedulingPolicy | None] = {
 }
 LOAD, ROUND_S = 0.9, 9.0
 """Load of the real runs, and their duration."""
-NEAR_CAPACITY, LONG_S = 0.95, 300.0
-"""Load of the simulated runs, and their duration."""
+SIMULATED_LOADS, LONG_S = (0.95, 1.0), 300.0
+"""Loads of the simulated runs, and their duration."""
 TARGET_LOAD_RATIO = 1.5
 ON_TIME_TARGET = 0.99
 """A load is sustained if this share of all chunks is on time."""
@@ -91,7 +91,7 @@ def deadlines() -> Claim:
             received[f"{name}, load {LOAD}"] = play(fronts[name], stage.arrivals(LOAD, ROUND_S))
         less = stage.arrivals(LOAD / TARGET_LOAD_RATIO, ROUND_S)
         received[f"FCFS, load {LOAD / TARGET_LOAD_RATIO:.1f}"] = play(fronts["FCFS"], less)
-    long = {name: stage.simulate(NEAR_CAPACITY, order) for name, order in POLICIES.items()}
+    long = {load: {name: stage.simulate(load, order) for name, order in POLICIES.items()} for load in SIMULATED_LOADS}
     print_table(
         [
             *(
@@ -103,22 +103,37 @@ def deadlines() -> Claim:
                 for name, results in received.items()
             ),
             *(
-                Row(f"simulated for {LONG_S:.0f} s, {name}, load {NEAR_CAPACITY}", "%", [100 * one])
-                for name, one in long.items()
+                Row(f"simulated for {LONG_S:.0f} s, {name}, load {load}", "%", [100 * one])
+                for load, results in long.items()
+                for name, one in results.items()
             ),
         ]
     )
+    requests = {name: len(results) for name, results in received.items()}
     shares = {name: round(share_on_time(results), 4) for name, results in received.items()}
-    ours, vox, fcfs = shares.values()
+    return deadlines_claim(shares, long, {"requests": requests})
+
+
+def deadlines_claim(
+    real: Mapping[str, float], simulated: Mapping[float, Mapping[str, float]], details: dict[str, Any]
+) -> Claim:
+    """Real shares in the order ours, VoxServe's rule, FCFS at a lower load; simulated ones by load and rule."""
+    ours, vox, fcfs = real.values()
+    is_above = {str(load): one["ours"] > max(one["FCFS"], one[VOXSERVE]) for load, one in simulated.items()}
     text = (
-        f"real runs at {LOAD:.0%} of capacity: {ON_TIME_TARGET:.0%} of audio chunks are on time, the first within "
-        f"{TTFT_S} s, and FCFS misses that at {LOAD / TARGET_LOAD_RATIO:.0%}; simulated for {LONG_S:.0f} s at "
-        f"{NEAR_CAPACITY:.0%}: more chunks on time than with FCFS and with VoxServe's rule"
+        f"real runs: {ON_TIME_TARGET:.0%} of audio chunks are on time at {LOAD:.0%} of capacity, the first within "
+        f"{TTFT_S} s, and fewer with FCFS at {LOAD / TARGET_LOAD_RATIO:.0%}; runs of {LONG_S:.0f} s simulated at "
+        f"{' and '.join(f'{load:.0%}' for load in simulated)}: more chunks on time than with FCFS and VoxServe's rule; "
+        f"measured in real runs: ours {ours:.1%}, VoxServe's rule {vox:.1%}, FCFS {fcfs:.1%}"
     )
-    holds = ours >= ON_TIME_TARGET and fcfs < ON_TIME_TARGET and long["ours"] > max(long["FCFS"], long[VOXSERVE])
-    more = {"real": shares, "simulated": long, "requests": {name: len(results) for name, results in received.items()}}
-    more["above_voxserve"] = {"real": ours > vox, "simulated": long["ours"] > long[VOXSERVE]}
-    return Claim(text, ours, ON_TIME_TARGET, holds, more)
+    more = details | {
+        "real": dict(real),
+        "simulated": {str(load): dict(one) for load, one in simulated.items()},
+        "above_voxserve_in_real_runs": ours > vox,
+        "above_both_when_simulated": is_above,
+    }
+    is_met = ours >= ON_TIME_TARGET and fcfs < ON_TIME_TARGET and all(is_above.values())
+    return Claim(text, ours, ON_TIME_TARGET, is_met, more)
 
 
 # ---------------------------------------------------------------- the curve

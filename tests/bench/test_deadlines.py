@@ -6,7 +6,7 @@ import pytest
 
 from bench.deadlines.capacity_sim import scaled_trace
 from bench.deadlines.slo_admission import rejection_figures, slo_arrivals
-from bench.deadlines.speech import curve_claim, sustained_load
+from bench.deadlines.speech import curve_claim, deadlines_claim, sustained_load
 from bench.deadlines.traffic import TTFT_S, StreamResult
 from mstar.sim.call_trace import CallTrace
 
@@ -26,6 +26,26 @@ def test_rejections_after_a_time_in_the_queue_are_counted():
     assert figures["rejections_after_250_ms"] == 2
     assert figures["rejection_p50_ms"] == pytest.approx(1.0)
     assert figures["rejection_p99_ms"] == pytest.approx(400.0)
+
+
+REAL = {"ours, load 0.9": 1.0, "VoxServe's, load 0.9": 1.0, "FCFS, load 0.6": 0.89}
+
+
+def simulated(ours, vox):
+    return {"ours": ours, "FCFS": 0.85, "VoxServe's": vox}
+
+
+def test_the_deadlines_claim_says_that_real_runs_do_not_differ_from_voxserve():
+    claim = deadlines_claim(REAL, {0.95: simulated(0.996, 0.977), 1.0: simulated(0.99, 0.97)}, {})
+    assert claim.is_met
+    assert not claim.details["above_voxserve_in_real_runs"]
+    assert "ours 100.0%, VoxServe's rule 100.0%, FCFS 89.0%" in claim.claim
+
+
+def test_the_deadlines_claim_is_missed_if_one_simulated_load_is_below_voxserve():
+    claim = deadlines_claim(REAL, {0.95: simulated(0.996, 0.977), 1.0: simulated(0.92, 0.96)}, {})
+    assert not claim.is_met
+    assert claim.details["above_both_when_simulated"] == {"0.95": True, "1.0": False}
 
 
 @pytest.mark.parametrize(
