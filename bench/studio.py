@@ -1,8 +1,11 @@
-"""The studio: how large its page is, how soon it is there, how smoothly it shows a crowd, and what a viewer costs.
+"""The studio: size of its files and of a page visit, first paint, frame rate under load, and the cost of a viewer.
 
-The page is looked at by a real browser without a window or a graphics card, which shows a real server. What a viewer
-costs is measured beside SmolLM2 with its real weights, which keeps all cores busy: windows of time with a viewer who
-reads `/v1/events` and without, in turns.
+A headless browser without a graphics card shows the page of a real server. The cost of a viewer is measured beside
+SmolLM2 with its real weights, which keeps all cores busy: windows of time with a viewer that reads `/v1/events` and
+without, in turns. It is reported twice: as throughput that is left, and as CPU time that is left.
+
+Workload: 200 requests to a toy model over three workers whose ops sleep 50 ms (bench/models/three_workers.py), as many
+as a busy deployment of one host has; SmolLM2-135M with 16 streams of 160 tokens for the cost of a viewer.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from bench.http.overhead import CONCURRENCY, QUESTIONS
 from bench.models.three_workers import PLACEMENT
 
 STATIC = Path(__file__).parents[1] / "src" / "mstar" / "studio" / "static"
-MAX_PAGE_KB, MAX_PAINT_S, MIN_FPS, MIN_CPU_LEFT = 80, 1.0, 30, 0.98
+MAX_PAGE_KB, MAX_PAINT_S, MIN_FPS, MIN_LEFT = 80, 1.0, 30, 0.98
+"""Limits: all files and a visit, compressed; median first paint; frame rate; throughput and CPU left by a viewer."""
 PAINTS, LIVE, WATCHED_S = 5, 200, 8.0
 PAIRS, WINDOW_S, SETTLE_S = 10, 2.0, 0.3
 """Number of windows with a viewer, and without; the first moment of each is dropped."""
 STEP_S = 0.02
-"""Tokens that come within so short a time are of one step."""
+"""Tokens that arrive within this time are of one step."""
 FRAMES = """seconds => new Promise(done => {
     let frames = 0, begun = performance.now();
     const next = now => { frames += 1; now - begun < 1000 * seconds ? requestAnimationFrame(next)
@@ -50,7 +54,7 @@ LOADED = """performance.getEntriesByType('navigation').concat(performance.getEnt
 
 # ---------------------------------------------------------------- the page
 def page_size(url: str) -> float:
-    """How many kB all files of the page are, as they go over the wire."""
+    """Compressed kB of all files of the page."""
     files = [path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()]
     return sum(_transfer_size(url + ("/" if name == "index.html" else f"/studio/{name}")) for name in files) / 1000
 
@@ -62,7 +66,7 @@ def _transfer_size(address: str) -> int:
 
 
 def first_paints(browser: Any, url: str) -> tuple[list[float], list[float]]:
-    """Seconds until something is seen, and kB loaded until then and right after, each time as a stranger."""
+    """First contentful paint in seconds, and kB loaded by a visit with an empty cache, for each visit."""
     paints, loaded = [], []
     for _ in range(PAINTS):
         context = browser.new_context(viewport={"width": 1280, "height": 800})
@@ -76,7 +80,7 @@ def first_paints(browser: Any, url: str) -> tuple[list[float], list[float]]:
 
 
 def frames(browser: Any, url: str) -> tuple[float, float]:
-    """Frames a second of the graph with a crowd in it, and how many were live on average."""
+    """Frames per second of the graph under load, and the smallest number of live requests."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     port = int(url.rpartition(":")[2])
@@ -102,7 +106,7 @@ def _live(url: str) -> float:
 
 
 def measure_page() -> dict[str, list[float]]:
-    """All that a browser has to be there for."""
+    """Everything that needs a browser."""
     from tests.studio.browser import open_browser, start_server
 
     manifest = f'[models.model]\nmodel = "{model_file("three_workers")}"\n{PLACEMENT}'
@@ -141,7 +145,7 @@ def viewer(url: str) -> Iterator[None]:
 
 
 def cpu_seconds(front: int) -> float:
-    """Processor seconds of the front end and of all that it started but the worker, which takes whatever is left."""
+    """CPU seconds of the front end and its children except the worker, which takes whatever is left."""
     children = [pid for path in Path(f"/proc/{front}/task").glob("*/children") for pid in path.read_text().split()]
     used = [sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) for pid in children]
     own = sum(map(int, Path(f"/proc/{front}/stat").read_text().rpartition(")")[2].split()[11:13]))
@@ -202,42 +206,59 @@ async def throughput(port: int, front: int) -> dict[str, list[float]]:
 
 
 def viewer_cpu_share(rates: dict[str, list[float]]) -> float:
-    """The part of all processors' time that a viewer takes. The throughput says the same, and is far noisier."""
+    """Share of all CPU time that a viewer takes."""
     more = [busy - idle for busy, idle in zip(rates["busy"], rates["idle"], strict=True)]
     return statistics.median(more) / (os.cpu_count() or 1)
 
 
 # ---------------------------------------------------------------- the claim
 def studio() -> Claim:
-    """The headline."""
+    """Measure the cost of a viewer, then the page."""
     with serve("smollm2") as (port, front):
         rates = asyncio.run(throughput(port, front))
     results = measure_page()
-    rows = [
-        Row("all files of the page, compressed", "kB", results["size"]),
-        Row("  what is loaded at first", "kB", results["loaded"]),
-        Row("first contentful paint", "s", results["paints"]),
-        Row(f"the graph with {LIVE} live requests", "frames/s", results["frames"]),
-        Row(f"SmolLM2, {CONCURRENCY} streams, no viewer", "tokens/s", rates["alone"]),
-        Row("  with a viewer", "tokens/s", rates["watched"]),
-        Row("  with a viewer", "of it", [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]),
-        Row("CPUs of all processes but the worker, no viewer", "", rates["idle"]),
-        Row("  with a viewer", "", rates["busy"]),
-    ]
-    print_table(rows)
-    size, paint, shown, share = max(rows[1].values), rows[2].median, rows[3].median, 1 - viewer_cpu_share(rates)
-    held = min(MAX_PAGE_KB / size, MAX_PAINT_S / paint, shown / MIN_FPS, share / MIN_CPU_LEFT)
-    more = {
-        "page_kb": round(size, 1),
-        "all_files_kb": round(rows[0].median, 1),
-        "first_paint_s": round(paint, 2),
-        "frames_per_s": round(shown, 1),
-        "live_requests": round(results["live"][0]),
-        "processors_left_by_a_viewer": round(share, 3),
-        "throughput_with_a_viewer": round(paired_ratio(rates["watched"], rates["alone"]), 3),
-    }
-    claim = (
-        f"the studio loads at most {MAX_PAGE_KB} kB, paints within {MAX_PAINT_S:g} s, shows {LIVE} live requests at "
-        f"{MIN_FPS} frames/s or more, and a viewer leaves {MIN_CPU_LEFT:g} of the CPU; smallest ratio to its target"
+    print_table(
+        [
+            Row("all files of the page, compressed", "kB", results["size"]),
+            Row("files loaded by a visit, compressed", "kB", results["loaded"]),
+            Row("first contentful paint", "s", results["paints"]),
+            Row(f"the graph with {LIVE} live requests", "frames/s", results["frames"]),
+            Row(f"SmolLM2, {CONCURRENCY} streams, no viewer", "tokens/s", rates["alone"]),
+            Row("  with a viewer", "tokens/s", rates["watched"]),
+            Row("  with a viewer", "of it", [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]),
+            Row("CPUs of all processes but the worker, no viewer", "", rates["idle"]),
+            Row("  with a viewer", "", rates["busy"]),
+        ]
     )
-    return Claim(claim, round(held, 2), 1.0, is_met=held >= 1 and results["live"][0] >= 0.95 * LIVE, details=more)
+    return studio_claim(
+        {
+            "all_files_kb": round(results["size"][0], 1),
+            "visit_kb": round(max(results["loaded"]), 1),
+            "first_paint_s": round(statistics.median(results["paints"]), 2),
+            "frames_per_s": round(results["frames"][0], 1),
+            "throughput_left_by_a_viewer": round(paired_ratio(rates["watched"], rates["alone"]), 3),
+            "cpu_left_by_a_viewer": round(1 - viewer_cpu_share(rates), 3),
+            "live_requests": round(results["live"][0]),
+        }
+    )
+
+
+def studio_claim(figures: dict[str, float]) -> Claim:
+    """The smallest of six ratios of a figure to its target."""
+    ratios = {
+        "all_files_kb": MAX_PAGE_KB / figures["all_files_kb"],
+        "visit_kb": MAX_PAGE_KB / figures["visit_kb"],
+        "first_paint_s": MAX_PAINT_S / figures["first_paint_s"],
+        "frames_per_s": figures["frames_per_s"] / MIN_FPS,
+        "throughput_left_by_a_viewer": figures["throughput_left_by_a_viewer"] / MIN_LEFT,
+        "cpu_left_by_a_viewer": figures["cpu_left_by_a_viewer"] / MIN_LEFT,
+    }
+    value = round(min(ratios.values()), 2)
+    more = figures | {"ratio_to_target": {name: round(ratio, 2) for name, ratio in ratios.items()}}
+    claim = (
+        f"all files of the studio and the files of a visit are at most {MAX_PAGE_KB} kB, the first paint is within "
+        f"{MAX_PAINT_S:g} s, {LIVE} live requests are shown at {MIN_FPS} frames/s or more, and a viewer leaves "
+        f"{MIN_LEFT:g} of the throughput and of the CPU; smallest ratio to its target"
+    )
+    is_met = min(ratios.values()) >= 1 and figures["live_requests"] >= 0.95 * LIVE
+    return Claim(claim, value, 1.0, is_met, more)

@@ -1,1 +1,1 @@
-"""What several hosts are good for, and what they cost. The hosts are network namespaces: see tests/cluster/hosts.py."""
+"""Benches of several hosts. The hosts are network namespaces of one machine: see tests/cluster/hosts.py."""

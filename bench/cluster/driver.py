@@ -1,4 +1,4 @@
-"""Hosts for benches, and the process that serves on the first of them."""
+"""Hosts for benches, which are network namespaces of one machine, and the process that serves on the first of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 """Three workers on three hosts against the same three on one host, on the same cores, in turns.
 
-One worker reads prompts, two write; the cache of each request moves from one to the other. Across hosts frames are
-encrypted and the cache goes by Mooncake; on one host it is a unix socket and shared memory.
+The hosts are three network namespaces of one machine: the figure is the cost of encryption, TCP and Mooncake, not that
+of a network. One worker prefills, two decode; the KV cache of each request moves from one to the other. Across hosts
+frames are encrypted and the cache goes by Mooncake; on one host it is a unix socket and shared memory.
+
+Workload: a decoder of the shape of SmolLM2-135M in bf16 with random weights, 16 requests with prompts of 20 to 200
+tokens and 48 new tokens each, a short chat. Workers of a larger network send more bytes per request, but less often.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ TARGET = 0.9
 
 
 def overhead() -> Claim:
-    """The headline."""
+    """Throughput on three hosts relative to one."""
     speeds: dict[str, list[float]] = {"one": [], "three": []}
     with hosts(3) as made:
         driver = Driver(made)
@@ -48,9 +52,12 @@ def overhead() -> Claim:
     print_table(
         [
             Row("three workers on one host", "tokens/s", speeds["one"]),
-            Row("the same on three hosts", "tokens/s", speeds["three"]),
+            Row("the same on three network namespaces", "tokens/s", speeds["three"]),
         ]
     )
     share = paired_ratio(speeds["three"], speeds["one"])
-    claim = f"workers on three hosts write {TARGET} or more of what they write on one host, on the same cores"
+    claim = (
+        f"workers on three hosts (network namespaces of one machine, the same cores) have at least {TARGET} of the "
+        "throughput of one host"
+    )
     return Claim(claim, round(share, 3), TARGET, share >= TARGET)

@@ -3,6 +3,8 @@
 An op cannot be interrupted: while it runs, that engine serves no other request. The whole network takes longer than a
 robot waits, each of these parts far less. The pictures are those of `mstar.models.terrain` in one step, from the same
 weights; the graph is cut where it is loaded. More steps, partial pictures and named difficulties are left out.
+
+Workload: the published terrain network at its published size, one denoising step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Requests that come at random times whether those before were served or not, and what their clients got and when.
+"""Open-loop request arrivals, and what each client received and when.
 
-The clients are here, in the process that serves; there is no HTTP between. A chunk is on time if the client has not yet
-played all that came before it; the first one, if it comes within `FIRST_S`.
+The clients are in the serving process; there is no HTTP between. A chunk is on time if the client has not yet played
+all chunks before it; the first one, if it comes within `TTFT_S`.
+
+Workload: English sentences of 2 to 20 words, one chunk each. Answers have 1 to 3 of them, readings 12 to 30.
 """
 
 from __future__ import annotations

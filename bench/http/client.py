@@ -1,6 +1,8 @@
 """Clients for benches: bare sockets under asyncio, so that thousands of them cost less than what they measure.
 
-A client sends one chat request and notes when what comes back. It knows enough HTTP for our own server, and no more.
+A client sends one chat request and records when data comes back. It knows enough HTTP for our own server, and no more.
+
+Workload: none of its own; the benches that use it say what they send.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A crowd of clients in a process of its own: when each asked, what it was told, and when that had come.
+"""Load generator in its own process: when each request was sent, its status, and when its response arrived.
 
-When an answer came is told twice: by the kernel as it arrived, and by the client as it read it. What lies between the
-two is the client's lateness, not the server's; so is the time from when a client should have asked to when it did.
-The clients know enough HTTP for our own server, and no more.
+The arrival has two times: `arrived`, when the kernel had the data, and `read`, when the client had read it. The
+difference is the lateness of the client process, as is the time from `planned` to `begun`. The clients know enough HTTP
+for our own server, and no more.
+
+Workload: Poisson arrivals at a rate, or a fixed number of clients that repeat their request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the bench of the rehearsal makes of what clients got."""
+"""Figures of the capacity simulation bench."""
 
 from bench.deadlines.capacity_sim import (
     Figures,
@@ -17,8 +17,8 @@ from mstar.requests import SpeechRequest
 from mstar.sim.call_trace import CallTrace
 
 
-def pair(rule: str, real: float, rehearsed: float, load: float = 1.0) -> Pair:
-    return Pair(load, rule, Figures(real, 0.2, 0.4, 2.0), Figures(rehearsed, 0.1, 0.4, 2.5), 1.0)
+def pair(rule: str, real: float, simulated: float, load: float = 1.0) -> Pair:
+    return Pair(load, rule, Figures(real, 0.2, 0.4, 2.0), Figures(simulated, 0.1, 0.4, 2.5), 1.0)
 
 
 def test_figures_of_what_clients_got():
@@ -70,6 +70,6 @@ def test_what_matters_of_a_sentence_is_not_its_seed():
 
 def test_every_pair_has_a_row_for_each_figure():
     results = {row.name: (row.values, row.unit) for row in rows([pair("by slack", 0.8, 0.9)])}
-    assert results["load 1.0, by slack, rehearsed: chunks on time"] == ([90.0], "%")
+    assert results["load 1.0, by slack, simulated: chunks on time"] == ([90.0], "%")
     assert results["load 1.0, by slack, real: first chunk p50"] == ([200.0], "ms")
     assert len(results) == 8

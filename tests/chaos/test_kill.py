@@ -23,14 +23,13 @@ from tests.chaos.deployment import (
     wait_until_idle,
 )
 from tests.integration.deployment_clients import Client, Oracle, add_frontend
+from tests.machine_share import MachineShare
 
 pytestmark = pytest.mark.slow
 SEED = 1
 DETECTION_S, STALL_S = 0.2, 2.0
-IDLE_ROUND_S = 0.7
-"""Duration of a round on an idle machine, in seconds. On a busy one the limits scale with it."""
-SLOWDOWN_FACTOR = 3.0
-"""Factor on the limits: they hold for an idle machine, and tests share theirs."""
+"""Limits on a machine that runs nothing else: p99 of the time until a death is seen, and of the longest gap of a stream
+that it hit. docs/operate.md states both."""
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
@@ -38,7 +37,7 @@ NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.mark.parametrize("trials", [30, pytest.param(105, marks=NIGHTLY)])
 def test_a_kill_is_not_noticed(trials, report):
     rng, oracles = random.Random(SEED), build_oracles()
-    seen, gaps_s, lengths = [], [], []
+    seen, gaps_s, lengths, shares = [], [], [], []
     with launch_deployment() as (local, front_end):
         for _ in range(3):
             baseline = RequestRound(front_end, oracles)
@@ -47,7 +46,7 @@ def test_a_kill_is_not_noticed(trials, report):
         for trial in range(trials):
             wait_until(lambda: is_fully_up(local))
             victim, after = rng.choice((*WORKERS, "conductor")), rng.random() * round_s * 0.8
-            requests = RequestRound(front_end, oracles)
+            requests, machine = RequestRound(front_end, oracles), MachineShare()
             time.sleep(after)
             affected, killed = requests.unfinished, time.monotonic()
             os.kill(local.pid(victim), signal.SIGKILL)
@@ -57,8 +56,9 @@ def test_a_kill_is_not_noticed(trials, report):
                 error.add_note(f"seed {SEED}, trial {trial}: {victim} was killed after {after:.3f} s")
                 raise
             wait_until(lambda trial=trial: len(local.recent_exits) == trial + 1)
-            seen.append(local.recent_exits[trial][0] - killed)
-            gaps_s += [client.max_gap_s for client in affected]
+            shares.append(machine.share)
+            seen.append((local.recent_exits[trial][0] - killed) * shares[-1])
+            gaps_s += [client.max_gap_s * shares[-1] for client in affected]
             lengths.append(time.monotonic() - requests.start)
         wait_until(lambda: is_fully_up(local))
         wait_until_idle(front_end, child_peers(local))
@@ -67,10 +67,11 @@ def test_a_kill_is_not_noticed(trials, report):
     report(
         f"kill, seed {SEED}: {trials} kills hit {len(gaps_s)} of {16 * trials} streams; a round takes "
         f"{round_s:.2f} s idle, {max(lengths):.2f} s at most; "
-        f"detected within {1000 * max(seen):.0f} ms; gaps in s: {stall}"
+        f"share of the machine {min(shares):.2f} to {max(shares):.2f}; times that share: detected within "
+        f"{1000 * max(seen):.0f} ms; gaps in s: {stall}"
     )
-    assert percentile(seen, 0.99) <= DETECTION_S * SLOWDOWN_FACTOR
-    assert percentile(gaps_s, 0.99) <= STALL_S * max(SLOWDOWN_FACTOR, round_s / IDLE_ROUND_S)
+    assert percentile(seen, 0.99) <= DETECTION_S
+    assert percentile(gaps_s, 0.99) <= STALL_S
 
 
 def test_a_late_kill_costs_only_the_recomputation(report):
@@ -80,9 +81,11 @@ def test_a_late_kill_costs_only_the_recomputation(report):
         front_end = add_frontend(local)
         clients = [Client(front_end, "traps", request) for request in oracle.requests]
         wait_until(lambda: all(len(client.log) > 200 for client in clients))
+        machine = MachineShare()
         os.kill(local.pid("a"), signal.SIGKILL)
         for number, client in enumerate(clients):
             oracle.check(client.wait(), number)
+        share = machine.share
     gap_s = max(client.max_gap_s for client in clients)
-    report(f"a kill after 200 of 300 steps: longest gap {gap_s:.2f} s")
-    assert gap_s <= STALL_S * SLOWDOWN_FACTOR
+    report(f"a kill after 200 of 300 steps: longest gap {gap_s:.2f} s, share of the machine {share:.2f}")
+    assert gap_s * share <= STALL_S

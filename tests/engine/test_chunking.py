@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar import ONE_ROW, Component, Float32, Int64, Layout, Tensor, op, padded, ragged, stacked
+from mstar.engine import engine as engine_module
 from mstar.engine.engine import MIN_CHUNK_POSITIONS, Engine
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed
 from mstar.errors import NotFinite
@@ -185,7 +188,8 @@ def test_a_short_deadline_runs_few_positions():
     assert isinstance(result, JobDone)
 
 
-def test_what_a_position_takes_is_learned():
+def test_what_a_position_takes_is_learned(monkeypatch):
     engine, paged = Engine(), PagedComponent(pages=400)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0)).__next__))
     engine.run(paged, PagedComponent.ops()["read"], read_jobs(paged, 300))
-    assert 0 < engine._position_cost_s[paged.name, "read"] < 0.1
+    assert engine._position_cost_s[paged.name, "read"] == pytest.approx(3 / 300)

@@ -14,7 +14,6 @@ from tests.integration.deployment_clients import Client, Oracle, add_frontend, m
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FILE = Path(__file__).with_name("language_models.py")
 DISAGGREGATED = '[walks.read]\nlm = "reads"\n[walks.write]\nlm = ["a", "b"]'
-AT_ONCE_S = 0.5
 
 
 def make_oracle(name, count, longest, tokens):
@@ -50,15 +49,17 @@ def test_overcommitted_kv_pages(report):
         front_end = add_frontend(local)
         clients = run_clients(front_end, "lm", oracle, 32, timeout_s=60)
         duration_s = max(client.duration_s for client in clients)
+        small = Client(front_end, "lm", request_class([7] * 25, Sampling(max_tokens=24))).wait()
         huge = Client(front_end, "lm", request_class([7] * 400, Sampling(max_tokens=4))).wait()
         report(
             f"pages: 24 for {needed}, all served in {duration_s:.1f} s; "
-            f"too large: rejected in {1000 * huge.duration_s:.0f} ms"
+            f"too large: rejected in {1000 * huge.duration_s:.0f} ms, a small request takes "
+            f"{1000 * small.duration_s:.0f} ms"
         )
         assert needed >= 2 * 24
         assert (huge.end.status, huge.end.error_type) == ("failed", "NeverFits")
         assert "26 KV cache pages of 16 positions needed, 24 exist" in huge.end.error_message
-        assert huge.duration_s <= AT_ONCE_S
+        assert huge.duration_s < small.duration_s, "it is rejected before it waits for pages or runs"
         assert pages(local, front_end) == [0]
 
 

@@ -99,5 +99,5 @@ def test_late_outputs_are_counted(front_end):
     stats = front_end.query_stats(m.Peer("local", 0)).result(5.0)
     (deadlines,) = stats.deadlines
     assert (deadlines.model, deadlines.kind, deadlines.count) == ("drip", "Audio", 12 + 3 + 90)
-    assert deadlines.misses > 0
+    assert deadlines.misses > 5
     assert deadlines.lateness_s > 0

@@ -225,9 +225,9 @@ LARGE = {"a million names", "a million parts", "200000 parts", "200000 values", 
 def test_a_malicious_body_is_rejected(client, path, name):
     send = lambda: client.post(path, content=BODIES[name], headers=JSON)  # noqa: E731
     if name in LARGE:
-        begun = time.perf_counter()
+        begun = time.process_time()  # of client and server: other processes do not change it
         assert 400 <= send().status_code < 500
-        assert time.perf_counter() - begun < 3
+        assert time.process_time() - begun < 1
     else:
         assert_rejected_fast(send)
 

@@ -22,6 +22,7 @@ from mstar.wire.transport import zmq as zmq_transport
 from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 from mstar.wire.transport.zmq import MAX_QUEUED_FRAMES, READ_BUDGET_BYTES, ZmqTransport
+from tests.machine_share import TimeLimit
 from tests.wire import actors
 from tests.wire.actors import KEY, MsgpackCodec, RecordingActor, run_loop, send_cancels, wait_until
 
@@ -142,13 +143,12 @@ def test_frames_to_unconnected_and_invalid_endpoints_are_refused(pair):
     connect(one, other)
     other.close()
     turn_until(lambda: not one.transport.send(other.endpoint, b"x"), one)
-    start = time.monotonic()
-    for endpoint in (f"{REMOTE_IP}:9", "nonsense", "", "1.2.3.4:99999"):
-        assert not one.transport.send(endpoint, b"x")
-        assert not one.transport.send(endpoint, b"x")
-        one.transport.disconnect(endpoint)
-    one.transport.disconnect("unknown")
-    assert time.monotonic() - start < 2
+    with TimeLimit(0.5):
+        for endpoint in (f"{REMOTE_IP}:9", "nonsense", "", "1.2.3.4:99999"):
+            assert not one.transport.send(endpoint, b"x")
+            assert not one.transport.send(endpoint, b"x")
+            one.transport.disconnect(endpoint)
+        one.transport.disconnect("unknown")
     other.__init__(REMOTE_IP)  # for the fixture to close
 
 

@@ -1,5 +1,6 @@
 """Trace spans and op totals: one span per op of a walk, whatever its number of steps."""
 
+import statistics
 import sys
 import time
 
@@ -97,16 +98,25 @@ def test_a_late_batch_of_a_finished_request_keeps_no_memory():
     assert stats.snapshot(9.0, "r") == []
 
 
-def test_recording_a_call_takes_at_most_3_microseconds():
+def update_dict(count):
+    sums = {}
+    for number in range(count):
+        key = ("lm", number % 16)
+        sums[key] = sums.get(key, 0.0) + 0.001
+
+
+def test_recording_a_call_takes_at_most_7_5_dict_updates():
+    """1.5 µs on a core whose dict update takes 0.2 µs. Both are slower by as much on a busy core."""
     stats = make_stats()
     calls = [ReadyCall(walk_run(stats, f"r{number}"), None, None, 0.0) for number in range(16)]
-    results = [DONE] * 16
-    best, tracer = float("inf"), sys.gettrace()
+    results, ratios, tracer = [DONE] * 16, [], sys.gettrace()
     sys.settrace(None)  # otherwise this measures coverage
     for _ in range(30):
-        begun = time.perf_counter()
+        start = time.thread_time()
         for _ in range(50):
             stats.on_batch(DECODE, calls, results, 0.001)
-        best = min(best, time.perf_counter() - begun)
+        recorded = time.thread_time()
+        update_dict(50 * len(calls))
+        ratios.append((recorded - start) / (time.thread_time() - recorded))
     sys.settrace(tracer)
-    assert best / 50 / 16 < 3e-6
+    assert statistics.median(ratios) < 7.5

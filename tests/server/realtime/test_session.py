@@ -3,7 +3,6 @@
 import base64
 import itertools
 import json
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +15,7 @@ from mstar.media.vad import EnergyVad
 from mstar.requests import AudioInput, Message
 from mstar.server.errors import ApiError
 from mstar.server.realtime.conversation import Conversation, Item
+from tests.machine_share import TimeLimit
 from tests.server.model_server import serve_models
 from tests.server.toy_multi_turn_model import MultiTurnTalker
 from tests.server.toy_robot_models import Arm
@@ -345,10 +345,12 @@ def test_a_multi_turn_model_resumes_from_the_truncated_response(multi_turn_sessi
     send_text(realtime_session, "slow " + "x" * 500)
     realtime_session.response.create()
     wait_for_event(realtime_session, "response.output_audio.delta")
-    started_at = time.monotonic()
     realtime_session.response.cancel()
-    done = wait_for_event(realtime_session, "response.done")[-1].response
-    assert (done.status, time.monotonic() - started_at < 2) == ("cancelled", True)
+    events = wait_for_event(realtime_session, "response.done")
+    done = events[-1].response
+    assert done.status == "cancelled"
+    # Counted, not timed: the model makes a chunk in 10 ms or more, so these are less than 0.5 s of 5 s.
+    assert sum(event.type == "response.output_audio.delta" for event in events) < 50
     realtime_session.conversation.item.truncate(item_id=done.output[0].id, content_index=0, audio_end_ms=0)
     wait_for_event(realtime_session, "conversation.item.truncated")
     assert send_and_respond(realtime_session, "go on") == "go on 2", "the truncated text is dropped"
@@ -446,7 +448,6 @@ def test_the_vad_ignores_a_click_and_a_steady_noise():
 def test_a_response_starts_promptly(realtime_session):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "hello")
-    started_at = time.monotonic()
-    realtime_session.response.create()
-    wait_for_event(realtime_session, "response.output_text.delta")
-    assert time.monotonic() - started_at < 2
+    with TimeLimit(0.5):
+        realtime_session.response.create()
+        wait_for_event(realtime_session, "response.output_text.delta")
