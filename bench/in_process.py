@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from mstar.frontend.actor import FrontendActor
@@ -50,8 +50,16 @@ def time_wall(run: Callable[..., Any], *given: Any) -> tuple[float, Any]:
     return time.perf_counter() - begun, came
 
 
-def time_cpu(run: Callable[..., Any], *given: Any) -> tuple[float, Any]:
-    """Seconds that this process computed, and what came of it: for what nothing waits in, on a noisy machine."""
-    begun = time.process_time()
-    came = run(*given)
-    return time.process_time() - begun, came
+class Elapsed(NamedTuple):
+    """Duration of one call."""
+
+    wall_s: float
+    cpu_s: float
+    """CPU time of this process, all threads."""
+
+
+def time_wall_and_cpu(run: Callable[..., Any], *given: Any) -> tuple[Elapsed, Any]:
+    """Duration of a call, and its result. Time that the call waits counts in `wall_s` only."""
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    result = run(*given)
+    return Elapsed(time.perf_counter() - begun, time.process_time() - begun_cpu), result

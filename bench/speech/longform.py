@@ -7,6 +7,8 @@ time, which a busy machine changes less than those of a clock, and which on a qu
 What the pass spends its time on is tokens, one by one. Batching is most of the gain: a step for forty chunks reads the
 weights once. The rest is work that is left out: what is silent is not encoded, nor is any second twice, chunks are not
 filled up to a window, and so a token attends to two thirds of the positions.
+
+Workload: the published Whisper tiny.en with its real weights, and ten minutes of speech, twenty of its windows.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import VJEPA2Config, VJEPA2Model
 
+from mstar.models.vjepa2.checkpoint import Sizes
+from mstar.models.vjepa2.network import Encoder, Predictor
 from mstar.models.vjepa2.vjepa2 import ClipEmbeddingRequest
 from mstar.requests import ActionRequest, RolloutRequest, VideoInput
 
@@ -44,6 +46,21 @@ def save_large(folder, depth=4):
     path = Path(save_ac(folder, num_hidden_layers=depth))
     save_file(tensors, path / "model.safetensors")
     return str(path), tensors
+
+
+def save_random(folder, **config):
+    """Save random weights with the published names and these sizes, and return the folder and the tensors."""
+    sizes = Sizes.from_config(SIZES | config)
+    torch.manual_seed(3)
+    tensors = {
+        f"{part}.{name}": one
+        for part, network in (("encoder", Encoder(sizes)), ("predictor", Predictor(sizes)))
+        for name, one in network.state_dict().items()
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(SIZES | config))
+    return str(folder), tensors
 
 
 def save_clips(folder):
