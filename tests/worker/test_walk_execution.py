@@ -150,6 +150,19 @@ def test_release_of_an_idle_attempt_is_confirmed_at_once():
     assert idle(worker)
 
 
+def test_release_of_a_later_attempt_drops_an_earlier_one():
+    worker = WorkerHarness().start(attempt=0)
+    worker.finish_batch(2)
+    worker.receive(m.ReleaseAttempt("r", 1))
+    assert worker.take_sent(m.AttemptReleased) == [(CONDUCTOR, m.AttemptReleased("r", 1))]
+    assert idle(worker)
+
+
+def test_a_new_state_belongs_to_the_tenant_of_its_request():
+    worker = WorkerHarness().start("moved", tenant="acme")
+    assert worker.take_command(CreateState).tenant == "acme"
+
+
 def test_a_state_is_exported_before_it_is_sent_to_another_partition():
     worker = WorkerHarness().start("moved")
     worker.take_command(CreateState)
