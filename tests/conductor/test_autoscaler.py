@@ -106,6 +106,23 @@ def test_a_draining_worker_gets_no_walks_and_stops_when_idle():
     assert deployment.stop_workers() == ["b"]
 
 
+def test_the_idle_time_of_a_crashed_worker_does_not_count_for_its_successor():
+    deployment = elastic_deployment(min_replicas=1, names="ab")
+    deployment.worker_up("a")
+    deployment.worker_up("b")
+    deployment.advance_time(3.0)
+    deployment.core.autoscaler.groups[0].target = 1
+    deployment.workers["b"].draining_since = deployment.now
+    deployment.advance_time(0.7)
+    deployment.exit_process(m.Peer("b", 0))
+    deployment.worker_up("b", 1)
+    deployment.workers["b"].draining_since = deployment.now
+    deployment.advance_time(0.7)
+    assert deployment.sent_of_kind(m.StopWorker) == []
+    deployment.advance_time(1.0)
+    assert deployment.stop_workers() == ["b"]
+
+
 def test_a_walk_that_exceeds_the_drain_timeout_is_retried_elsewhere():
     deployment = elastic_deployment(min_replicas=1, names="ab", limits=replace(LIMITS, drain_timeout_s=3.0))
     deployment.worker_up("a")

@@ -57,6 +57,13 @@ def test_a_new_incarnation_replaces_the_old_one(cluster):
     assert cluster.membership.is_alive(A1), "an old incarnation does not replace a new one"
 
 
+def test_the_predecessor_of_a_restarted_worker_is_reported_as_dead(cluster):
+    cluster.membership.register(0.0, B, 0)
+    cluster.membership.register(0.0, A1, 0)  # its predecessor died under an earlier conductor
+    assert (B, m.PeerDead(A)) in cluster.sent()
+    assert cluster.membership.dead_peers == {"a": A}
+
+
 def test_every_peer_is_reported_of_a_dead_one_once(cluster):
     membership = cluster.membership
     membership.register(0.0, B, 0)

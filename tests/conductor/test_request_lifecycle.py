@@ -73,6 +73,28 @@ def test_a_state_stays_on_its_worker_and_its_old_version_is_freed():
     assert m.FreeStates("r", 0, (4,)) in deployment.sent_of_kind(m.FreeStates)
 
 
+def test_a_walk_ends_when_its_seats_are_done_in_any_order():
+    deployment = Deployment({"sing": {"lm": "a", "voice": "b"}})
+    deployment.worker_up("a")
+    deployment.worker_up("b")
+    deployment.submit("r")
+    run = deployment.requests["r"].walk_run
+    assert run.seats == (A, B)
+    for seat in (1, 0):
+        assert deployment.sent_of_kind(m.RequestFinished) == []
+        deployment.deliver(run.seats[seat], m.SeatDone("r", 0, run.number, seat, {}, {}, {}))
+    assert end_of(deployment).status == "ok"
+
+
+def test_emissions_of_a_worker_with_two_seats_count_once():
+    deployment = Deployment({"sing": {"lm": "a", "voice": ["a", "b"]}})
+    deployment.worker_up("a")
+    deployment.submit("r")
+    assert deployment.requests["r"].walk_run.seats == (A, A)
+    deployment.finish_walk("r")
+    assert end_of(deployment).totals == {"Text": 3}
+
+
 def test_a_failure_on_a_worker_fails_the_request():
     deployment = deploy("talk")
     deployment.submit("r")
@@ -209,6 +231,17 @@ def test_a_suspect_runs_in_isolation_around_the_call_that_killed_a_worker():
     die_with(deployment, A, "r")
     deployment.worker_up("a", 1)
     assert start_of(deployment).isolate_at_call == 5
+
+
+def test_isolation_ends_with_the_walk_that_killed_a_worker():
+    deployment = deploy("reach")
+    deployment.submit("r")
+    die_with(deployment, A, "r")
+    deployment.worker_up("a", 1)
+    assert [start.isolate_at_call for start in deployment.sent_of_kind(m.StartWalk)] == [0, 5]
+    deployment.finish_walk("r", value(5))
+    start = start_of(deployment)
+    assert (start.walk_name, start.isolate_at_call) == ("act", 0)
 
 
 def test_a_request_that_kills_two_workers_at_the_same_call_alone_is_poison():

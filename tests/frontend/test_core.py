@@ -95,6 +95,12 @@ def test_kinds_have_independent_indices(harness):
     assert deliveries(harness.emit(0)) == [("Text", 0, "Text0")]
 
 
+def test_a_delivery_carries_the_clock_of_its_emission(harness):
+    clock = (("rate", 24_000),)
+    actions = harness.receive(m.Emit(RID, 1, "Audio", 0, m.Value("sound"), clock), WORKER)
+    assert actions == [Deliver(RID, "Audio", 0, "sound", clock)]
+
+
 def test_the_end_waits_for_missing_emissions(harness):
     harness.emit(0)
     assert ends(harness.finish(Text=2)) == []
@@ -262,6 +268,12 @@ def test_a_restarted_conductor_gets_the_request_again(harness):
     ((to, submit),) = sent(actions, m.Submit)
     assert (to, submit.rid, submit.last_seen_attempt) == (again, RID, 3)
     assert harness.core.conductors == {"chat": again}
+
+
+def test_a_restarted_conductor_gets_the_request_once(harness):
+    again = m.Peer("conductor", 1)
+    harness.receive(m.Register(), again)
+    assert harness.receive(m.Heartbeat(), again) == []
 
 
 def test_the_end_of_a_resubmitted_request_is_cancelled_at_the_conductor(harness):

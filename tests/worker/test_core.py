@@ -67,6 +67,24 @@ def test_suspects_of_a_batch_are_its_requests():
     assert batch.suspects == [m.Suspect("r", 4, 0)]
 
 
+def test_a_span_has_the_time_of_its_batch():
+    worker = WorkerHarness()
+    worker.tick(5.0)
+    worker.receive(m.Heartbeat())
+    worker.start()
+    worker.now = 6.0
+    worker.finish_batch(2, seconds=0.5)
+    (span,) = worker.core.op_stats.snapshot(6.0, "r")
+    assert (span.start, span.end) == (5.5, 6.0)
+
+
+def test_a_client_that_plays_output_of_an_earlier_walk_has_started():
+    worker = WorkerHarness()
+    worker.now = 5.0
+    worker.start(due_in_s={"Audio": 2.0})
+    assert worker.core._requests.get("r").walk_run.next_due("Audio") == (7.0, True)
+
+
 def test_a_restarted_conductor_starts_with_an_empty_worker():
     worker = WorkerHarness().start()
     worker.receive(m.Heartbeat(), sender=m.Peer("conductor", 1))

@@ -57,6 +57,15 @@ def test_streams_that_cannot_share_batches_need_more():
     assert load.demands["m"].added_utilization == pytest.approx(0.1)
 
 
+def test_the_first_output_of_a_new_stream_waits_for_those_that_have_not_started():
+    estimator, first = make_estimator(slope=1.0), make_request()
+    stream(estimator, first, 5, 2.0)
+    stream(estimator, first, 20, 1.0)
+    need = estimator.estimate_load([first, make_request("unstarted")]).demands["m"]
+    assert need.first_output_s == pytest.approx(0.1)  # five calls of 10 ms, for two streams
+    assert need.per_concurrent_s == pytest.approx(0.05)
+
+
 def test_best_effort_requests_need_nothing():
     estimator, job = make_estimator(), make_request(slo=Slo(best_effort=True))
     stream(estimator, job, 20, 1.0)

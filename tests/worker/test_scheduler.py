@@ -21,6 +21,13 @@ def test_a_call_with_slack_waits_briefly_for_calls_at_other_workers():
     assert scheduler.choose(DEFAULT_TUNING.batch_fill_wait_s, None, remote_requests=4) == (CODEC, [call])
 
 
+def test_the_wait_counts_from_when_the_call_became_ready():
+    call = ready_call(CODEC, left=130.0, since=100.0)
+    scheduler = make_scheduler(call)
+    assert scheduler.choose(100.0 + DEFAULT_TUNING.batch_fill_wait_s / 2, None, remote_requests=4) is None
+    assert scheduler.choose(100.1, None, remote_requests=4) == (CODEC, [call])
+
+
 def test_an_absent_call_is_not_waited_for():
     call = ready_call(CODEC, left=30.0)
     assert make_scheduler(call).choose(0.0, None, remote_requests=1) == (CODEC, [call])

@@ -56,10 +56,10 @@ def test_a_value_for_another_partition_is_sent_to_its_worker():
     assert (event.kind, event.seat, event.payload.content) == (MessageKind.VALUE, 1, 2)
 
 
-def data_for_split(attempt=0, content=2):
+def data_for_split(attempt=0, content=2, walk_index=0):
     plan = PLANS["m"].walks["split"]
     (value,) = plan.programs[1].bodies[0].remote_inputs
-    return m.DataBatch("r", attempt, 0, [value_sent(1, value, (), m.Value(content))])
+    return m.DataBatch("r", attempt, walk_index, [value_sent(1, value, (), m.Value(content))])
 
 
 def test_data_that_arrives_before_the_walk_is_buffered():
@@ -70,6 +70,13 @@ def test_data_that_arrives_before_the_walk_is_buffered():
     assert [job.arguments for job in batch.jobs] == [{"x": 2}]
     ((_, done),) = worker.take_sent(m.SeatDone)
     assert done.outputs[0].value.content == 4
+
+
+def test_data_of_the_next_walk_is_buffered_while_a_walk_runs():
+    worker = WorkerHarness(W1).start("split", inputs={})
+    worker.receive(data_for_split(walk_index=1), sender=m.Peer("w0", 0))
+    assert worker.core.stats()["early"] == 1
+    assert worker.names() == []
 
 
 def test_data_of_an_earlier_attempt_is_ignored():
@@ -141,6 +148,19 @@ def test_release_of_an_idle_attempt_is_confirmed_at_once():
     worker.receive(m.ReleaseAttempt("r", 0))
     assert worker.take_sent(m.AttemptReleased) == [(CONDUCTOR, m.AttemptReleased("r", 0))]
     assert idle(worker)
+
+
+def test_release_of_a_later_attempt_drops_an_earlier_one():
+    worker = WorkerHarness().start(attempt=0)
+    worker.finish_batch(2)
+    worker.receive(m.ReleaseAttempt("r", 1))
+    assert worker.take_sent(m.AttemptReleased) == [(CONDUCTOR, m.AttemptReleased("r", 1))]
+    assert idle(worker)
+
+
+def test_a_new_state_belongs_to_the_tenant_of_its_request():
+    worker = WorkerHarness().start("moved", tenant="acme")
+    assert worker.take_command(CreateState).tenant == "acme"
 
 
 def test_a_state_is_exported_before_it_is_sent_to_another_partition():

@@ -1,0 +1,81 @@
+"""FrontendActor: queries time out, and listeners are dropped with their requests."""
+
+import time
+import weakref
+
+import pytest
+
+from mstar.frontend.actor import QUERY_TIMEOUT_S, FrontendActor
+from mstar.frontend.core import Deliver, RequestEnded
+from mstar.wire import messages as m
+
+FRONTEND, CONDUCTOR, WORKER = m.Peer("front", 0), m.Peer("conductor", 0), m.Peer("gpu0", 0)
+
+
+class Loop:
+    """An actor loop that runs callbacks at once and records what is sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def call_soon(self, function):
+        function()
+
+    def send(self, sender, to, message):
+        self.sent.append((to, message))
+
+
+class Listener:
+    """Records the events of a request."""
+
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, event):
+        self.events.append(event)
+
+
+@pytest.fixture
+def actor():
+    return FrontendActor(Loop(), FRONTEND, {"chat": CONDUCTOR})
+
+
+def submit(actor, rid):
+    listener = Listener()
+    actor.submit(m.Submit(rid, "chat", m.Value("hi")), listener)
+    return listener
+
+
+def test_a_query_fails_after_its_timeout_and_not_before(actor):
+    future = actor.query_stats(WORKER)
+    actor.tick(time.monotonic() + QUERY_TIMEOUT_S - 1)
+    assert not future.done()
+    actor.tick(time.monotonic() + QUERY_TIMEOUT_S + 1)
+    with pytest.raises(TimeoutError):
+        future.result(0)
+
+
+def test_each_request_has_its_own_listener(actor):
+    one, other = submit(actor, "one"), submit(actor, "other")
+    actor.receive(0.0, WORKER, m.Emit("one", 0, "Text", 0, m.Value("a")))
+    assert one.events == [Deliver("one", "Text", 0, "a", ())]
+    assert other.events == []
+
+
+def test_a_closed_request_does_not_keep_its_listener(actor):
+    listener = submit(actor, "r")
+    is_kept = weakref.ref(listener)
+    del listener
+    assert is_kept() is not None
+    actor.close("r")
+    assert is_kept() is None
+
+
+def test_a_finished_request_does_not_keep_its_listener(actor):
+    listener = submit(actor, "r")
+    end = m.RequestRejected("r", 429, "full")
+    actor.receive(0.0, CONDUCTOR, end)
+    assert listener.events == [RequestEnded("r", end)]
+    is_kept = weakref.ref(listener)
+    del listener
+    assert is_kept() is None
