@@ -14,7 +14,7 @@ def preempted_worker():
     """A worker with four walk runs. The engine evicts the states of the last three while the first one runs."""
     worker = WorkerHarness()
     for rid in RIDS:
-        worker.start("told", rid=rid)
+        worker.start("stateful", rid=rid)
     states = [worker.take_command(CreateState).state for _ in RIDS]
     worker.finish_batch(2, evicted=states[1:])
     assert preempted(worker) == ["r1", "r2", "r3"]
@@ -59,7 +59,7 @@ def test_preempted_walk_runs_resume_one_by_one_in_order():
 def test_the_oldest_preempted_walk_run_resumes_when_no_other_one_can_run():
     worker = WorkerHarness()
     for rid in RIDS:
-        worker.start("told", rid=rid)
+        worker.start("stateful", rid=rid)
     states = [worker.take_command(CreateState).state for _ in RIDS]
     worker.finish_batch(2, evicted=states)
     assert resumed(worker) == ["r0"]

@@ -77,7 +77,7 @@ class Walks(Model):
             yield Audio(self.b.decode(window), rate=AUDIO_RATE)
 
     @walk
-    def told(self, x: int) -> int:
+    def stateful(self, x: int) -> int:
         memory = self.a.state(Memory)
         s = loop(steps=2, x=x)
         for _ in s:

@@ -493,7 +493,6 @@ PLACES = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", ci_cases(PLACES, "two predictors"))
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("vjepa2_ac", f"vjepa2-ac@{saved}", PLACES[places]) as deployment:
