@@ -96,6 +96,15 @@ def test_a_claim_stays_until_a_newer_commit_has_enough_runs(checkout):
     assert reasons(checkout) == ["another commit or CPU"] * 5
 
 
+def test_the_newest_run_decides_between_two_commits(checkout):
+    checkout.add_runs(1.0, 1.0, 1.0, 1.0, 1.0)
+    old, checkout.commit = checkout.commit, checkout.make_commit()
+    checkout.add_runs(2.0, 2.0, 2.0, 2.0, 2.0)
+    checkout.add_runs(1.0, commit=old)
+    assert publication(checkout).median == 1.0
+    assert len(publication(checkout).runs) == 6
+
+
 def test_a_new_series_starts_without_runs(checkout):
     checkout.add_runs(1.0, 1.0, 1.0, 1.0, 1.0)
     renewed = replace(TOY, series=2)
@@ -125,3 +134,10 @@ def test_a_condition_beside_the_value_counts_too(checkout):
     result = publication(checkout)
     assert result.median_run.claim.is_met
     assert (result.met, result.verdict) == (1, "missed")
+
+
+def test_of_two_runs_in_the_middle_both_must_meet_the_target(checkout):
+    checkout.add_runs(1.0, 1.1, 1.3, 1.4, 1.5)
+    checkout.add_runs(1.2, is_met=False)
+    result = publication(checkout)
+    assert (result.met, result.median, result.verdict) == (5, 1.25, "missed")

@@ -78,6 +78,17 @@ def test_a_tree_that_changes_during_the_run_is_dirty(bench, checkout, monkeypatc
     assert checkout.history.records("toy")[0].is_clean is False
 
 
+def test_a_commit_during_the_run_makes_it_dirty(bench, checkout, monkeypatch):
+    def commit():
+        checkout.make_commit()
+        return cheap()
+
+    monkeypatch.setattr("tests.bench.toy_history.cheap", commit)
+    bench(["toy"])
+    [kept] = checkout.history.records("toy")
+    assert (kept.commit, kept.is_clean) == (checkout.commit, False)
+
+
 def test_a_package_of_another_checkout_is_not_this_commit(bench, checkout, monkeypatch):
     monkeypatch.undo()
     assert not runs.is_own_source(checkout.root)
@@ -195,11 +206,21 @@ def test_a_child_that_does_not_end_is_stopped(checkout, monkeypatch):
     (checkout.root / "bench").mkdir()
     (checkout.root / "bench/__main__.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(runs, "TIMEOUT_S", 0.2)
-    monkeypatch.setattr(runs, "KILL_AFTER_S", 0.2)
     monkeypatch.setenv("PYTHONPATH", "")
     begun = time.monotonic()
     assert runs.run_in_subprocess("toy", root=checkout.root) == "STOPPED after 0 s"
     assert time.monotonic() - begun < 30
+
+
+def test_a_child_that_ignores_that_is_killed(checkout, monkeypatch):
+    (checkout.root / "bench").mkdir()
+    ignores = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: open('asked', 'w'))"
+    (checkout.root / "bench/__main__.py").write_text(f"{ignores}\nwhile True: time.sleep(1)")
+    monkeypatch.setattr(runs, "TIMEOUT_S", 4.0)
+    monkeypatch.setattr(runs, "KILL_AFTER_S", 1.0)
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert runs.run_in_subprocess("toy", root=checkout.root) == "STOPPED after 4 s"
+    assert (checkout.root / "asked").exists()
 
 
 def test_unknown_names_are_refused(bench, capsys):
