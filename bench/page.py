@@ -113,7 +113,10 @@ def _figures(benches: Mapping[str, Bench], publications: Mapping[str, Publicatio
     parts: list[str] = []
     for name, bench in benches.items():
         parts += [f"### {name}", "", f"{bench.question} `python -m bench {name}`", ""]
-        parts += [f"{bench.prints} Target: {bench.target}", "", *_section(name, publications[name])]
+        parts += [f"{bench.prints} Target: {bench.target}", ""]
+        if bench.decision:
+            parts += [f"Series {bench.series}: [what changed](decisions/{bench.decision}).", ""]
+        parts += _section(name, publications[name])
     return parts[:-1]
 
 

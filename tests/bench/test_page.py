@@ -1,5 +1,7 @@
 """The page of figures is what the recorded runs give: claims with enough runs, and all others with the reason."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench import page
@@ -88,6 +90,16 @@ def test_the_median_run_is_shown_with_all_its_figures(checkout):
     assert "| load | ours | theirs |\n|---|---|---|\n| 0 | 100 | 100 |\n| 1 | 90 | 40 |\n" in text
     assert "- curve" not in text
     assert "other work took 1% of the CPU time before and 2% during the run, steal 0%" in text
+
+
+def test_a_new_series_is_shown_beside_the_old_one(checkout):
+    checkout.add_runs(1.0, 1.5)
+    checkout.add_runs(2.0, 4.0, series=2)
+    page.write({"toy": replace(TOY, series=2, decision="0001-note.md")}, checkout.root)
+    text = checkout.read("docs/performance.md")
+    assert "Series 2: [what changed](decisions/0001-note.md)." in text
+    assert f"| 1 | `{checkout.commit[:7]}` | 1, 1.5 | 2 of 2 | a processor | series 1, the current one is 2 |" in text
+    assert f"| 2 | `{checkout.commit[:7]}` | 2, 4 | 1 of 2 | a processor | 2 of 5 runs |" in text
 
 
 # ---------------------------------------------------------------- files
