@@ -27,8 +27,8 @@ from bench.machine import (
 )
 from bench.repository import ROOT, Repository
 
-TIMEOUT_S = 1800.0
-"""Maximum duration of one run among several."""
+TIMEOUT_S = 7200.0
+"""Maximum duration of one run among several. The longest one, `mutants`, takes about an hour."""
 KILL_AFTER_S = 10.0
 """Seconds that a run has to record that it was stopped."""
 DIRTY = (

@@ -39,7 +39,7 @@ def test_an_untracked_note_does_not(checkout):
 
 def test_what_a_run_writes_does_not_make_the_tree_dirty(checkout):
     checkout.add_runs(1.0)
-    for path in ("docs/performance.md", "README.md", "docs/pictures/performance/toy.svg"):
+    for path in ("docs/performance.md", "docs/mutation-testing.md", "README.md", "docs/pictures/performance/toy.svg"):
         (checkout.root / path).parent.mkdir(parents=True, exist_ok=True)
         (checkout.root / path).write_text("generated\n")
     assert Repository(checkout.root).is_clean()

@@ -49,6 +49,7 @@ class Checkout:
         self.history = History(root)
         marks = "<!-- {0}: written by bench/page.py -->\n<!-- end of {0} -->\n".format
         for name, text in {
+            "docs/mutation-testing.md": "survivors\n",
             "docs/performance.md": marks("claims") + "between\n" + marks("figures"),
             "README.md": "| what | target | - | `python -m bench toy` |\n| - | `python -m bench other` |\n",
             "src/code.py": "x = 1\n",
