@@ -29,7 +29,7 @@ FPS, GIF_WIDE = 10, 960
 COLOURS = {Image.Quantize.MEDIANCUT: 95, Image.Quantize.MAXCOVERAGE: 160}
 """Those that most of a picture has, and those that few dots have."""
 CAPTURE_S = 20.0
-TIMEOUT_MS = 120_000
+TIMEOUT_MS = 600_000
 
 BOTTOM = "Math.max(...[...document.querySelectorAll('main .panel')].map(one => one.getBoundingClientRect().bottom))"
 """Where a page ends; below is nothing to see."""
