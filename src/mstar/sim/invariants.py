@@ -12,7 +12,7 @@
 | I13 | no request kills worker after worker |
 | I14 | scaling and rolling updates; see `scaling_invariants` |
 | I15 | a conductor commands only its own workers |
-| I16 | a client never receives outputs of two executions; see `execution_invariants` |
+| I16 | a client never receives outputs of a kind from two executions; see `execution_invariants` |
 | I17 | workers know the deadlines of clients and serve urgent calls first; see `deadline_invariants` |
 | I18 | tenants get their shares; see `fairness_invariants` |
 | I19 | preempted walk runs resume in the order in which they started; see `preemption_invariants` |

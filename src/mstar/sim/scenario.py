@@ -211,7 +211,6 @@ def _with_divergence(seed: int, rng: random.Random) -> Scenario:
 def _with_deadlines(seed: int, rng: random.Random) -> Scenario:
     """Audio and text with a reading rate, more of it than fits into one batch, and no faults."""
     names = rng.choice((("sing",), ("sing", "talk"), ("story", "sing")))
-    batch_s = rng.choice((0.002, 0.01, 0.02))
     clients = [
         SimClient(
             f"r{number}",
@@ -223,7 +222,7 @@ def _with_deadlines(seed: int, rng: random.Random) -> Scenario:
         )
         for number, key in enumerate(rng.sample(range(REQUEST_KEYS), rng.randint(4, 14)))
     ]
-    return _without_faults(seed, rng, "deadlines", names, clients, batch_s, max_running=rng.randint(3, 10))
+    return _without_faults(seed, rng, "deadlines", clients, rng.choice((0.002, 0.01, 0.02)))
 
 
 def _with_tenants(seed: int, rng: random.Random) -> Scenario:
@@ -237,30 +236,23 @@ def _with_tenants(seed: int, rng: random.Random) -> Scenario:
         request = SimRequest(key, rng.randint(2, MAX_STEPS))
         at = STARTED_S + rng.uniform(0.0, 0.2)
         clients.append(SimClient(f"r{len(clients)}", "f0", rng.choice(names), request, at, tenant=tenant, slo=slo))
-    return _without_faults(seed, rng, "fairness", names, clients, 0.01, max_running=rng.choice((2, 4, 16)))
+    return _without_faults(seed, rng, "fairness", clients, 0.01)
 
 
 def _with_little_memory(seed: int, rng: random.Random) -> Scenario:
     """Many requests with states, of which few fit into the memory of a worker at the same time, without faults."""
-    names = rng.choice((("talk",), ("sing",), ("guide",)))
+    model = rng.choice(("talk", "sing", "guide"))
     clients: list[SimClient] = []
     for key in rng.sample(range(REQUEST_KEYS), rng.randint(4, 12)):
         request, at = SimRequest(key, rng.randint(4, MAX_STEPS)), STARTED_S + rng.uniform(0.0, 0.3)
-        clients.append(SimClient(f"r{len(clients)}", "f0", names[0], request, at))
-    plain = _without_faults(seed, rng, "pages", names, clients, 0.01, max_running=len(clients))
-    return replace(plain, costs=replace(plain.costs, pages=3 * (MAX_STEPS + 2) + rng.randrange(10)))
+        clients.append(SimClient(f"r{len(clients)}", "f0", model, request, at))
+    plain = _without_faults(seed, rng, "pages", clients, 0.01)
+    costs = replace(plain.costs, pages=3 * (MAX_STEPS + 2) + rng.randrange(10))
+    return replace(plain, costs=costs, conductor_limits=ConductorLimits())
 
 
-def _without_faults(
-    seed: int,
-    rng: random.Random,
-    kind: str,
-    names: tuple[str, ...],
-    clients: list[SimClient],
-    batch_s: float,
-    *,
-    max_running: int,
-) -> Scenario:
+def _without_faults(seed: int, rng: random.Random, kind: str, clients: list[SimClient], batch_s: float) -> Scenario:
+    names = dict.fromkeys(client.model for client in clients)
     return Scenario(
         seed=seed,
         kinds=frozenset({kind}),
@@ -269,7 +261,7 @@ def _without_faults(
         workers=rng.randint(1, 3),
         frontends=("f0",),
         costs=EngineCosts(batch_s, batch_s / 10, 100_000, 0.0),
-        conductor_limits=ConductorLimits(max_running),
+        conductor_limits=ConductorLimits(max_running_requests=rng.randint(2, len(clients))),
         worker_limits=WorkerLimits(rng.choice((2, 3, 8)), 64),
         drop_probability=0.0,
         repeat_probability=0.0,
