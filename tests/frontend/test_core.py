@@ -138,6 +138,58 @@ def test_a_later_attempt_with_other_values_fails_the_request(harness):
     assert sent(actions, m.Cancel) == [(CONDUCTOR, m.Cancel(RID))]
 
 
+def test_nothing_is_delivered_after_a_difference(harness):
+    harness.emit(0)
+    harness.emit(1)
+    harness.emit(3, "waits", attempt=2)  # from another worker, before what it follows
+    actions = harness.emit(0, "other", attempt=2)
+    for index in (1, 2, 3):
+        actions += harness.emit(index, "other", attempt=2)
+    actions += harness.emit(2)
+    actions += harness.finish(Text=4)
+    assert deliveries(actions) == []
+    assert [(end.status, end.error_type) for end in ends(actions)] == [("failed", "Diverged")]
+    assert harness.core.stats() == {"streams": 0, "out_of_order": 0}
+
+
+@pytest.mark.parametrize("differs_at", range(4))
+def test_a_difference_at_any_place_fails_the_request(differs_at):
+    harness = Harness()
+    delivered = [delivery for index in range(4) for delivery in deliveries(harness.emit(index))]
+    actions = []
+    for index in range(6):
+        value = f"Text{index}" if index < differs_at else "other"
+        actions += harness.emit(index, value, attempt=2, sender=OTHER_WORKER)
+    assert delivered == [("Text", index, f"Text{index}") for index in range(4)]
+    assert deliveries(actions) == []
+    assert [end.error_type for end in ends(actions)] == ["Diverged"]
+
+
+def test_kinds_are_compared_separately(harness):
+    harness.emit(0)
+    harness.emit(0, kind="Audio")
+    assert ends(harness.emit(0, attempt=2)) == []
+    (end,) = ends(harness.emit(0, "other", attempt=2, kind="Audio"))
+    assert end.error_type == "Diverged"
+
+
+def test_a_retry_that_computes_fewer_outputs_fails_the_request(harness):
+    for index in range(3):
+        harness.emit(index)
+    harness.emit(0, attempt=2)
+    harness.emit(1, attempt=2)
+    actions = harness.finish(Text=2)
+    (end,) = ends(actions)
+    assert (end.status, end.error_type) == ("failed", "Diverged")
+    assert sent(actions, m.Cancel) == [(CONDUCTOR, m.Cancel(RID))]
+
+
+def test_a_failure_with_surplus_emissions_stays_that_failure(harness):
+    harness.emit(0)
+    (end,) = ends(harness.finish("deadline"))
+    assert end.status == "deadline"
+
+
 def test_an_old_attempt_is_fenced_off_by_a_newer_one(harness):
     harness.emit(0)
     harness.emit(0, attempt=2)

@@ -8,7 +8,14 @@ import pytest
 
 from mstar.frontend.core import FrontendCore
 from mstar.sim.runner import run_in_process, run_scenario
-from mstar.sim.scenario import FAULT_KINDS, FIRST_SCALING_SEED, FIRST_SHARDED_SEED, make_scenario
+from mstar.sim.scenario import (
+    FAULT_KINDS,
+    FIRST_FOCUSED_SEED,
+    FIRST_SCALING_SEED,
+    FIRST_SHARDED_SEED,
+    FOCUSES,
+    make_scenario,
+)
 from mstar.wire.link import Link
 
 REGRESSION_SEEDS = {
@@ -23,6 +30,7 @@ REGRESSION_SEEDS = {
     131_952: "all peers dropped a worker that its conductor had killed and that lived on under the next conductor",
     142_837: "credit was sent to the worker of an earlier attempt, because its outputs arrived late",
     FIRST_SCALING_SEED + 14_975: "two concurrent rollouts left no worker with the weights of a running request",
+    FIRST_FOCUSED_SEED + 2_628: "a request ended ok with more outputs than its last attempt had computed",
     1_049_609: "a front end that registered late with a new conductor kept frames for a dead worker",
 }
 """Seeds that found a bug, and the bug."""
@@ -83,6 +91,31 @@ def test_150_scenarios_with_several_conductors():
 def test_500_scenarios_with_several_conductors():
     summary = run_in_process(range(FIRST_SHARDED_SEED + 10_000, FIRST_SHARDED_SEED + 10_500))
     assert summary.violations == {}
+
+
+def test_80_scenarios_with_a_focus():
+    summary = run_in_process(range(FIRST_FOCUSED_SEED, FIRST_FOCUSED_SEED + 80))
+    assert summary.violations == {}
+    assert summary.scenarios == 80
+    assert summary.statuses["failed"] > 5, "nondeterministic requests diverge"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_1000_scenarios_with_a_focus():
+    summary = run_in_process(range(FIRST_FOCUSED_SEED + 10_000, FIRST_FOCUSED_SEED + 11_000))
+    assert summary.violations == {}
+
+
+def test_focused_scenarios_have_contention():
+    scenarios = [make_scenario(seed) for seed in range(FIRST_FOCUSED_SEED, FIRST_FOCUSED_SEED + 40)]
+    by_focus = {focus: scenarios[number :: len(FOCUSES)] for number, focus in enumerate(FOCUSES)}
+    for scenario in by_focus["divergence"]:
+        assert scenario.kinds & {"kill", "conductor"}
+        assert scenario.models.keys() <= {"talk", "sing", "guide"}, "one walk each"
+    assert all(len({client.tenant for client in scenario.clients}) > 1 for scenario in by_focus["fairness"])
+    assert all(client.slo.tokens_per_s for scenario in by_focus["deadlines"] for client in scenario.clients)
+    assert all(scenario.costs.pages < 100 for scenario in by_focus["preemption"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ of the attempt. So delivery is idempotent:
 | next index of its kind | deliver it, then any that wait behind it |
 | later index | hold it in `out_of_order` until the gap is filled |
 | index already delivered, same digest | drop it (exactly once) |
-| index already delivered, other digest | fail the request with `Diverged`: the client has data that no attempt made |
+| index already delivered, other digest | fail the request with `Diverged`: the client has data of another execution |
 | attempt older than the newest one seen | drop it as stale (fencing by attempt number) |
 | unreadable value | submit the request again, at most `MAX_UNREADABLE` times |
 
@@ -31,8 +31,9 @@ dropped.
 **Backpressure.** A worker runs only a limited number of emissions ahead of the client. Every `CREDIT_INTERVAL` consumed
 emissions (`OutputsConsumed`), the core sends a `Credit` to the worker that makes the kind.
 
-**End.** A request finishes successfully only once `totals` emissions of each kind were delivered. It is submitted again
-to a new incarnation of its conductor, and after a `PeerDead` if an emission is still missing.
+**End.** A request finishes successfully only once `totals` emissions of each kind were delivered. With more than that,
+an earlier attempt computed something else, and it fails with `Diverged`. It is submitted again to a new incarnation of
+its conductor, and after a `PeerDead` if an emission is still missing.
 """
 
 from __future__ import annotations
@@ -359,7 +360,11 @@ class FrontendCore:
         if turn is not None and _has_all(stream, turn.totals):
             stream.turn_finished, stream.answered_inputs = None, turn.inputs_consumed
             self._out.append(AwaitingInput(rid, turn.inputs_consumed, turn.result.content))
-        if end is not None and (end.status != "ok" or _has_all(stream, end.totals)):
+        if end is None:
+            return
+        if end.status == "ok" and _has_surplus(stream, end.totals):
+            self._fail(rid, "failed", "Diverged", "a worker was lost, and the retry computed fewer outputs")
+        elif end.status != "ok" or _has_all(stream, end.totals):
             self._end(rid, end)
 
     def _end(self, rid: str, end: m.RequestFinished | m.RequestRejected) -> None:
@@ -403,3 +408,8 @@ def _conductor_for(conductors: Mapping[str, m.Peer], stream: _RequestState) -> m
 def _has_all(stream: _RequestState, totals: Mapping[str, int]) -> bool:
     """Whether all these emissions were delivered."""
     return all(len(stream.digests[kind]) >= count for kind, count in totals.items())
+
+
+def _has_surplus(stream: _RequestState, totals: Mapping[str, int]) -> bool:
+    """Whether more emissions were delivered than the attempt that finished has made."""
+    return any(len(digests) > totals.get(kind, 0) for kind, digests in stream.digests.items())

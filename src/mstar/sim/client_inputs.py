@@ -49,6 +49,8 @@ class ClientInputs:
 
     def _update_expected(self, client: SimClient) -> None:
         view = self._history.requests[client.rid]
+        if view.expected_streams is None:
+            return
         view.expected_streams, view.expected_result, _ = expected_outcome(client)
 
     def on_answer(self, client: SimClient, number: int, answer: Any) -> None:

@@ -9,13 +9,13 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed, Result
 from mstar.engine.tracebacks import strip_traceback
 from mstar.plan.tables import BatchKey
-from mstar.sim.models import DigestState, sim_model
+from mstar.sim.models import DigestState, SimRequest, sim_model
 from mstar.wire.messages import Suspect
 from mstar.worker.commands import (
     Batch,
@@ -64,7 +64,9 @@ class SimEngine:
     `submit` returns the latency of the batch that starts, if one does. The owner calls `finish_batch` after that time.
     """
 
-    def __init__(self, rng: random.Random, costs: EngineCosts, non_idempotent_calls: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self, rng: random.Random, costs: EngineCosts, non_idempotent_calls: list[tuple[int, ...]], salt: int = 0
+    ) -> None:
         self.states: dict[int, DigestState] = {}
         self.batch: Batch | None = None
         """The batch in execution."""
@@ -73,6 +75,8 @@ class SimEngine:
         self._rng = rng
         self._costs = costs
         self._non_idempotent_calls = non_idempotent_calls
+        self._salt = salt
+        """Changes the results of nondeterministic requests; another one for each incarnation."""
         self._queue: deque[Command] = deque()
         self._resident: dict[int, None] = {}  # least recently used first
         self._used = 0
@@ -154,6 +158,8 @@ class SimEngine:
                     arguments, used = dict(arguments), []
                 used.append(value.number)
                 arguments[name] = self.states[value.number]
+        if isinstance(request := arguments.get("request"), SimRequest) and request.is_nondeterministic:
+            arguments = {**arguments, "request": replace(request, salt=self._salt)}
         if is_non_idempotent:
             self._non_idempotent_calls.append(tuple(job.arguments.values()))
         try:

@@ -12,6 +12,10 @@
 | I13 | no request kills worker after worker |
 | I14 | scaling and rolling updates; see `scaling_invariants` |
 | I15 | a conductor commands only its own workers |
+| I16 | a client never receives outputs of a kind from two executions; see `execution_invariants` |
+| I17 | workers know the deadlines of clients and serve urgent calls first; see `deadline_invariants` |
+| I18 | tenants get their shares; see `fairness_invariants` |
+| I19 | preempted walk runs resume in the order in which they started; see `preemption_invariants` |
 """
 
 from __future__ import annotations
@@ -27,13 +31,18 @@ from mstar.conductor.requests import is_resubmitted
 from mstar.conductor.scaling.autoscaler import Autoscaler
 from mstar.conductor.scaling.pending_workers import PendingWorkers
 from mstar.conductor.scaling.weights_versions import WeightsVersions
+from mstar.sim.deadline_invariants import DeadlineInvariants
 from mstar.sim.environment import Environment
+from mstar.sim.execution_invariants import ExecutionInvariants
+from mstar.sim.fairness_invariants import FairnessInvariants
 from mstar.sim.history import REFUSED, Violation
 from mstar.sim.oracle import digest, expected_outcome
+from mstar.sim.preemption_invariants import PreemptionInvariants
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
 from mstar.sim.scaling_invariants import ScalingInvariants
 from mstar.sim.scenario import DISTURBING_FAULTS, REQUEST_TIMEOUT_S, SimClient
 from mstar.wire import messages as m
+from mstar.worker.commands import Batch
 from mstar.worker.core import CONDUCTOR_LEASE_S
 from mstar.worker.early_messages import EarlyMessages
 from mstar.worker.inflight_batches import InflightBatches
@@ -92,13 +101,19 @@ class InvariantChecker:
         self._deaths_by_request: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._crashes: Counter[str] = Counter()
         self.scaling = ScalingInvariants(simulation)
+        self.executions = ExecutionInvariants(simulation)
+        kinds = simulation.scenario.kinds
+        self._deadlines = DeadlineInvariants(simulation) if "deadlines" in kinds else None
+        self._fairness = FairnessInvariants(simulation) if "fairness" in kinds else None
+        self._preemption = PreemptionInvariants() if "pages" in kinds else None
         self._clients = {client.rid: client for client in simulation.scenario.clients}
 
     # ---------------------------------------------------------------- clients
     def on_submit(self, client: SimClient) -> None:
         """A client submits its request."""
         streams, result, _ = expected_outcome(client)
-        self.simulation.history.submit(self.simulation.now, client.rid, streams, result)
+        is_known = not client.request.is_nondeterministic
+        self.simulation.history.submit(self.simulation.now, client.rid, streams if is_known else None, result)
 
     def on_delivered(self, client: SimClient, kind: str) -> None:
         """A client received an output."""
@@ -115,6 +130,9 @@ class InvariantChecker:
             status, result = end.status, digest(end.result.content)
         simulation.log("end", client.rid, status)
         simulation.history.end(simulation.now, client.rid, status, result)
+        if status == "ok":
+            assert isinstance(end, m.RequestFinished)
+            self.executions.on_ok(client.rid, end.totals)
         if (
             simulation.now > client.submit_at + client.timeout_s + MAX_DEADLINE_DELAY_S
             and not simulation.scenario.kinds & DELAYING_FAULTS
@@ -129,6 +147,8 @@ class InvariantChecker:
             case "ok":
                 return not client.hits_trap
             case "failed":
+                if end.error_type == "Diverged":
+                    return self.executions.has_diverged(client.rid)
                 error = {"raise": "TrapError", "huge": "NeverFits"}.get(client.request.trap)
                 return client.hits_trap and end.error_type == error
             case "poison":
@@ -181,15 +201,38 @@ class InvariantChecker:
                 if request.needs(message.peer):
                     raise Violation(f"I10 {request.rid} still uses {message.peer}, which exited")
 
+        if self._fairness is not None:
+            self._fairness.on_conductor_step(process)
+
+    def on_conductor_tick(self, process: SimConductor) -> None:
+        """A conductor checked its timeouts."""
+        if self._fairness is not None:
+            self._fairness.on_conductor_step(process)
+
+    def on_worker_step(self, process: SimWorker) -> None:
+        """A worker handled an event; its actions are not executed yet."""
+        if self._preemption is not None:
+            self._preemption.on_worker_step(process)
+
+    def on_emit(self, emit: m.Emit) -> None:
+        """A worker sends an output."""
+        self.executions.on_emit(emit)
+        if self._deadlines is not None:
+            self._deadlines.on_emit(emit)
+
     def on_attempt_ended(self, end: m.ReleaseAttempt) -> None:
         """A conductor released an attempt."""
         self._ended_attempts.setdefault((end.rid, end.attempt), self.simulation.now)
 
-    def on_batch_submitted(self, process: SimWorker) -> None:
+    def on_batch_submitted(self, process: SimWorker, batch: Batch) -> None:
         """A worker submits a batch to its engine."""
         silent_s = self.simulation.now - process.conductor_seen_at
         if silent_s > CONDUCTOR_LEASE_S:
             raise Violation(f"I7 {process.peer} computes {silent_s:.2f} s after the last message of its conductor")
+        if self._deadlines is not None:
+            self._deadlines.on_batch_submitted(process, batch)
+        if self._fairness is not None:
+            self._fairness.on_batch_submitted(process, batch)
 
     def on_batch_started(self, process: SimWorker) -> None:
         """A worker starts a batch."""

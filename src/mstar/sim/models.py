@@ -42,6 +42,10 @@ class SimRequest:
     trap: str = ""
     """Effect of the call at which its state has `trap_at` entries: raise, crash or huge."""
     trap_at: int = 0
+    is_nondeterministic: bool = False
+    """Whether each incarnation of a worker computes other values for it."""
+    salt: int = 0
+    """Set by the engine for a nondeterministic request; part of every hash."""
 
 
 class WorkerCrash(BaseException):
@@ -71,6 +75,8 @@ class DigestState(State):
             if request.trap == "raise":
                 raise TrapError(f"request {request.key} at {request.trap_at}")
             self.size += HUGE_STATE_SIZE
+        if request.salt:
+            numbers = (*numbers, request.salt)
         self.digest = hash_numbers(self.digest, *numbers)
         self.size += 1
 

@@ -6,6 +6,7 @@ Drivers decide nothing about requests. Start and death of processes are in `simu
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from mstar.conductor.core import ConductorCore
 from mstar.frontend import core as serving
@@ -35,7 +36,8 @@ class SimWorker(SimProcess):
         super().__init__(simulation, peer)
         plans = {name: simulation.planned_models[name].plans for name in simulation.shards.models[conductor.name]}
         self.core = WorkerCore(peer, conductor, plans, (), simulation.scenario.worker_limits)
-        self.engine = SimEngine(simulation.rng, simulation.scenario.costs, simulation.non_idempotent_calls)
+        salt = crc32(f"{peer}".encode())
+        self.engine = SimEngine(simulation.rng, simulation.scenario.costs, simulation.non_idempotent_calls, salt)
         self.conductor_seen_at = simulation.now
         """Time of the last message from its conductor."""
 
@@ -52,21 +54,28 @@ class SimWorker(SimProcess):
             raise Violation(f"I15 {self.peer} got {message} from {sender}, which is not its conductor")
         if isinstance(message, m.PeerDead):
             self.mark_peer_dead(message.peer)
-        self._perform(self.core.step(self.simulation.now, working.MessageReceived(sender, message)))
+        self._step(working.MessageReceived(sender, message))
 
     def tick(self) -> None:
         """Let the core check its timeouts."""
-        self._perform(self.core.step(self.simulation.now, working.Tick()))
+        self._step(working.Tick())
+
+    def _step(self, event: working.Event) -> None:
+        actions = self.core.step(self.simulation.now, event)
+        self.simulation.checker.on_worker_step(self)
+        self._perform(actions)
 
     def _perform(self, actions: list[working.Action]) -> None:
         for action in actions:
             if isinstance(action, working.SendMessage):
                 if isinstance(action.message, m.AttemptReleased):
                     self.simulation.checker.on_attempt_released(self, action.message)
+                elif isinstance(action.message, m.Emit):
+                    self.simulation.checker.on_emit(action.message)
                 self.send(action.to, action.message)
             else:
                 if isinstance(action, working.Batch):
-                    self.simulation.checker.on_batch_submitted(self)
+                    self.simulation.checker.on_batch_submitted(self, action)
                 self._schedule_batch(self.engine.submit(action))
 
     def _schedule_batch(self, seconds: float | None) -> None:
@@ -82,7 +91,7 @@ class SimWorker(SimProcess):
         self.engine.outputs.clear()
 
     def _report(self, report: working.ExportFinished) -> None:
-        self._perform(self.core.step(self.simulation.now, report))
+        self._step(report)
 
     def _finish_batch(self) -> None:
         """Report the batch that ends; a crash trap kills the worker."""
@@ -92,7 +101,7 @@ class SimWorker(SimProcess):
             self.simulation.kill(self.peer, "a crash trap")
             return
         self._schedule_batch(seconds)
-        self._perform(self.core.step(self.simulation.now, report))
+        self._step(report)
 
 
 class SimConductor(SimProcess):
@@ -123,6 +132,7 @@ class SimConductor(SimProcess):
     def tick(self) -> None:
         """Let the core check its timeouts."""
         self._perform(self.core.step(self.simulation.now, Tick()))
+        self.simulation.checker.on_conductor_tick(self)
 
     def _perform(self, actions: list[SendMessage]) -> None:
         for action in actions:
@@ -215,6 +225,7 @@ class SimFrontend(SimProcess):
     def _deliver(self, delivery: serving.Deliver) -> None:
         simulation, rid = self.simulation, delivery.rid
         simulation.history.deliver(rid, delivery.kind, delivery.index, digest(delivery.value))
+        simulation.checker.executions.on_delivered(rid, delivery.kind, delivery.index, digest(delivery.value))
         simulation.log("deliver", rid, delivery.kind, delivery.index)
         client = self.clients[rid]
         client.delivered[delivery.kind] = delivery.index + 1

@@ -31,6 +31,12 @@ FIRST_SCALING_SEED = 1_000_000_000
 """Scenarios from this seed on have autoscaling, rolling updates and model loading (kind "scale")."""
 FIRST_SHARDED_SEED = 2_000_000_000
 """Scenarios from this seed on also have two models, each with its own conductor and workers."""
+FIRST_FOCUSED_SEED = 3_000_000_000
+"""Scenarios from this seed on focus on one property each: see `FOCUSES`."""
+STARTED_S = 0.5
+"""Seconds until all processes of a focused scenario without faults are up and know each other."""
+FOCUSES = ("divergence", "deadlines", "fairness", "preemption")
+"""Properties of focused scenarios, by seed modulo 4."""
 DISTURBING_FAULTS = frozenset({"kill", "pause", "cut", "slow", "conductor", "drop", "repeat", "delay"})
 """Faults that can delay a request or make it repeat work."""
 TRAPS = ("raise", "crash", "huge")
@@ -128,21 +134,28 @@ class Scenario:
     @property
     def is_elastic(self) -> bool:
         """Whether workers are autoscaled."""
-        return self.seed >= FIRST_SCALING_SEED
+        return FIRST_SCALING_SEED <= self.seed < FIRST_FOCUSED_SEED
 
     @property
     def is_sharded(self) -> bool:
         """Whether each model has its own conductor."""
-        return self.seed >= FIRST_SHARDED_SEED
+        return FIRST_SHARDED_SEED <= self.seed < FIRST_FOCUSED_SEED
 
 
 def make_scenario(seed: int) -> Scenario:
     """Draw the scenario of a seed."""
-    return (
-        _make_scenario(seed)
-        if seed < FIRST_SCALING_SEED
-        else _with_scaling(_make_scenario(seed), random.Random(f"scale/{seed}"))
-    )
+    if seed < FIRST_SCALING_SEED:
+        return _make_scenario(seed)
+    if seed < FIRST_FOCUSED_SEED:
+        return _with_scaling(_make_scenario(seed), random.Random(f"scale/{seed}"))
+    focus, rng = FOCUSES[seed % len(FOCUSES)], random.Random(f"focus/{seed}")
+    make = {
+        "divergence": _with_divergence,
+        "deadlines": _with_deadlines,
+        "fairness": _with_tenants,
+        "preemption": _with_little_memory,
+    }
+    return make[focus](seed, rng)
 
 
 def _with_scaling(plain: Scenario, rng: random.Random) -> Scenario:
@@ -177,6 +190,85 @@ def _with_scaling(plain: Scenario, rng: random.Random) -> Scenario:
         conductor_limits=replace(limits, scale_down_delay_s=scale_down_delay_s, drain_timeout_s=drain_timeout_s),
         weight_rolls=tuple(sorted(weight_rolls)),
         model_commands=tuple(sorted(commands)),
+    )
+
+
+def _with_divergence(seed: int, rng: random.Random) -> Scenario:
+    """Most requests are nondeterministic, and processes die. A walk is a whole execution: each model has one walk."""
+    plain = _make_scenario(seed)
+    models = {rng.choice(("talk", "sing", "guide")): rng.randrange(PLACEMENT_VARIANTS)}
+    kinds = plain.kinds - {"trap", "burst", "drain", "slo"} | {"divergence", rng.choice(("kill", "conductor"))}
+    clients = _make_clients(rng, kinds, plain.end, list(models), plain.frontends)
+    for client in clients:
+        client.request = replace(client.request, is_nondeterministic=rng.random() < 0.8)
+    faults = _make_faults(rng, kinds, plain.end)
+    limits = ConductorLimits()
+    return replace(
+        plain, kinds=kinds, models=models, clients=clients, faults=faults, conductor_limits=limits, drain_at=None
+    )
+
+
+def _with_deadlines(seed: int, rng: random.Random) -> Scenario:
+    """Audio and text with a reading rate, more of it than fits into one batch, and no faults."""
+    names = rng.choice((("sing",), ("sing", "talk"), ("story", "sing")))
+    clients = [
+        SimClient(
+            f"r{number}",
+            "f0",
+            rng.choice(names),
+            SimRequest(key, rng.randint(4, MAX_STALL_STEPS)),
+            STARTED_S + rng.uniform(0.0, 1.0),
+            slo=Slo(tokens_per_s=rng.choice((2.0, 10.0, 40.0))),
+        )
+        for number, key in enumerate(rng.sample(range(REQUEST_KEYS), rng.randint(4, 14)))
+    ]
+    return _without_faults(seed, rng, "deadlines", clients, rng.choice((0.002, 0.01, 0.02)))
+
+
+def _with_tenants(seed: int, rng: random.Random) -> Scenario:
+    """Tenants with different weights submit more best-effort requests than can run at a time, without faults."""
+    names = rng.choice((("talk",), ("guide",), ("talk", "sing")))
+    weights = {f"tenant{number}": rng.choice((1.0, 1.0, 2.0, 4.0)) for number in range(rng.randint(2, 4))}
+    clients: list[SimClient] = []
+    for key in rng.sample(range(REQUEST_KEYS), rng.randint(16, 32)):
+        tenant = rng.choice(list(weights))
+        slo = Slo(best_effort=True, weight=weights[tenant])
+        request = SimRequest(key, rng.randint(2, MAX_STEPS))
+        at = STARTED_S + rng.uniform(0.0, 0.2)
+        clients.append(SimClient(f"r{len(clients)}", "f0", rng.choice(names), request, at, tenant=tenant, slo=slo))
+    return _without_faults(seed, rng, "fairness", clients, 0.01)
+
+
+def _with_little_memory(seed: int, rng: random.Random) -> Scenario:
+    """Many requests with states, of which few fit into the memory of a worker at the same time, without faults."""
+    model = rng.choice(("talk", "sing", "guide"))
+    clients: list[SimClient] = []
+    for key in rng.sample(range(REQUEST_KEYS), rng.randint(4, 12)):
+        request, at = SimRequest(key, rng.randint(4, MAX_STEPS)), STARTED_S + rng.uniform(0.0, 0.3)
+        clients.append(SimClient(f"r{len(clients)}", "f0", model, request, at))
+    plain = _without_faults(seed, rng, "pages", clients, 0.01)
+    costs = replace(plain.costs, pages=3 * (MAX_STEPS + 2) + rng.randrange(10))
+    return replace(plain, costs=costs, conductor_limits=ConductorLimits())
+
+
+def _without_faults(seed: int, rng: random.Random, kind: str, clients: list[SimClient], batch_s: float) -> Scenario:
+    names = dict.fromkeys(client.model for client in clients)
+    return Scenario(
+        seed=seed,
+        kinds=frozenset({kind}),
+        end=2.0,
+        models={name: rng.randrange(PLACEMENT_VARIANTS) for name in names},
+        workers=rng.randint(1, 3),
+        frontends=("f0",),
+        costs=EngineCosts(batch_s, batch_s / 10, 100_000, 0.0),
+        conductor_limits=ConductorLimits(max_running_requests=rng.randint(2, len(clients))),
+        worker_limits=WorkerLimits(rng.choice((2, 3, 8)), 64),
+        drop_probability=0.0,
+        repeat_probability=0.0,
+        max_delay_s=0.001,
+        clients=clients,
+        faults=[],
+        drain_at=None,
     )
 
 
