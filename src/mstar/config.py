@@ -138,7 +138,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, description="Maximum number of running requests per conductor.")
     ] = 1024
     max_queued_requests: Annotated[
-        int, Meta(ge=0, description="Maximum number of queued requests per conductor; further ones get status 429.")
+        int,
+        Meta(
+            ge=0,
+            description="Maximum number of queued requests per conductor; further ones get status 429, "
+            "unless their tenant has less than an equal share of the queue.",
+        ),
     ] = 256
     max_batch_size: Annotated[int, Meta(ge=1, description="Maximum number of calls in a batch.")] = 64
     max_undelivered_outputs: Annotated[

@@ -37,6 +37,33 @@ def test_a_429_has_a_retry_after_and_names_the_limit():
     assert rejected.reason == "the queue is full (1 requests)"
 
 
+def test_a_tenant_without_its_share_of_a_full_queue_is_queued():
+    deployment = talk(running=1, queued=4)
+    for number in range(5):
+        deployment.submit(f"a{number}", tenant="alice")
+    for number in range(3):
+        deployment.submit(f"b{number}", tenant="bob")
+    deployment.submit("c0", tenant="carol")
+    deployment.submit("a5", tenant="alice")
+    assert statuses(deployment) == {"b2": 429, "a5": 429}, "half of four requests for bob, a third for carol"
+    assert deployment.core.stats()["queue"] == 7
+
+
+def test_best_effort_requests_are_no_share_of_their_own():
+    deployment = talk(running=1, queued=1)
+    for rid in ("r0", "r1"):
+        deployment.submit(rid)
+    deployment.submit("r2", slo=Slo(best_effort=True))
+    assert statuses(deployment) == {"r2": 429}
+
+
+def test_no_tenant_is_queued_without_a_queue():
+    deployment = talk(running=1, queued=0)
+    deployment.submit("r0", tenant="alice")
+    deployment.submit("r1", tenant="bob")
+    assert statuses(deployment) == {"r1": 429}
+
+
 def test_a_slot_is_free_only_when_workers_have_released_the_attempt():
     deployment = talk(running=1)
     deployment.submit("r0")

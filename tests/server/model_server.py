@@ -82,7 +82,9 @@ def serve_models(models, keys=None, options=None):
         thread.start()
         while not http_server.started:
             time.sleep(0.005)
-        yield ModelServer(listening.getsockname()[1], models, state, launcher, frontend)
-        loop.call_soon_threadsafe(http_server.begin_shutdown)
-        thread.join()
-        loop.close()
+        try:
+            yield ModelServer(listening.getsockname()[1], models, state, launcher, frontend)
+        finally:
+            loop.call_soon_threadsafe(http_server.begin_shutdown)
+            thread.join()
+            loop.close()

@@ -72,10 +72,12 @@ def run_toy_server(*, keys=None, limits=None, options=None, pages=()):
         thread.start()
         while not http_server.started:
             time.sleep(0.005)
-        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, parrot)
-        loop.call_soon_threadsafe(http_server.begin_shutdown)
-        thread.join()
-        loop.close()
+        try:
+            yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, parrot)
+        finally:
+            loop.call_soon_threadsafe(http_server.begin_shutdown)
+            thread.join()
+            loop.close()
 
 
 def chat_body(text, **more):

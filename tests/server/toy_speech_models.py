@@ -148,7 +148,9 @@ def run_speech_server():
         thread.start()
         while not http_server.started:
             time.sleep(0.005)
-        yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, None)
-        event_loop.call_soon_threadsafe(http_server.begin_shutdown)
-        thread.join()
-        event_loop.close()
+        try:
+            yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, None)
+        finally:
+            event_loop.call_soon_threadsafe(http_server.begin_shutdown)
+            thread.join()
+            event_loop.close()

@@ -23,7 +23,8 @@ class Admission:
     On submission (`rejection`), for a request that is not resubmitted:
 
     1. The server drains: reject with 503.
-    2. The queue has `max_queued_requests`, and the request could not start at once: reject with 429 (backpressure).
+    2. The queue has `max_queued_requests`, its tenant at least an equal share of them, and the request could not start
+       at once: reject with 429 (backpressure). So one tenant cannot fill the queue for all others.
     3. The predicted time to first output exceeds the target of the request: reject with 429.
     4. Otherwise queue it.
 
@@ -65,7 +66,7 @@ class Admission:
         if self.is_draining:
             return RequestRejected(submit.rid, 503, "the server is shutting down", SHUTDOWN_RETRY_S)
         limit = self._limits.max_queued_requests
-        if len(self._queue) >= limit and self._must_wait(submit):
+        if len(self._queue) >= limit and self._queue.has_share(submit, limit) and self._must_wait(submit):
             return RequestRejected(submit.rid, 429, f"the queue is full ({limit} requests)", self.estimate_wait_s(now))
         overrun_s = self._capacity.ttft_overrun_s(now, submit, len(self._queue) + int(self._is_full()))
         if overrun_s:

@@ -49,6 +49,12 @@ class FairQueue:
         """Return whether other requests of the same flow are queued."""
         return _flow_key(submit) in self._flows
 
+    def has_share(self, submit: Submit, limit: int) -> bool:
+        """Return whether the tenant of a request has at least an equal share of a queue of `limit` requests."""
+        tenants = {tenant for tenant, _ in self._flows} | {submit.tenant}
+        queued = sum(len(rids) for (tenant, _), rids in self._flows.items() if tenant == submit.tenant)
+        return queued * len(tenants) >= limit
+
     def heads(self) -> list[str]:
         """Return the first request of each flow, least served flow first."""
         flows = sorted(self._flows, key=lambda flow: (self._virtual_times[flow], flow))

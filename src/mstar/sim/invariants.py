@@ -3,7 +3,7 @@
 | invariant | meaning |
 |---|---|
 | I5 | nothing is left when everything is idle |
-| I6 | the queue is bounded |
+| I6 | the queue is bounded: a tenant with its share of a full queue cannot queue more |
 | I7 | messages and work of ended attempts have no effect; a non-idempotent call runs at most once |
 | I9 | requests end in time, with an allowed status |
 | I10 | failures are detected in time |
@@ -25,6 +25,7 @@ from typing import Any
 
 from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
+from mstar.conductor.core import ConductorCore
 from mstar.conductor.membership import Membership
 from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import is_resubmitted
@@ -193,8 +194,8 @@ class InvariantChecker:
                 # A queued request with a TTFT target can still be rejected.
                 self.simulation.history.requests[message.rid].is_admitted = message.slo.ttft_s is None
                 resubmitted = sum(is_resubmitted(request.submit) for request in core.lifecycle.requests.values())
-                waiting = core.admission.queue_length - resubmitted
-                if not is_resubmitted(message) and waiting > core.limits.max_queued_requests:
+                waiting, limit = core.admission.queue_length - resubmitted, core.limits.max_queued_requests
+                if not is_resubmitted(message) and waiting > limit and _has_share(core, message, limit):
                     raise Violation(f"I6 {message.rid} is number {waiting} in the queue")
         elif isinstance(message, m.ProcessExited):
             for request in core.lifecycle.requests.values():
@@ -341,3 +342,10 @@ class InvariantChecker:
                 for name, field in vars(part).items():
                     if name not in BOUNDED_FIELDS and isinstance(field, dict | list | deque | set) and field:
                         raise Violation(f"I12 {process.peer} is left with {len(field)} in {type(part).__name__}.{name}")
+
+
+def _has_share(core: ConductorCore, submit: m.Submit, limit: int) -> bool:
+    """Whether the tenant of a request had at least an equal share of the queue before the request."""
+    requests = [request for rid, request in core.lifecycle.requests.items() if core.admission.is_queued(rid)]
+    queued = Counter(request.submit.tenant for request in requests if not is_resubmitted(request.submit))
+    return (queued[submit.tenant] - 1) * len({request.submit.tenant for request in requests}) >= limit
