@@ -21,7 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "results" / "nightly.jsonl"
+RESULTS = ROOT / "docs" / "nightly.jsonl"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def main(names: Sequence[str]) -> int:
 
 def run_part(name: str, part: Part) -> Result:
     """Run pytest in a process group of its own, and stop all of it at the limit."""
-    date, start = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), time.monotonic()
+    date, tested, start = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), commit(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-m", "nightly", "-q", f"--junitxml={report}", *part.arguments]
@@ -89,7 +89,7 @@ def run_part(name: str, part: Part) -> Result:
             tests.wait()
         passed, failed, skipped = count_cases(report.read_text("utf-8")) if report.exists() else (0, 0, 0)
     status = {0: "passed", 1: "failed"}.get(tests.returncode, "stopped")
-    return Result(date, commit(), name, passed, failed, skipped, round(time.monotonic() - start, 1), status)
+    return Result(date, tested, name, passed, failed, skipped, round(time.monotonic() - start, 1), status)
 
 
 def count_cases(report: str) -> tuple[int, int, int]:
