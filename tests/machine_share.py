@@ -73,12 +73,12 @@ def _process_ticks(pid):
 
 
 def _descendants(pid):
-    processes, left = [], [pid]
+    pids, left = [], [pid]
     while left:
-        processes.append(left.pop())
-        for path in Path(f"/proc/{processes[-1]}/task").glob("*/children"):
+        pids.append(left.pop())
+        for path in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
             try:
                 left += map(int, path.read_text().split())
             except OSError:  # that thread has just ended
                 continue
-    return processes
+    return pids

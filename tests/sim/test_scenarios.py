@@ -124,6 +124,8 @@ def test_focused_scenarios_have_contention():
         pytest.param(100_000, 1_500, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(100_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param(125_000, 25_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+        pytest.param(FIRST_SCALING_SEED + 10_000, 2_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
+        pytest.param(FIRST_SHARDED_SEED + 10_000, 2_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
     ],
 )
 def test_many_scenarios(first, count):
