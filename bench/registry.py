@@ -226,7 +226,8 @@ BENCHES: dict[str, Bench] = {
         "Throughput of staggered requests relative to a bare loop that they join, and to one with all of them from the "
         "start; speed-up over diffusers.",
         "At least 0.95 of both bare loops; 1 is the target.",
-        "WHY",
+        "Requests that arrive one after another take more and smaller forward passes than one batch of all, and the "
+        "runtime adds its own work between steps.",
     ),
     "scaling": Bench(
         "Do replicas follow the load?",

@@ -1,13 +1,12 @@
-r"""Speed of our pi0.5 reference, `tests/models/pi05/pi05_published.py`, relative to the published code in lerobot.
+"""Speed of our pi0.5 reference, `tests/models/pi05/pi05_published.py`, relative to the published code in lerobot.
 
 lerobot is on PyPI, but requires Python 3.12 and an older transformers, so it cannot be a dependency here. Its network
 can run: it is one module with three helpers. This script imports those four files unchanged from an unpacked wheel,
-replaces the modules that only configure and train, and loads the same weights on both sides. Both use the transformers
-of the folder (`-O` because one of its assertions is inverted):
+replaces the modules that only configure and train, and loads the same weights on both sides. An argument that newer
+versions of transformers do not have is dropped:
 
-    pip install --no-deps --ignore-requires-python --target FOLDER \
-        lerobot==0.6.1 transformers==5.5.4 tokenizers==0.22.2 huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
-    python -O -m bench.multimodal.pi05_lerobot FOLDER
+    pip install --no-deps --ignore-requires-python --target FOLDER lerobot==0.6.1
+    python -m bench.multimodal.pi05_lerobot FOLDER
 
 It fails if the actions differ. It is no claim: it shows whether the baseline of `bench pi05` is slower than the code
 that it stands for.
@@ -17,6 +16,7 @@ Workload: that of `bench.multimodal.pi05`.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import types
@@ -43,8 +43,15 @@ def import_lerobot(folder: Path) -> Any:
         sys.modules[f"lerobot.{name}"] = MagicMock()
     sys.modules["lerobot.policies.pretrained"].PreTrainedPolicy = object  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["lerobot.utils.import_utils"] = MagicMock(_transformers_available=True)
-    import lerobot.policies.pi05.modeling_pi05 as module  # pyright: ignore[reportMissingImports]
+    module = importlib.import_module("lerobot.policies.pi05.modeling_pi05")
+    layers = sys.modules["lerobot.policies.pi_gemma"]
+    create = layers.create_causal_mask
 
+    def create_causal_mask(**given: Any) -> Any:
+        del given["cache_position"]
+        return create(**given)
+
+    layers.create_causal_mask = create_causal_mask  # pyright: ignore[reportAttributeAccessIssue]
     return module
 
 
@@ -122,5 +129,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
     main(Path(sys.argv[1]))

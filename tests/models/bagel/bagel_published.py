@@ -1,6 +1,7 @@
-"""Reference implementation of BAGEL in plain torch: the same forward passes as the published code.
+"""Our reimplementation of the published loop of BAGEL in plain torch, with the same forward passes.
 
-The published code is on no package index, so it cannot run here; `test_bagel.py` checks this copy against golden data.
+The published code is in no package, so it cannot run here; `test_bagel.py` checks the reimplementation against its
+outputs.
 Requests run one by one. Each guidance branch is a forward pass of its own, which allocates the keys and values of its
 whole context in every layer; contexts are copied when they branch.
 """

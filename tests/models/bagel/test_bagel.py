@@ -203,7 +203,7 @@ def ids_of(text):
 
 
 class Expected:
-    """Results of the published code for a request: text tokens and images."""
+    """Results of our reimplementation of the published loop for a request: text tokens and images."""
 
     def __init__(self, published, model):
         self._published, self._reader = published, model.processor

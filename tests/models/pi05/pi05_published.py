@@ -1,8 +1,9 @@
-"""Reference implementation of pi0.5: what the PyTorch code of openpi and lerobot computes for a request.
+"""Our reimplementation of the published loop of pi0.5: what the PyTorch code of openpi and lerobot computes.
 
 Prompts are padded, absent cameras are encoded and masked, masks, positions and modulations are computed in every step,
 and the cache is copied. Layers are those of transformers, except adaptive norms. The packages conflict with the
-libraries of this repository; `test_pi05.py` checks this copy against their outputs.
+libraries of this repository. `test_pi05.py` checks the reimplementation against their outputs, and
+`bench/multimodal/pi05_lerobot.py` its speed against lerobot's module.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def conditioned_gemma(config: Any, width: int, wide: int) -> Any:
 
 
 class Published:
-    """The networks of a folder, assembled as published."""
+    """The networks of a folder, assembled as in the published code."""
 
     def __init__(self, folder: str) -> None:
         checkpoint = Checkpoint(folder)

@@ -185,9 +185,9 @@ def test_plans_and_rounds_equal_the_published_ones(golden, predictor, monkeypatc
     close(mean, golden["cem.mean"][4])
 
 
-# ---------------------------------------------------------------- walks against the published code
+# ---------------------------------------------------------------- walks against the reimplementation
 def expected_for(request, published):
-    """Return the result of the published code, and the cost gap between the elites and the next best plan."""
+    """Return the result of the reimplementation, and the cost gap between the elites and the next best plan."""
     look = lambda name: published.frames(preprocess_images(request.observation[name][None], 64, 64).transpose(0, 1))[-1]  # noqa: E731
     pose = torch.tensor(request.observation["pose"])
     if isinstance(request, RolloutRequest):

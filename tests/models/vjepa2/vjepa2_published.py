@@ -1,6 +1,6 @@
-"""Reference implementation of V-JEPA 2-AC in plain torch, with all unneeded work of the published code.
+"""Our reimplementation of the published loop of V-JEPA 2-AC in plain torch, with all its unneeded work.
 
-The published code cannot be installed as a package. The forward passes are the same: the whole history is read in every
+The published code is in no package. The forward passes are the same: the whole history is read in every
 step under a mask, action and pose tokens have their own product, every frame passes through the head, poses move one by
 one with scipy, and every frame of a clip is encoded. A test checks it against golden data.
 """

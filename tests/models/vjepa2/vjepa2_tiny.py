@@ -37,17 +37,6 @@ def save_ac(folder, **other):
     return str(folder)
 
 
-def save_large(folder, depth=4):
-    """Save random weights with an encoder as deep as the golden predictor, for speed."""
-    tensors = load_file(GOLDEN / "weights.safetensors")
-    for layer in range(2, depth):
-        copied = {name: one for name, one in tensors.items() if name.startswith("encoder.blocks.0.")}
-        tensors |= {name.replace(".0.", f".{layer}.", 1): one.clone() for name, one in copied.items()}
-    path = Path(save_ac(folder, num_hidden_layers=depth))
-    save_file(tensors, path / "model.safetensors")
-    return str(path), tensors
-
-
 def save_random(folder, **config):
     """Save random weights with the published names and these sizes, and return the folder and the tensors."""
     sizes = Sizes.from_config(SIZES | config)
