@@ -71,3 +71,11 @@ def test_a_superseded_process_exits_before_the_next_starts(process_actor):
     assert (report.reason, report.stderr_tail) == ("exited with status 1", "no weights here")
     assert report.output == b"no weights here\n"
     assert parse_exit(process_actor.wait_exit(0, 0.0)).reason == "its host or its Ray actor there died"
+
+
+def test_output_that_the_launcher_does_not_fetch_is_bounded_and_the_newest_is_kept():
+    process = ray_actor.WatchedProcess.__new__(ray_actor.WatchedProcess)  # without a child
+    process.on_output(b"a" * ray_actor.MAX_OUTPUT_BYTES)
+    process.on_output(b"bb")
+    assert process.take_output() == b"a" * (ray_actor.MAX_OUTPUT_BYTES - 2) + b"bb"
+    assert process.take_output() == b""

@@ -102,6 +102,15 @@ def test_a_frame_over_the_limit_closes_the_connection(pair, tmp_path):
         assert connection.recv(1) == b"", "closed"
 
 
+def test_nothing_is_kept_of_a_connection_that_its_peer_closed(pair, tmp_path):
+    _, other = pair
+    other.transport.listen(tmp_path / "other")
+    with raw_connection(tmp_path / "other"):
+        turn_until(lambda: other.transport._inbound, other)
+    # Otherwise the events of a new socket with the same descriptor would go to the old connection.
+    turn_until(lambda: not other.transport._inbound, other)
+
+
 def test_a_frame_in_many_pieces_is_one_frame(pair, tmp_path):
     _, other = pair
     other.transport.listen(tmp_path / "other")
