@@ -1,5 +1,6 @@
 """Import contracts of pyproject.toml, checked on a skeleton package: each one holds, and each one can break."""
 
+import ast
 import os
 import re
 import subprocess
@@ -129,3 +130,26 @@ def test_the_whole_control_plane_is_free_of_torch():
         for module in contract["source_modules"]
     }
     assert {f"mstar.{name}" for name in CONTROL_PLANE} <= free
+
+
+def test_only_nn_models_and_doctor_import_torch():
+    """Other packages name torch for type checkers only. `mstar doctor --torch` imports it to report on it."""
+    source = ROOT / "src" / "mstar"
+    importers = {
+        path.relative_to(source).parts[0] if path.parent != source / "cli" else path.stem
+        for path in source.rglob("*.py")
+        if imports_at_run_time(ast.parse(path.read_text("utf-8")), "torch")
+    }
+    assert importers == {"nn", "models", "doctor"}
+
+
+def imports_at_run_time(node: ast.AST, package: str) -> bool:
+    """Whether code imports a package, outside of `if TYPE_CHECKING:`."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return any(imports_at_run_time(child, package) for child in node.orelse)
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom):
+        names = [node.module or ""]
+    return package in {name.partition(".")[0] for name in names} or any(
+        imports_at_run_time(child, package) for child in ast.iter_child_nodes(node)
+    )
