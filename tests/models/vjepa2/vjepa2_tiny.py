@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import VJEPA2Config, VJEPA2Model
 
 from mstar.models.vjepa2.checkpoint import Sizes
