@@ -157,6 +157,8 @@ BENCHES: dict[str, Bench] = {
         "Speed-up over the reference relative to its target; 1 is the target.",
         "Eight requests share the thread that the baseline request has to itself, so latency gains less than "
         "throughput does.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "orpheus": Bench(
         "Orpheus alone",
@@ -186,12 +188,16 @@ BENCHES: dict[str, Bench] = {
         "Speed-up relative to its target; 1 is the target.",
         "Above the width limit of the fused kernels, V-JEPA 2-AC gains only the frames that it does not compute again; "
         "pi0.5 gains only the padding and the masks that it leaves out.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "bagel": Bench(
         "BAGEL alone",
         "bench.multimodal.headline:bagel_claim",
         "The same with more repeats, and a wider network.",
         "1 is the target.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "pi05": Bench(
         "pi0.5 alone",
@@ -199,6 +205,8 @@ BENCHES: dict[str, Bench] = {
         "The same for pi0.5: with an absent camera and padded tokens, and with nothing padded.",
         "1 is the target.",
         "In the proportions of the published model, padding is less of the work than the target assumes.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "vjepa2-ac": Bench(
         "V-JEPA 2-AC alone",
@@ -207,6 +215,8 @@ BENCHES: dict[str, Bench] = {
         "1 is the target.",
         "Above the width limit of the fused kernels, which the published networks exceed, the gain is only the frames "
         "that are not computed again.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "hopper": Bench(
         "Does a robot get its actions in time?",
@@ -228,6 +238,8 @@ BENCHES: dict[str, Bench] = {
         "At least 0.95 of both bare loops; 1 is the target.",
         "Requests that arrive one after another take more and smaller forward passes than one batch of all, and the "
         "runtime adds its own work between steps.",
+        series=2,
+        decision="0034-fair-baselines.md",
     ),
     "scaling": Bench(
         "Do replicas follow the load?",

@@ -17,7 +17,7 @@ Workload: the published reader is a Gemma of 18 layers of 2048 (MLP 16384), the 
 encoder 27 of 1152, with 256 patches for each of three cameras, 200 tokens, 50 actions and ten steps. Here the reader
 has four layers of 512 (MLP 4096), the expert four of 256 (MLP 1024), the encoder four of 288, in nearly the same
 proportions of work, so that the reader is most of it as in the published model. Patches and tokens are a quarter of
-the published numbers, and so is the share of both that is padding: 104 of 242 positions here, 416 of 968 there. The
+the published numbers, and the same share of the positions is padding: 104 of 242 here, 416 of 968 there. The
 networks run in torch at every size; no kernel depends on the width.
 
 `control_loop` is a robot that asks ten times a second, with openpi's own client, over its WebSocket, for chunks of five
