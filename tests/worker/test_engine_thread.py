@@ -43,7 +43,7 @@ def test_a_state_belongs_to_the_tenant_of_its_request(engine, state):
 
 
 def test_a_loaded_state_keeps_its_tenant(engine):
-    exported = engine.export(1, LoadState(1, "m", ExportedState("a", "Memory", {"tenant": "acme"})))
+    exported = engine.export(1, LoadState(1, "m", ExportedState("a", "Memory", {}), "acme"))
     assert exported.data["tenant"] == "acme"
 
 

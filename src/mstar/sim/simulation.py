@@ -15,7 +15,7 @@ from zlib import crc32
 from mstar.sim.client_inputs import ClientInputs
 from mstar.sim.faults import FaultInjector
 from mstar.sim.history import History
-from mstar.sim.invariants import InvariantChecker
+from mstar.sim.invariants.checker import InvariantChecker
 from mstar.sim.models import planned_model
 from mstar.sim.network import Network
 from mstar.sim.process import TICK_S, SimProcess

@@ -10,12 +10,12 @@
 | I11 | a seed determines a run (checked by a test) |
 | I12 | nothing grows without bound |
 | I13 | no request kills worker after worker |
-| I14 | scaling and rolling updates; see `scaling_invariants` |
+| I14 | scaling and rolling updates; see `scaling` |
 | I15 | a conductor commands only its own workers |
-| I16 | a client never receives outputs of a kind from two executions; see `execution_invariants` |
-| I17 | workers know the deadlines of clients and serve urgent calls first; see `deadline_invariants` |
-| I18 | tenants get their shares; see `fairness_invariants` |
-| I19 | preempted walk runs resume in the order in which they started; see `preemption_invariants` |
+| I16 | a client never receives outputs of a kind from two executions; see `execution` |
+| I17 | workers know the deadlines of clients and serve urgent calls first; see `deadline` |
+| I18 | tenants get their shares; see `fairness` |
+| I19 | preempted walk runs resume in the order in which they started; see `preemption` |
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from mstar.conductor.requests import is_resubmitted
 from mstar.conductor.scaling.autoscaler import Autoscaler
 from mstar.conductor.scaling.pending_workers import PendingWorkers
 from mstar.conductor.scaling.weights_versions import WeightsVersions
-from mstar.sim.deadline_invariants import DeadlineInvariants
 from mstar.sim.environment import Environment
-from mstar.sim.execution_invariants import ExecutionInvariants
-from mstar.sim.fairness_invariants import FairnessInvariants
 from mstar.sim.history import REFUSED, Violation
+from mstar.sim.invariants.deadline import DeadlineInvariants
+from mstar.sim.invariants.execution import ExecutionInvariants
+from mstar.sim.invariants.fairness import FairnessInvariants
+from mstar.sim.invariants.preemption import PreemptionInvariants
+from mstar.sim.invariants.scaling import ScalingInvariants
 from mstar.sim.oracle import digest, expected_outcome
-from mstar.sim.preemption_invariants import PreemptionInvariants
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
-from mstar.sim.scaling_invariants import ScalingInvariants
 from mstar.sim.scenario import DISTURBING_FAULTS, REQUEST_TIMEOUT_S, SimClient
 from mstar.wire import messages as m
 from mstar.worker.commands import Batch

@@ -4,7 +4,7 @@
    which that client ran or will run out after one of its outputs. It can be later by the time that messages take. The
    first output is due at the TTFT target, counted from the submission: time in the queue included.
 2. Order. When a batch is submitted, no urgent call of the same op is left out while a call with more slack is in the
-   batch. This holds unless so many calls are overdue that the policy switches to throughput.
+   batch. This holds until enough calls are overdue that the policy switches to throughput.
 
 Scenarios have no faults. The slack is computed here again, with the cost model of the worker.
 """
