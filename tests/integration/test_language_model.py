@@ -47,7 +47,7 @@ def test_overcommitted_kv_pages(report):
     needed = sum(-(-(len(each.prompt) + 24) // 16) for each in oracle.requests)
     with LocalLauncher({"lm": f"{FILE}:FewPages"}, standby=False) as local:
         front_end = add_frontend(local)
-        clients = run_clients(front_end, "lm", oracle, 32, timeout_s=60)
+        clients = run_clients(front_end, "lm", oracle, 32, stall_s=60)
         duration_s = max(client.duration_s for client in clients)
         small = Client(front_end, "lm", request_class([7] * 25, Sampling(max_tokens=24))).wait()
         huge = Client(front_end, "lm", request_class([7] * 400, Sampling(max_tokens=4))).wait()
@@ -71,4 +71,4 @@ def test_a_model_of_real_size():
         {"lm": '[walks.read]\nlm = "reads"\n[walks.write]\nlm = "writes"'},
         standby=False,
     ) as local:
-        run_clients(add_frontend(local), "lm", oracle, 3, timeout_s=120)
+        run_clients(add_frontend(local), "lm", oracle, 3, stall_s=120)

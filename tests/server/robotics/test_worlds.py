@@ -7,6 +7,7 @@ import pytest
 
 from mstar.requests import RolloutRequest
 from mstar.server.access.api_keys import ApiKeys
+from mstar.server.errors import ApiError
 from mstar.server.robotics import openpi, worlds
 from mstar.server.robotics.ttl_store import TtlStore
 from tests.server.model_server import serve_models
@@ -167,19 +168,56 @@ def test_the_bytes_of_a_world_are_limited(client, monkeypatch):
     assert statuses[-1] == 413
 
 
-def test_items_of_a_ttl_store_expire():
-    async def run():
-        removed = []
-        store = TtlStore("toy", 2, 0.05, removed.append)
-        first, second = store.put("me", lambda item_id: item_id), store.put("me", lambda item_id: item_id)
-        await asyncio.sleep(0.03)
-        store.touch(second)
-        await asyncio.sleep(0.04)
-        assert (removed, store.items_of("me")) == ([first], [second])
-        await asyncio.sleep(0.06)
-        assert removed == [first, second]
+class ManualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock the test sets."""
 
-    asyncio.run(run())
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+    async def advance(self, seconds):
+        """Advance the clock and run the timers that are due."""
+        self.now += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def run_with_manual_clock(test):
+    with asyncio.Runner(loop_factory=ManualLoop) as runner:
+        runner.run(test(runner.get_loop()))
+
+
+def test_items_of_a_ttl_store_expire():
+    async def run(loop):
+        removed = []
+        store = TtlStore("toy", 2, 50.0, removed.append)
+        first, second = store.put("me", lambda item_id: item_id), store.put("me", lambda item_id: item_id)
+        await loop.advance(30.0)
+        store.touch(second)
+        await loop.advance(19.9)
+        assert removed == []
+        await loop.advance(0.2)
+        assert (removed, store.items_of("me")) == ([first], [second])
+        await loop.advance(29.8)
+        assert removed == [first]
+        await loop.advance(0.2)
+        assert (removed, store.items_of("me")) == ([first, second], [])
+
+    run_with_manual_clock(run)
+
+
+def test_a_full_ttl_store_says_when_the_next_item_expires():
+    async def run(loop):
+        store = TtlStore("toy", 1, 50.0, lambda _: None)
+        store.put("me", lambda item_id: item_id)
+        await loop.advance(20.0)
+        with pytest.raises(ApiError, match="retry after 30 s") as caught:
+            store.put("me", lambda item_id: item_id)
+        assert caught.value.retry_after == 30.0
+        store.put("other", lambda item_id: item_id)
+
+    run_with_manual_clock(run)
 
 
 def test_a_model_without_rollouts_names_its_endpoints(client):

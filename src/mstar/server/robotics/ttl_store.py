@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,6 +16,8 @@ from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange
 
 T = TypeVar("T")
+TIMER_MARGIN_S = 0.01
+"""Seconds after its expiry at which an item is removed. A timer of the event loop can fire slightly early."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +42,7 @@ class TtlStore(Generic[T]):
         """Add the item that `make` creates for a new id. Raises ApiError if the tenant's quota is exhausted."""
         expiries = [entry.expires_at for entry in self._entries.values() if entry.tenant == tenant]
         if len(expiries) >= self._limit:
-            retry_after = max(min(expiries) - time.monotonic(), 1.0)
+            retry_after = max(min(expiries) - asyncio.get_running_loop().time(), 1.0)
             message = (
                 f"limit of {self._limit} {self._kind}s reached for this API key. "
                 f"fix: delete one, or retry after {retry_after:.0f} s"
@@ -55,11 +56,12 @@ class TtlStore(Generic[T]):
 
     def touch(self, item_id: str) -> None:
         """Restart the TTL of an item."""
-        self._entries[item_id].expires_at = time.monotonic() + self._ttl_s
-        asyncio.get_running_loop().call_later(self._ttl_s + 0.01, self._expire, item_id)
+        loop = asyncio.get_running_loop()
+        self._entries[item_id].expires_at = loop.time() + self._ttl_s
+        loop.call_later(self._ttl_s + TIMER_MARGIN_S, self._expire, item_id)
 
     def _expire(self, item_id: str) -> None:
-        if item_id in self._entries and self._entries[item_id].expires_at <= time.monotonic():
+        if item_id in self._entries and self._entries[item_id].expires_at <= asyncio.get_running_loop().time():
             self._on_removed(self._entries.pop(item_id).item)
 
     def find(self, tenant: str, item_id: str) -> T:
