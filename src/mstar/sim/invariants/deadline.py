@@ -12,7 +12,7 @@ Scenarios have no faults. The slack is computed here again, with the cost model 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from mstar.sim.environment import Environment
@@ -57,7 +57,10 @@ class DeadlineInvariants:
                 self._check_deadlines(process, request.walk_run)
         jobs = {id(job) for job in batch.jobs}
         chosen = [call for call in snapshot.running_calls if id(call.job) in jobs]
-        self._check_order(process, chosen, snapshot.waiting_calls)
+        slacks = {id(call): self._slack(process, call) for call in (*snapshot.running_calls, *snapshot.waiting_calls)}
+        # Calls of other batches count too: they can have been overdue when this batch was chosen in the same step.
+        if sum(slack <= 0 for slack in slacks.values()) <= DEFAULT_TUNING.overload_min_overdue_calls:
+            self._check_order(process, chosen, snapshot.waiting_calls, slacks)
 
     def _check_deadlines(self, process: SimWorker, run: WalkRun) -> None:
         rid, slo = run.request.rid, run.start.slo
@@ -73,11 +76,10 @@ class DeadlineInvariants:
                     f"I17 {process.peer} expects that {rid} runs out of {kind} at {clock.due:.3f}, not at {dues}"
                 )
 
-    def _check_order(self, process: SimWorker, chosen: list[ReadyCall], waiting: Sequence[ReadyCall]) -> None:
-        slacks = {id(call): self._slack(process, call) for call in (*chosen, *waiting)}
-        overdue = sum(slack <= 0 for slack in slacks.values())
-        if overdue > DEFAULT_TUNING.overload_min_overdue_calls:
-            return
+    @staticmethod
+    def _check_order(
+        process: SimWorker, chosen: list[ReadyCall], waiting: Sequence[ReadyCall], slacks: Mapping[int, float]
+    ) -> None:
         key = _key(chosen[0])
         urgent_s = process.core.scheduler.cost_model.predict_s(key, len(chosen))
         most = max(chosen, key=lambda call: slacks[id(call)])
