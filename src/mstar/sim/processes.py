@@ -62,7 +62,7 @@ class SimWorker(SimProcess):
 
     def _step(self, event: working.Event) -> None:
         actions = self.core.step(self.simulation.now, event)
-        self.simulation.checker.on_worker_step(self)
+        self.simulation.checker.focused.on_worker_step(self)
         self._perform(actions)
 
     def _perform(self, actions: list[working.Action]) -> None:
@@ -71,7 +71,7 @@ class SimWorker(SimProcess):
                 if isinstance(action.message, m.AttemptReleased):
                     self.simulation.checker.on_attempt_released(self, action.message)
                 elif isinstance(action.message, m.Emit):
-                    self.simulation.checker.on_emit(action.message)
+                    self.simulation.checker.focused.on_emit(action.message)
                 self.send(action.to, action.message)
             else:
                 if isinstance(action, working.Batch):
@@ -128,11 +128,12 @@ class SimConductor(SimProcess):
             is_old = request.attempt != message.attempt
         self._perform(self.core.step(self.simulation.now, MessageReceived(sender, message)))
         self.simulation.checker.on_conductor_step(self, message, is_old=is_old)
+        self.simulation.checker.focused.on_conductor_step(self)
 
     def tick(self) -> None:
         """Let the core check its timeouts."""
         self._perform(self.core.step(self.simulation.now, Tick()))
-        self.simulation.checker.on_conductor_tick(self)
+        self.simulation.checker.focused.on_conductor_step(self)
 
     def _perform(self, actions: list[SendMessage]) -> None:
         for action in actions:
@@ -225,7 +226,7 @@ class SimFrontend(SimProcess):
     def _deliver(self, delivery: serving.Deliver) -> None:
         simulation, rid = self.simulation, delivery.rid
         simulation.history.deliver(rid, delivery.kind, delivery.index, digest(delivery.value))
-        simulation.checker.executions.on_delivered(rid, delivery.kind, delivery.index, digest(delivery.value))
+        simulation.checker.focused.executions.on_delivered(rid, delivery.kind, delivery.index, digest(delivery.value))
         simulation.log("deliver", rid, delivery.kind, delivery.index)
         client = self.clients[rid]
         client.delivered[delivery.kind] = delivery.index + 1

@@ -34,10 +34,7 @@ from mstar.conductor.scaling.pending_workers import PendingWorkers
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.sim.environment import Environment
 from mstar.sim.history import REFUSED, Violation
-from mstar.sim.invariants.deadline import DeadlineInvariants
-from mstar.sim.invariants.execution import ExecutionInvariants
-from mstar.sim.invariants.fairness import FairnessInvariants
-from mstar.sim.invariants.preemption import PreemptionInvariants
+from mstar.sim.invariants.focused import FocusedInvariants
 from mstar.sim.invariants.scaling import ScalingInvariants
 from mstar.sim.oracle import digest, expected_outcome
 from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
@@ -102,11 +99,7 @@ class InvariantChecker:
         self._deaths_by_request: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._crashes: Counter[str] = Counter()
         self.scaling = ScalingInvariants(simulation)
-        self.executions = ExecutionInvariants(simulation)
-        kinds = simulation.scenario.kinds
-        self._deadlines = DeadlineInvariants(simulation) if "deadlines" in kinds else None
-        self._fairness = FairnessInvariants(simulation) if "fairness" in kinds else None
-        self._preemption = PreemptionInvariants() if "pages" in kinds else None
+        self.focused = FocusedInvariants(simulation)
         self._clients = {client.rid: client for client in simulation.scenario.clients}
 
     # ---------------------------------------------------------------- clients
@@ -133,7 +126,7 @@ class InvariantChecker:
         simulation.history.end(simulation.now, client.rid, status, result)
         if status == "ok":
             assert isinstance(end, m.RequestFinished)
-            self.executions.on_ok(client.rid, end.totals)
+            self.focused.executions.on_ok(client.rid, end.totals)
         if (
             simulation.now > client.submit_at + client.timeout_s + MAX_DEADLINE_DELAY_S
             and not simulation.scenario.kinds & DELAYING_FAULTS
@@ -149,7 +142,7 @@ class InvariantChecker:
                 return not client.hits_trap
             case "failed":
                 if end.error_type == "Diverged":
-                    return self.executions.has_diverged(client.rid)
+                    return self.focused.executions.has_diverged(client.rid)
                 error = {"raise": "TrapError", "huge": "NeverFits"}.get(client.request.trap)
                 return client.hits_trap and end.error_type == error
             case "poison":
@@ -202,25 +195,6 @@ class InvariantChecker:
                 if request.needs(message.peer):
                     raise Violation(f"I10 {request.rid} still uses {message.peer}, which exited")
 
-        if self._fairness is not None:
-            self._fairness.on_conductor_step(process)
-
-    def on_conductor_tick(self, process: SimConductor) -> None:
-        """A conductor checked its timeouts."""
-        if self._fairness is not None:
-            self._fairness.on_conductor_step(process)
-
-    def on_worker_step(self, process: SimWorker) -> None:
-        """A worker handled an event; its actions are not executed yet."""
-        if self._preemption is not None:
-            self._preemption.on_worker_step(process)
-
-    def on_emit(self, emit: m.Emit) -> None:
-        """A worker sends an output."""
-        self.executions.on_emit(emit)
-        if self._deadlines is not None:
-            self._deadlines.on_emit(emit)
-
     def on_attempt_ended(self, end: m.ReleaseAttempt) -> None:
         """A conductor released an attempt."""
         self._ended_attempts.setdefault((end.rid, end.attempt), self.simulation.now)
@@ -230,10 +204,7 @@ class InvariantChecker:
         silent_s = self.simulation.now - process.conductor_seen_at
         if silent_s > CONDUCTOR_LEASE_S:
             raise Violation(f"I7 {process.peer} computes {silent_s:.2f} s after the last message of its conductor")
-        if self._deadlines is not None:
-            self._deadlines.on_batch_submitted(process, batch)
-        if self._fairness is not None:
-            self._fairness.on_batch_submitted(process, batch)
+        self.focused.on_batch_submitted(process, batch)
 
     def on_batch_started(self, process: SimWorker) -> None:
         """A worker starts a batch."""

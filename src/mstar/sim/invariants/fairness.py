@@ -22,8 +22,8 @@ MAX_BATCHES_AHEAD = 6
 MAX_SHARE_RATIO = 6.0
 """Maximum ratio of the normalized engine time of two tenants, apart from that.
 
-It is not 1 (a ratio of 3.6 was seen): a tenant whose calls all wait for the running batch of their op resumes at the virtual time of the tenant
-that was served instead.
+It is not 1 (a ratio of 3.6 was seen): a tenant whose calls all wait for the running batch of their op resumes at the
+virtual time of the tenant that was served instead.
 """
 ROUNDING = 1e-6
 
