@@ -60,7 +60,7 @@ def test_a_model_is_served_over_hosts_and_its_workers_are_replaced(hosts, tmp_pa
         assert server.chat(url) == "good morning"
         start = time.monotonic()
         server.signal(signal.SIGTERM)
-        server.wait_line("ended")
+        server.wait_line("stopped")
         assert server.process.wait(20) == 0
         assert time.monotonic() - start < 10
     finally:
