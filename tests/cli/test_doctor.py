@@ -128,5 +128,5 @@ def test_a_missing_package_names_its_extra(run_doctor, monkeypatch):
 
 
 @pytest.mark.slow
-def test_torch_tells_of_itself_when_asked(run_doctor):
-    assert "threads" in run_doctor("--torch")["torch inside"]["message"]
+def test_torch_reports_its_threads(run_doctor):
+    assert "threads" in run_doctor("--torch")["torch runtime"]["message"]

@@ -60,7 +60,7 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    checks = [*CHECKS, _torch_inside] if options.torch else CHECKS
+    checks = [*CHECKS, _torch_runtime] if options.torch else CHECKS
     results = list[CheckResult]()
     for check in checks:
         for result in check():
@@ -213,7 +213,7 @@ def _torch() -> Iterator[CheckResult]:
         yield CheckResult("torch", OK, f"{version}, {'CPU build' if version.endswith('+cpu') else 'accelerator build'}")
 
 
-def _torch_inside() -> Iterator[CheckResult]:
+def _torch_runtime() -> Iterator[CheckResult]:
     try:
         import torch
     except (ImportError, OSError) as error:
