@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Option:
+    """A flag of one benchmark. Its function takes the value as a keyword argument of the same name."""
+
+    name: str
+    type: Callable[[str], Any]
+    help: str
+    """What the option sets, its unit, and its default."""
+
+
+@dataclass(frozen=True)
 class Bench:
     """A question, the function that answers it, and the answer that we want.
 
@@ -71,10 +81,17 @@ class Bench:
     """File of the note in docs/decisions about the newest change of series."""
     is_speed: bool = True
     """Whether the figures depend on how busy the machine is. A count does not."""
+    options: tuple[Option, ...] = ()
+    """Flags that only this benchmark has."""
 
-    def load(self) -> Callable[[], Claim]:
+    def load(self) -> Callable[..., Claim]:
         """The function. Only what is measured is imported: most benches load torch."""
         return pkgutil.resolve_name(self.function)
+
+
+def to_flags(options: Mapping[str, Any]) -> list[str]:
+    """The command line words that set these options."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 printed_rows: list[Row] = []

@@ -150,9 +150,9 @@ def run_question(place: Path, clock: PhaseTimer) -> str:
                     break
         last = process.stderr.read()
         lines = process.stdout.read().splitlines()
-    _, results, rest = last.partition("first sound ")
+    _, results, rest = last.partition("first audio ")
     if process.returncode or not results:
-        raise SystemExit(f"{' '.join(map(str, command))} gave no sound\n{''.join(payload)}{last}")
+        raise SystemExit(f"{' '.join(map(str, command))} gave no audio\n{''.join(payload)}{last}")
     clock.phases["first audio"] = float(rest.split()[0])
     return " ".join(line for line in lines if not line.startswith(">"))
 

@@ -5,7 +5,7 @@ A change of a workload or a baseline increments the `series` of its benchmark an
 
 from __future__ import annotations
 
-from bench.claims import Bench
+from bench.claims import Bench, Option
 
 BENCHES: dict[str, Bench] = {
     "first-minute": Bench(
@@ -14,6 +14,16 @@ BENCHES: dict[str, Bench] = {
         "Seconds from an empty environment to the first spoken answer, by phase, and the word error rate of "
         "that answer.",
         "First spoken answer within 60 s, understood by another recognizer.",
+    ),
+    "first-hour": Bench(
+        "Does the first hour of a new user go well?",
+        "bench.first_hour:first_hour",
+        "Second start of a server (wall, CPU, memory), right answers to twenty simple questions in chat and realtime "
+        "without parameters, structured output, error codes. With `--model assistant` also a spoken answer.",
+        "Every step meets its target.",
+        "The start loads weights, torch and the server in three processes that share the cores.",
+        is_speed=False,
+        options=(Option("model", str, "Model to serve: smollm2 (default), or assistant, which takes longer."),),
     ),
     "loop-step": Bench(
         "What does a loop step cost in Python?",
@@ -45,6 +55,13 @@ BENCHES: dict[str, Bench] = {
         "Requests per second of a composite model behind six other servers with ragged lengths; SmolLM2 "
         "behind vLLM's server.",
         "At least as fast as the fastest.",
+    ),
+    "device-budget": Bench(
+        "How often does a decode step wait for its device?",
+        "bench.device_budget:device_budget",
+        "Waits, copies and kernels of a decode step, counted on a pretend GPU: a torch device in host memory.",
+        "At most 2 waits and 3 copies to the device, for any number of greedy or sampled rows.",
+        is_speed=False,
     ),
     "int8-step": Bench(
         "How much faster is int8 than bf16?",
@@ -261,16 +278,28 @@ BENCHES: dict[str, Bench] = {
     "mutants": Bench(
         "Do the tests notice bugs?",
         "bench.mutants:mutation_score",
-        "Planted bugs that the tests catch.",
-        "At least 90 %.",
+        "Planted bugs that the tests catch. Five runs plant all of them, a fifth each.",
+        "At least 90 %, and 80 % in each package of the runtime.",
         is_speed=False,
     ),
     "sim": Bench(
         "Do the invariants hold under faults?",
         "bench.simulator:fault_simulation",
-        "Simulated scenarios, and those that violated an invariant.",
+        "Simulated scenarios, and those that violated an invariant. Five runs simulate all of them, a fifth each.",
         "No violation; at least 90 % of planted bugs found.",
         is_speed=False,
+    ),
+    "game-day": Bench(
+        "Are the promises kept on a bad day?",
+        "bench.game_day.headline:game_day",
+        "Promises of the documentation that are kept while a real server has mixed load and injected faults: requests, "
+        "faults, and what broke a promise. The last report is on [its page](game-day.md).",
+        "All promises that could be checked.",
+        is_speed=False,
+        options=(
+            Option("minutes", float, "Minutes of load (default 30)."),
+            Option("seed", int, "Seed of the fault schedule (default: a random one, which is printed)."),
+        ),
     ),
     "evidence": Bench(
         "Are the claims on this page backed by enough runs?",

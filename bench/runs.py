@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from bench.claims import Bench, Claim, printed_rows
+from bench.claims import Bench, Claim, printed_rows, to_flags
 from bench.history import History, Load, Record
 from bench.machine import (
     SAMPLES,
@@ -27,8 +28,8 @@ from bench.machine import (
 )
 from bench.repository import ROOT, Repository
 
-TIMEOUT_S = 7200.0
-"""Maximum duration of one run among several. The longest one, `mutants`, takes about an hour."""
+TIMEOUT_S = 3600.0
+"""Maximum duration of one run among several. The longest one, `mutants`, takes about 15 minutes."""
 KILL_AFTER_S = 10.0
 """Seconds that a run has to record that it was stopped."""
 DIRTY = (
@@ -37,6 +38,7 @@ DIRTY = (
 )
 MET, MISSED, USAGE, REFUSED = range(4)
 """Exit codes."""
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Measurement:
@@ -71,7 +73,9 @@ class Measurement:
         )
 
 
-def measure(name: str, bench: Bench, *, allow_busy: bool = False, root: Path = ROOT) -> Claim:
+def measure(
+    name: str, bench: Bench, *, allow_busy: bool = False, root: Path = ROOT, options: Mapping[str, Any] = NO_OPTIONS
+) -> Claim:
     """Run a benchmark here and append the run to the history, whatever its end."""
     printed_rows.clear()
     needs_quiet = bench.is_speed and not allow_busy
@@ -82,7 +86,7 @@ def measure(name: str, bench: Bench, *, allow_busy: bool = False, root: Path = R
     if not run.is_clean:
         print(DIRTY, file=sys.stderr)
     try:
-        claim = bench.load()()
+        claim = bench.load()(**options)
     except BaseException as error:
         _append(name, run.record(None, type(error).__name__), root)  # a message may name folders
         raise
@@ -97,7 +101,12 @@ def is_own_source(root: Path) -> bool:
 
 
 def measure_in_subprocesses(
-    names: Sequence[str], runs: int = 1, *, allow_busy: bool = False, root: Path = ROOT
+    names: Sequence[str],
+    runs: int = 1,
+    *,
+    allow_busy: bool = False,
+    root: Path = ROOT,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> dict[str, list[str]]:
     """Run benchmarks one after another, each in its own process: a failure does not stop the others."""
     history, ends = History(root), {name: list[str]() for name in names}
@@ -106,7 +115,7 @@ def measure_in_subprocesses(
     for at, (name, run) in enumerate(plan):
         print(f"[{at + 1}/{len(plan)}] {name}, run {run} of {runs}: {_estimate(plan[at:], durations)}", flush=True)
         known = len(history.records(name))
-        end = run_in_subprocess(name, allow_busy=allow_busy, root=root)
+        end = run_in_subprocess(name, allow_busy=allow_busy, root=root, options=options)
         added = history.records(name)[known:]
         ends[name].append(_end(added[-1]) if added else end)
         durations[name] += [record.took_s for record in added if record.claim]
@@ -114,9 +123,11 @@ def measure_in_subprocesses(
     return ends
 
 
-def run_in_subprocess(name: str, *, allow_busy: bool = False, root: Path = ROOT) -> str:
+def run_in_subprocess(
+    name: str, *, allow_busy: bool = False, root: Path = ROOT, options: Mapping[str, Any] = NO_OPTIONS
+) -> str:
     """Run one benchmark in a process of its own, and return how that process ended."""
-    words = [sys.executable, "-m", "bench", name, *["--busy"] * allow_busy]
+    words = [sys.executable, "-m", "bench", name, *["--busy"] * allow_busy, *to_flags(options)]
     child = subprocess.Popen(words, cwd=root, start_new_session=True)
     try:
         code = child.wait(TIMEOUT_S)

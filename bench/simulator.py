@@ -20,19 +20,33 @@ from pathlib import Path
 
 from bench.claims import Claim
 from bench.mutants import ROOT, Mutant, plant
+from bench.parts import PARTS, Parts, part_of
 from mstar.sim.runner import Summary, run_in_subprocesses
-from mstar.sim.scenario import FIRST_FOCUSED_SEED, FIRST_SCALING_SEED, FIRST_SHARDED_SEED
+from mstar.sim.scenario import (
+    FIRST_FOCUSED_SEED,
+    FIRST_KILL_SEED,
+    FIRST_OVERLAP_SEED,
+    FIRST_PAUSE_SEED,
+    FIRST_ROLLOUT_SEED,
+    FIRST_SCALING_SEED,
+    FIRST_SHARDED_SEED,
+)
 
 SEEDS = (
     range(1_000_000, 1_050_000),
     range(FIRST_SCALING_SEED, FIRST_SCALING_SEED + 10_000),
     range(FIRST_SHARDED_SEED, FIRST_SHARDED_SEED + 10_000),
     range(FIRST_FOCUSED_SEED, FIRST_FOCUSED_SEED + 10_000),
+    range(FIRST_PAUSE_SEED, FIRST_PAUSE_SEED + 1_000),
+    range(FIRST_ROLLOUT_SEED, FIRST_ROLLOUT_SEED + 1_000),
+    range(FIRST_OVERLAP_SEED, FIRST_OVERLAP_SEED + 500),
 )
-"""Scenarios with faults, with autoscaling, with several conductors, and those that focus on one property each."""
+"""Scenarios with faults, with autoscaling, with several conductors, those that focus on one property each, those with
+long pauses, and those with rolling updates on a single host, also with long requests and faults."""
 SCENARIOS_PER_MUTANT = 2_000
 """In how many scenarios a planted bug has to be noticed."""
 SCALING_ONLY_FILES = (
+    "conductor/liveness/failure_detector.py",
     "conductor/membership.py",
     "conductor/scaling/autoscaler.py",
     "conductor/scaling/replica_group.py",
@@ -49,14 +63,21 @@ class SimulatorMutant(Mutant):
     """A planted bug that the simulator must notice."""
 
     seeds: str = ""
-    """"focused" for a bug that only scenarios with a focus can show."""
+    """"focused", "pauses", "rollouts", "kills" or "overlap" for a bug that only scenarios with a focus, long pauses,
+    successors of workers, many kills, or long requests during rolling updates can show."""
 
     @property
     def first_seed(self) -> int:
         """Seed of the first scenario that is run with this bug."""
-        if self.seeds == "focused":
-            return FIRST_FOCUSED_SEED
-        return FIRST_SCALING_SEED if self.file in SCALING_ONLY_FILES else 0
+        first_seeds = {
+            "focused": FIRST_FOCUSED_SEED,
+            "pauses": FIRST_PAUSE_SEED,
+            "rollouts": FIRST_ROLLOUT_SEED,
+            "kills": FIRST_KILL_SEED,
+            "overlap": FIRST_OVERLAP_SEED,
+        }
+        default = FIRST_SCALING_SEED if self.file in SCALING_ONLY_FILES else 0
+        return first_seeds.get(self.seeds, default)
 
 
 def load_mutants() -> list[SimulatorMutant]:
@@ -81,9 +102,14 @@ def find_violation(mutant: SimulatorMutant) -> tuple[int, str]:
     return summary["scenarios"], next(iter(summary["violations"].values()), "")
 
 
-def fault_simulation(
-    seeds: Sequence[range] = SEEDS, mutants: Sequence[SimulatorMutant] | None = None, jobs: int = JOBS
-) -> Claim:
+def fault_simulation() -> Claim:
+    """Run the next fifth of the scenarios and of the planted bugs."""
+    part = Parts("sim").next
+    ranges = [seeds[len(seeds) * part // PARTS : len(seeds) * (part + 1) // PARTS] for seeds in SEEDS]
+    return simulate(ranges, part_of(load_mutants(), part))
+
+
+def simulate(seeds: Sequence[range], mutants: Sequence[SimulatorMutant], jobs: int = JOBS) -> Claim:
     """Run the scenarios, then plant every bug and count those that are noticed."""
     summary = Summary()
     for part in seeds:
@@ -94,7 +120,6 @@ def fault_simulation(
         f"{summary.scenarios} scenarios, {summary.events} events, {summary.seconds:.0f} s; requests: {summary.statuses}"
     )
     begun = time.monotonic()
-    mutants = load_mutants() if mutants is None else mutants
     killed = 0
     with ThreadPoolExecutor(jobs) as pool:
         for mutant, (scenarios, how) in zip(mutants, pool.map(find_violation, mutants), strict=True):

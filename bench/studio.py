@@ -158,7 +158,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, question: str, came: list[float]) -> None:
         body = {"model": "model", "stream": True, "temperature": 0, "max_tokens": 160}
         content = json.dumps(body | {"messages": [{"role": "user", "content": question}]}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: {len(content)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         self._request = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
         self._arrivals = came
 

@@ -29,7 +29,7 @@ import torch
 from bench.claims import Claim, Row, paired_ratio, print_table
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.remote_arrays import HostEndpoint
 from mstar.transfer.remote_store import RemoteSlot

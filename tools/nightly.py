@@ -107,10 +107,10 @@ def append(path: Path, result: Result) -> None:
         file.write(json.dumps(asdict(result)) + "\n")
 
 
-def commit() -> str:
-    """The current commit, with a + if files differ from it."""
+def commit(results: Path = RESULTS) -> str:
+    """The current commit, with a + if files other than the results differ from it."""
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    others = ["--", ".", f":!{RESULTS.relative_to(ROOT)}"]
+    others = ["--", ".", f":!{results.relative_to(ROOT)}"]
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *others], cwd=ROOT, check=False).returncode
     return head.stdout.strip() + "+" * bool(changed)
 

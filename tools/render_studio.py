@@ -1,7 +1,7 @@
 """Renders screenshots of the studio for the documentation, with a real server, real weights and a real browser.
 
 `python -m tools.render_studio pictures` writes docs/pictures/studio/*.png, and `python -m tools.render_studio capture`
-the animation walking.gif. Both need the packages of the studio tests, and take some minutes. Only the video and world
+the animation walking.gif. Both need the packages of the studio tests, and take some samples. Only the video and world
 models are toys. Not a test.
 """
 
@@ -235,6 +235,18 @@ def take_requests(album: Screenshots) -> None:
     album.page.set_viewport_size(WIDE)
 
 
+def take_overview(album: Screenshots) -> None:
+    crowd = BackgroundRequests(album.server)
+    try:
+        for _ in range(4):  # the charts need some samples
+            crowd.start(1, tokens=40)
+            time.sleep(20)
+        album.open("overview").wait_for_timeout(2000)
+        album.take("overview")
+    finally:
+        crowd.stop()
+
+
 def take_models(album: Screenshots) -> None:
     for name, where in {"models": "models", "plan": "models/assistant"}.items():
         album.open(where)
@@ -248,6 +260,7 @@ SHOTS: tuple[Callable[[Screenshots], None], ...] = (
     take_sound,
     take_sight,
     take_requests,
+    take_overview,
     take_models,
 )
 

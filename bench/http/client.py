@@ -28,9 +28,8 @@ class Client(asyncio.Protocol):
 
     def __init__(self, body: dict[str, Any]) -> None:
         content = json.dumps({"model": "model", "stream": True, "temperature": 0} | body).encode()
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        )
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += "Content-Type: application/json\r\nConnection: close\r\n"
         self._request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0

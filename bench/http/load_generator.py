@@ -99,7 +99,8 @@ class _Client:
 def _request(text: str) -> bytes:
     body = {"model": "model", "stream": True, "temperature": 0, "messages": [{"role": "user", "content": text}]}
     content = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

@@ -17,6 +17,18 @@ from msgspec import Meta
 
 ENV_PREFIX = "MSTAR_"
 """Prefix of mstar's environment variables."""
+TELEMETRY_OFF = {
+    "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime: on by default, sends to Microsoft
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub and transformers
+    "HF_XET_TELEMETRY_ENABLED": "0",  # hf_xet, which downloads for huggingface_hub
+    "DISABLE_TELEMETRY": "1",  # diffusers
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray, if this process starts a cluster
+    "DO_NOT_TRACK": "1",  # libraries that follow the convention
+}
+"""Environment variables that turn off the telemetry of dependencies."""
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +36,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="IP address or host name to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port to listen on; 0 picks a free port.")] = 8000
+    probe_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(
+            description="TCP port for /health and /ready without an API key, which answers even if the event loop is "
+            "busy; 0 picks a free port, none: no such port."
+        ),
+    ] = None
+    allow_host: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Additional Host header that a server without API keys accepts on a loopback address: "
+            "name or name:port."
+        ),
+    ] = ()
     insecure: Annotated[
         bool,
         Meta(description="Allow a public address without API keys, and a Ray cluster without token authentication."),
@@ -50,6 +76,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         30.0
     )
     log_format: Annotated[Literal["text", "json"], Meta(description="Format of log lines.")] = "text"
+    expose_errors: Annotated[
+        bool | None,
+        Meta(
+            description="Send clients the message of an exception, not only its type; "
+            "none: on a loopback address without API keys."
+        ),
+    ] = None
+    capture_text: Annotated[
+        bool,
+        Meta(
+            description="Keep prompts and responses of the last requests in memory, for the studio: "
+            "at most 64 requests of each key, 32 KiB of each text."
+        ),
+    ] = False
+    log_level: Annotated[LogLevel, Meta(description="Minimum level of log lines of all processes.")] = "info"
     otlp_endpoint: Annotated[
         str, Meta(description="URL of the OpenTelemetry collector (OTLP) for spans; empty exports none.")
     ] = ""
@@ -90,6 +131,14 @@ class ApiKeyConfig(msgspec.Struct, frozen=True, kw_only=True):
     file: Annotated[
         str, Meta(description="File with one API key per line.", extra={"flag": "api-key-file", "is_path": True})
     ] = ""
+    operator_file: Annotated[
+        str,
+        Meta(
+            description="File with one operator key per line; these can also load and unload models and see all "
+            "requests.",
+            extra={"flag": "operator-key-file", "is_path": True},
+        ),
+    ] = ""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +149,29 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
         600.0
     )
     header_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the headers of a request.")] = 15.0
+    write_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds in which a client must read something of a response that waits for it, "
+            "before the response is cut off.",
+        ),
+    ] = 60.0
     websocket_idle_timeout_s: Annotated[
         float, Meta(gt=0, description="Seconds without a message before a WebSocket is closed.")
     ] = 1800.0
     max_connections: Annotated[int, Meta(ge=1, description="Maximum number of open connections.")] = 16_384
+    max_input_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum bytes of bodies and decoded media of all requests together; "
+            "further ones get status 429. 0: an eighth of the machine's memory.",
+        ),
+    ] = 0
+    max_realtime_sessions: Annotated[
+        int, Meta(ge=1, description="Maximum number of realtime sessions of each API key.")
+    ] = 64
     max_media_bytes: Annotated[int, Meta(ge=1, description="Maximum size of a media input in bytes.")] = 64 << 20
     max_media_pixels: Annotated[int, Meta(ge=1, description="Maximum number of pixels of an image.")] = 40_000_000
     max_media_seconds: Annotated[float, Meta(gt=0, description="Maximum duration of an audio input in seconds.")] = (
@@ -165,6 +233,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of conductors that share the models."""
     log_format: Literal["text", "json"] = "text"
     """Format of log lines of each process."""
+    log_level: LogLevel = "info"
+    """Minimum level of log lines of each process."""
     failpoints: dict[str, str] = {}
     """Fault injection for tests: action by failpoint, see `mstar.failpoints`."""
 
@@ -218,6 +288,11 @@ def runtime_directory() -> Path:
 def env_variables() -> dict[str, str]:
     """mstar's environment variables, by name without the prefix."""
     return {name.removeprefix(ENV_PREFIX): value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
+
+
+def disable_telemetry() -> None:
+    """Turn off the telemetry of dependencies in this process and its children. Call it before a model is loaded."""
+    os.environ.update(TELEMETRY_OFF)
 
 
 def read_env_variable(name: str) -> str | None:

@@ -5,8 +5,9 @@
     ├── PlacementError   a placement file does not match the model
     ├── RouteError       a route misused a walk or a state
     ├── LoadError        a model could not be found or imported
+    │   └── MissingExtra an optional package is not installed
     ├── Unsupported      a model does not support what the request needs
-    ├── BadShape         an op received or returned a value of another shape than declared
+    ├── BadShape         an op received or returned a value of another shape or dtype than declared
     ├── NotFinite        an op returned NaN or infinity
     ├── RowsFailed       an op reports the failed rows of its batch
     ├── OutOfPages       a request needs more free KV cache pages than there are
@@ -68,12 +69,21 @@ class LoadError(MstarError):
     """A model could not be found, imported or built."""
 
 
+class MissingExtra(LoadError):
+    """A package of an extra is not installed. The text is sent to the client, with the install command."""
+
+    @classmethod
+    def from_package(cls, feature: str, package: str, extra: str) -> MissingExtra:
+        """The error for a feature that needs a package."""
+        return cls(f"{feature} needs the package {package}\n  fix: pip install 'mstar-serve[{extra}]'")
+
+
 class Unsupported(MstarError, NotImplementedError):
     """A model does not support what the request needs. The text is sent to the client."""
 
 
 class BadShape(MstarError):
-    """An op received or returned a value of another shape than declared."""
+    """An op received or returned a value of another shape or dtype than declared."""
 
 
 class NotFinite(MstarError):

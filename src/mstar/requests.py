@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -246,6 +246,15 @@ class ChatRequest:
     multi_turn: bool = False
     """Keep the request open for further turns. Each following ChatRequest has only the new messages, so a route can
     keep its state; one without messages only interrupts the response."""
+    prompt_tokens: Any = field(default=None, init=False, compare=False)
+    """Token ids of the messages as an int64 array, if the front end has tokenized them (`Model.tokenize`). Clients
+    cannot set it, and a copy with other fields does not have it."""
+
+    def with_prompt_tokens(self, tokens: Any) -> ChatRequest:
+        """A copy with the token ids of its messages."""
+        copy = replace(self)
+        object.__setattr__(copy, "prompt_tokens", tokens)
+        return copy
 
 
 @dataclass(frozen=True, slots=True)

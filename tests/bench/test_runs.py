@@ -10,6 +10,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import runs
+from bench.claims import Claim, Option
 from bench.machine import OtherWork
 from tests.bench.toy_history import TOY, cheap
 
@@ -161,7 +162,7 @@ def children(bench, checkout, monkeypatch):
     """Children that add one run each: the values that are left, where None is a crash."""
     left = []
 
-    def run(name, *, allow_busy, root):
+    def run(name, *, allow_busy, root, options):
         if (value := left.pop(0)) is not None:
             checkout.add_runs(value, name=name)
         return "ENDED WITHOUT A CLAIM, exit code 1"
@@ -226,3 +227,38 @@ def test_a_child_that_ignores_that_is_killed(checkout, monkeypatch):
 def test_unknown_names_are_refused(bench, capsys):
     assert bench(["toy", "no-such"]) == runs.USAGE
     assert "NAME one of: toy, broken or all, or page" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- options of one benchmark
+LENGTH = Option("minutes", float, "Minutes (default 2).")
+
+
+def test_an_option_reaches_the_function_of_its_benchmark(bench, checkout, monkeypatch):
+    lengths = []
+
+    def run(minutes=2.0):
+        lengths.append(minutes)
+        return Claim("as long as set", minutes, 3.0, is_met=True)
+
+    monkeypatch.setattr("tests.bench.toy_history.cheap", run)
+    monkeypatch.setitem(command.BENCHES, "toy", replace(TOY, options=(LENGTH,)))
+    assert bench(["toy", "--minutes", "0.5"]) == 0
+    assert bench(["toy"]) == 0
+    assert lengths == [0.5, 2.0]
+    assert [record.claim.value for record in checkout.history.records("toy")] == lengths
+
+
+def test_an_option_is_passed_to_every_process_of_several_runs(checkout, monkeypatch):
+    (checkout.root / "bench").mkdir()
+    words = "['toy', '--minutes', '0.5']"
+    (checkout.root / "bench/__main__.py").write_text(f"import sys; sys.exit(5 if sys.argv[1:] == {words} else 7)")
+    monkeypatch.setenv("PYTHONPATH", "")
+    end = runs.run_in_subprocess("toy", root=checkout.root, options={"minutes": 0.5})
+    assert end == "ENDED WITHOUT A CLAIM, exit code 5"
+
+
+def test_an_option_of_another_benchmark_is_rejected(bench, capsys, monkeypatch):
+    monkeypatch.setitem(command.BENCHES, "broken", replace(TOY, options=(LENGTH,)))
+    assert bench(["toy", "--minutes", "1"]) == runs.USAGE
+    assert "toy has no option --minutes" in capsys.readouterr().out
+    assert bench(["toy", "broken", "--minutes", "1"]) == runs.USAGE

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.walk.load import load_model
-from tests.integration.deployment_clients import TARGETS, Client, Oracle, add_frontend, module_of
+from tests.integration.deployment_clients import (
+    REQUEST_TIMEOUT_S,
+    TARGETS,
+    Client,
+    Oracle,
+    add_frontend,
+    module_of,
+    wait_for_clients,
+)
 
 MODELS = Path(__file__).with_name("faulty_models.py")
 TRAPS_FILE, ROBOT_FILE = f"{MODELS}:Traps", f"{MODELS}:Robot"
@@ -46,17 +54,19 @@ class RequestRound:
     def __init__(self, front_end, oracles):
         self.oracles = oracles
         self.start = time.monotonic()
-        self.clients = [Client(front_end, name, oracles[name].requests[number]) for name, number in REQUEST_MIX]
+        requests = [(name, oracles[name].requests[number]) for name, number in REQUEST_MIX]
+        self.clients = [Client(front_end, name, request, timeout_s=REQUEST_TIMEOUT_S) for name, request in requests]
 
     @property
     def unfinished(self):
         """Clients without an end."""
         return [client for client in self.clients if client.end is None]
 
-    def wait_and_check(self, seconds=30.0):
+    def wait_and_check(self):
         """Wait for all clients and check each of them."""
+        wait_for_clients(self.clients)
         for (name, number), client in zip(REQUEST_MIX, self.clients, strict=True):
-            self.oracles[name].check(client.wait(seconds), number)
+            self.oracles[name].check(client, number)
 
     @property
     def max_gaps_s(self):
@@ -74,11 +84,6 @@ def wait_until(condition, seconds=10.0):
 def is_fully_up(local):
     """Whether all processes and a standby are up."""
     return set(local.health().values()) == {"up"} and "standby" in local.stats()["processes"]
-
-
-def child_peers(local):
-    """Current incarnation of every child."""
-    return [child.peer for child in local._supervisor.children.values()]
 
 
 REQUEST_STATS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,10 @@ from mstar.walk.batching import rows
 
 @dataclass(frozen=True)
 class TrapRequest:
-    """A number of steps; at step `at` the fault `trap` triggers: raise, kill, abort, hold. Robot moves go to `file`."""
+    """A number of steps; at step `at` the fault `trap` triggers: raise, abort, exit, memory, mark or hold.
+
+    Robot moves and marks go to `file`; for `memory` it is the cgroup that has too little.
+    """
 
     key: int
     steps: int = 40
@@ -49,10 +51,17 @@ def trigger_trap(request: TrapRequest) -> None:
     """Trigger the fault of a request."""
     if request.trap == "raise":
         raise ValueError(f"the trap of {request.key}")
-    if request.trap == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
     if request.trap == "abort":
         os.abort()
+    if request.trap == "exit":
+        os._exit(3)
+    if request.trap == "memory":
+        Path(request.file, "cgroup.procs").write_text(str(os.getpid()))
+        np.ones(1 << 27)  # 1 GiB
+    if request.trap == "mark":
+        with Path(request.file).open("a") as file:
+            file.write(".")
+        time.sleep(0.5)
     if request.trap == "hold":
         until = time.monotonic() + 2.5
         while time.monotonic() < until:

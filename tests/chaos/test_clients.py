@@ -14,7 +14,6 @@ from tests.chaos.deployment import (
     RequestRound,
     TrapRequest,
     build_oracles,
-    child_peers,
     collect_stats,
     launch_deployment,
     wait_until,
@@ -30,9 +29,7 @@ WINDOW = 32
 def process_resources(front_end, local):
     """Resources that do not depend on requests: open files and threads of every process, and the processes."""
     counts = {
-        what: n
-        for what, n in collect_stats(front_end, child_peers(local)).items()
-        if what.endswith((".fds", ".threads"))
+        what: n for what, n in collect_stats(front_end, local.peers()).items() if what.endswith((".fds", ".threads"))
     }
     return counts | {"launcher.fds": local.stats()["fds"]} | local.stats()["processes"]
 
@@ -42,7 +39,7 @@ def test_a_storm_of_disconnects_leaves_nothing(report):
     with launch_deployment(options=RuntimeConfig(max_queued_requests=STORM), standby=False) as (local, front_end):
         for _ in range(2):
             RequestRound(front_end, oracles).wait_and_check()
-        wait_until_idle(front_end, child_peers(local))
+        wait_until_idle(front_end, local.peers())
         before = process_resources(front_end, local)
         requests = [REQUEST_MIX[number % len(REQUEST_MIX)] for number in range(STORM)]
         start = time.monotonic()
@@ -56,7 +53,7 @@ def test_a_storm_of_disconnects_leaves_nothing(report):
         for number in staying:
             name, index = requests[number]
             oracles[name].check(clients[number].wait(60), index)
-        cleanup_s = wait_until_idle(front_end, child_peers(local))
+        cleanup_s = wait_until_idle(front_end, local.peers())
         assert process_resources(front_end, local) == before
         assert not local.recent_exits
     report(
@@ -89,4 +86,4 @@ def test_a_client_that_reads_nothing_does_not_block_others(report):
         assert beside < 2 * alone
         idle.resume_reading()
         idle_oracle.check(idle.wait(), 0)
-        wait_until_idle(front_end, child_peers(local))
+        wait_until_idle(front_end, local.peers())

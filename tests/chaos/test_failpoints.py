@@ -6,7 +6,6 @@ from mstar.config import RuntimeConfig
 from tests.chaos.deployment import (
     RequestRound,
     build_oracles,
-    child_peers,
     launch_deployment,
     wait_until,
     wait_until_idle,
@@ -32,27 +31,39 @@ POINTS = {
     "engine.export": 2,
     "engine.fork": 5,
 }
-"""Hit number at which a process is killed, by failpoint: about in the second round of requests."""
+"""Hit number at which a process is killed, by failpoint: about in the second round of requests.
+
+The round depends on the sizes of batches, and so on the speed of the machine.
+"""
+MAX_ROUNDS = 10
+"""Maximum rounds of requests until a process is killed."""
+RECOVERY_TIMEOUT_S = 60.0
+"""Seconds to wait for a restart, and for the release of requests. Neither ever happens after a mistake."""
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_a_death_at_a_named_point_is_not_noticed(half, report):
-    oracles, lines = build_oracles(), []
-    for name, when in list(POINTS.items())[half::2]:
-        with launch_deployment(options=RuntimeConfig(failpoints={name: f"kill@{when}"}), standby=False) as (
-            local,
-            front_end,
-        ):
-            worst = 0.0
-            for _ in range(3):
-                requests = RequestRound(front_end, oracles)
-                requests.wait_and_check()
-                worst = max(worst, *requests.max_gaps_s)
-            exits = [str(peer) for _, peer, _ in local.recent_exits]
-            wait_until(lambda local=local: set(local.health().values()) == {"up"})
-            wait_until_idle(front_end, child_peers(local))
-            local.stop(drain_timeout_s=0)
-        assert exits, f"{name} was not hit {when} times"
-        assert all(peer.endswith(".0") for peer in exits), "restarted processes stay up"
-        lines.append(f"{name} {len(exits)} exits, {worst:.2f} s")
-    report(f"exits at failpoints, longest gap: {'; '.join(lines)}")
+@pytest.fixture(scope="module")
+def oracles():
+    return build_oracles()
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_death_at_a_failpoint_is_not_noticed(name, oracles, report):
+    failpoints = {name: f"kill@{POINTS[name]}"}
+    rounds = []
+    with launch_deployment(options=RuntimeConfig(failpoints=failpoints), standby=False) as (local, front_end):
+
+        def run_round():
+            rounds.append(RequestRound(front_end, oracles))
+            rounds[-1].wait_and_check()
+
+        while not local.recent_exits:
+            assert len(rounds) < MAX_ROUNDS, f"{name} was not hit {POINTS[name]} times"
+            run_round()
+        run_round()  # also with restarted processes
+        wait_until(lambda: set(local.health().values()) == {"up"}, RECOVERY_TIMEOUT_S)
+        exits = [str(peer) for _, peer, _ in local.recent_exits]
+        wait_until_idle(front_end, local.peers(), RECOVERY_TIMEOUT_S)
+        local.stop(drain_timeout_s=0)
+    assert all(peer.endswith(".0") for peer in exits), "restarted processes stay up"
+    worst = max(gap_s for requests in rounds for gap_s in requests.max_gaps_s)
+    report(f"{name}: {len(exits)} exits in {len(rounds)} rounds, longest gap {worst:.2f} s")

@@ -1,4 +1,4 @@
-"""SIGKILL of any process at any time: streams are complete and gaps are short."""
+"""SIGKILL of any process at any time: streams are complete. The nightly form also limits the gaps."""
 
 import os
 import random
@@ -15,7 +15,6 @@ from tests.chaos.deployment import (
     RequestRound,
     TrapRequest,
     build_oracles,
-    child_peers,
     is_fully_up,
     launch_deployment,
     percentile,
@@ -61,7 +60,7 @@ def test_a_kill_is_not_noticed(trials, is_nightly, report):
             gaps_s += [client.max_gap_s * shares[-1] for client in affected]
             lengths.append(time.monotonic() - requests.start)
         wait_until(lambda: is_fully_up(local))
-        wait_until_idle(front_end, child_peers(local))
+        wait_until_idle(front_end, local.peers())
         assert len(local.recent_exits) == trials, "no unexpected exit"
     stall = " ".join(f"p{100 * part:.0f} {percentile(gaps_s, part):.2f}" for part in (0.5, 0.9, 0.99, 1.0))
     report(
@@ -89,3 +88,20 @@ def test_a_late_kill_costs_only_the_recomputation(report):
     gap_s = max(client.max_gap_s for client in clients)
     report(f"a kill after 200 of 300 steps: longest gap {gap_s:.2f} s, share of the machine {share:.2f}")
     assert gap_s * share <= STALL_S
+
+
+def test_five_kills_from_outside_at_the_same_call_make_no_request_poison(tmp_path, report):
+    marks, kills = tmp_path / "marks", 5
+    marked = TrapRequest(99, steps=60, trap="mark", at=20, file=str(marks))
+    oracle = Oracle(TRAPS, [*(TrapRequest(key, steps=60) for key in range(7)), marked])
+    marks.write_text("")
+    with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a"]'}) as local:
+        front_end = add_frontend(local)
+        clients = [Client(front_end, "traps", request) for request in oracle.requests]
+        for kill in range(kills):
+            wait_until(lambda kill=kill: len(marks.read_text()) > kill, 30)
+            os.kill(local.pid("a"), signal.SIGKILL)
+        for number, client in enumerate(clients):
+            oracle.check(client.wait(30), number)
+        assert len(local.recent_exits) == kills
+    report(f"{kills} kills at the same call: longest gap {max(client.max_gap_s for client in clients):.2f} s")

@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from mstar.conductor.recovery.crash_history import MAX_LONE_DEATHS
 from mstar.launch.local_launcher import LocalLauncher
 from tests.chaos.deployment import ROBOT_FILE, TRAPS, TRAPS_FILE, TrapRequest, wait_until
 from tests.integration.deployment_clients import Client, Oracle, add_frontend
@@ -20,6 +22,22 @@ def traps():
     oracle = Oracle(TRAPS, [TrapRequest(key, steps=60) for key in range(COUNT)])
     with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a", "b", "c"]'}) as local:
         yield local, add_frontend(local), oracle
+
+
+@pytest.fixture
+def small_cgroup(tmp_path):
+    """A memory cgroup with less memory than a request asks for."""
+    mount = Path("/sys/fs/cgroup/memory")
+    version_1 = mount.is_dir()
+    folder = (mount if version_1 else mount.parent) / f"mstar-{tmp_path.parent.name}-{tmp_path.name}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be created: {error}")
+    (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(256 << 20))
+    yield folder
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
 
 
 def serve(front_end, oracle, bad):
@@ -40,16 +58,27 @@ def test_a_raising_request_fails_alone(traps):
     assert len(local.recent_exits) == before
 
 
-@pytest.mark.parametrize("trap", ["kill", "abort"])
-def test_a_request_that_kills_its_worker_is_not_retried_twice(traps, trap, report):
+def serve_poison(traps, report, bad):
+    """Serve a request that ends as poison. Returns the number of workers that it killed."""
     local, front_end, oracle = traps
     wait_until(lambda: set(local.health().values()) == {"up"})
     before = len(local.recent_exits)
-    harmful = serve(front_end, oracle, TrapRequest(99, trap=trap, at=20))
+    harmful = serve(front_end, oracle, bad)
     end, crashes = harmful.end, len(local.recent_exits) - before
-    report(f"poison by {trap}: {end.status} after {crashes} deaths, in {harmful.duration_s:.2f} s")
+    report(f"poison by {bad.trap}: {end.status} after {crashes} deaths, in {harmful.duration_s:.2f} s")
     assert (end.status, end.error_type) == ("poison", "Poison")
-    assert crashes == 2
+    return crashes
+
+
+@pytest.mark.parametrize("trap", ["abort", "exit"])
+def test_a_request_that_kills_its_worker_is_not_retried_twice(traps, trap, report):
+    assert serve_poison(traps, report, TrapRequest(99, trap=trap, at=20)) == 2
+
+
+def test_a_request_that_exhausts_memory_is_poison(traps, small_cgroup, report):
+    """If the launcher sees the counter of the host only, the deaths are unexplained and it takes more of them."""
+    crashes = serve_poison(traps, report, TrapRequest(99, trap="memory", at=20, file=str(small_cgroup)))
+    assert 2 <= crashes <= MAX_LONE_DEATHS + 1
 
 
 @pytest.mark.parametrize("victims", [("a", "b"), ("conductor",)])

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import mstar
 from mstar.cli import main
 from mstar.draw import to_mermaid
 from mstar.graph.text import render
@@ -20,6 +21,13 @@ from mstar.walk.load import load_model
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as exited:
+        main(["--version"])
+    assert (exited.value.code, capsys.readouterr().out) == (0, f"mstar {mstar.__version__}\n")
+
 
 TINY = """
 from mstar import Component, Model, State, op, walk

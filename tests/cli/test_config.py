@@ -94,11 +94,12 @@ def test_a_flag_wins_over_the_environment_that_over_the_file_and_that_over_the_d
 
 
 def test_every_setting_can_be_given_in_all_three_ways(folder, monkeypatch):
-    other = {"server.host": "::1", "server.log_format": "json", "server.metrics_compat": "vllm"}
+    other = {"server.host": "::1", "server.log_format": "json", "server.log_level": "error"}
+    other |= {"server.metrics_compat": "vllm", "server.expose_errors": "true"}
     for one in settings():
         before = one.default
         value = other.get(one.key) or ("true" if before is False else "x" if before in ("", ()) else "77")
-        flags = [f"--{one.flag}"] if before is False else [f"--{one.flag}", value]
+        flags = [f"--{one.flag}"] if value == "true" else [f"--{one.flag}", value]
         by_flag = resolve_settings(*flags).resolved.choices[one.key]
         monkeypatch.setenv(f"MSTAR_{one.variable}", value)
         by_variable = resolve_settings().resolved.choices[one.key]
@@ -138,10 +139,10 @@ def test_keys_come_from_files_and_variables_each_with_its_rate_limit(folder):
     first, robot, given = (keys.authenticate(f"Bearer {key}") for key in (f"{SECRET}-1", f"{SECRET}-3", "given"))
     assert robot.name == "robot"
     assert len({first.name, robot.name, given.name}) == 3
-    robot.active_requests = 2
-    assert robot.acquire(0.0) == 1.0  # two at once are all it may have
-    first.active_requests = 2
-    assert first.acquire(0.0) == 0.0
+    robot.work.active_requests = 2
+    assert robot.work.acquire(0.0) == 1.0  # two at once are all it may have
+    first.work.active_requests = 2
+    assert first.work.acquire(0.0) == 0.0
 
 
 def test_slos_are_set_globally_and_for_each_key(folder):

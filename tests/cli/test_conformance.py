@@ -73,6 +73,10 @@ def test_what_is_wrong_is_found(model_server, capsys):
     failed = {call for call, result in chat.items() if result == "failed"}
     assert failed == {"tools", "json_schema"}  # it repeats what it is told, and obeys no grammar
     assert rows["/v1/chat/completions", "json_schema"]["note"].startswith("JSONDecodeError")
+    responses = results(rows, "/v1/responses")
+    assert {call for call, result in responses.items() if result == "failed"} == {"tools", "json_schema"}
+    assert responses["stream"] == responses["stored"] == "ok"
+    assert set(results(rows, "/v1/completions").values()) == {"ok"}
     assert chat["audio out, stream"] == chat["stop"] == chat["usage"] == "ok"
     assert status == 1
 
@@ -89,7 +93,7 @@ def test_a_table_for_people(model_server, capsys):
     out = capsys.readouterr().out
     assert out.startswith(f"vectors at {model_server.url}\nendpoint ")
     assert "/v1/embeddings               float                ok" in out
-    assert out.endswith("10 ok, 0 failed, 12 not served\n")
+    assert out.endswith("10 ok, 0 failed, 14 not served\n")
 
 
 def test_who_cannot_be_tried(model_server, capsys, monkeypatch):

@@ -69,14 +69,17 @@ def test_no_compiler(run_doctor, monkeypatch):
     }
 
 
-def test_few_files(run_doctor):
+@pytest.mark.parametrize(
+    ("limit", "state", "fix"), [(256, "warn", "ulimit -n 4096"), (4095, "warn", "ulimit -n 4096"), (4096, "ok", "")]
+)
+def test_few_files(run_doctor, limit, state, fix):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         files = run_doctor()["open files"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (files["state"], files["fix"]) == ("warn", "ulimit -n 4096")
+    assert (files["state"], files["fix"]) == (state, fix)
 
 
 def test_no_shared_memory_is_a_failure_and_its_status(run_doctor, monkeypatch):

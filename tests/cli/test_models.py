@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from mstar.models.hibari.tts import G2P_WEIGHTS, HibariTts
 from mstar.nn.weights.sources import PackageFile
 from mstar.walk.load import load_model
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("assistant", "hibari", "smollm2", "whisper")
 
 
@@ -68,6 +70,19 @@ def test_weights_that_are_not_the_right_ones_are_reported(wrong, state, fix, run
     assert state in file["state"]
     assert fix in file["fix"]
     assert fix in run_models("hibari")
+
+
+def test_a_model_without_weights_says_how_to_get_them(run_models, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("kokoro", "faces"):
+        (one,) = json.loads(run_models(name, "--json"))
+        assert one["state"].startswith("no weights at ~/.cache/mstar/")
+        assert one["fix"] == f"scripts/fetch-{name}, or use {name}@PATH"
+        assert f"fix: {one['fix']}" in run_models(name)
+        assert (ROOT / "scripts" / f"fetch-{name}").is_file()
+    (one,) = json.loads(run_models("sd3", "--json"))
+    assert one["state"] == "hub:stabilityai/stable-diffusion-3-medium-diffusers, or sd3@PATH"
+    assert "  fix for kokoro: scripts/fetch-kokoro, or use kokoro@PATH" in run_models().splitlines()
 
 
 def test_a_model_that_is_not_installed_is_reported(capsys):

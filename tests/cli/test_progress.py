@@ -97,7 +97,7 @@ def test_warm_up_requests_run_before_the_server_is_ready(tmp_path, capsys, caplo
     with InProcessLauncher(deployed) as together:
         front = FrontendActor(together.actor_loop, Peer("front", 0), together.conductors)
         together.add_frontend(front)
-        ModelServer(state, deployed, shown)._warm_up(front)
+        ModelServer(state, deployed, shown, reload_keys=str, url="")._warm_up(front)
         assert not any(front.query_counts(together.conductor).result(1.0)[what] for what in ("requests", "queue"))
     assert model.part.given == ["a", "b", "c"]
     assert (state.phase.name, state.phase.done, state.phase.total) == ("warming up", 3, 4)

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mstar.cli import main
+from mstar.requests import Sampling
+from mstar.server.state import ServedModel
+from tests.models.diffusion.diffusion_tiny import save_sd3
 from tests.server import toy_speech_models
 from tests.server.model_server import serve_models
 from tests.server.toy_server import run_toy_server
@@ -66,7 +70,7 @@ def seconds(path):
 def test_a_text_is_answered_and_timed(run):
     status, out, err = run(PARROT, "good", "morning")
     assert (status, out) == (0, "goodmorning\n")
-    assert "loaded in" in err
+    assert "loading letters (1 of 1)\nloaded in" in err
     assert "first text" in err
     assert "total" in err
 
@@ -78,6 +82,14 @@ def test_text_from_standard_input_and_a_limit(run, monkeypatch):
 
 def test_the_seed_reaches_the_model(run):
     assert run(PARROT, "{seed}", "--seed", 7)[1] == "7\n"
+
+
+def test_the_temperature_is_that_of_the_model(run, monkeypatch):
+    sampled = []
+    monkeypatch.setattr(ServedModel, "sampling", lambda self, **params: sampled.append(params) or Sampling())
+    run(PARROT, "hi")
+    run(PARROT, "hi", "--temperature", 0.5)
+    assert [params["temperature"] for params in sampled] == [None, 0.5]
 
 
 def test_inputs_may_stand_behind_flags(run):
@@ -126,6 +138,21 @@ def test_a_picture_is_written(run, workdir):
     assert (workdir / "output.png").read_bytes()[1:4] == b"PNG"
 
 
+def test_a_prompt_is_drawn(run, workdir):
+    status, out, err = run(PAINTER, "a", "dot")
+    assert (status, out) == (0, ""), err
+    assert (workdir / "output.png").read_bytes()[1:4] == b"PNG"
+    assert "output.png: image" in err
+
+
+def test_a_prompt_is_drawn_by_sd3(run, workdir):
+    save_sd3(workdir / "sd3")
+    status, _, err = run(f"sd3@{workdir / 'sd3'}", "a cat", "-o", "cat.png")
+    assert status == 0, err
+    with Image.open(workdir / "cat.png") as image:
+        assert min(image.size) > 0
+
+
 def test_what_was_played(run, workdir, monkeypatch):
     """A player that notes what it is given: the tests' machines have no loudspeaker."""
     player = workdir / "aplay"
@@ -155,6 +182,63 @@ def test_mistakes_are_reported_with_what_to_do(run, arguments, reported):
     assert (status, out) == (1, "")
     assert reported in err
     assert "\n  fix: " in err
+
+
+FAILING_MODEL = """
+from collections.abc import Iterator
+import numpy as np
+from mstar import Component, Int64, Model, Tensor, Text, op, walk
+from mstar.requests import ChatRequest
+
+WHERE = {where!r}
+
+def fail(place):
+    if WHERE == place:
+        raise ValueError("bad luck")  # the line
+
+class Echo(Component):
+    def prepare(self) -> None:
+        fail("prepare")
+
+    @op
+    def first(self, text: str) -> Int64[Tensor, "1"]:
+        fail("op")
+        return np.array([ord(text[0])], np.int64)
+
+class Failing(Model):
+    def __init__(self) -> None:
+        fail("import")
+        self.echo = Echo()
+
+    @walk
+    def say(self, text: str) -> Iterator[Text]:
+        yield Text(self.echo.first(text))
+
+    async def route(self, request: ChatRequest) -> None:
+        fail("route")
+        await self.say(request.messages[0].parts[0])
+
+    def detokenize(self, tokens, /):
+        fail("detokenize")
+        return bytes(tokens).decode()
+"""
+
+
+@pytest.mark.parametrize("where", ["op", "route", "prepare", "detokenize", "import"])
+def test_an_exception_of_a_model_has_its_line(run, workdir, where):
+    text = FAILING_MODEL.format(where=where)
+    (workdir / "failing.py").write_text(text)
+    line = 1 + text[: text.index("# the line")].count("\n")
+    status, out, err = run("failing.py", "x")
+    assert (status, out) == (1, "")
+    assert f"failing.py:{line}" in err
+    assert "ValueError: bad luck" in err
+    assert "Traceback" not in err
+    assert "raised at:" not in err
+    assert ("op echo.first of walk say raised" in err) is (where == "op")
+    status, _, err = run("failing.py", "x", "--traceback")
+    assert status == 1
+    assert f'failing.py", line {line}, in fail' in err
 
 
 def test_without_a_player_nothing_is_played(run, monkeypatch):

@@ -1,5 +1,7 @@
 """`mstar serve` as an operator runs it: a process with a port, ready when it says so, gone when it is told to go."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def wait_exit(process):
 
 def test_running_requests_finish_after_a_signal():
     with start_server(f"{PARROT}:Parrot", "--in-process", "--name", "bird", "--api-key", "k") as (process, url):
-        wait_ready(process)
+        assert wait_ready(process)[-1] == f"  API at {url}/v1, studio at {url}/\n"
         assert httpx2.get(f"{url}/v1/models").status_code == 401
         with httpx2.Client(base_url=url, headers={"Authorization": "Bearer k"}) as client:
             assert client.get("/ready").json()["phase"] == "ready"
@@ -71,6 +73,90 @@ def test_running_requests_finish_after_a_signal():
 def test_a_public_address_needs_a_key(host, capsys):
     assert main(["serve", str(NOOP), "--host", host]) == 1
     assert "fix: pass --api-key-file" in capsys.readouterr().err
+
+
+def test_a_server_without_keys_accepts_only_known_hosts():
+    with start_server(NOOP, "--in-process", "--allow-host", "box.local") as (process, url):
+        wait_ready(process)
+        port = url.rpartition(":")[2]
+        for host, status in (("localhost", 200), ("127.0.0.1", 200), ("box.local", 200), ("evil.example", 421)):
+            assert httpx2.get(f"{url}/v1/models", headers={"Host": f"{host}:{port}"}).status_code == status, host
+
+
+def test_probes_have_a_port_without_a_key_if_one_is_configured():
+    flags = ("--in-process", "--api-key", "k", "--probe-port", "0", "--max-running-requests", "3")
+    with start_server(NOOP, *flags) as (process, url):
+        port = re.search(r"probes at port (\d+)", "".join(wait_ready(process)))[1]
+        assert httpx2.get(f"{url}/ready").status_code == 401
+        assert httpx2.get(f"http://127.0.0.1:{port}/ready").json()["phase"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert wait_exit(process)[0] == 0
+
+
+def read_until(process, text):
+    """What it prints until a line contains the text."""
+    lines = []
+    while (line := process.stdout.readline()) and text not in line:
+        lines.append(line)
+    assert line, "".join(lines)
+    return line
+
+
+def test_a_key_is_withdrawn_without_a_restart(tmp_path):
+    clients, operators = tmp_path / "keys", tmp_path / "operator.keys"
+    clients.write_text("one\ntwo\n")
+    operators.write_text("root\n")
+    for file in (clients, operators):
+        file.chmod(0o600)
+    more = ["--in-process", "--api-key-file", str(clients), "--operator-key-file", str(operators)]
+    with start_server(NOOP, *more) as (process, url):
+
+        def statuses():
+            keys = ("one", "two", "three", "root")
+            return [httpx2.get(f"{url}/ready", headers={"Authorization": f"Bearer {key}"}).status_code for key in keys]
+
+        wait_ready(process)
+        assert statuses() == [200, 200, 401, 200]
+        clients.write_text("two\nthree\n")
+        process.send_signal(signal.SIGHUP)
+        assert "1 added, 1 withdrawn" in read_until(process, "API keys reloaded")
+        assert statuses() == [401, 200, 200, 200]
+        clients.write_text("")  # a mistake: the previous keys stay valid
+        process.send_signal(signal.SIGHUP)
+        read_until(process, "API keys were not reloaded")
+        assert statuses() == [401, 200, 200, 200]
+
+
+@pytest.mark.parametrize("moment", ["imports", "listening"])
+def test_sighup_during_the_start_does_not_end_the_server(moment):
+    command = [sys.executable, "-m", "mstar.cli", "serve", str(NOOP), "--port", "0", "--in-process"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        try:
+            if moment == "imports":
+                status = Path(f"/proc/{process.pid}/status")
+                while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 1 << signal.SIGHUP - 1:
+                    time.sleep(0.001)
+            else:
+                process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            read_until(process, "API keys reloaded")
+            read_until(process, "ready")
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"), [(0o644, "can read the keys (mode 644)"), (0o602, "can add keys (mode 602)")]
+)
+def test_a_key_file_that_other_users_can_use_is_reported(mode, text, tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    keys.chmod(mode)
+    assert main(["serve", str(NOOP), "--api-key-file", str(keys), "--port", "1", "--host", "203.0.113.1"]) == 1
+    output = capsys.readouterr().err
+    assert text in output
+    assert f"fix: chmod 600 {keys}" in output
+    assert ("cannot listen" in output) == (mode == 0o644)  # readable by others is a warning, writable an error
 
 
 def test_what_cannot_be_served_is_reported_at_once(tmp_path, capsys):
@@ -107,6 +193,48 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(how, tmp_path, ca
     (tmp_path / "broken.py").write_text(BROKEN_MODEL)
     assert main(["serve", str(tmp_path / "broken.py"), "--port", "0", *how]) == 1
     assert "no weights" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_json_logs_of_a_failed_start_are_json(tmp_path):
+    model = tmp_path / "bad.py"
+    model.write_text(BROKEN_MODEL.replace("raise LoadError", "1 / 0, LoadError"))
+    command = [sys.executable, "-m", "mstar.cli", "serve", f"{model}:Broken", "--port", "0", "--log-format", "json"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (ended.returncode, ended.stdout) == (1, "")
+    outputs = [line for line in lines if line["event"] == "output of a process"]
+    assert any("ZeroDivisionError" in line["output"] and line["pid"] for line in outputs)
+    assert (lines[-1]["level"], lines[-1]["error"]) == ("critical", "LaunchError")
+    assert "ZeroDivisionError" in lines[-1]["message"]
+
+
+@pytest.mark.slow
+def test_a_server_whose_log_is_not_read_goes_on():
+    command = [sys.executable, "-m", "mstar.cli", "serve", f"{PARROT}:Parrot", "--name", "bird", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        url = process.stdout.readline().split()[-1]
+        wait_ready(process)
+        with httpx2.Client(base_url=url, timeout=5) as client:
+            for _ in range(3000):
+                assert client.get("/v1/nowhere").status_code == 404  # a log line each
+            assert client.get("/health").status_code == 200
+            metrics = client.get("/metrics").text
+        titles = [path.read_bytes().strip(b"\0") for path in children_of(process.pid)]
+        assert {b"mstar: conductor", b"mstar: worker local", b"mstar: standby"} <= {*titles}
+        assert 'mstar_process_resident_memory_bytes{process="local"}' in metrics
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children_of(pid):
+    """Command lines of the children of a process."""
+    children = [one for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    return [Path(f"/proc/{child}/cmdline") for child in children]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`mstar top`: what it makes of a server's figures."""
 
+import os
 from math import inf
 
 import httpx2
@@ -32,6 +33,10 @@ def test_one_table_of_a_server(server, monkeypatch, capsys):
     assert row[3] in ("ms", "s")
     assert "Text" in row
     assert " conductor " in out
+    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["front"])
+    assert row[1] == str(os.getpid())
+    assert row[2].endswith("%")
+    assert "MiB" in row
 
 
 def make_figures(at, calls, batches, seconds, waited):
@@ -55,6 +60,28 @@ def test_what_ops_do(capsys):
     Console(width=120).print(watch.table())
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if "lm.next_token" in line)
     assert row == ["m", "lm.next_token", "w0", "40.0", "8.0", "50%", "10", "ms"]
+
+
+def test_a_long_batch_is_shown_with_its_op(capsys):
+    from rich.console import Console
+
+    def sample(at, seconds):
+        labels = {"model": "m", "component": "lm", "op": "decode", "worker": "w0"}
+        other = labels | {"op": "encode"}
+        running = {tuple(sorted(labels.items())): seconds, tuple(sorted(other.items())): 0.0}
+        return top.MetricsSample(at, "ready", {"mstar_op_running_seconds": running})
+
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.append(sample(0.0, 2.0))
+    Console(width=120).print(watch.table())
+    assert "lm.decode" not in capsys.readouterr().out
+    watch._samples.append(sample(10.0, 12.0))
+    Console(width=120).print(watch.table())
+    out = capsys.readouterr().out
+    assert "long batches" in out
+    assert "lm.encode" not in out
+    row = next(line.split() for line in out.splitlines() if "lm.decode" in line)
+    assert row == ["m", "lm.decode", "w0", "12", "s"]
 
 
 def test_looks_are_forgotten():

@@ -215,7 +215,7 @@ def test_errors_are_typed(client):
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     with pytest.raises(BadRequest) as refused:
         client.chat("parrot", "x", temperature=9).result()
-    assert (refused.value.status, refused.value.param) == (422, "temperature")
+    assert (refused.value.status, refused.value.param) == (400, "temperature")
     assert str(refused.value).endswith("\n  fix: change the request")
     with pytest.raises(NotFound, match="/v1/chat/completions"):
         client.embed("parrot", ["x"])

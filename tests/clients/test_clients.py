@@ -7,6 +7,7 @@ import subprocess
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+import httpx2
 import numpy as np
 import pytest
 import soundfile
@@ -75,3 +76,10 @@ def test_openpi_gets_the_actions_of_the_model(tmp_path):
     assert [*actions.shape] == [2, 50, 7]
     for seed, chunk in enumerate(actions):  # of one call, each chunk has a seed of its own
         assert np.array_equal(chunk, Arm().run(ActionRequest(seen, "fold", seed)).emissions[-1].value)
+
+
+def test_an_agent_uses_responses_and_tools():
+    with run_server(f"{ROOT / 'tests' / 'server' / 'toy_models.py'}:Parrot", "--in-process") as url:
+        (model,) = httpx2.get(f"{url}/v1/models").json()["data"]
+        lines = run_client("livekit", "respond_livekit.py", f"{url}/v1", model["id"])
+    assert lines == ["hello", "again", 'look {"at":1}']

@@ -77,7 +77,7 @@ class DriverProcess:
         return self.cluster.health()
 
     def hosts(self):
-        return self.cluster.hosts()
+        return self.cluster.status.hosts()
 
     def exits(self):
         return [[str(peer), reason] for _, peer, reason in self.cluster.recent_exits]
@@ -96,9 +96,13 @@ class DriverProcess:
         """Wait until all processes are up. Returns the elapsed seconds."""
         return wait_until(lambda: set(self.cluster.health().values()) == {"up"}, seconds)
 
-    def wait_exits(self, count, seconds=15.0):
-        """Wait until this number of children has exited or become unreachable."""
-        wait_until(lambda: len(self.cluster.recent_exits) >= count, seconds)
+    def _unresponsive(self):
+        replies = [self.front.query_activity(peer).result(5.0) for peer in set(self.cluster.conductors.values())]
+        return {worker.name for reply in replies for worker in reply.workers if worker.state == "unresponsive"}
+
+    def wait_unresponsive(self, names, seconds=10.0):
+        """Wait until exactly these workers are unresponsive to their conductors."""
+        wait_until(lambda: self._unresponsive() == {*names}, seconds)
 
     def wait_state(self, name, state, seconds=15.0):
         wait_until(lambda: self.cluster.health()[name] == state, seconds)

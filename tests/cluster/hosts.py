@@ -132,7 +132,7 @@ class Hosts:
             "RAY_health_check_timeout_ms": "2000",
             "RAY_health_check_failure_threshold": "4",
             "XDG_RUNTIME_DIR": str(self.directory),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",  # the source of this checkout
         }
 
     def inside(self, number, *command, **options):

@@ -18,7 +18,7 @@ host = "10.77.0.1"
 host = "10.77.0.1"
 """
 MAX_GAP_S = 4.0
-"""Maximum gap in seconds when a host is lost: 1.1 s until it is declared dead, then recomputation."""
+"""Maximum gap in seconds when a host is lost: 1.1 s until its workers are unresponsive, then recomputation."""
 
 
 def test_streams_survive_host_failures(hosts, driver):
@@ -28,18 +28,18 @@ def test_streams_survive_host_failures(hosts, driver):
     assert host_of["a"] == hosts.address(2)
     assert host_of["c"] != hosts.address(1), "replicas are spread"
 
-    # A disconnected host: no connection is closed. After it is back its workers have new incarnations.
+    # A disconnected host: no connection is closed. Its requests move, and after it is back its workers are used again.
     driver.call("send", model="orpheus", count=16)
     hosts.disconnect(2)
     try:
         assert max(driver.call("check")) < MAX_GAP_S
-        lost = {name for name, host in host_of.items() if host == hosts.address(2)}
-        driver.call("wait_exits", count=len(lost))
+        cut_off = [name for name, host in host_of.items() if host == hosts.address(2)]
+        driver.call("wait_unresponsive", names=cut_off)
     finally:
         hosts.reconnect(2)
-    driver.call("wait_up")
+    driver.call("wait_unresponsive", names=[])
     assert driver.call("hosts") == host_of
-    assert {name for name, _ in driver.call("exits")} == {f"{name}.0" for name in lost}
+    assert driver.call("exits") == []
     driver.call("run_clients", model="orpheus", count=16)
 
     # A killed host: pinned workers wait for it, other workers are placed elsewhere.

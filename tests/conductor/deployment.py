@@ -7,6 +7,7 @@ from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.sim.models import SimRequest, sim_model
 from mstar.wire import messages as m
+from mstar.wire.active_clock import MAX_STEP_S
 from mstar.wire.message import MessageReceived, Tick
 from mstar.wire.stats import WorkerLoad
 
@@ -27,6 +28,43 @@ def worker_load(queued_batches=0, utilization=0.0, deadline_misses=0):
     return WorkerLoad(utilization, {}, queued_batches, deadline_misses)
 
 
+class StubLauncher:
+    """Starts and stops the workers of a deployment as its conductor commands."""
+
+    def __init__(self, deployment):
+        self.incarnations = {}
+        self._deployment = deployment
+
+    def start_incarnation(self, name):
+        """Register the next incarnation of a worker."""
+        self.incarnations[name] = self.incarnations.get(name, -1) + 1
+        self._deployment.worker_up(name, self.incarnations[name])
+
+    def stop_workers(self):
+        """Let the workers exit that were stopped (`StopWorker`); return their names."""
+        peers = [stop.peer for stop in self._deployment.sent_of_kind(m.StopWorker)]
+        for peer in peers:
+            self._deployment.exit_process(peer, "stopped")
+        return [peer.name for peer in peers]
+
+    def apply_commands(self):
+        """Stop and start workers; return the names of both."""
+        stopped = self.stop_workers()
+        started = [start.worker for start in self._deployment.sent_of_kind(m.StartWorker)]
+        for name in started:
+            if name not in self._deployment.workers:
+                self.start_incarnation(name)
+        return stopped, started
+
+    def stop_idle_workers(self, seconds=6.0):
+        """Advance the clock and stop workers; return the sorted names of those that stopped."""
+        stopped = []
+        for _ in range(round(seconds)):
+            self._deployment.advance_time(1.0)
+            stopped += self.stop_workers()
+        return sorted(stopped)
+
+
 class Deployment:
     """A conductor of some models, each with a placement. Its workers exist only as messages."""
 
@@ -34,9 +72,20 @@ class Deployment:
         self.model = next(iter(places))
         models = {name: planned(name, place) for name, place in places.items()}
         self.core = ConductorCore(conductor, LAUNCHER, models, limits)
-        self.now = 0.0
+        self._now = 0.0
         self.sent = []
-        self.incarnations = {}
+        self.launcher = StubLauncher(self)
+
+    @property
+    def now(self):
+        return self._now
+
+    @now.setter
+    def now(self, until):
+        """Let time pass while the conductor runs; a jump would be a pause of the conductor."""
+        while self._now < until:
+            self._now = min(until, self._now + MAX_STEP_S)
+            self.core.clock.advance(self._now)
 
     @property
     def workers(self):
@@ -69,18 +118,13 @@ class Deployment:
     def worker_up(self, name, incarnation=0, weights_version=0):
         self.deliver(m.Peer(name, incarnation), m.Register(weights_version=weights_version))
 
-    def start_incarnation(self, name):
-        """Register the next incarnation of a worker."""
-        self.incarnations[name] = self.incarnations.get(name, -1) + 1
-        self.worker_up(name, self.incarnations[name])
-
     def start_all(self):
         for name in sorted({name for model in self.core.models.values() for name in model.plans.workers}):
-            self.start_incarnation(name)
+            self.launcher.start_incarnation(name)
         return self
 
-    def exit_process(self, peer, reason="killed", suspects=()):
-        self.deliver(LAUNCHER, m.ProcessExited(peer, reason, list(suspects)))
+    def exit_process(self, peer, reason="killed", suspects=(), cause=m.ExitCause.EXTERNAL):
+        self.deliver(LAUNCHER, m.ProcessExited(peer, reason, list(suspects), cause=cause))
 
     def submit(self, rid, **fields):
         self.deliver(FRONTEND, m.Submit(rid, self.model, m.Value(SimRequest(1, 3)), **fields))
@@ -92,30 +136,6 @@ class Deployment:
         for seat, peer in enumerate(run.seats):
             done = m.SeatDone(rid, request.attempt, run.number, seat, outputs or {}, states or {}, {"Text": 3})
             self.deliver(peer, done)
-
-    def stop_workers(self):
-        """Let the workers exit that were stopped (`StopWorker`); return their names."""
-        peers = [stop.peer for stop in self.sent_of_kind(m.StopWorker)]
-        for peer in peers:
-            self.exit_process(peer, "stopped")
-        return [peer.name for peer in peers]
-
-    def apply_launcher_commands(self):
-        """Stop and start workers as the launcher would; return the names of both."""
-        stopped = self.stop_workers()
-        started = [start.worker for start in self.sent_of_kind(m.StartWorker)]
-        for name in started:
-            if name not in self.workers:
-                self.start_incarnation(name)
-        return stopped, started
-
-    def stop_idle_workers(self, seconds=6.0):
-        """Advance the clock and stop workers as the launcher would; return the sorted names of those that stopped."""
-        stopped = []
-        for _ in range(round(seconds)):
-            self.advance_time(1.0)
-            stopped += self.stop_workers()
-        return sorted(stopped)
 
     # ---------------------------------------------------------------- messages sent
     def sent_of_kind(self, kind):

@@ -1,5 +1,7 @@
 """Admission control: rejection, running limit, queueing, and expiry of TTFT targets."""
 
+from collections import Counter
+
 import pytest
 
 from mstar.conductor.limits import ConductorLimits
@@ -62,6 +64,49 @@ def test_no_tenant_is_queued_without_a_queue():
     deployment.submit("r0", tenant="alice")
     deployment.submit("r1", tenant="bob")
     assert statuses(deployment) == {"r1": 429}
+
+
+def started_by(deployment):
+    """Number of started requests by the first letter of their id."""
+    return Counter(rid[0] for rid in deployment.started_walks())
+
+
+def test_one_tenant_cannot_take_all_running_slots():
+    deployment = talk(running=36, queued=100)
+    for number in range(60):
+        deployment.submit(f"a{number}", tenant="alice")
+    for number in range(3):
+        deployment.submit(f"b{number}", tenant="bob")
+    assert started_by(deployment) == {"a": 32, "b": 3}, "alice leaves an eighth of what it has"
+    assert deployment.core.stats()["queue"] == 28
+    assert statuses(deployment) == {}
+
+
+def test_tenants_share_the_running_slots():
+    deployment = talk(running=34, queued=100)
+    for number in range(60):
+        deployment.submit(f"a{number}", tenant="alice")
+        deployment.submit(f"b{number}", tenant="bob")
+    deployment.submit("c0", tenant="carol")
+    assert started_by(deployment) == {"a": 16, "b": 16, "c": 1}
+
+
+def test_requests_without_a_key_take_all_running_slots():
+    deployment = talk(running=36, queued=100)
+    for number in range(40):
+        deployment.submit(f"r{number}")
+    assert started_by(deployment) == {"r": 36}
+
+
+def test_the_queue_of_a_tenant_without_a_share_delays_no_ttft_target():
+    deployment = talk(running=36, queued=100)
+    for number in range(60):
+        deployment.submit(f"a{number}", tenant="alice")
+    load = WorkerLoad(0.1, {"talk": StreamDemand(0.01, 0.01, 0.1, 0.01)})
+    deployment.deliver(m.Peer("a", 0), m.Heartbeat(0.0, load))
+    deployment.submit("b0", tenant="bob", slo=Slo(ttft_s=0.5))
+    assert statuses(deployment) == {}
+    assert "b0" in deployment.started_walks()
 
 
 def test_a_slot_is_free_only_when_workers_have_released_the_attempt():

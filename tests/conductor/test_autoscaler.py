@@ -80,7 +80,7 @@ def test_it_scales_down_after_a_delay_and_never_below_min_replicas():
     stopped = []
     for _ in range(60):
         deployment.advance_time(1.0)
-        stopped += deployment.stop_workers()
+        stopped += deployment.launcher.stop_workers()
     assert len(stopped) == 2
     assert len(deployment.workers) == 1
 
@@ -103,7 +103,7 @@ def test_a_draining_worker_gets_no_walks_and_stops_when_idle():
     deployment.advance_time(0.5)
     assert deployment.sent_of_kind(m.StopWorker) == []  # its last messages can still be in transit
     deployment.advance_time(1.5)
-    assert deployment.stop_workers() == ["b"]
+    assert deployment.launcher.stop_workers() == ["b"]
 
 
 def test_the_idle_time_of_a_crashed_worker_does_not_count_for_its_successor():
@@ -120,7 +120,7 @@ def test_the_idle_time_of_a_crashed_worker_does_not_count_for_its_successor():
     deployment.advance_time(0.7)
     assert deployment.sent_of_kind(m.StopWorker) == []
     deployment.advance_time(1.0)
-    assert deployment.stop_workers() == ["b"]
+    assert deployment.launcher.stop_workers() == ["b"]
 
 
 def test_a_walk_that_exceeds_the_drain_timeout_is_retried_elsewhere():
@@ -135,7 +135,7 @@ def test_a_walk_that_exceeds_the_drain_timeout_is_retried_elsewhere():
     deployment.advance_time(2.5)
     assert deployment.started_walks() == {}
     deployment.advance_time(1.0)
-    assert deployment.stop_workers() == ["b"]
+    assert deployment.launcher.stop_workers() == ["b"]
     assert deployment.started_walks()[rid].name == "a"
 
 
@@ -188,7 +188,7 @@ def test_an_idle_model_scales_to_zero():
     deployment.advance_time(9.0)
     assert deployment.sent_of_kind(m.StopWorker) == []
     deployment.advance_time(10.0)
-    assert deployment.stop_workers() == ["a"]
+    assert deployment.launcher.stop_workers() == ["a"]
 
 
 def test_stats_count_starting_and_draining_workers():
@@ -209,7 +209,7 @@ def test_a_rolling_update_replaces_workers_one_by_one():
     incarnations, fewest = {"a": 0, "b": 0, "c": -1}, 2
     for _ in range(100):
         deployment.advance_time(0.5)
-        deployment.stop_workers()
+        deployment.launcher.stop_workers()
         for name in deployment.started_workers():
             incarnations[name] += 1
             deployment.worker_up(name, incarnations[name], weights_version=1)
@@ -230,7 +230,7 @@ def test_a_rolling_update_of_one_worker_makes_requests_wait():
     assert set(deployment.started_walks()) == {"r0"}
     deployment.finish_walk("r0")
     deployment.advance_time(2.0)
-    assert deployment.stop_workers() == ["a"]
+    assert deployment.launcher.stop_workers() == ["a"]
     deployment.advance_time(0.5)
     assert deployment.started_workers() == ["a"]
     deployment.worker_up("a", 1, weights_version=1)

@@ -1,12 +1,15 @@
-"""The core dispatches events to its parts: workers, front ends, shutdown, statistics."""
+"""The core dispatches events to its parts: workers, front ends, shutdown, statistics, pauses and silent workers."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 import mstar.conductor
 from mstar.conductor.attempts import ATTEMPTS_PER_INCARNATION
 from mstar.wire import messages as m
-from tests.conductor.deployment import FRONTEND, LAUNCHER, Deployment
+from tests.conductor.deployment import FRONTEND, LAUNCHER, LIMITS, Deployment, worker_load
 
 A, B = m.Peer("a", 0), m.Peer("b", 0)
 
@@ -93,3 +96,83 @@ def test_the_package_has_no_import_cycle_and_no_part_imports_the_core():
         leaves = {name for name, modules in imports.items() if not modules & imports.keys()}
         assert leaves, f"import cycle among {sorted(imports)}"
         imports = {name: modules for name, modules in imports.items() if name not in leaves}
+
+
+# ---------------------------------------------------------------- silent workers
+WATCHED = replace(LIMITS, heartbeat_timeout_s=1.1)
+
+
+def watch(model="talk", *, workers=("a", "b")):
+    """A model on workers a and b with failure detection, and a request "r" on worker a."""
+    place = {"lm": ["a", "b"]} | ({"arm": ["a", "b"]} if model == "reach" else {})
+    deployment = Deployment({model: place}, WATCHED)
+    for name in workers:
+        deployment.worker_up(name)
+    deployment.submit("r")
+    assert deployment.requests["r"].walk_run.seats == (m.Peer("a", 0),)
+    deployment.sent.clear()
+    return deployment
+
+
+def hear_from(deployment, seconds, *names):
+    """Let time pass in which only these workers send heartbeats."""
+    deployment.advance_time(seconds, dict.fromkeys(names, worker_load()))
+
+
+@pytest.mark.parametrize("pause_s", [0.6, 1.2, 60.0, 3600.0])
+def test_a_pause_of_the_conductor_costs_no_worker(pause_s):
+    deployment = watch()
+    deployment._now += pause_s  # not through the harness: the conductor does not run meanwhile
+    deployment.tick()
+    hear_from(deployment, 0.5, "a", "b")
+    assert all(worker.is_responsive for worker in deployment.workers.values())
+    assert deployment.requests["r"].retries == 0
+    assert deployment.sent_of_kind(m.Kill) == []
+
+
+def test_a_pause_of_the_conductor_shifts_the_timeouts_of_requests():
+    deployment = watch()
+    deployment.submit("s", timeout_s=2.0)
+    deployment._now += 3600.0
+    deployment.tick()
+    assert deployment.requests.keys() == {"r", "s"}
+    hear_from(deployment, 2.0, "a", "b")
+    assert deployment.requests.keys() == {"r"}
+
+
+def test_requests_of_an_unresponsive_worker_move_to_another_one():
+    deployment = watch()
+    hear_from(deployment, 1.0, "b")
+    assert deployment.requests["r"].retries == 0
+    hear_from(deployment, 0.3, "b")
+    assert deployment.started_walks() == {"r": m.Peer("b", 0)}
+    assert deployment.sent_of_kind(m.Kill) == []
+    assert len(deployment.core.attempts) == 0, "no request waits for the confirmation of an unresponsive worker"
+    deployment.submit("s")
+    assert deployment.started_walks() == {"s": m.Peer("b", 0)}
+    hear_from(deployment, 0.1, "a", "b")
+    deployment.submit("t")
+    assert deployment.started_walks() == {"t": m.Peer("a", 0)}, "it is back"
+
+
+def test_requests_wait_for_an_unresponsive_worker_without_a_replica():
+    deployment = watch(workers=("a",))
+    hear_from(deployment, 60.0)
+    deployment.submit("s")
+    hear_from(deployment, 59.0)
+    assert deployment.requests["r"].retries == 0
+    assert deployment.requests["s"].walk_run.seats == (m.Peer("a", 0),)
+    assert deployment.sent_of_kind(m.Kill) == []
+    deployment.worker_up("b")
+    hear_from(deployment, 0.1, "b")
+    assert {rid: request.walk_run.seats[0].name for rid, request in deployment.requests.items()} == {"r": "b", "s": "b"}
+    hear_from(deployment, 3.0, "b")
+    assert [kill.peer for kill in deployment.sent_of_kind(m.Kill)] == [m.Peer("a", 0)]
+
+
+def test_a_non_idempotent_walk_waits_for_its_unresponsive_worker():
+    deployment = watch("reach")
+    deployment.finish_walk("r", {0: m.ValueInput(m.Value(5))})
+    seats = deployment.requests["r"].walk_run.seats
+    hear_from(deployment, 60.0, *({"a", "b"} - {seats[0].name}))
+    assert (deployment.requests["r"].retries, deployment.requests["r"].walk_run.seats) == (0, seats)

@@ -1,8 +1,7 @@
-"""Membership: registration, heartbeats, failure detection, dead peers and readiness."""
+"""Membership: registration, dead peers, stops and readiness."""
 
 import pytest
 
-from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.membership import Membership, WorkerLost
 from mstar.conductor.outbox import Outbox
 from mstar.wire import messages as m
@@ -16,10 +15,11 @@ class Cluster:
 
     def __init__(self):
         self.outbox = Outbox(LAUNCHER)
-        self.membership = Membership(self.outbox, ConductorLimits(heartbeat_timeout_s=1.0), {"a", "b"}, {"a"})
+        self.membership = Membership(self.outbox, {"a", "b"}, {"a"})
         self.events = []
         self.membership.subscribe(
-            started=[lambda _, worker: self.events.append(worker.peer)], lost=[lambda _, lost: self.events.append(lost)]
+            started=[lambda _, worker: self.events.append(worker.peer)],
+            lost=[lambda _, lost: self.events.append(lost)],
         )
 
     def sent(self):
@@ -78,45 +78,6 @@ def test_a_peer_that_registers_later_is_reported_too(cluster):
     cluster.membership.register_frontend(FRONTEND)
     cluster.membership.register(0.0, B, 0)
     assert cluster.sent() == [(FRONTEND, m.PeerDead(A)), (B, m.PeerDead(A))]
-
-
-def test_a_silent_worker_is_killed(cluster):
-    cluster.membership.register(0.0, A, 0)
-    cluster.membership.register(0.0, B, 0)
-    cluster.membership.on_message(0.9, B)
-    cluster.sent()
-    cluster.membership.tick(1.1)
-    assert (LAUNCHER, m.Kill(A, "no heartbeat for 1.1 s")) in cluster.sent()
-    assert cluster.events[-1] == WorkerLost(A)
-    assert cluster.membership.workers.keys() == {"b"}
-
-
-def test_heartbeats_are_sent_every_interval(cluster):
-    cluster.membership.register(0.0, A, 0)
-    cluster.sent()
-    for now in (0.0, 0.1, 0.2, 0.3):
-        cluster.membership.tick(now)
-    assert cluster.sent() == [(A, m.Heartbeat())] * 2
-
-
-def test_a_computing_worker_can_be_silent_up_to_the_grace_period(cluster):
-    cluster.membership.register(0.0, A, 0)
-    for now in range(61):
-        cluster.membership.on_still_computing(now, A)
-        cluster.membership.tick(now)
-    assert cluster.membership.is_alive(A)
-    for now in (61, 62):
-        cluster.membership.on_still_computing(now, A)
-        cluster.membership.tick(now)
-    assert not cluster.membership.is_alive(A)
-
-
-def test_a_batch_without_end_kills_its_worker(cluster):
-    cluster.membership.register(0.0, A, 0)
-    cluster.membership.on_batch_running(0.0, A, 120.0)
-    assert cluster.membership.is_alive(A)
-    cluster.membership.on_batch_running(0.0, A, 121.0)
-    assert (LAUNCHER, m.Kill(A, "its batch has run for 121 s")) in cluster.sent()
 
 
 def test_a_stopping_worker_cannot_register_until_it_exited(cluster):

@@ -42,7 +42,7 @@ def test_an_unloaded_model_has_no_workers():
     deployment = talk_deployment()
     assert deployment.model_states == {TALK: "loaded"}
     assert deployment.unload() == m.ModelStatusReply(1, {TALK: "unloaded"})
-    assert deployment.stop_idle_workers() == ["a", "b"]
+    assert deployment.launcher.stop_idle_workers() == ["a", "b"]
     assert (deployment.workers, deployment.model_states) == ({}, {TALK: "unloaded"})
     deployment.advance_time(60.0)
     assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
@@ -53,22 +53,22 @@ def test_running_requests_finish_before_unloading():
     deployment.submit("r")
     deployment.submit("s")
     deployment.unload()
-    assert deployment.stop_idle_workers(60) == []
+    assert deployment.launcher.stop_idle_workers(60) == []
     deployment.finish_walk("r")
-    assert deployment.stop_idle_workers(60) == []
+    assert deployment.launcher.stop_idle_workers(60) == []
     deployment.finish_walk("s")
     assert [end.status for end in deployment.sent_of_kind(m.RequestFinished)] == ["ok", "ok"]
-    assert deployment.stop_idle_workers() == ["a", "b"]
+    assert deployment.launcher.stop_idle_workers() == ["a", "b"]
 
 
 def test_the_next_request_loads_the_model():
     deployment = talk_deployment()
     deployment.unload()
-    deployment.stop_idle_workers()
+    deployment.launcher.stop_idle_workers()
     deployment.submit("r")
     assert deployment.model_states == {TALK: "loading"}
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.launcher.apply_commands() == ([], ["a", "b"])
     assert deployment.model_states == {TALK: "loaded"}
     assert deployment.started_walks().keys() == {"r"}
     deployment.finish_walk("r")
@@ -81,10 +81,10 @@ def test_the_next_request_loads_the_model():
 def test_a_load_command_loads_the_model():
     deployment = talk_deployment()
     deployment.unload()
-    deployment.stop_idle_workers()
+    deployment.launcher.stop_idle_workers()
     assert deployment.load() == m.ModelStatusReply(2, {TALK: "loading"})
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.launcher.apply_commands() == ([], ["a", "b"])
     deployment.advance_time(60.0)
     assert deployment.model_states == {TALK: "loaded"}
     assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
@@ -96,11 +96,11 @@ def test_commands_are_idempotent():
     for _ in range(2):
         for _ in range(2):
             assert deployment.unload().states == {TALK: "unloaded"}
-        assert deployment.stop_idle_workers() == ["a", "b"]
+        assert deployment.launcher.stop_idle_workers() == ["a", "b"]
         for _ in range(2):
             assert deployment.load().states == {TALK: "loading"}
         deployment.advance_time(0.3)
-        assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+        assert deployment.launcher.apply_commands() == ([], ["a", "b"])
 
 
 def test_a_draining_worker_stays_when_a_request_arrives():
@@ -126,59 +126,59 @@ def test_a_stopping_worker_is_started_again_after_it_stopped():
     for peer in stopping:
         deployment.exit_process(peer, "stopped")
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.launcher.apply_commands() == ([], ["a", "b"])
     assert deployment.started_walks().keys() == {"r"}
 
 
 def test_a_loading_model_can_be_unloaded():
     deployment = talk_deployment()
     deployment.unload()
-    deployment.stop_idle_workers()
+    deployment.launcher.stop_idle_workers()
     deployment.load()
     deployment.advance_time(0.3)
     assert deployment.started_workers() == ["a", "b"]
     assert deployment.unload().states == {TALK: "unloaded"}
     deployment.advance_time(1.0)
     for name in "ab":
-        deployment.start_incarnation(name)
-    assert deployment.stop_idle_workers() == ["a", "b"]
+        deployment.launcher.start_incarnation(name)
+    assert deployment.launcher.stop_idle_workers() == ["a", "b"]
     deployment.submit("r")
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.launcher.apply_commands() == ([], ["a", "b"])
     assert deployment.started_walks().keys() == {"r"}
 
 
 def test_a_queued_request_is_served_before_unloading():
     deployment = talk_deployment()
     deployment.unload()
-    deployment.stop_idle_workers()
+    deployment.launcher.stop_idle_workers()
     deployment.submit("r")
     deployment.unload()  # before a worker was started
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a", "b"])
+    assert deployment.launcher.apply_commands() == ([], ["a", "b"])
     assert deployment.started_walks().keys() == {"r"}
     deployment.finish_walk("r")
-    assert deployment.stop_idle_workers() == ["a", "b"]
+    assert deployment.launcher.stop_idle_workers() == ["a", "b"]
 
 
 def test_a_restarted_worker_is_unloaded_too():
     deployment = talk_deployment()
     deployment.unload()
     deployment.exit_process(m.Peer("a", 0))
-    deployment.start_incarnation("a")
-    assert deployment.stop_idle_workers() == ["a", "b"]
+    deployment.launcher.start_incarnation("a")
+    assert deployment.launcher.stop_idle_workers() == ["a", "b"]
 
 
 def test_workers_shared_with_a_loaded_model_stay():
     deployment = ModelDeployment(talk={"lm": ["a", "b"]}, guide={"lm": ["b"]}).start_all()
     assert deployment.unload(TALK).reason == ""
-    assert deployment.stop_idle_workers(60) == ["a"], "b serves the other one"
+    assert deployment.launcher.stop_idle_workers(60) == ["a"], "b serves the other one"
     assert deployment.model_states == {TALK: "unloaded", GUIDE: "loaded"}
     deployment.advance_time(30.0, {"b": worker_load(queued_batches=9, utilization=3.0)})
     assert deployment.sent_of_kind(m.StartWorker) == []
     deployment.submit("r")
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["a"])
+    assert deployment.launcher.apply_commands() == ([], ["a"])
     deployment.finish_walk("r")
     deployment.advance_time(60.0)
     assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
@@ -189,13 +189,13 @@ def test_a_model_that_shares_all_its_workers_cannot_be_unloaded():
     refused = deployment.unload(GUIDE)
     assert refused.states == {TALK: "loaded", GUIDE: "loaded"}
     assert refused.reason.startswith("it shares all its workers with talk\n  fix:")
-    assert deployment.stop_idle_workers(10) == []
+    assert deployment.launcher.stop_idle_workers(10) == []
     assert deployment.unload(TALK).reason == ""
     assert deployment.unload(GUIDE).reason == "", "no other model stays"
-    assert deployment.stop_idle_workers(10) == ["a", "b"]
+    assert deployment.launcher.stop_idle_workers(10) == ["a", "b"]
     deployment.load(GUIDE)
     deployment.advance_time(0.3)
-    assert deployment.apply_launcher_commands() == ([], ["b"])
+    assert deployment.launcher.apply_commands() == ([], ["b"])
     assert deployment.model_states == {TALK: "unloaded", GUIDE: "loaded"}
 
 
@@ -211,19 +211,19 @@ def test_fixed_workers_cannot_be_unloaded():
 @pytest.mark.parametrize("min_replicas", [0, 1])
 def test_an_elastic_group_unloads_at_once_and_reloads_as_before(min_replicas):
     deployment = ModelDeployment(talk={"lm": {"workers": ["a", "b", "c"], "min_replicas": min_replicas}})
-    deployment.start_incarnation("a")
+    deployment.launcher.start_incarnation("a")
     deployment.submit("r")
     deployment.advance_time(3.0, {"a": worker_load(queued_batches=9)})
-    deployment.apply_launcher_commands()
+    deployment.launcher.apply_commands()
     assert len(deployment.workers) == 2
     deployment.finish_walk("r")
     deployment.unload()
-    assert len(deployment.stop_idle_workers()) == 2
+    assert len(deployment.launcher.stop_idle_workers()) == 2
     deployment.load()
     deployment.advance_time(0.3)
-    assert len(deployment.apply_launcher_commands()[1]) == 1
+    assert len(deployment.launcher.apply_commands()[1]) == 1
     assert deployment.model_states == {TALK: "loaded"}
-    deployment.stop_idle_workers(30)
+    deployment.launcher.stop_idle_workers(30)
     assert len(deployment.workers) == min_replicas
     assert deployment.model_states == {TALK: "loaded" if min_replicas else "unloaded"}
 
@@ -231,14 +231,14 @@ def test_an_elastic_group_unloads_at_once_and_reloads_as_before(min_replicas):
 def test_weights_can_be_updated_while_a_model_is_unloaded():
     deployment = ModelDeployment(talk={"lm": ["a"]}, guide={"lm": ["b"]}).start_all()
     deployment.unload(TALK)
-    assert deployment.stop_idle_workers() == ["a"]
+    assert deployment.launcher.stop_idle_workers() == ["a"]
     deployment.deliver(LAUNCHER, m.RollWeights(1))
     for _ in range(20):
         deployment.advance_time(0.5)
-        deployment.stop_workers()
+        deployment.launcher.stop_workers()
         for start in deployment.sent_of_kind(m.StartWorker):
-            deployment.incarnations[start.worker] += 1
-            deployment.worker_up(start.worker, deployment.incarnations[start.worker], weights_version=1)
+            deployment.launcher.incarnations[start.worker] += 1
+            deployment.worker_up(start.worker, deployment.launcher.incarnations[start.worker], weights_version=1)
     assert [rolled.weights_version for rolled in deployment.sent_of_kind(m.WeightsRolled)] == [1]
     assert deployment.workers.keys() == {"b"}
     deployment.deliver(FRONTEND, m.Submit("r", TALK, m.Value(SimRequest(1, 3))))

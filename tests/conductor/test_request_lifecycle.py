@@ -134,7 +134,7 @@ def test_reports_of_earlier_attempts_are_ignored():
     old = seat_done(deployment, "r")
     deployment.deliver(A, m.RetryNeeded("r", 0, "a value could not be read"))
     deployment.deliver(A, old)
-    assert deployment.core.lifecycle.stale_messages == 1
+    assert deployment.core.walk_reports.stale_messages == 1
     assert deployment.requests["r"].attempt == 1
 
 
@@ -143,7 +143,7 @@ def test_a_report_of_a_worker_without_a_seat_is_ignored():
     deployment.worker_up("b")
     deployment.submit("r")
     deployment.deliver(B, seat_done(deployment, "r"))
-    assert deployment.core.lifecycle.stale_messages == 1
+    assert deployment.core.walk_reports.stale_messages == 1
 
 
 # ---------------------------------------------------------------- retry
@@ -219,9 +219,9 @@ def test_retries_are_limited():
 
 
 # ---------------------------------------------------------------- poison
-def die_with(deployment, peer, *rids, calls=3):
+def die_with(deployment, peer, *rids, calls=3, cause=m.ExitCause.CRASH):
     suspects = [m.Suspect(rid, deployment.requests[rid].attempt, calls) for rid in rids]
-    deployment.exit_process(peer, suspects=suspects)
+    deployment.exit_process(peer, suspects=suspects, cause=cause)
 
 
 def test_a_suspect_runs_in_isolation_around_the_call_that_killed_a_worker():
@@ -252,6 +252,28 @@ def test_a_request_that_kills_two_workers_at_the_same_call_alone_is_poison():
     deployment.worker_up("a", 1)
     die_with(deployment, A1, "r", calls=4)
     assert (end_of(deployment).status, deployment.requests.keys()) == ("poison", {"s"})
+
+
+def test_a_request_whose_worker_is_killed_from_outside_again_and_again_is_not_poison():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    for incarnation in range(10):
+        die_with(deployment, m.Peer("a", incarnation), "r", cause=m.ExitCause.EXTERNAL)
+        deployment.worker_up("a", incarnation + 1)
+    assert deployment.sent_of_kind(m.RequestFinished) == []
+    starts = deployment.sent_of_kind(m.StartWalk)
+    assert {start.isolate_at_call for start in starts} == {0}, "it runs in batches as before"
+
+
+def test_a_worker_that_was_killed_without_progress_accuses_its_requests():
+    deployment = deploy("talk")
+    deployment.submit("r")
+    for incarnation in range(2):
+        peer = m.Peer("a", incarnation)
+        deployment.core.membership.kill(deployment.now, peer, "its batch has run for 121 s")
+        die_with(deployment, peer, "r")
+        deployment.worker_up("a", incarnation + 1)
+    assert end_of(deployment).status == "poison"
 
 
 def test_deaths_at_different_calls_are_not_poison():

@@ -34,7 +34,8 @@ def commands():
     given = re.search(r"args:\n((?: +- .*\n)+)", CHART)[1]
     yield [re.sub(r"\{\{.*?\}\}", "30", line.strip()[2:]) for line in given.splitlines()]
     [front] = [one for one in CLUSTER if one["metadata"]["name"] == "front"]
-    yield shlex.split(re.search(r"exec mstar (.*)", front["spec"]["containers"][0]["args"][0])[1])
+    script = front["spec"]["containers"][0]["args"][0].replace("\\\n", " ")
+    yield shlex.split(re.search(r"exec mstar (.*)", script)[1])
 
 
 @pytest.mark.parametrize("words", [*commands()], ids=["image", "cuda", "compose", "chart", "kuberay"])

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from mstar.server.status import WorkerProcessStatus
 from tests.server.model_server import serve_models
 from tests.server.toy_models import BOOM, Parrot
 from tests.server.toy_server import chat_body
@@ -34,7 +35,10 @@ def samples():
         client.post("/v1/chat/completions", json=chat_body("abc", model="parrot"))
         client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}", model="parrot"))
         client.post("/v1/audio/speech", json={"model": "talker", "input": "one two", "response_format": "pcm"})
+        client.get("/metrics")
+        served.state.process_statuses = lambda: {"w0": WorkerProcessStatus("up")}
         served.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
+        served.state.metrics.refreshed_at = float("inf")  # no refresh, which would remove w0: there is no such process
         families = text_string_to_metric_families(client.get("/metrics").text)
         return [sample for family in families for sample in family.samples]
 

@@ -46,6 +46,7 @@ PAGES = (
     "docs/api/images.md",
     "docs/api/index.md",
     "docs/api/realtime.md",
+    "docs/api/responses.md",
     "docs/api/worlds.md",
 )
 """Pages where every claim needs evidence. Markers are resolved on all pages."""
@@ -160,6 +161,12 @@ def markdown_pages() -> list[str]:
 def test_all_evidence_exists(page):
     entries = [entry for block in blocks((ROOT / page).read_text("utf-8")) for entry in evidence(block)]
     assert {entry: reason for entry in entries if (reason := problem(entry))} == {}
+
+
+@pytest.mark.parametrize("page", markdown_pages())
+def test_every_test_that_a_page_names_exists(page):
+    named = set(re.findall(r"tests/[\w/]+\.py::test_\w+", (ROOT / page).read_text("utf-8")))
+    assert {entry: reason for entry in named if (reason := problem(entry))} == {}
 
 
 @pytest.mark.parametrize("page", PAGES)

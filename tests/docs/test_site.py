@@ -37,7 +37,7 @@ class Links(HTMLParser):
 def site(tmp_path_factory):
     made = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(made)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     return {path: Links(path.read_text("utf-8")) for path in made.rglob("*.html")}
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mstar.draw import to_json, to_mermaid, to_picture, to_svg
+from mstar.draw.builder import MAX_NOTE_CHARS
 from mstar.draw.text_size import CAPTION, LABEL, item_lines, text_width
 from mstar.graph import ir
 from mstar.graph.types import TensorType
@@ -215,6 +216,14 @@ def test_constants_fields_and_elements_are_folded():
     assert "actions[step]" in {edge.label for edge in PICTURES["rollout"].edges}
     (frame,) = [frame for frame in PICTURES["speak"].frames if frame.kind == "loop"]
     assert frame.caption == "loop ≤ sampling.max_tokens, until is_end"
+
+
+@pytest.mark.parametrize(("length", "is_truncated"), [(MAX_NOTE_CHARS, False), (MAX_NOTE_CHARS + 1, True)])
+def test_a_long_note_is_truncated_to_its_limit(length, is_truncated):
+    made, note = ir.Value("made", TOKEN), "text='".ljust(length - 1, "x") + "'"
+    walk = ir.Walk("long", (), (ir.Call("lm", "make", (), (made,), static=(("text", note[6:-1]),)),), (made,))
+    [box] = [box for box in to_picture(walk).boxes if box.shape == "op"]
+    assert box.note == (note[: MAX_NOTE_CHARS - 1] + "…" if is_truncated else note)
 
 
 def test_writers_and_readers_of_a_stream_are_stacked():

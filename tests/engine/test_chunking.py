@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from mstar import ONE_ROW, Component, Float32, Int64, Layout, Tensor, op, padded, ragged, stacked
 from mstar.engine import engine as engine_module
+from mstar.engine.chunking import split_budget
 from mstar.engine.engine import MIN_CHUNK_POSITIONS, Engine
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed
 from mstar.errors import NotFinite
 from tests.engine.toy_components import (
     POISON,
     PagedComponent,
+    PagedLog,
     Poison,
     digest,
     int_array,
@@ -120,6 +122,29 @@ def test_a_job_that_got_nothing_was_not_run():
     jobs = read_jobs(paged, 6, 6)
     assert step(Engine(max_batched_tokens=6), paged, jobs)[1] is UNFINISHED
     assert (jobs[1].done, jobs[1].arguments["notes"].values(), paged.batch_positions) == (0, [], [6])
+
+
+def test_a_job_that_got_nothing_is_not_a_row_of_the_batch():
+    rows = []
+
+    class Counting(PagedComponent):
+        @op(batch=ragged("T"), chunked=True)
+        def read(self, x: Int64[Tensor, "T"], notes: PagedLog, layout: Layout = ONE_ROW) -> Int64[Tensor, "1"]:
+            """The length of each row."""
+            rows.append(layout.rows)
+            return np.array([[length] for length in layout.lengths])
+
+    paged = Counting(pages=40)
+    Engine(max_batched_tokens=6).run(paged, Counting.ops()["read"], read_jobs(paged, 6, 6))
+    assert rows == [1]
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(None, 5), (9, 5), (3, 3)])
+def test_the_next_chunk_begins_where_the_last_one_ended(budget, chunk):
+    [job] = read_jobs(PagedComponent(pages=40), 9)
+    job.done = 4
+    split_budget(PagedComponent.ops()["read"], [job], budget)
+    assert (job.end, job.chunk_length) == (4 + chunk, chunk)
 
 
 def test_jobs_at_different_places_share_a_batch():

@@ -283,11 +283,11 @@ class Floats(Component):
         return [1] * len(x), x
 
     @op(batch=stacked)
-    def listed(self, x: Float32[Tensor, "T"]) -> Float32[Tensor, "T"]:
+    def listed(self, x: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
         return [*x]
 
     @op
-    def lone(self, x: Float32[Tensor, "T"]) -> Float32[Tensor, "T"]:
+    def lone(self, x: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
         return x
 
     @op(batch=padded("T"))

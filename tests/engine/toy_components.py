@@ -11,6 +11,7 @@ import numpy as np
 from mstar import (
     ONE_ROW,
     Component,
+    Float,
     Float32,
     Int64,
     Layout,
@@ -83,7 +84,7 @@ class FailingOps(Component):
         return self._read([row[:length] for row, length in zip(x, layout.lengths, strict=True)], notes)
 
     @op(batch=stacked)
-    def scale(self, x: Float32[Tensor, "T"], by: Static[int] = 2) -> Float32[Tensor, "T"]:
+    def scale(self, x: Float[Tensor, "T"], by: Static[int] = 2) -> Float[Tensor, "T"]:
         self.ran.append(len(x))
         return x * by
 

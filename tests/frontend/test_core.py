@@ -21,6 +21,7 @@ from mstar.frontend.core import (
 )
 from mstar.walk.client_input import NEVER_INTERRUPTS
 from mstar.wire import messages as m
+from mstar.wire.active_clock import MAX_STEP_S
 from mstar.wire.frame import UnreadableValue
 
 FRONTEND = m.Peer("front", 0)
@@ -53,8 +54,12 @@ class Harness:
         return self.receive(m.RequestFinished(RID, status, totals, m.Value("result")))
 
     def tick(self, seconds=CHECK_INTERVAL_S):
-        self.now += seconds
-        return self.step(Tick())
+        """Let time pass in ticks; a jump would be a pause of the front end. Returns the actions of all of them."""
+        until, actions = self.now + seconds, []
+        while self.now < until:
+            self.now = min(until, self.now + MAX_STEP_S)
+            actions += self.step(Tick())
+        return actions
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Response streams: disconnects cancel requests, slow readers cause backpressure, concurrent streams finish."""
 
 import asyncio
+import gc
 import json
 import time
+from concurrent.futures import Future
 
-from mstar.frontend.response_stream import LoopBridge, RequestEnded, ResponseStream
+from mstar.frontend.response_stream import LoopBridge, RequestEnded, ResponseStream, wait_reply
 from mstar.requests import ChatRequest, Message
 from mstar.server.errors import api_error_from
 from mstar.wire.messages import RequestFinished, Submit, Value
@@ -108,3 +110,20 @@ def test_many_concurrent_streams_finish(server):
     assert asyncio.run(all_of_them()) == [f"number {number}!" for number in range(100)]
     assert time.monotonic() - begun < 5
     assert server.wait_until_idle()
+
+
+def test_a_reply_that_fails_too_late_is_not_reported_as_unretrieved():
+    problems = []
+
+    async def wait():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["message"]))
+        query = Future()
+        assert await wait_reply(query, 0.01) is None
+        query.set_exception(TimeoutError("no reply"))
+        await asyncio.sleep(0.01)
+        del query
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(wait())
+    assert problems == []

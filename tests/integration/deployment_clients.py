@@ -130,18 +130,23 @@ def add_frontend(deployment, name="front"):
     return front_end
 
 
-def run_clients(front_end, model, oracle, count, stall_s=30.0):
-    """Run concurrent clients and check each of them. They fail if none of them gets an event for `stall_s` seconds.
+def wait_for_clients(clients, stall_s=30.0):
+    """Wait for the end of all clients. Fails if none of them gets an event for `stall_s` seconds.
 
     The total time is not limited: on a busy machine it says nothing about the deployment.
     """
-    requests = [oracle.requests[number % len(oracle.requests)] for number in range(count)]
-    clients = [Client(front_end, model, request, timeout_s=REQUEST_TIMEOUT_S) for request in requests]
     while waiting := [client for client in clients if client.end is None]:
         silent_s = time.monotonic() - max(client.log[-1][0] for client in clients)
         counts = {client.rid: client.output_counts for client in waiting}
         assert silent_s < stall_s, f"no event for {silent_s:.0f} s; outputs so far: {counts}"
         waiting[0].wait_up_to(0.1)
+
+
+def run_clients(front_end, model, oracle, count, stall_s=30.0):
+    """Run concurrent clients and check each of them."""
+    requests = [oracle.requests[number % len(oracle.requests)] for number in range(count)]
+    clients = [Client(front_end, model, request, timeout_s=REQUEST_TIMEOUT_S) for request in requests]
+    wait_for_clients(clients, stall_s)
     for number, client in enumerate(clients):
         oracle.check(client, number)
     return clients

@@ -8,7 +8,7 @@ import pytest
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.requests import Sampling
 from mstar.walk.load import load_model
-from tests.chaos.deployment import child_peers, collect_stats
+from tests.chaos.deployment import collect_stats
 from tests.integration.deployment_clients import Client, Oracle, add_frontend, module_of, run_clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -28,7 +28,7 @@ def make_oracle(name, count, longest, tokens):
 
 
 def pages(local, front_end):
-    stats = collect_stats(front_end, child_peers(local))
+    stats = collect_stats(front_end, local.peers())
     return [n for what, n in stats.items() if what.endswith("lm.pages_used")]
 
 

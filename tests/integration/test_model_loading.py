@@ -162,8 +162,12 @@ def answer_text(answer):
     return "".join(json.loads(chunk)["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1])
 
 
-def test_a_server_unloads_and_loads(report):
-    with start_server(f"{PARROT}:Parrot", "--name", "bird", "--api-key", "k") as (process, url):
+def test_a_server_unloads_and_loads(report, tmp_path):
+    operator_keys = tmp_path / "operator.keys"
+    operator_keys.write_text("k\n")
+    operator_keys.chmod(0o600)
+    options = ("--name", "bird", "--operator-key-file", str(operator_keys))
+    with start_server(f"{PARROT}:Parrot", *options) as (process, url):
         wait_ready(process)
         assert httpx2.post(f"{url}/v1/models/bird/unload").status_code == 401
         with httpx2.Client(base_url=url, headers={"Authorization": "Bearer k"}) as client:
@@ -186,4 +190,4 @@ def test_a_server_unloads_and_loads(report):
             report(f"the first answer came {time.monotonic() - start:.1f} s after the request")
             assert state() == "loaded"
             assert client.post("/v1/models/bird/load").json() == {"model": "bird", "state": "loaded"}
-            assert client.post("/v1/models/nobody/load").status_code == 404
+            assert client.post("/v1/models/absent/load").status_code == 404

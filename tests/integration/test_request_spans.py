@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mstar.conductor.core import ConductorCore, MessageReceived
+from mstar.conductor.core import ConductorCore
 from mstar.conductor.model import ConductorModel
 from mstar.frontend import actor as frontend_actor
 from mstar.launch.in_process import InProcessLauncher
@@ -15,6 +15,7 @@ from mstar.plan.compile import plan
 from mstar.plan.placement import parse_placement
 from mstar.plan.planned_model import PlannedModel
 from mstar.wire import messages as m
+from mstar.wire.message import MessageReceived, Tick
 from tests.chaos.deployment import TRAPS_FILE
 from tests.chaos.deployment import TrapRequest as FileTrapRequest
 from tests.chaos.faulty_models import TrapRequest, TwoTraps
@@ -62,6 +63,8 @@ def new_conductor(*events):
     }
     core = ConductorCore(peer, m.Peer("launcher", 0), models)
     for now, (sender, message) in enumerate(events):
+        for tick in range(10 * (now > 0)):  # without them the second would be a pause of the conductor
+            core.step(now - 1 + tick / 10, Tick())
         core.step(float(now), MessageReceived(sender, message))
     spans = core.request_spans.snapshot(9.0, "r")
     return [(span.kind, span.name, span.walk_index, span.start, span.end, span.detail) for span in spans], core

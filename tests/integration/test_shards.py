@@ -13,7 +13,7 @@ from mstar.conductor.attempts import ATTEMPTS_PER_INCARNATION
 from mstar.config import RuntimeConfig
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.walk.load import load_model
-from tests.chaos.deployment import child_peers, is_fully_up, wait_until_idle
+from tests.chaos.deployment import is_fully_up, wait_until_idle
 from tests.cli.test_serve import PARROT, start_server, wait_exit, wait_ready
 from tests.integration.deployment_clients import Client, Oracle, add_frontend
 from tests.integration.test_replicas import wait_for
@@ -62,7 +62,7 @@ def test_a_conductor_crash_restarts_only_its_requests(deployment, report):
             f"the other's for {gaps_s[calm]:.2f} s"
         )
     assert [peer.name for _, peer, _ in local.recent_exits] == ["conductor", "conductor-2"]
-    wait_until_idle(front_end, child_peers(local))
+    wait_until_idle(front_end, local.peers())
 
 
 def test_over_http_shards_are_invisible(tmp_path):

@@ -94,10 +94,10 @@ def test_best_effort_requests_wait_for_streams_and_are_served(front_end):
 
 def test_late_outputs_are_counted(front_end):
     submit(front_end, 3)
-    for events in [submit(front_end, 10) for _ in range(9)]:  # twice the capacity
+    for events in [submit(front_end, 10) for _ in range(9)]:  # four more than the capacity
         wait_end(events)
     stats = front_end.query_stats(m.Peer("local", 0)).result(5.0)
     (deadlines,) = stats.deadlines
     assert (deadlines.model, deadlines.kind, deadlines.count) == ("drip", "Audio", 12 + 3 + 90)
-    assert deadlines.misses > 5
+    assert deadlines.misses >= 4  # each stream beyond the capacity is late once; then its playback starts anew
     assert deadlines.lateness_s > 0

@@ -9,6 +9,7 @@ import time
 import tomllib
 from pathlib import Path
 
+from mstar.conductor.liveness.watch import HEARTBEAT_INTERVAL_S
 from mstar.config import ConductorConfig, WorkerConfig
 from mstar.launch import child_main
 from mstar.plan.placement import parse_placement
@@ -16,11 +17,13 @@ from mstar.transfer.codec import ArenaCodec
 from mstar.wire.messages import (
     Drain,
     Drained,
+    Heartbeat,
     Kill,
     Peer,
     ProcessExited,
     Ready,
     Register,
+    RolloutFailed,
     RollWeights,
     StartWorker,
     StopWorker,
@@ -54,6 +57,7 @@ class StubConductor(StubActor):
         super().__init__(config, actor_loop)
         placements = [parse_placement(tomllib.loads(text)) for text in config.placements.values()]
         self.missing = {name for one in placements for name in one.initial_workers()}
+        self.last_heartbeat_at = 0.0
         for name in self.peers:
             self.send(name, Register(tuple(sorted(map(str, self.peers.values())))))
 
@@ -66,10 +70,16 @@ class StubConductor(StubActor):
                     self.send("launcher", Ready())
             case ProcessExited() | RollWeights() if FRONT in self.peers:
                 self.send(FRONT, message)
-            case Kill() | StartWorker() | StopWorker() | WeightsRolled():
+            case Kill() | StartWorker() | StopWorker() | WeightsRolled() | RolloutFailed():
                 self.send("launcher", message)
             case Drain() if self.fault != "never drained":
                 self.send("launcher", Drained())
+
+    def tick(self, now):
+        """Send heartbeats: the launcher replaces a silent conductor."""
+        if now - self.last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
+            self.last_heartbeat_at = now
+            self.send("launcher", Heartbeat())
 
 
 class StubWorker(StubActor):
@@ -77,7 +87,7 @@ class StubWorker(StubActor):
         super().__init__(config, actor_loop)
         self.box = BlackBox.create(Path(config.black_box))
         self.box.write([Suspect("r1", 7, 2)])
-        self.send(config.conductor, Register(("m.lm",)))
+        self.send(config.conductor, Register(("m.lm",), config.weights_version))
         self.send("launcher", Register())
 
     def receive(self, now, sender, message):
@@ -86,8 +96,10 @@ class StubWorker(StubActor):
 
 
 def main(config):
-    fault = config.options.failpoints.get(config.name, "")
-    if fault == "dies" or (fault == "dies later" and config.incarnation):
+    peer = Peer(config.name, config.incarnation)
+    fault = config.options.failpoints.get(peer.worker, "")
+    cause = fault.removeprefix("dies while ")
+    if fault == "dies" or (cause != fault and peer != Peer(peer.worker, 0) and Path(cause).exists()):
         sys.exit("no weights here")
     if fault == "hangs":
         time.sleep(60)

@@ -43,6 +43,23 @@ def test_a_standby_waits_ready_and_exits_when_not_needed():
     assert standby.returncode == 0
 
 
+MODEL_WITH_ENVIRONMENT = """
+import os
+import pathlib
+
+pathlib.Path(__file__).with_name("seen").write_text(os.environ.get("ORT_DISABLE_TELEMETRY", ""))
+"""
+
+
+def test_telemetry_of_dependencies_is_off_before_a_model_is_imported(tmp_path, monkeypatch):
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    (tmp_path / "model.py").write_text(MODEL_WITH_ENVIRONMENT)
+    with child(os.getpid(), tmp_path / "model.py") as standby:
+        wait_until(lambda: "pipe_read" in Path(f"/proc/{standby.pid}/wchan").read_text())
+        standby.communicate()
+    assert (tmp_path / "seen").read_text() == "1"
+
+
 def test_the_child_of_another_launcher_does_not_start(tmp_path):
     with child(os.getppid()) as stray:
         stray.communicate(msgspec.msgpack.encode(make_config(tmp_path, MODEL)))
@@ -59,3 +76,16 @@ def test_an_error_is_printed_without_a_traceback(tmp_path):
 
 def test_the_key_is_not_shown(tmp_path):
     assert repr(make_config(tmp_path, MODEL)) == "ConductorConfig(conductor.0)"
+
+
+def test_ps_shows_the_role_of_a_process(tmp_path):
+    def title(process):
+        folder = Path(f"/proc/{process.pid}")
+        return (folder / "cmdline").read_bytes().strip(b"\0").decode(), (folder / "comm").read_text().strip()
+
+    with child(os.getpid(), MODEL) as process:
+        wait_until(lambda: title(process) == ("mstar: standby", "standby"))
+        process.stdin.write(msgspec.msgpack.encode(make_config(tmp_path, MODEL)))
+        process.stdin.close()
+        wait_until(lambda: title(process) == ("mstar: conductor", "conductor"))
+        process.kill()

@@ -16,10 +16,11 @@ import pytest
 from mstar.config import RuntimeConfig
 from mstar.errors import PlacementError
 from mstar.launch import launcher as launcher_module
+from mstar.launch.child import RestartStatus
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.launch.run_directory import remove_stale_directories
 from mstar.launch.supervisor import LaunchError
-from mstar.wire.messages import Kill, Peer, ProcessExited, Register, Suspect
+from mstar.wire.messages import ExitCause, Kill, Peer, ProcessExited, Register, StartWorker, StopWorker, Suspect
 from tests.launch.launcher_harness import Probe, StubLauncher, group_pids, is_running, make_placement, wait_until
 from tests.machine_share import TimeLimit
 
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 def run_root(tmp_path, monkeypatch):
     """Separate run directories per test, and no delay of the standby."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("mstar.launch.supervisor.STANDBY_DELAY_S", 0.0)
+    monkeypatch.setattr("mstar.launch.standby.STANDBY_DELAY_S", 0.0)
     return tmp_path
 
 
@@ -98,9 +99,10 @@ def test_exits_are_reported_and_processes_restarted(launch):
     wait_until(lambda: local.health() == {"conductor": "up", "a": "up"})
     for kill in (Kill(Peer("a", 0), "outdated"), Kill(Peer("a", 1), "no heartbeat for 2 s")):
         local.actor_loop.call_soon(lambda kill=kill: local.actor_loop.send(probe.peer, local.conductors["m"], kill))
-    assert probe.next_message(ProcessExited)[1] == ProcessExited(
-        Peer("a", 1), "no heartbeat for 2 s", [Suspect("r1", 7, 2)]
-    )
+    exited = probe.next_message(ProcessExited)[1]
+    assert (exited.peer, exited.reason, exited.failed_starts) == (Peer("a", 1), "no heartbeat for 2 s", 0)
+    assert exited.cause is ExitCause.CRASH, "no progress can be the fault of a request; the SIGKILL above is not"
+    assert exited.suspects == [Suspect("r1", 7, 2)]
     assert [reason for _, _, reason in local.recent_exits] == [
         "killed by SIGKILL",
         "killed by SIGKILL",
@@ -119,6 +121,17 @@ def test_a_standby_replaces_a_dead_process(launch):
     second = local.pid("standby")
     os.kill(local.pid("a"), signal.SIGKILL)
     wait_until(lambda: local.stats()["processes"].get("a") == second and local.health()["a"] == "up")
+
+
+def test_a_held_standby_starts_when_it_is_released(launch):
+    local = launch("a", standby=True)
+    local.start(hold_standby=True)
+    time.sleep(0.5)
+    assert "standby" not in local.stats()["processes"]
+    os.kill(local.pid("a"), signal.SIGKILL)  # a process that dies meanwhile is restarted all the same
+    wait_until(lambda: local.stats()["restarts"] == 1 and local.health()["a"] == "up")
+    local.release_standby()
+    wait_until(lambda: "standby" in local.stats()["processes"])
 
 
 def test_the_children_of_a_dead_process_are_killed(launch):
@@ -154,16 +167,82 @@ def test_a_start_times_out(launch):
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_every_start_is_not_restarted(launch):
-    local = launch("a", "b", a="dies later")
+def test_a_process_that_fails_to_start_is_retried_until_it_starts(launch, run_root, caplog, monkeypatch):
+    monkeypatch.setattr("mstar.launch.restart_backoff.MAX_START_BACKOFF_S", 0.5)
+    monkeypatch.setattr("mstar.launch.restart_backoff.MIN_UPTIME_S", 0.0)
+    caplog.set_level("INFO", "mstar.launch")
+    cause = run_root / "broken"
+    cause.touch()
+    local, probe = launch("a", "b", a=f"dies while {cause}"), Probe()
     local.start()
+    local.add_frontend(probe)
+    local.actor_loop.call_soon(lambda: local.actor_loop.send(probe.peer, local.conductors["m"], Register()))
     os.kill(local.pid("a"), signal.SIGKILL)
-    wait_until(lambda: local.health()["a"].startswith("failed"))
+    wait_until(lambda: len(local.recent_exits) >= 8, 20)
     times = [when for when, _, _ in local.recent_exits]
-    assert len(times) == 6, "one successful run and five failed starts"
     waits = [later - earlier for earlier, later in pairwise(times)]
-    assert all(wait > minimum for wait, minimum in zip(waits, (0, 0.1, 0.2, 0.4, 0.8), strict=True))
-    assert local.health() == {"conductor": "up", "a": "failed: it crashed at every start", "b": "up"}
+    assert all(wait > 0.8 * delay for wait, delay in zip(waits, (0, 0, 0.1, 0.2, 0.4, 0.5, 0.5), strict=False))
+    exits = [probe.next_message(ProcessExited)[1] for _ in range(8)]
+    assert [exited.failed_starts for exited in exits] == list(range(8))
+    assert 0.4 <= exits[7].next_start_in_s <= 0.6
+    wait_until(lambda: local.health()["a"] == "waiting to be restarted")
+    status = local.status.restarts()["a"]
+    assert (status.failed_starts >= 7, status.reason) == (True, "exited with status 1")
+    assert 0 <= status.next_start_in_s <= 0.6
+
+    cause.unlink()
+    wait_until(lambda: local.health() == {"conductor": "up", "a": "up", "b": "up"}, 20)
+    restarts = local.status.restarts()["a"].restarts
+    assert local.status.restarts()["a"] == RestartStatus(restarts, 0, 0.0, "")
+    lines = [record.getMessage() for record in caplog.records]
+    assert "worker a failed to start (attempt 1, exited with status 1), next attempt now" in lines
+    assert any(
+        line.startswith("worker a failed to start (attempt 6, exited with status 1), next attempt in 0.")
+        for line in lines
+    )
+    assert "worker a is ready again" in lines  # the conductor of this test answers no probes, so it may restart too
+
+
+@pytest.mark.slow
+def test_commands_retry_or_stop_a_process_that_fails_to_start(launch, run_root, monkeypatch):
+    monkeypatch.setattr("mstar.launch.restart_backoff.INITIAL_BACKOFF_S", 1000.0)
+    monkeypatch.setattr("mstar.launch.restart_backoff.MIN_UPTIME_S", 0.0)
+    cause = run_root / "broken"
+    cause.touch()
+    local, probe = launch("a", a=f"dies while {cause}"), Probe()
+    local.start()
+    local.add_frontend(probe)
+
+    def send(message):
+        local.actor_loop.call_soon(lambda: local.actor_loop.send(probe.peer, local.conductors["m"], message))
+
+    send(Register())
+    os.kill(local.pid("a"), signal.SIGKILL)
+    for number in range(3):
+        assert probe.next_message(ProcessExited)[1].failed_starts == number
+
+    # A new conductor learns which workers fail.
+    os.kill(local.pid("conductor"), signal.SIGKILL)
+    report = probe.next_message(ProcessExited)[1]
+    assert (report.peer, report.failed_starts) == (Peer("a", 2), 2)
+    assert report.next_start_in_s > 20
+
+    send(StartWorker("a"))  # no effect: the next attempt is scheduled
+    send(StartWorker("a", skip_backoff=True))
+    assert probe.next_message(ProcessExited)[1].failed_starts == 3
+    send(StopWorker(Peer("a", 1)))  # a conductor knows an earlier incarnation
+    wait_until(lambda: local.health()["a"] == "not needed now")
+    cause.unlink()
+    send(StartWorker("a"))
+    wait_until(lambda: local.health()["a"] == "up")
+
+    # SIGHUP retries at once, too.
+    cause.touch()
+    os.kill(local.pid("a"), signal.SIGKILL)
+    wait_until(lambda: local.status.restarts()["a"].failed_starts == 1)
+    cause.unlink()
+    local.reload_weights()
+    wait_until(lambda: local.health()["a"] == "up")
 
 
 @pytest.mark.slow

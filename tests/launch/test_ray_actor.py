@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mstar.config import RuntimeConfig, WorkerConfig
-from mstar.wire.messages import Suspect
+from mstar.wire.messages import ExitCause, Suspect
 from tests.launch.launcher_harness import STUB_PROCESS, is_running, wait_until
 
 ray_actor = pytest.importorskip("mstar.launch.ray_actor")
@@ -59,6 +59,7 @@ def test_a_process_is_started_once_and_its_exit_is_reported(process_actor, tmp_p
     process_actor.send_signal(0, signal.SIGKILL)
     report = parse_exit(process_actor.wait_exit(0, 5.0))
     assert (report.reason, report.suspects) == ("killed by SIGKILL", [Suspect("r1", 7, 2)])
+    assert report.cause is not ExitCause.CRASH
     assert not list(tmp_path.glob("*/a.0*"))
 
 
@@ -70,7 +71,9 @@ def test_a_superseded_process_exits_before_the_next_starts(process_actor):
     report = parse_exit(process_actor.wait_exit(1, 10.0))
     assert (report.reason, report.stderr_tail) == ("exited with status 1", "no weights here")
     assert report.output == b"no weights here\n"
-    assert parse_exit(process_actor.wait_exit(0, 0.0)).reason == "its host or its Ray actor there died"
+    assert report.cause is ExitCause.CRASH
+    lost = parse_exit(process_actor.wait_exit(0, 0.0))
+    assert (lost.reason, lost.cause) == ("its host or its Ray actor there died", ExitCause.EXTERNAL)
 
 
 def test_output_that_the_launcher_does_not_fetch_is_bounded_and_the_newest_is_kept():

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from mstar.config import RuntimeConfig, WorkerConfig
+from mstar.wire.messages import ExitCause
 
 remote_process = pytest.importorskip("mstar.launch.remote_process")
 
@@ -72,9 +73,10 @@ def test_a_process_starts_and_its_exit_is_reported(host):
     assert host.actor.calls[-1] == ("wait_exit", 3, remote_process.WATCH_TIMEOUT_S)
     host.answer(None)  # it still runs
     assert host.actor.calls[-1] == ("wait_exit", 3, remote_process.WATCH_TIMEOUT_S)
-    host.answer(msgspec.msgpack.encode(remote_process.ExitReport("killed by SIGKILL")))
+    report = remote_process.ExitReport("killed by SIGSEGV", cause=ExitCause.CRASH)
+    host.answer(msgspec.msgpack.encode(report))
     assert host.exits == [host.process]
-    assert host.process.exit_reason() == "killed by SIGKILL"
+    assert (host.process.exit_reason(), host.process.exit_cause()) == ("killed by SIGSEGV", ExitCause.CRASH)
 
 
 def test_a_killed_process_is_unreachable_after_a_while_without_an_exit_report(host):
@@ -100,8 +102,25 @@ def test_a_failed_call_is_retried_while_the_actor_is_unavailable(host):
     assert host.exits == []
 
 
+def test_a_process_whose_actor_stays_unavailable_is_unreachable(host):
+    host.answer((17, "10.0.0.2"))
+    unavailable = remote_process.ActorUnavailableError("no answer", None)
+    for _ in range(2):
+        host.answer(error=unavailable)
+        host.now += remote_process.UNAVAILABLE_TIMEOUT_S - 0.1
+        assert not host.process.is_unreachable()
+        host.process.tick(host.now)
+        host.answer(None)  # the host answers again
+        host.now += 60.0
+        assert not host.process.is_unreachable()
+    host.answer(error=unavailable)
+    host.now += remote_process.UNAVAILABLE_TIMEOUT_S + 0.1
+    assert host.process.is_unreachable()
+
+
 def test_an_actor_that_died_ends_its_process(host):
     host.answer(error=remote_process.RayError("the node died"))
     assert host.process.is_actor_dead
     assert host.process.exit_reason() == "its Ray actor failed: the node died"
+    assert host.process.exit_cause() is ExitCause.EXTERNAL
     assert host.exits == [host.process]

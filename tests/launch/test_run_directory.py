@@ -2,6 +2,9 @@
 
 import os
 import stat
+from pathlib import Path
+
+import pytest
 
 from mstar.launch.run_directory import DIRECTORY_PREFIX, LOCK_FILE, RunDirectory, remove_stale_directories
 
@@ -34,3 +37,13 @@ def test_only_stale_run_directories_are_removed(tmp_path):
     assert other.exists(), "without a lock file it is not a run directory"
     assert run.path.exists(), "its launcher is alive"
     run.remove()
+
+
+def test_another_parent_is_used_if_one_cannot_be_written(tmp_path, caplog):
+    run = RunDirectory(Path("/sys"), [tmp_path / "missing", tmp_path])
+    assert run.path.parent == tmp_path
+    assert len(caplog.records) == 2
+    assert caplog.records[0].getMessage().startswith("no run directory in /sys: ")
+    run.remove()
+    with pytest.raises(OSError, match="/sys"):
+        RunDirectory(Path("/sys"), [Path("/sys")])

@@ -5,8 +5,7 @@ import functools
 import pytest
 import torch
 
-from mstar.nn.compile.graph_capture import flatten
-from mstar.nn.lm import decoder
+from mstar.nn.compile import graph_capture
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,10 +17,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-_flattened = functools.cache(flatten)
+_flattened = functools.cache(graph_capture.flatten)
 
 
 @pytest.fixture(autouse=True)
 def flatten_once(monkeypatch):
     """Recording a network takes a second or two: once for each network is enough for all tests."""
-    monkeypatch.setattr(decoder, "flatten", _flattened)
+    monkeypatch.setattr(graph_capture, "flatten", _flattened)

@@ -1,7 +1,9 @@
 """The fused kernels give what torch gives, bit for bit where nothing is summed in another order."""
 
 import itertools
+import os
 import random
+import stat
 import sys
 
 import pytest
@@ -190,32 +192,83 @@ def test_all_in_one_is_what_its_parts_are(dtype):
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     """As on a machine where the kernels were never built."""
-    monkeypatch.setattr(native, "_cache", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path / "kernels")
     native._library.cache_clear()
     yield tmp_path
     native._library.cache_clear()
 
 
-def test_without_a_compiler_it_says_so_and_goes_on(elsewhere, monkeypatch):
+def is_native_with_log_line(caplog):
+    """Whether there are kernels, and the only log line."""
+    caplog.set_level("INFO", "mstar.nn")
+    is_built = native.is_native(torch.float32, torch.device("cpu"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    return is_built, line
+
+
+def test_without_a_compiler_one_line_says_what_to_do(elsewhere, monkeypatch, caplog):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    with pytest.warns(native.NoCompiler, match="fix: install g"):
-        assert not native.is_native(torch.float32, torch.device("cpu"))
+    assert is_native_with_log_line(caplog) == (False, "no C++ compiler, so steps are slower; fix: install g++")
 
 
-def test_a_compiler_that_fails_is_quoted(elsewhere, monkeypatch):
+def test_a_compiler_that_fails_is_quoted(elsewhere, monkeypatch, caplog):
     broken = elsewhere / "g++"
-    broken.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
+    broken.write_text("#!/bin/sh\necho too >&2\necho old >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(native.shutil, "which", lambda _: str(broken))
-    with pytest.warns(native.NoCompiler, match="too old"):
-        assert not native.is_native(torch.float32, torch.device("cpu"))
+    assert not native.is_native(torch.float32, torch.device("cpu"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("cannot compile the native kernels, so steps are slower; fix: install a current g++ (too old)")
     assert list((elsewhere / "kernels").iterdir()) == [], "nothing half made is left"
 
 
-def test_they_are_built_once(elsewhere):
-    assert native.is_native(torch.float32, torch.device("cpu"))
+def test_they_are_built_once_and_one_line_says_so(elsewhere, caplog):
+    is_built, line = is_native_with_log_line(caplog)
+    assert is_built
+    assert line == "compiling the native kernels for this CPU, once: about 10 s"
     (built,) = (elsewhere / "kernels").iterdir()
     before = built.stat().st_mtime_ns
     native._library.cache_clear()
     assert native.is_native(torch.float32, torch.device("cpu"))
     assert built.stat().st_mtime_ns == before
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def no_home(monkeypatch, tmp_path):
+    """As in a container with a read-only root: no file can be created in the home directory."""
+    monkeypatch.setenv("HOME", "/sys")
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    native._library.cache_clear()
+    yield tmp_path / f"mstar-{os.getuid()}"
+    native._library.cache_clear()
+
+
+def test_a_read_only_home_uses_a_private_temporary_directory(no_home, caplog):
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    assert [path.suffix for path in no_home.iterdir()] == [".so"]
+    assert stat.S_IMODE(no_home.stat().st_mode) == 0o700
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"native kernels are in {no_home}: ")
+
+
+@pytest.mark.parametrize("attack", ["a link", "writable by others", "a file"])
+def test_a_foreign_temporary_directory_is_not_used(no_home, attack, caplog):
+    if attack == "a link":
+        no_home.symlink_to(no_home.parent)
+    elif attack == "a file":
+        no_home.touch()
+    else:
+        no_home.mkdir()
+        no_home.chmod(0o777)
+    is_built, line = is_native_with_log_line(caplog)
+    assert not is_built
+    assert line.startswith("the native kernels cannot be stored, so steps are slower; fix: give the process a home")
+
+
+def test_without_any_directory_torch_is_used(no_home, monkeypatch, caplog):
+    monkeypatch.setattr(native.tempfile, "tempdir", "/sys")
+    is_built, line = is_native_with_log_line(caplog)
+    assert not is_built
+    assert "cannot be stored" in line

@@ -20,13 +20,15 @@ from mstar.wire.messages import Peer
 class ModelServer:
     """A running server; `state` and the query methods look inside."""
 
-    def __init__(self, port, models, state, launcher, frontend):
+    def __init__(self, port, models, state, launcher, frontend, drain=None):
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.models = models
         self.state = state
         self._launcher = launcher
         self._frontend = frontend
+        self.drain = drain
+        """Does what a SIGTERM does."""
 
     def client(self, key="", **headers):
         if key:
@@ -63,12 +65,12 @@ class ModelServer:
 
 
 @contextmanager
-def serve_models(models, keys=None, options=None):
+def serve_models(models, keys=None, options=None, drain_timeout_s=1):
     """Serve models, by name, until the context exits."""
     planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
     state = ServerState(models, keys)
     state.plans = {name: model.plans for name, model in planned.items()}
-    http_server = HttpServer(state, build_app(state), drain_timeout_s=1)
+    http_server = HttpServer(state, build_app(state), drain_timeout_s)
     with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
         frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
         launcher.add_frontend(frontend)
@@ -78,13 +80,16 @@ def serve_models(models, keys=None, options=None):
             state.start_accepting(frontend, lambda: (launcher.conductor, Peer("local", 0)), loop)
             await http_server.serve([listening])
 
+        def drain():
+            loop.call_soon_threadsafe(http_server.begin_shutdown)
+
         thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
         thread.start()
         while not http_server.started:
             time.sleep(0.005)
         try:
-            yield ModelServer(listening.getsockname()[1], models, state, launcher, frontend)
+            yield ModelServer(listening.getsockname()[1], models, state, launcher, frontend, drain)
         finally:
-            loop.call_soon_threadsafe(http_server.begin_shutdown)
+            drain()
             thread.join()
             loop.close()

@@ -33,6 +33,8 @@ CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 CHECKS += ["response_headers_conformance", "unsupported_method", "ignored_auth", "missing_required_header"]
 MODELS = {
     "ChatBody": ["parrot"],
+    "CompletionBody": ["parrot"],
+    "ResponsesBody": ["parrot"],
     "EmbeddingBody": ["vectors"],
     "SpeechBody": ["voice"],
     "TranscriptionForm": ["scribe"],
@@ -149,9 +151,15 @@ def fuzzable_document(client):
         content["schema"]["properties"] |= {"observation": {"type": "object"}}
     video = {"model": (None, "filmer"), "prompt": (None, "x"), "seconds": (None, "1")}
     world = {"model": "echo", "observation": {}}
+    response = {"model": "parrot", "input": "x", "background": True}
     known_values = {
         "video": [client.post("/v1/videos", files=video).json()["id"] for _ in range(4)],
         "world": [client.post("/v1/worlds", json=world).json()["id"] for _ in range(4)],
+        "response": [client.post("/v1/responses", json=response).json()["id"] for _ in range(4)],
+        "stream": ["false", "true"],
+        "order": ["asc", "desc"],
+        "limit": ["1", "100"],
+        "after": ["msg_1"],
         "id": [client.get("/v1/models").headers["x-request-id"]],
         "model": ["parrot", "arm"],
         "format": ["json", "chrome"],
@@ -166,10 +174,10 @@ def fuzzable_document(client):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_schemathesis_finds_no_violation(tmp_path, caplog):
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json")]
-    command += ["--phases=coverage,fuzzing,stateful", "--max-examples=12", "--seed=1", "--generation-database=none"]
+    command += ["--phases=coverage,fuzzing,stateful", "--max-examples=6", "--seed=1", "--generation-database=none"]
     command += [
         f"--checks={','.join(CHECKS)}",
         "--continue-on-failure",

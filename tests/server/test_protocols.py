@@ -211,12 +211,39 @@ def test_malformed_requests_are_rejected(short_timeouts, name):
     assert response == b"" or response.split(b" ")[1] in (b"400", b"413", b"431", b"501"), response[:200]
 
 
-def test_request_smuggling_fails(short_timeouts):
+AMBIGUOUS = {
+    "a length and a transfer encoding": b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a transfer encoding and a length": b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTRANSFER-ENCODING: Chunked\r\n"
+    b"content-length: 0\r\n\r\n0\r\n\r\n",
+    "bare LF in all lines": b"GET /v1/models HTTP/1.1\nHost: x\n\n",
+    "bare LF after the request line": b"GET /v1/models HTTP/1.1\nHost: x\r\n\r\n",
+    "bare LF after a header": b"GET /v1/models HTTP/1.1\r\nHost: x\nX: y\r\n\r\n",
+    "bare LF at the end of the headers": b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\n",
+    "bare LF before the request line": b"\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a header folded with a space": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: y\r\n z\r\n\r\n",
+    "a header folded with a tab": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: y\r\n\tz\r\n\r\n",
+    "bare LF in a trailer": b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: y\n\r\n",
+}
+"""Requests that a proxy can read differently from the server (request smuggling)."""
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_request_gets_400_and_the_connection_closes(short_timeouts, name):
     inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    with open_socket(short_timeouts, head + inner) as connection:
+    with open_socket(short_timeouts, AMBIGUOUS[name] + inner) as connection:
         response = read_response(connection)
-    assert b'"object":"list"' not in response or response.count(b"HTTP/1.1 ") == 2
+    assert response.startswith(b"HTTP/1.1 400 "), response[:200]
+    assert b"connection: close" in response.lower()
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert b'"object":"list"' not in response
+
+
+def test_a_request_in_single_bytes_is_served(short_timeouts):
+    request = b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: y\r\n\r\n"
+    pieces = [request[index : index + 1] for index in range(len(request))]
+    with open_socket(short_timeouts, *pieces) as connection:
+        assert read_response(connection).startswith(b"HTTP/1.1 405 ")
 
 
 # ---------------------------------------------------------------- WebSockets
@@ -275,6 +302,7 @@ def test_invalid_frames_close_a_websocket(short_timeouts, name):
 def test_an_idle_websocket_is_closed(short_timeouts):
     with connect(short_timeouts.url.replace("http", "ws") + "/v1/realtime?model=parrot") as silent:
         assert "session.created" in silent.recv()
+        assert "idle_timeout" in silent.recv(timeout=3)
         with pytest.raises(ConnectionClosed) as closed:
             silent.recv(timeout=3)
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle_timeout")

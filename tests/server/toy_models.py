@@ -10,9 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from mstar import Audio, Component, Float32, Int64, Model, Tensor, Text, loop, op, walk
+from mstar.errors import NeverFits, Unsupported
 from mstar.requests import ChatRequest, EmbeddingRequest, Finish
 
 BOOM = "💥"
+MAX_PROMPT_BYTES = 4096
+"""Context of the chat model at `/v1/completions`."""
 
 
 class Letters(Component):
@@ -52,18 +55,31 @@ class Parrot(Model):
         self.seen.append(request)
         if request.audio_output and request.voice == "mute":
             raise NotImplementedError("an internal secret")
-        text = "".join(
-            part if isinstance(part, str) else f"<{type(part).__name__}>" for part in request.messages[-1].parts
-        ).replace("{seed}", str(request.sampling.seed))
+        parts = request.messages[-1].parts if request.messages else (self.detokenize(request.prompt_tokens.tolist()),)
+        text = "".join(part if isinstance(part, str) else f"<{type(part).__name__}>" for part in parts)
+        text = text.replace("{seed}", str(request.sampling.seed))
         size = len(text.encode())
         await self.say(text, min(size, request.sampling.max_tokens))
         if request.audio_output and request.voice != "lazy":
             await self.sing(text, size)
         prompt_size = sum(len(str(part)) for message in request.messages for part in message.parts)
+        if request.prompt_tokens is not None:
+            prompt_size = len(request.prompt_tokens)
         return Finish("stop" if size <= request.sampling.max_tokens else "length", {"text": prompt_size})
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         return bytes(tokens).decode(errors="replace")
+
+    def max_context_tokens(self) -> int:
+        return 8192
+
+    def tokenize_prompt(self, prompt: str | Sequence[int]) -> Any:
+        tokens = prompt.encode() if isinstance(prompt, str) else prompt
+        if any(token > 255 for token in tokens):
+            raise Unsupported(f"prompt: {max(tokens)} is not a byte\n  fix: send bytes")
+        if len(tokens) >= MAX_PROMPT_BYTES:
+            raise NeverFits(f"the prompt has {len(tokens)} bytes\n  fix: send fewer than {MAX_PROMPT_BYTES}")
+        return np.array([*tokens], np.int64)
 
 
 class Measure(Component):

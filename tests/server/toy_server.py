@@ -28,11 +28,21 @@ class Server:
     front: FrontendActor
     launcher: InProcessLauncher
     parrot: Parrot
+    loop: asyncio.AbstractEventLoop | None = None
+    http_server: HttpServer | None = None
 
-    def client(self, key="", **options):
+    def client(self, key="", timeout=10, **options):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # Without `verify=False` every client would load the CA bundle, although the server speaks plain HTTP.
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=10, verify=False, **options)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=timeout, verify=False, **options)
+
+    def run_in_loop(self, function, *arguments):
+        """Call a function in the event loop of the server."""
+        self.loop.call_soon_threadsafe(function, *arguments)
+
+    def drain(self):
+        """Do what a SIGTERM does."""
+        self.run_in_loop(self.http_server.begin_shutdown)
 
     def request_stats(self):
         """Nonzero counts of request state in the front end, conductor and worker."""
@@ -50,7 +60,7 @@ class Server:
 
 
 @contextmanager
-def run_toy_server(*, keys=None, limits=None, options=None, pages=()):
+def run_toy_server(*, keys=None, limits=None, options=None, pages=(), drain_timeout_s=2):
     """Serve the toy models until the context exits."""
     parrot = Parrot()
     models = {"parrot": parrot, "vectors": Vectors(), "mixer": Mixer(), "free": NoRoute()}
@@ -58,7 +68,7 @@ def run_toy_server(*, keys=None, limits=None, options=None, pages=()):
     state = ServerState(models, keys, limits)
     state.plans = {name: model.plans for name, model in planned.items()}
     state.process_statuses = lambda: {"local": WorkerProcessStatus("up")}
-    http_server = HttpServer(state, build_app(state, pages), drain_timeout_s=2)
+    http_server = HttpServer(state, build_app(state, pages), drain_timeout_s)
     with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
         frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
         launcher.add_frontend(frontend)
@@ -73,7 +83,9 @@ def run_toy_server(*, keys=None, limits=None, options=None, pages=()):
         while not http_server.started:
             time.sleep(0.005)
         try:
-            yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, parrot)
+            yield Server(
+                f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, parrot, loop, http_server
+            )
         finally:
             loop.call_soon_threadsafe(http_server.begin_shutdown)
             thread.join()

@@ -149,7 +149,8 @@ def run_speech_server():
         while not http_server.started:
             time.sleep(0.005)
         try:
-            yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", state, frontend, launcher, None)
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield Server(url, state, frontend, launcher, None, event_loop, http_server)
         finally:
             event_loop.call_soon_threadsafe(http_server.begin_shutdown)
             thread.join()

@@ -222,3 +222,15 @@ def start_server(folder, what, *flags):
 def chat_body(text, model="assistant", **more):
     """The body of a chat in which the user said this."""
     return {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0} | more
+
+
+def wait_until_used(server, model, walk):
+    """Wait until the server says that clients have used a walk: its statistics can be seconds old."""
+    deadline = time.monotonic() + 20
+    with server.client() as client:
+        while time.monotonic() < deadline:
+            walks = client.get(f"/v1/models/{model}/graph").json()["walks"]
+            if any(one["name"] == walk and one["is_used"] for one in walks):
+                return
+            time.sleep(0.2)
+    raise TimeoutError(f"the walk {walk} of {model} is not used")

@@ -4,12 +4,13 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chaos.conftest import report
+from tests.integration.author_errors.cases import MODEL as FAILING_MODEL
 from tests.studio.browser import KEEP_BLOBS, MANIFEST, QUESTION, TOY_MODELS, ErrorLog, open_browser, start_server
 
 __all__ = ["report"]
 
 expect.set_options(timeout=30_000)
-LOCKED = ("--in-process", "--name", "bird", "--api-key", "sesame")
+LOCKED = ("--in-process", "--name", "bird")
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +54,21 @@ def studio_server(started_server):
 
 @pytest.fixture(scope="session")
 def locked(tmp_path_factory):
-    """A server that wants the key "sesame", with a toy in its own process."""
-    with start_server(tmp_path_factory.mktemp("locked"), f"{TOY_MODELS}/toy_models.py:Parrot", *LOCKED) as server:
+    """A server with the operator key "sesame", and a toy in its own process."""
+    folder = tmp_path_factory.mktemp("locked")
+    key = folder / "key"
+    key.write_text("sesame")
+    key.chmod(0o600)
+    options = (*LOCKED, "--operator-key-file", str(key))
+    with start_server(folder, f"{TOY_MODELS}/toy_models.py:Parrot", *options) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def failing_server(tmp_path_factory):
+    """A server with a model that fails on demand, and that captures text."""
+    flags = ("--name", "m", "--capture-text")
+    with start_server(tmp_path_factory.mktemp("failing"), f"{FAILING_MODEL}:Failing", *flags) as server:
         yield server.wait_ready()
 
 

@@ -7,6 +7,7 @@ from tests.studio.browser import accessibility_violations, chat_body
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PAGES = (
+    "overview",
     "graph/assistant",
     "graph/faces",
     "play/chat",

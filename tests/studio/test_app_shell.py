@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 from tests.studio.browser import accessibility_violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PAGES = {"g": "Graph", "p": "Play", "r": "Requests", "m": "Models"}
+PAGES = {"o": "Overview", "g": "Graph", "p": "Play", "r": "Requests", "m": "Models"}
 
 
 def test_a_page_that_is_opened_during_the_start_shows_how_far_it_is(started_server):

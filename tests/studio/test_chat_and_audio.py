@@ -62,6 +62,15 @@ def test_an_answer_is_seen_while_it_is_written(chat):
     expect(page.get_by_role("heading", level=1)).to_contain_text(page.url.rpartition("/")[2])
 
 
+def test_without_parameters_the_defaults_of_the_model_are_used(chat):
+    page = chat()
+    page.get_by_label("Temperature").fill("")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        expect(ask(page, SPOKEN_QUESTION)).to_contain_text("The capital of France is Paris.")
+    body = {"model": "assistant", "messages": [{"role": "user", "content": SPOKEN_QUESTION}]}
+    assert sent.value.post_data_json == body | {"stream": True, "stream_options": {"include_usage": True}}
+
+
 def test_an_answer_can_be_stopped_and_the_code_is_the_call(chat):
     page = chat()
     answer = ask(page, "Write a very long story about the sea.")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect
 
-from tests.studio.browser import canvas_data, chat_body
+from tests.studio.browser import canvas_data, chat_body, wait_until_used
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SPOKEN = " ".join(f"This is sentence number {number}, and it is said aloud." for number in range(1, 25))
@@ -23,6 +23,16 @@ DOT = """one => {
     return null;
 }"""
 """Where in a canvas something is drawn, as a pointer knows it."""
+COVERS = """one => {
+    const { left, right, top, bottom } = one.getBoundingClientRect(), found = new Set();
+    for (let x = left + 12; x < right - 12; x += 8)
+        for (let y = top + 12; y < Math.min(bottom - 12, innerHeight); y += 8) {
+            const shown = document.elementFromPoint(x, y);
+            if (!one.contains(shown)) found.add(shown?.outerHTML.slice(0, 80));
+        }
+    return [...found];
+}"""
+"""What is drawn over an element."""
 
 
 @contextmanager
@@ -62,7 +72,7 @@ def test_requests_are_seen_walking(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/graph/assistant")
     walk = page.get_by_role("region", name="walk answer", exact=True)
     expect(walk).to_contain_text("0 requests")
-    expect(walk.get_by_role("img", name="lm.next_token")).to_be_visible()
+    expect(walk.get_by_role("link", name="op lm.next_token").first).to_be_visible()
     with background_requests(studio_server, 6, max_tokens=400):
         expect(walk).to_contain_text("6 requests")
         drawn = walk.locator("canvas")
@@ -74,6 +84,7 @@ def test_requests_are_seen_walking(studio_server, open_page):
         expect(
             walk.get_by_text(re.compile("^×[2-6]$")).filter(visible=True).first
         ).to_be_visible()  # they share batches
+        expect(card(page, "llm")).to_contain_text(re.compile(r"Busy\s*[1-9]\d* %"))
         rows = table(page).get_by_role("row")
         expect(rows).to_have_count(7)
         expect(rows.nth(1)).to_contain_text("on llm")
@@ -82,6 +93,27 @@ def test_requests_are_seen_walking(studio_server, open_page):
         drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
         expect(page).to_have_title("Requests · mstar studio")
         expect(page.get_by_role("button", name="Cancel request")).to_be_visible()
+
+
+def test_a_folded_walk_unfolds_when_a_request_enters_it(studio_server, open_page):
+    with studio_server.client() as client:
+        client.post("/v1/chat/completions", json=chat_body("Hello.", max_tokens=4)).raise_for_status()
+    wait_until_used(studio_server, "assistant", "answer")
+    page = open_page(f"{studio_server.url}/#/graph/assistant")
+    op = page.get_by_role("region", name="walk answer_scored").get_by_role("link", name="op lm.score_token")
+    expect(page.get_by_role("region", name="walk answer", exact=True).get_by_role("link").first).to_be_visible()
+    expect(op).to_have_count(0)
+    with background_requests(studio_server, 1, max_tokens=200, logprobs=True):
+        expect(op).to_be_visible()
+
+
+def test_nothing_covers_the_table_of_requests(studio_server, open_page):
+    page = open_page(f"{studio_server.url}/#/graph/assistant", viewport={"width": 1280, "height": 600})
+    table_of_all = page.get_by_role("region", name="Running requests")
+    table_of_all.wait_for()
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    page.wait_for_timeout(200)
+    assert table_of_all.evaluate(COVERS) == []
 
 
 def test_nothing_moves_for_who_does_not_want_it(studio_server, open_page):

@@ -10,23 +10,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = {
     "src/pack/__init__.py": "",
-    "src/pack/door.py": (
-        'class Door:\n    """A Door opens."""\n\n    def open(self, wish: int = 0) -> int:\n        return wish\n'
+    "src/pack/cache.py": (
+        'class Cache:\n    """A Cache opens."""\n\n    def open(self, size: int = 0) -> int:\n        return size\n'
     ),
     "src/pack/other.py": "class Window:\n    def open(self) -> int:\n        return 2\n",
     "src/pack/use.py": (
-        "from pack.door import Door\nfrom pack.other import Window\n\n\n"
-        "def use(door: Door, window: Window) -> str:\n"
-        '    return f"{door.open(wish=1)} {window.open()}"  # a Door\n'
+        "from pack.cache import Cache\nfrom pack.other import Window\n\n\n"
+        "def use(cache: Cache, window: Window) -> str:\n"
+        '    return f"{cache.open(size=1)} {window.open()}"  # a Cache\n'
     ),
-    "tests/test_use.py": "def test(door):\n    assert door.open() == 0\n",
-    "docs/page.md": "See `src/pack/door.py` and `pack.door`: a Door.\n",
+    "tests/test_use.py": "def test(cache):\n    assert cache.open() == 0\n",
+    "docs/page.md": "See `src/pack/cache.py` and `pack.cache`: a Cache.\n",
 }
 TABLE = (
-    "rename\tsrc/pack/door.py\tDoor\tServerState\n"
-    "rename\tsrc/pack/door.py\tDoor.open\tstart\n"
-    "rename\tsrc/pack/door.py\tDoor.open(wish)\tparams\n"
-    "move\tsrc/pack/door.py\tsrc/pack/state.py\n"
+    "rename\tsrc/pack/cache.py\tCache\tServerState\n"
+    "rename\tsrc/pack/cache.py\tCache.open\tstart\n"
+    "rename\tsrc/pack/cache.py\tCache.open(size)\tparams\n"
+    "move\tsrc/pack/cache.py\tsrc/pack/state.py\n"
 )
 
 
@@ -44,8 +44,8 @@ def test_a_table_is_applied(tmp_path):
     )
     use = (tmp_path / "src/pack/use.py").read_text()
     assert "from pack.state import ServerState" in use
-    assert "def use(door: ServerState, window: Window)" in use
-    assert '{door.start(params=1)} {window.open()}"  # a Door' in use
-    assert '"""A Door opens."""' in (tmp_path / "src/pack/state.py").read_text()
-    assert (tmp_path / "docs/page.md").read_text() == "See `src/pack/state.py` and `pack.state`: a Door.\n"
+    assert "def use(cache: ServerState, window: Window)" in use
+    assert '{cache.start(params=1)} {window.open()}"  # a Cache' in use
+    assert '"""A Cache opens."""' in (tmp_path / "src/pack/state.py").read_text()
+    assert (tmp_path / "docs/page.md").read_text() == "See `src/pack/state.py` and `pack.state`: a Cache.\n"
     assert "left tests/test_use.py:2: open (start)" in done.stdout

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from mstar.errors import ReadFailed
-from mstar.transfer.arena import Arena, ArenaReader, Descriptor
+from mstar.transfer.arena import _RESERVE_BYTES, Arena, ArenaReader, Descriptor
 
 CAPACITY_BYTES = 64 << 10
 """Capacity of a small arena: four slots."""
@@ -170,7 +170,7 @@ class ArenaMachine(RuleBasedStateMachine):
         sizes = [len(data) for data, _ in self.waiting.values()]
         assert self.arena.stats() == {"slots": len(sizes), "slot_bytes": sum(sizes)}
         free = sum(size for _, size in self.arena._gaps)
-        assert free + sum(used.size for used in self.arena._used.values()) == CAPACITY_BYTES
+        assert free + sum(used.size for used in self.arena._used.values()) == CAPACITY_BYTES + _RESERVE_BYTES
         for descriptor, (data, _) in self.waiting.items():
             assert self.arena.memory.view[descriptor.offset :][: len(data)] == data, "intact until it is read"
 

@@ -10,7 +10,7 @@ from mstar import (
     KV,
     ONE_ROW,
     Component,
-    Float32,
+    Float,
     Int64,
     Layout,
     State,
@@ -59,7 +59,7 @@ class Part(Component):
         return x + 100, y * 2, [mode] * layout.rows
 
     @op(batch=padded("T"))
-    def pad(self, x: Float32[Tensor, "3 T"], layout: Layout = ONE_ROW) -> Float32[Tensor, "3 T"]:
+    def pad(self, x: Float[Tensor, "3 T"], layout: Layout = ONE_ROW) -> Float[Tensor, "3 T"]:
         assert x.shape == (layout.rows, 3, max(layout.lengths))
         return x + 1
 

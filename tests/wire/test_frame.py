@@ -35,10 +35,12 @@ from mstar.wire.messages import (
     ProcessExited,
     Ready,
     Register,
+    RolloutFailed,
     SeatDone,
     SpansQuery,
     SpansReply,
     StartWalk,
+    StartWorker,
     StatsReply,
     StillComputing,
     Submit,
@@ -93,6 +95,10 @@ MESSAGES = [
     SeatDone("r1", 1, 0, 0, {0: LocalState(4), 1: ValueInput(Value("é"))}, {0: 9}, {"Audio": 3}),
     Emit("r1", 2**62, "Audio", 5, Value(b"x" * 1000), (("rate", 24_000), ("start", 0.5))),
     ProcessExited(WORKER, "signal 9", [Suspect("r1", 1, 2)]),
+    ProcessExited(WORKER, "exited with status 1", [], 6, 25.6),
+    StartWorker("a", skip_backoff=True),
+    RolloutFailed(2, 1, "a", "é"),
+    StartWorker("a", beside=WORKER),
     Ready(),
 ]
 

@@ -1,5 +1,6 @@
 """What a worker noted before it died can be read, or nothing."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -98,3 +99,26 @@ def test_what_is_no_note_reads_as_nothing(path, data):
 
 def test_a_worker_without_a_file_recorded_nothing(path):
     assert black_box.read(path) == []
+
+
+def test_without_space_for_the_file_the_worker_keeps_its_records_in_memory(tmp_path, monkeypatch, caplog):
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    box = BlackBox.create(tmp_path / "a.0.box")
+    box.write(BATCH)
+    box.clear()
+    box.close()
+    assert read(tmp_path / "a.0.box") == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("no black box: ")
+
+
+def test_the_blocks_of_the_file_are_allocated(box, path):
+    status = path.stat()
+    assert status.st_blocks * 512 >= FILE_SIZE_BYTES
+
+
+def test_a_file_that_cannot_be_read_accuses_no_request(tmp_path):
+    assert read(tmp_path) == []  # a directory

@@ -3,6 +3,7 @@
 import pytest
 
 from mstar.wire import messages as m
+from mstar.wire.active_clock import MAX_STEP_S
 from mstar.worker.commands import Batch, Export, ExportedState, ExportFinished, Fork, Free
 from mstar.worker.core import CONDUCTOR_LEASE_S, HEARTBEAT_INTERVAL_S
 from mstar.worker.early_messages import EARLY_MESSAGE_TTL_S
@@ -22,10 +23,16 @@ def test_heartbeats_have_an_interval_and_the_age_of_the_running_batch():
     worker.tick(HEARTBEAT_INTERVAL_S / 2)
     assert [beat.batch_running_s for _, beat in worker.take_sent(m.Heartbeat)] == [0.0]
     worker.start()
-    worker.tick(1.0)
+    worker.tick(0.3)
     assert [beat.batch_running_s for _, beat in worker.take_sent(m.Heartbeat)] == [
-        pytest.approx(1.0 - HEARTBEAT_INTERVAL_S / 2)
+        pytest.approx(0.3 - HEARTBEAT_INTERVAL_S / 2)
     ]
+
+
+def test_a_pause_of_the_worker_does_not_count_in_the_age_of_its_batch():
+    worker = WorkerHarness().start()
+    worker.tick(3600.0)
+    assert [beat.batch_running_s for _, beat in worker.take_sent(m.Heartbeat)] == [MAX_STEP_S]
 
 
 def test_without_a_message_of_the_conductor_no_batch_starts():

@@ -81,3 +81,14 @@ def test_short_batches_do_not_overtake_a_long_batch_that_is_next():
     )
     assert scheduler.choose(0.0, None) == (CODEC, [late])
     assert scheduler.choose(0.0, PAINT) == (STEP, [calm])
+
+
+def test_a_choice_while_a_batch_runs_looks_at_no_call_of_its_op(monkeypatch):
+    """A worker chooses at every message, and a tenant with many streams has a thousand calls of one op."""
+    checked = []
+    scheduler = make_scheduler(*[ready_call(CODEC, left=30.0) for _ in range(1000)])
+    monkeypatch.setattr(scheduler, "_is_backpressured", lambda walk_run: bool(checked.append(walk_run)))
+    assert scheduler.choose(0.0, CODEC) is None
+    assert not checked
+    assert scheduler.choose(0.0, None) is not None
+    assert len(checked) == 1000

@@ -113,7 +113,9 @@ def test_a_failed_call_fails_its_attempt_and_no_other():
     worker = WorkerHarness().start(rid="good").start(rid="bad")
     worker.finish_batch(2)  # a batch runs as soon as the first call is ready
     worker.finish_batch(JobFailed(ValueError("no")))
-    assert worker.take_sent(m.AttemptFailed) == [(CONDUCTOR, m.AttemptFailed("bad", 0, "ValueError", "no"))]
+    ((to, failed),) = worker.take_sent(m.AttemptFailed)
+    assert (to, failed.rid, failed.error_type, failed.error_message) == (CONDUCTOR, "bad", "ValueError", "no")
+    assert (failed.failure.op, failed.failure.traceback) == ("a.inc", "ValueError: no")
     assert [done.rid for _, done in worker.take_sent(m.SeatDone)] == ["good"]
 
 
@@ -179,7 +181,9 @@ def test_a_failed_export_fails_the_attempt():
     worker = WorkerHarness().start("moved")
     worker.finish_batch(2)
     worker.step(ExportFinished(worker.take_command(Export).ticket, ValueError("no")))
-    assert worker.take_sent(m.AttemptFailed) == [(CONDUCTOR, m.AttemptFailed("r", 0, "ValueError", "no"))]
+    ((to, failed),) = worker.take_sent(m.AttemptFailed)
+    assert (to, failed.rid, failed.error_type, failed.error_message) == (CONDUCTOR, "r", "ValueError", "no")
+    assert failed.failure.traceback == "ValueError: no"
 
 
 def test_an_export_of_a_released_attempt_is_discarded():

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from mstar.cli.checkpoints.target import resolve_target, target_name
 from mstar.cli.output import JsonValue, OutputEvent, PcmChunk, PngImage
 from mstar.errors import LoadError, format_names, suggest_name
 from mstar.requests import (
     AudioInput,
     ChatRequest,
+    EmbeddingRequest,
     ImageInput,
+    ImageRequest,
     Message,
-    Sampling,
     SpeechRequest,
     Transcript,
     TranscriptionRequest,
 )
-from mstar.walk.load import default_model_name
 from mstar.walk.model import Model
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ class RunParams:
     """Request parameters from the command line."""
 
     max_tokens: int
-    temperature: float
+    temperature: float | None
+    """None: the default of the model."""
     seed: int
     voice: str
     audio_output: bool
@@ -73,8 +76,8 @@ class LocalBackend:
         from mstar.plan.planned_model import load_planned_models
         from mstar.server.state import ServedModel
 
-        name = default_model_name(target)
-        planned = load_planned_models({name: target}, {})
+        name = target_name(target)
+        planned = load_planned_models({name: resolve_target(target)}, {})
         self._served = ServedModel.from_model(name, planned[name].model)
         self._launcher = InProcessLauncher(planned)
         self.request_types = {
@@ -87,7 +90,7 @@ class LocalBackend:
         from mstar.frontend.actor import FrontendActor
         from mstar.wire.messages import Peer
 
-        self._launcher.start()
+        self._launcher.start(lambda line: print(line, file=sys.stderr, flush=True))
         self._frontend = FrontendActor(self._launcher.actor_loop, Peer("front", 0), self._launcher.conductors)
         self._launcher.add_frontend(self._frontend)
         return self
@@ -97,7 +100,7 @@ class LocalBackend:
 
     def chat(self, parts: Sequence[InputPart], params: RunParams) -> Iterator[OutputEvent]:
         """Stream the response to one user message."""
-        sampling = Sampling(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
+        sampling = self._served.sampling(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
         message = Message("user", tuple(part if isinstance(part, str) else _decode_file(part) for part in parts))
         return self._events(ChatRequest((message,), sampling, audio_output=params.audio_output, voice=params.voice))
 
@@ -105,9 +108,21 @@ class LocalBackend:
         """Stream the audio of a text."""
         return self._events(SpeechRequest(text, params.voice, seed=params.seed))
 
+    def draw(self, prompt: str, params: RunParams) -> Iterator[OutputEvent]:
+        """Generate an image."""
+        return self._events(ImageRequest(prompt, seed=params.seed))
+
     def transcribe(self, audio: InputFile) -> Iterator[OutputEvent]:
         """Stream the transcript of an audio file."""
         return self._events(TranscriptionRequest(_decode_file(audio)))
+
+    def embed(self, texts: Sequence[str]) -> Iterator[OutputEvent]:
+        """Yield the vectors of texts."""
+        stream = self._frontend.open_stream(self._served.name, EmbeddingRequest(tuple(texts)))
+        for _ in stream:
+            pass
+        vectors = stream.result[0] if isinstance(stream.result, tuple) else stream.result
+        yield JsonValue({"embeddings": vectors.tolist()})
 
     def generate(self, request: Any) -> Iterator[OutputEvent]:
         """Send a request of the model's own type, given as decoded JSON."""
@@ -140,7 +155,7 @@ class LocalBackend:
         yield detokenizer.finish()
         if isinstance(stream.result, Transcript):
             yield "" if has_text else stream.result.text
-        elif stream.result is not None and not isinstance(request, ChatRequest | SpeechRequest):
+        elif stream.result is not None and not isinstance(request, ChatRequest | SpeechRequest | ImageRequest):
             yield JsonValue({"result": to_plain(stream.result, to_base64)})
 
 
@@ -189,7 +204,8 @@ class RemoteBackend:
     def chat(self, parts: Sequence[InputPart], params: RunParams) -> Iterator[OutputEvent]:
         """Stream the response to one user message."""
         options: dict[str, Any] = {"audio": _voice_params(params) | {"format": "pcm16"}} if params.audio_output else {}
-        options |= {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+        options |= {"max_tokens": params.max_tokens, "seed": params.seed}
+        options |= {} if params.temperature is None else {"temperature": params.temperature}
         message = {"role": "user", "content": [_to_content_part(part) for part in parts]}
         return self._events(self._client.chat(self._model, [message], **options))
 
@@ -198,6 +214,12 @@ class RemoteBackend:
         options: dict[str, Any] = _voice_params(params) | {"response_format": "pcm", "seed": params.seed}
         return self._events(self._client.speech(self._model, text, **options))
 
+    def draw(self, prompt: str, params: RunParams) -> Iterator[OutputEvent]:
+        """Generate an image."""
+        for emission in self._client.generate(self._model, {"prompt": prompt, "seed": params.seed}):
+            if emission.kind == "Image":
+                yield _to_png_image(emission)
+
     def transcribe(self, audio: InputFile) -> Iterator[OutputEvent]:
         """Stream the transcript of an audio file."""
         stream, text = self._client.transcribe(self._model, audio.data), ""
@@ -205,6 +227,10 @@ class RemoteBackend:
             text += event.text
             yield event.text
         yield "" if text else stream.result().text  # the model does not stream its transcript
+
+    def embed(self, texts: Sequence[str]) -> Iterator[OutputEvent]:
+        """Yield the vectors of texts."""
+        yield JsonValue({"embeddings": self._client.embed(self._model, texts).tolist()})
 
     def generate(self, request: Any) -> Iterator[OutputEvent]:
         """Send a request of the model's own type, given as decoded JSON."""

@@ -11,9 +11,9 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mstar.cli.checkpoints.target import resolve_target, target_name
 from mstar.cli.serving.settings import HIDDEN_TEXT, ResolvedSettings, add_flags, check_variables
 from mstar.errors import LoadError, PlacementError, Problem
-from mstar.walk.load import default_model_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mstar.cli.serving.manifest import Manifest, ModelEntry
 
 TARGET_HELP = (
-    "A manifest (.toml), a model's .py file (path.py or path.py:Class), or an installed name; @PATH sets the weights."
+    "A checkpoint (folder, .gguf file or Hub id ORG/NAME), an installed name (NAME@PATH sets the weights), "
+    "a model's .py file (path.py or path.py:Class), or a manifest (.toml)."
 )
 
 
@@ -41,7 +42,7 @@ def add_config(commands: Any) -> None:
 def add_target(parser: argparse.ArgumentParser, *, is_needed: bool) -> None:
     """Add the model argument and the flags of every setting."""
     parser.add_argument("target", metavar="MODEL", nargs=None if is_needed else "?", help=TARGET_HELP)
-    parser.add_argument("--name", help="Public name of the model (default: the name of its file).")
+    parser.add_argument("--name", help="Public name of the model (default: the name of its file or folder).")
     parser.add_argument("--placement", type=Path, help="Placement file (default: one worker runs everything).")
     add_flags(parser)
 
@@ -69,8 +70,8 @@ def resolve_config(options: argparse.Namespace) -> ServeConfig:
     check_variables(variables, frozenset(name for name in tenant_variables if name.startswith(ENV_PREFIX)))
     resolved = ResolvedSettings(vars(options), variables, manifest)
     if manifest is None:
-        name = options.name or default_model_name(target or "")
-        models = {name: target} if target else {}
+        name = options.name or target_name(target or "")
+        models = {name: resolve_target(target)} if target else {}
         return ServeConfig(resolved, None, models, {name: _read_text(options.placement)} if options.placement else {})
     if options.name or options.placement:
         raise LoadError(
@@ -83,7 +84,10 @@ def resolve_config(options: argparse.Namespace) -> ServeConfig:
 
 
 def _model_target(manifest: Manifest, model: str) -> str:
-    return manifest.resolve_path(model) if model.partition("@")[0].partition(":")[0].endswith(".py") else model
+    """Paths are relative to the manifest: of a model's .py file, and of a checkpoint that begins with a dot."""
+    if model.startswith(".") or model.partition("@")[0].partition(":")[0].endswith(".py"):
+        model = manifest.resolve_path(model)
+    return resolve_target(model)
 
 
 def _placement_text(manifest: Manifest, name: str, entry: ModelEntry) -> str:

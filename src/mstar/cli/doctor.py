@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar.errors import MstarError, format_names
+from mstar.nn.weights.file_checksum import compute_sha256
 
 DISTRIBUTION = "mstar-serve"
 OK = "ok"
@@ -285,22 +286,25 @@ def _codecs() -> Iterator[CheckResult]:
 
 
 def _weights() -> Iterator[CheckResult]:
+    from mstar.cli.models import default_weights_state
     from mstar.walk.load import ENTRY_POINT_GROUP, load_model
 
     size = functools.cache(
-        lambda file: file.path().stat().st_size
+        lambda file: file.path(compute_sha256).stat().st_size
     )  # models share files, and path() verifies a checksum
     for name in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names):
         try:
-            components = load_model(name).components().values()
+            model = load_model(name)
+            components = model.components().values()
             files = {file for component in components for file in component.weights}
             total = sum(size(file) for file in files)
         except MstarError as error:
             problem, _, fix = str(error).partition("\n  fix: ")
             yield CheckResult("weights", WARN, f"{name}: {problem}", fix)
         else:
-            message = f"{total / 1e6:.0f} MB, checksums verified" if files else "no weights declared"
-            yield CheckResult("weights", OK, f"{name}: {message}")
+            state, fix = default_weights_state(name, model)
+            message = state or (f"{total / 1e6:.0f} MB, checksums verified" if files else "no weights declared")
+            yield CheckResult("weights", WARN if fix else OK, f"{name}: {message}", fix)
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (

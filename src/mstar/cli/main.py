@@ -11,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mstar import __version__
 from mstar.cli.bench import add_bench
+from mstar.cli.checkpoints.target import resolve_target
 from mstar.cli.completion import add_completion
 from mstar.cli.config import add_config
 from mstar.cli.conformance import add_conformance
@@ -22,7 +24,6 @@ from mstar.cli.serving.serve import add_serve
 from mstar.cli.sim import add_sim
 from mstar.cli.top import add_top
 from mstar.cli.trace import add_trace
-from mstar.draw import to_json, to_mermaid, to_picture, to_svg
 from mstar.errors import LoadError, MstarError, format_count, format_names, suggest_name
 from mstar.graph import ir
 from mstar.graph.text import render
@@ -31,6 +32,7 @@ from mstar.plan.describe import describe
 from mstar.plan.placement import Placement, read_placement
 from mstar.walk.load import load_model
 
+MODEL_HELP = "A model's .py file (path.py or path.py:Class), an installed name, or a checkpoint (folder or .gguf file)."
 SERVE_PACKAGES = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
 SERVE_PACKAGES += ("rich", "starlette", "uvicorn", "websockets")
 """Packages of the extra `serve`. Commands that do not serve run without them."""
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.input += rest  # argparse does not accept positional arguments after a flag
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options.run(options)
     except MstarError as error:
@@ -60,11 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mstar", description="Serve composite AI models.")
+    parser.add_argument("--version", action="version", version=f"mstar {__version__}", help="Print the version.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("model", help="A model's .py file (path.py or path.py:Class), or an installed name.")
+        added.add_argument("model", help=MODEL_HELP)
         return added
 
     check = command("check", "Trace every walk of a model and report all problems.")
@@ -94,7 +98,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    model = load_model(options.model)
+    model = load_model(resolve_target(options.model))
     graphs = model.graphs()
     counts = f"{format_count(len(model.components()), 'component')}, {format_count(len(graphs), 'walk')}"
     print(f"{type(model).__name__}: {counts}, no problems")
@@ -107,7 +111,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _draw(options: argparse.Namespace) -> None:
-    graphs = load_model(options.model).graphs()
+    from mstar.draw import to_json, to_mermaid, to_picture, to_svg  # imported here: a server starts without it
+
+    graphs = load_model(resolve_target(options.model)).graphs()
     graph = _find_walk(graphs, options.walk)
     placement = read_placement(options.placement) if options.placement else None
     if placement is not None:
@@ -153,7 +159,7 @@ def _workers_by_op(graph: ir.Walk, placement: Placement) -> dict[str, tuple[str,
 
 
 def _plan(options: argparse.Namespace) -> None:
-    graphs = load_model(options.model).graphs()
+    graphs = load_model(resolve_target(options.model)).graphs()
     placement = read_placement(options.placement) if options.placement else None
     if placement is not None:
         placement.check(graphs, str(options.placement))

@@ -7,16 +7,19 @@ the checksums of that model's weights.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mstar.cli.config import format_table
 from mstar.errors import LoadError
+from mstar.nn.weights.file_checksum import compute_sha256
 from mstar.walk.load import ENTRY_POINT_GROUP, load_model
-from mstar.walk.model import expand_union
+from mstar.walk.model import Model, expand_union
 
 if TYPE_CHECKING:
     from mstar.nn.weights.sources import PackageFile
@@ -54,6 +57,8 @@ class InstalledModel:
     request_types: tuple[str, ...]
     weights: tuple[WeightsFile, ...]
     state: str
+    fix: str = ""
+    """How to get weights that no package has."""
 
 
 def describe_model(name: str, *, verify: bool) -> InstalledModel:
@@ -70,16 +75,33 @@ def describe_model(name: str, *, verify: bool) -> InstalledModel:
         for file in component.weights
     )
     missing = [file for file in files if file.fix]
-    state = f"{missing[0].package} {missing[0].state}" if missing else "installed" if files else "no weights declared"
+    state, fix = default_weights_state(name, model)
+    if missing:
+        state, fix = f"{missing[0].package} {missing[0].state}", missing[0].fix
+    state = state or ("installed" if files else "no weights declared")
     purpose = (type(model).__doc__ or "").partition("\n")[0]
-    return InstalledModel(name, purpose, tuple(kinds), files, state)
+    return InstalledModel(name, purpose, tuple(kinds), files, state, fix)
+
+
+def default_weights_state(name: str, model: Model) -> tuple[str, str]:
+    """State and fix of weights that are a folder or on the Hub; empty if they are installed or the model has none."""
+    parameter = inspect.signature(type(model)).parameters.get("weights")
+    source = None if parameter is None else parameter.default
+    if not isinstance(source, str):
+        return "", ""
+    if ":" in source:
+        return f"{source}, or {name}@PATH", ""
+    if Path(source).expanduser().exists():
+        return "", ""
+    command = getattr(type(model), "fetch_command", "")
+    return f"no weights at {source}", f"{command and f'{command}, or '}use {name}@PATH"
 
 
 def _check_file(component: str, file: PackageFile, *, verify: bool) -> WeightsFile:
     state, fix = _weights_state(file)
     if verify and not fix:
         try:
-            file.path()
+            file.path(compute_sha256)
             state = "checksum verified"
         except LoadError as error:
             state, _, fix = str(error).partition("\n  fix: ")
@@ -113,7 +135,7 @@ def _format_list(models: Sequence[InstalledModel]) -> list[str]:
         lines.append(
             (model.name, ", ".join(model.request_types) or "-", packages, licenses, model.state, model.purpose)
         )
-    return format_table(lines)
+    return format_table(lines) + [f"  fix for {model.name}: {model.fix}" for model in models if model.fix]
 
 
 def _format_model(model: InstalledModel) -> list[str]:
@@ -127,4 +149,6 @@ def _format_model(model: InstalledModel) -> list[str]:
         package = f"{file.package} {file.version}"
         rows.append((file.component, package, file.file, file.license or "?", file.sha256[:12], file.state))
     lines += format_table(rows) if model.weights else ["no weights declared"]
-    return lines + [f"  fix: {fix}" for fix in dict.fromkeys(file.fix for file in model.weights if file.fix)]
+    lines += [f"weights: {model.state}"]
+    fixes = dict.fromkeys(fix for fix in (*(file.fix for file in model.weights), model.fix) if fix)
+    return lines + [f"  fix: {fix}" for fix in fixes]

@@ -1,13 +1,15 @@
 """`mstar run`: send one request from the terminal, to a model loaded in this process or to a running server.
 
-The request types of the model decide what is sent: text becomes a chat or speech request, audio a transcription, and
-a chat request if the model accepts one. Outputs are shown as they arrive. Runs share no conversation.
+The request types of the model decide what is sent: text becomes a chat, speech, embedding or image request, audio a
+transcription, and a chat request if the model accepts one. Outputs are shown as they arrive. Runs share no
+conversation.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -25,8 +27,9 @@ from mstar.cli.backends import (
     RemoteBackend,
     RunParams,
 )
+from mstar.cli.failures import describe_exception
 from mstar.cli.output import OutputWriter, require_writable
-from mstar.errors import LoadError, format_names
+from mstar.errors import LoadError, MstarError, format_names
 
 RETRY_TIMEOUT_S = 1.0
 """Seconds to retry a server that does not respond."""
@@ -37,7 +40,9 @@ def add_run(commands: Any) -> None:
     text = "Send one request to a model."
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument(
-        "model", help="A model's .py file (path.py or path.py:Class), an installed name, or with --url a served name."
+        "model",
+        help="A checkpoint (folder, .gguf file or Hub id ORG/NAME), an installed name, a model's .py file "
+        "(path.py or path.py:Class), or with --url a served name.",
     )
     kinds = ", ".join((*AUDIO_SUFFIXES, *IMAGE_SUFFIXES))
     run.add_argument("input", nargs="*", help=f"Text, - for standard input, or a file ({kinds}).")
@@ -45,12 +50,13 @@ def add_run(commands: Any) -> None:
     run.add_argument("--url", help="Running server to use (default: load the model in this process).")
     run.add_argument("--key", default="", help="API key of that server.")
     run.add_argument("--max-tokens", type=int, default=256, help="Maximum number of tokens to generate (default 256).")
-    run.add_argument("--temperature", type=float, default=0.0, help="Sampling temperature (default 0: greedy).")
+    run.add_argument("--temperature", type=float, help="Sampling temperature (default: that of the model).")
     run.add_argument("--seed", type=int, default=0, help="Random seed (default 0).")
     run.add_argument("--voice", default="", help="Voice of the speech (default: the model's default voice).")
     run.add_argument(
         "-o", "--output", type=Path, help="Output file for audio or an image (default output.wav or output.png)."
     )
+    run.add_argument("--traceback", action="store_true", help="Print the whole traceback if the model's code fails.")
     run.add_argument("--play", action="store_true", help="Play the audio with aplay, ffplay or afplay.")
     run.set_defaults(run=_run)
 
@@ -78,6 +84,11 @@ def _run(options: argparse.Namespace) -> None:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # otherwise the interpreter reports it again at exit
         raise SystemExit(141) from None
+    except Exception as error:
+        text = describe_exception(error, with_traceback=options.traceback)
+        if text is None:
+            raise
+        raise MstarError(text) from error
 
 
 @contextmanager
@@ -93,9 +104,23 @@ def _open_backend(options: argparse.Namespace) -> Iterator[LocalBackend | Remote
         return
     started_at = time.monotonic()
     print(f"loading {options.model}", file=sys.stderr)
-    with LocalBackend(options.model) as backend:
+    with _log_lines_of_networks(), LocalBackend(options.model) as backend:
         print(f"loaded in {time.monotonic() - started_at:.1f} s", file=sys.stderr)
         yield backend
+
+
+@contextmanager
+def _log_lines_of_networks() -> Iterator[None]:
+    """Print what networks log while they load, such as that kernels are compiled, to standard error."""
+    logger, handler = logging.getLogger("mstar.nn"), logging.StreamHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _send_request(
@@ -115,6 +140,10 @@ def _send_request(
             output.show(backend.transcribe(file))
     elif "speech" in backend.request_types and texts == [*parts] and texts:
         output.show(backend.speak(" ".join(texts), params))
+    elif "embedding" in backend.request_types and texts == [*parts] and texts:
+        output.show(backend.embed(texts))
+    elif "image" in backend.request_types and texts == [*parts] and texts:
+        output.show(backend.draw(" ".join(texts), params))
     else:
         inputs = format_names(part if isinstance(part, str) else str(part.path) for part in parts)
         accepted = format_names(sorted(backend.request_types), "requests of its own type")

@@ -1,4 +1,4 @@
-"""`mstar top`: live view of a running server in the terminal: models, processes and ops.
+"""`mstar top`: live view of a running server in the terminal: models, failing workers, processes and ops.
 
 All values come from `/ready` and `/metrics`. It is read-only.
 """
@@ -28,6 +28,8 @@ WINDOW_SAMPLES = 30
 ONCE_SAMPLE_S = 5.0
 """Seconds between the two samples of `--once`. The server polls its processes every two seconds."""
 HTTP_TIMEOUT_S = 5.0
+LONG_BATCH_S = 10.0
+"""Seconds after which a running batch is shown."""
 PROCESS_COLUMNS = {
     "mstar_process_requests": "requests",
     "mstar_queue_length": "queue",
@@ -46,6 +48,7 @@ PROCESS_COLUMNS = {
     "mstar_shm_slots": "slots",
     "mstar_shm_bytes": "slot bytes",
     "mstar_process_restarts_total": "restarts",
+    "mstar_process_resident_memory_bytes": "memory",
 }
 """Columns of the process table, by metric. Metrics that matter only in the search for a leak are left out."""
 
@@ -111,7 +114,8 @@ class MetricsHistory:
 
     def sample(self) -> None:
         """Fetch a new sample. Raises LoadError if the server does not respond."""
-        phase = json.loads(self._fetch("/ready"))["phase"]
+        ready = json.loads(self._fetch("/ready"))
+        phase = ready["phase"] + (f", rolling update {ready['rollout']['state']}" if "rollout" in ready else "")
         self._samples.append(MetricsSample(time.monotonic(), phase, _parse_metrics(self._fetch("/metrics").decode())))
 
     def _fetch(self, path: str) -> bytes:
@@ -168,7 +172,8 @@ class MetricsHistory:
             (self.latest.phase, "green" if self.latest.phase == "ready" else "yellow"),
         )
         head.append(f"  {running:.0f} running requests  last {seconds:.0f} s")
-        tables = [_models_table(self), _processes_table(self), _ops_table(self)]
+        tables = [_models_table(self), _down_workers_table(self), _long_batches_table(self)]
+        tables += [_processes_table(self), _ops_table(self)]
         return Group(head, "", *(table for table in tables if table.row_count))
 
 
@@ -221,6 +226,35 @@ def _models_table(history: MetricsHistory) -> Table:
     return table
 
 
+def _down_workers_table(history: MetricsHistory) -> Table:
+    """Workers that are needed and not up."""
+
+    def by_worker(name: str) -> dict[str, float]:
+        return {labels["worker"]: value for labels, value in history.latest.series(name)}
+
+    table = _table("workers that are down", 2, "worker", "state", "failed attempts", "next attempt")
+    attempts, next_starts = by_worker("mstar_worker_failed_starts"), by_worker("mstar_worker_next_start_seconds")
+    for worker, is_up in sorted(by_worker("mstar_worker_up").items()):
+        failed, next_s = attempts.get(worker, 0.0), next_starts.get(worker, 0.0)
+        if not is_up:
+            state, next_start = (
+                ("restarting", f"in {next_s:.0f} s" if next_s else "now") if failed else ("starting", "–")
+            )
+            table.add_row(worker, state, f"{failed:.0f}", next_start)
+    return table
+
+
+def _long_batches_table(history: MetricsHistory) -> Table:
+    """Ops whose current batch has run for long: they are stuck, or slow."""
+    table = _table("long batches", 3, "model", "op", "worker", "running for")
+    for labels, seconds in history.latest.series("mstar_op_running_seconds"):
+        if seconds >= LONG_BATCH_S:
+            table.add_row(
+                labels["model"], f"{labels['component']}.{labels['op']}", labels["worker"], f"{seconds:.0f} s"
+            )
+    return table
+
+
 def _processes_table(watch: MetricsHistory) -> Table:
     def by_process(metric: str) -> dict[str, float]:
         sums = defaultdict[str, float](float)
@@ -231,12 +265,21 @@ def _processes_table(watch: MetricsHistory) -> Table:
     columns = {title: by_process(metric) for metric, title in PROCESS_COLUMNS.items()}
     used, pages = by_process("mstar_kv_pages_used"), by_process("mstar_kv_pages")
     shown = {title: values for title, values in columns.items() if any(values.values())}
-    table = _table("processes", 1, "process", *(["pages"] if pages else []), *shown)
+    pids = {labels["process"]: labels["pid"] for labels, _ in watch.latest.series("mstar_process_info")}
+    cpu = {process: rate for (process,), rate in watch.rates("mstar_process_cpu_seconds_total", "process").items()}
+    titles = [*(["pid"] if pids else []), *(["CPU"] if cpu else []), *(["pages"] if pages else []), *shown]
+    table = _table("processes", 1, "process", *titles)
     for process in sorted({process for values in (*columns.values(), pages) for process in values}):
-        row = [f"{used[process]:.0f}/{pages[process]:.0f}" if pages[process] else "–"] if pages else []
-        cells = (f"{values[process]:.0f}" if process in values else "–" for values in shown.values())
+        row = [pids.get(process, "–")] if pids else []
+        row += [f"{cpu[process]:.0%}" if process in cpu else "–"] if cpu else []
+        row += [f"{used[process]:.0f}/{pages[process]:.0f}" if pages[process] else "–"] if pages else []
+        cells = (_format_cell(title, values[process]) if process in values else "–" for title, values in shown.items())
         table.add_row(process, *row, *cells)
     return table
+
+
+def _format_cell(title: str, value: float) -> str:
+    return f"{value / 2**20:.0f} MiB" if title == "memory" else f"{value:.0f}"
 
 
 def _ops_table(history: MetricsHistory) -> Table:

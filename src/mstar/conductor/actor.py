@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mstar.conductor.core import ConductorCore, Event
+from mstar.conductor.liveness.watch import HEARTBEAT_INTERVAL_S
 from mstar.conductor.status import build_activity
 from mstar.wire import messages as m
 from mstar.wire.message import MessageReceived, Tick
@@ -20,6 +21,7 @@ class ConductorActor:
         self._actor_loop = actor_loop
         self._core = core
         self._process_stats = process_stats
+        self._last_heartbeat_at = float("-inf")
 
     def announce(self, peers: Iterable[m.Peer]) -> None:
         """Register with peers, so that they switch from an earlier incarnation to this one."""
@@ -36,15 +38,19 @@ class ConductorActor:
             reply = reply_to_query(message, core.request_spans)
         elif isinstance(message, m.ActivityQuery):
             requests = core.lifecycle.requests
-            reply = build_activity(now, message.correlation_id, requests, core.membership, core.capacity)
+            active_now = core.clock.advance(now)
+            reply = build_activity(active_now, message.correlation_id, requests, core.membership, core.capacity)
         else:
             self._step(now, MessageReceived(sender, message))
         if reply is not None:
             self._actor_loop.send(self.peer, sender, reply)
 
     def tick(self, now: float) -> None:
-        """Let the core check its timeouts."""
+        """Let the core check its timeouts, and send the launcher a heartbeat."""
         self._step(now, Tick())
+        if now - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
+            self._last_heartbeat_at = now
+            self._actor_loop.send(self.peer, self._core.launcher, m.Heartbeat())
 
     def _step(self, now: float, event: Event) -> None:
         for action in self._core.step(now, event):

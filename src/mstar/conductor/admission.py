@@ -6,11 +6,14 @@ earlier conductor admitted (resubmitted after a failover) is never rejected.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.capacity import CapacityEstimator
 from mstar.conductor.fair_queue import FairQueue
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.requests import is_resubmitted
+from mstar.tenant_share import has_share_left
 from mstar.wire.messages import RequestRejected, Submit
 
 SHUTDOWN_RETRY_S = 5.0
@@ -31,7 +34,8 @@ class Admission:
     After every step (`admit_next`), while running + unreleased < `max_running_requests`:
 
     5. Look at the head of each flow of the fair queue, least served flow first.
-    6. Start the first one that fits (`CapacityEstimator.has_room`). If none fits, wait.
+    6. Start the first one that fits: its tenant has a share of the running requests left (`mstar.tenant_share`), and
+       the workers have room (`CapacityEstimator.has_room`). If none fits, wait.
 
     While queued (`is_expired`): a request whose TTFT target has passed is rejected with 429.
 
@@ -47,7 +51,9 @@ class Admission:
         self._attempts = attempts
         self._queue = FairQueue()
         self._queued: dict[str, Submit] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, str] = {}
+        """Tenant of each running request."""
+        self._running_by_tenant: Counter[str] = Counter()
 
     @property
     def queue_length(self) -> int:
@@ -57,6 +63,10 @@ class Admission:
     def is_queued(self, rid: str) -> bool:
         """Return whether a request waits to start."""
         return rid in self._queued
+
+    def has_share(self, tenant: str) -> bool:
+        """Return whether a tenant can have another running request, apart from the global limit."""
+        return has_share_left(tenant, self._running_by_tenant[tenant], max(1, self._free_slots()))
 
     # ---------------------------------------------------------------- submission
     def rejection(self, now: float, submit: Submit) -> RequestRejected | None:
@@ -68,7 +78,7 @@ class Admission:
         limit = self._limits.max_queued_requests
         if len(self._queue) >= limit and self._queue.has_share(submit, limit) and self._must_wait(submit):
             return RequestRejected(submit.rid, 429, f"the queue is full ({limit} requests)", self.estimate_wait_s(now))
-        overrun_s = self._capacity.ttft_overrun_s(now, submit, len(self._queue) + int(self._is_full()))
+        overrun_s = self._capacity.ttft_overrun_s(now, submit, self._waiting_before(submit) + int(self._is_full()))
         if overrun_s:
             text = f"predicted time to first output exceeds the target of {submit.slo.ttft_s} s by {overrun_s:.1f} s"
             return RequestRejected(submit.rid, 429, text, overrun_s)
@@ -77,7 +87,7 @@ class Admission:
     def predict_ttft_s(self, now: float, submit: Submit) -> float:
         """Predict the time to first output of a request that is about to be queued; 0 if unknown."""
         is_full = self._is_full(additional=1)
-        return self._capacity.predict_ttft_s(now, submit, len(self._queue) + int(is_full))
+        return self._capacity.predict_ttft_s(now, submit, self._waiting_before(submit) + int(is_full))
 
     def enqueue(self, submit: Submit) -> None:
         """Queue an accepted request."""
@@ -86,11 +96,22 @@ class Admission:
 
     def _must_wait(self, submit: Submit) -> bool:
         """Whether a request could not start at once."""
-        return self._is_full() or self._queue.is_flow_waiting(submit) or not self._capacity.has_room(submit)
+        return self._is_full() or self._queue.is_flow_waiting(submit) or not self._has_room(submit)
+
+    def _waiting_before(self, submit: Submit) -> int:
+        """Number of queued requests that can start before a new one: not those of other tenants without a share."""
+        blocked = (tenant for tenant in self._running_by_tenant if tenant != submit.tenant)
+        return len(self._queue) - sum(self._queue.length_of(tenant) for tenant in blocked if not self.has_share(tenant))
 
     def _is_full(self, additional: int = 0) -> bool:
         """Whether no further request can start, with `additional` more running."""
-        return len(self._running) + additional + len(self._attempts) >= self._limits.max_running_requests
+        return self._free_slots() <= additional
+
+    def _free_slots(self) -> int:
+        return self._limits.max_running_requests - len(self._running) - len(self._attempts)
+
+    def _has_room(self, submit: Submit) -> bool:
+        return self.has_share(submit.tenant) and self._capacity.has_room(submit)
 
     # ---------------------------------------------------------------- start and end
     def admit_next(self) -> str | None:
@@ -100,12 +121,14 @@ class Admission:
         rid = next((rid for rid in self._queue.heads() if self._fits(self._queued[rid])), None)
         if rid is not None:
             self._queue.take(rid)
-            self._running.add(rid)
-            self._capacity.on_admitted(self._queued.pop(rid))
+            submit = self._queued.pop(rid)
+            self._running[rid] = submit.tenant
+            self._running_by_tenant[submit.tenant] += 1
+            self._capacity.on_admitted(submit)
         return rid
 
     def _fits(self, submit: Submit) -> bool:
-        return is_resubmitted(submit) or self._capacity.has_room(submit)
+        return is_resubmitted(submit) or self._has_room(submit)
 
     def is_expired(self, now: float, rid: str, last_input_at: float) -> bool:
         """Return whether a request waits in the queue and its TTFT target has passed."""
@@ -125,5 +148,8 @@ class Admission:
             self._queue.remove(rid)
             del self._queued[rid]
         else:
-            self._running.discard(rid)
+            tenant = self._running.pop(rid)
+            self._running_by_tenant[tenant] -= 1
+            if not self._running_by_tenant[tenant]:
+                del self._running_by_tenant[tenant]
             self._capacity.on_finished(now, rid)

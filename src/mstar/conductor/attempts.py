@@ -12,6 +12,7 @@ from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.membership import Membership, WorkerLost
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.requests import Request
+from mstar.conductor.worker import Worker
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 
@@ -50,7 +51,8 @@ class Attempts:
         peers = {peer for peer in request.workers if self._membership.is_alive(peer)}
         for peer in sorted(peers, key=lambda peer: peer.name):
             self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states))
-        if peers:
+        # An unresponsive worker confirms when it is back. Until then others must not wait for it.
+        if peers := {peer for peer in peers if self._membership.is_responsive(peer)}:
             self._unreleased[request.rid, request.attempt] = peers
         if not keeps_states:
             request.workers = set()
@@ -66,7 +68,14 @@ class Attempts:
 
     def on_worker_lost(self, _: float, lost: WorkerLost) -> None:
         """Expect no confirmation from a lost worker."""
+        self._discard(lost.peer)
+
+    def on_worker_unresponsive(self, _: float, worker: Worker) -> None:
+        """Await no confirmation from an unresponsive worker."""
+        self._discard(worker.peer)
+
+    def _discard(self, peer: m.Peer) -> None:
         for key, peers in list(self._unreleased.items()):
-            peers.discard(lost.peer)
+            peers.discard(peer)
             if not peers:
                 del self._unreleased[key]

@@ -71,12 +71,12 @@ class CapacityEstimator:
 
     def on_worker_started(self, _: float, worker: Worker) -> None:
         """Count a started worker as active."""
-        self.inactive -= {worker.peer.name}
+        self.inactive -= {worker.peer.worker}
 
     def on_worker_lost(self, _: float, lost: WorkerLost) -> None:
         """Drop the load of a lost worker: its next incarnation starts idle."""
-        self._loads.pop(lost.peer.name, None)
-        self._admitted_since_report.pop(lost.peer.name, None)
+        self._loads.pop(lost.peer.worker, None)
+        self._admitted_since_report.pop(lost.peer.worker, None)
 
     def set_inactive(self, workers: Set[str]) -> None:
         """Set the workers that no request should count on."""

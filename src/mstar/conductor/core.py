@@ -4,16 +4,19 @@ The core wires its parts together and dispatches events to them; each part owns 
 
 | part | owns |
 |---|---|
-| `Membership` | workers, front ends, heartbeats, dead peers, readiness |
+| `Membership` | workers, front ends, dead peers, readiness |
+| `FailureDetector` | heartbeats, signs of life of workers |
 | `Admission` (`FairQueue`, `CapacityEstimator`) | queue, running limit, load reports |
 | `Attempts` | attempt numbers, attempts that workers have not released |
-| `RequestLifecycle` (`WalkDispatcher`, `RequestTimeouts`) | requests, their routes, walks and retries |
+| `RequestLifecycle` (`WalkDispatcher`, `RequestTimeouts`) | requests, their routes and walks |
+| `RequestRetries` (`CrashHistory`), `WalkReports` | retries after lost workers, poison requests; reports of workers |
 | `Autoscaler`, `Rollout`, `ModelLoading` | replica targets, rolling updates, unloaded models |
 | `Fleet` (`ReplicaGroup`, `PendingWorkers`, `WeightsVersions`) | groups, starting workers, weights versions |
+| `CrashLoops` | workers that fail to start |
 | `RequestSpans` | trace spans |
 
 Parts get the parts they use in their constructors and write messages to one `Outbox`. Started and lost workers reach
-them through `Membership.subscribe`. No part imports this module.
+them through `Membership.subscribe`, unresponsive ones through `FailureDetector.subscribe`. No part imports this module.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.capacity import CapacityEstimator
 from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.liveness.failure_detector import FailureDetector
 from mstar.conductor.membership import Membership, WorkerLost
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
+from mstar.conductor.recovery.request_retries import RequestRetries
 from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.scaling.autoscaler import Autoscaler
+from mstar.conductor.scaling.crash_loops import CrashLoops
 from mstar.conductor.scaling.fleet import Fleet
 from mstar.conductor.scaling.model_loading import ModelLoading
 from mstar.conductor.scaling.pending_workers import PendingWorkers
@@ -39,8 +45,10 @@ from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
 from mstar.conductor.timeouts import RequestTimeouts
 from mstar.conductor.walk_dispatch import WalkDispatcher
+from mstar.conductor.walk_reports import WalkReports
 from mstar.failpoints import hit
 from mstar.wire import messages as m
+from mstar.wire.active_clock import ActiveClock
 from mstar.wire.message import MessageReceived, SendMessage, Tick
 
 Event = MessageReceived | Tick
@@ -57,6 +65,7 @@ class ConductorCore:
         limits: ConductorLimits | None = None,
     ) -> None:
         self.peer = peer
+        self.launcher = launcher
         self.models = models
         self.limits = limits = limits or ConductorLimits()
         self._outbox = outbox = Outbox(launcher)
@@ -64,21 +73,27 @@ class ConductorCore:
         groups = build_replica_groups(models)
         known = {name for model in models.values() for name in model.plans.workers}
         initial = {name for group in groups for name in group.workers[: group.min_replicas]}
-        self.membership = membership = Membership(outbox, limits, known, initial)
+        self.membership = membership = Membership(outbox, known, initial)
+        self.failure_detector = FailureDetector(membership, outbox, limits)
         self.capacity = CapacityEstimator(models)
         self.attempts = attempts = Attempts(peer, limits, membership, outbox)
         self.admission = Admission(limits, self.capacity, attempts)
         self.versions = versions = WeightsVersions(groups, membership)
-        self.pending_workers = PendingWorkers(membership, outbox)
-        fleet = Fleet(groups, membership, self.pending_workers, versions)
+        self.crash_loops = crash_loops = CrashLoops()
+        self.pending_workers = PendingWorkers(membership, crash_loops, outbox)
+        fleet = Fleet(groups, membership, self.pending_workers, crash_loops, versions)
         dispatcher = WalkDispatcher(membership, versions, outbox, spans)
         self.lifecycle = RequestLifecycle(dispatcher, self.admission, attempts, versions, outbox, spans)
+        self.retries = RequestRetries(self.lifecycle, dispatcher, attempts, versions, spans)
+        self.walk_reports = WalkReports(self.lifecycle, self.retries, dispatcher)
         self.model_loading = ModelLoading(models, fleet, limits, outbox)
-        self.rollout = Rollout(fleet, outbox)
+        self.rollout = Rollout(fleet, limits, outbox)
         self.autoscaler = Autoscaler(fleet, limits, self.capacity, self.lifecycle, self.rollout, self.model_loading)
-        self._timeouts = RequestTimeouts(self.lifecycle, self.admission, fleet, limits)
+        self._timeouts = RequestTimeouts(self.lifecycle, self.retries, self.admission, fleet, limits)
+        self.clock = ActiveClock()
         membership.subscribe(
             started=(
+                lambda _, worker: crash_loops.remove(worker.peer.worker),
                 self.capacity.on_worker_started,
                 self.autoscaler.on_worker_started,
                 lambda now, _: self.lifecycle.place_waiting(now),
@@ -87,14 +102,17 @@ class ConductorCore:
                 self.capacity.on_worker_lost,
                 self.autoscaler.on_worker_lost,
                 attempts.on_worker_lost,
-                self.lifecycle.on_worker_lost,
+                self.retries.on_worker_lost,
             ),
         )
+        self.failure_detector.subscribe((attempts.on_worker_unresponsive, self.retries.on_worker_unresponsive))
         self._is_drained = False
 
     def step(self, now: float, event: Event) -> list[SendMessage]:
         """Handle an event; return the messages to send, in order."""
         self.request_spans.now = now
+        now = self.clock.advance(now)  # pauses of this process shift all deadlines
+        self.request_spans.paused_s = self.clock.paused_s
         match event:
             case MessageReceived():
                 self._receive(now, event.sender, event.message)
@@ -116,10 +134,10 @@ class ConductorCore:
 
     # ---------------------------------------------------------------- dispatch
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
-        self.membership.on_message(now, sender)
+        self.failure_detector.on_message(now, sender)
         match message:
             case m.SeatDone() | m.AttemptFailed() | m.RetryNeeded():
-                self.lifecycle.on_walk_report(now, sender, message)
+                self.walk_reports.on_report(now, sender, message)
             case m.AttemptReleased():
                 self.attempts.on_released(message.rid, message.attempt, sender)
             case m.Submit():
@@ -141,7 +159,7 @@ class ConductorCore:
             case m.Heartbeat():
                 self._on_heartbeat(now, sender, message)
             case m.StillComputing():
-                self.membership.on_still_computing(now, message.peer)
+                self.failure_detector.on_still_computing(now, message.peer)
             case m.UnloadModel() | m.LoadModel() | m.ModelStatusQuery():
                 self.model_loading.on_command(sender, message)
             case m.RollWeights():
@@ -153,7 +171,7 @@ class ConductorCore:
                 pass
 
     def _tick(self, now: float) -> None:
-        self.membership.tick(now)
+        self.failure_detector.tick(now)
         self._timeouts.tick(now)
         self.membership.check_ready()
         self.autoscaler.step(now)
@@ -162,14 +180,17 @@ class ConductorCore:
         hit("conductor.submit")
         self.membership.register_frontend(frontend)
         if submit.rid in self.lifecycle.requests:
-            self.lifecycle.resubmit(now, submit)
+            self.retries.resubmit(now, submit)
         elif submit.model not in self.models:
             self._outbox.send(frontend, m.RequestRejected(submit.rid, 404, f"no model is called {submit.model!r}"))
-        elif (rejected := self.admission.rejection(now, submit)) is not None:
+        elif (rejected := self._rejection(now, submit)) is not None:
             self._outbox.send(frontend, rejected)
         else:
             self.model_loading.on_submit(submit.model)
             self.lifecycle.submit(now, frontend, self.models[submit.model], submit)
+
+    def _rejection(self, now: float, submit: m.Submit) -> m.RequestRejected | None:
+        return self.model_loading.rejection(now, submit) or self.admission.rejection(now, submit)
 
     def _admit(self, now: float) -> None:
         """Start queued requests that fit; report `Drained` once when nothing is left at shutdown."""
@@ -183,9 +204,9 @@ class ConductorCore:
 
     def _on_heartbeat(self, now: float, sender: m.Peer, message: m.Heartbeat) -> None:
         if self.membership.is_alive(sender):
-            if message.load is not None:
-                self.capacity.update_load(sender.name, message.load)
-            self.membership.on_batch_running(now, sender, message.batch_running_s)
+            if message.load is not None and not self.membership.is_replaced(sender):
+                self.capacity.update_load(sender.worker, message.load)
+            self.failure_detector.on_batch_running(now, sender, message.batch_running_s, message.batch_expected_s)
 
     def _on_process_exited(self, now: float, exited: m.ProcessExited) -> None:
         peer, membership = exited.peer, self.membership
@@ -193,10 +214,15 @@ class ConductorCore:
             for rid in [rid for rid, request in self.lifecycle.requests.items() if request.frontend == peer]:
                 self.lifecycle.cancel(now, rid)
         membership.mark_dead(peer)
+        self.crash_loops.on_exited(now, exited)
         was_stopped = membership.confirm_stopped(peer)
         if not was_stopped:
-            self.pending_workers.on_exited(peer.name)
+            if not membership.is_alive(peer):
+                self.pending_workers.on_exited(peer.worker)
+            if self.rollout.on_exited(now, exited):
+                self.lifecycle.place_waiting(now)
+        lost = WorkerLost(peer, exited.suspects, cause=exited.cause)
         if membership.is_alive(peer):
-            membership.remove(now, WorkerLost(peer, exited.suspects))
+            membership.remove(now, lost)
         elif not was_stopped:  # a worker that was stopped while it computed accuses no request
-            self.lifecycle.isolate_suspects(now, peer, exited.suspects)
+            self.retries.isolate_suspects(now, lost)

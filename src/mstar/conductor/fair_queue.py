@@ -52,8 +52,11 @@ class FairQueue:
     def has_share(self, submit: Submit, limit: int) -> bool:
         """Return whether the tenant of a request has at least an equal share of a queue of `limit` requests."""
         tenants = {tenant for tenant, _ in self._flows} | {submit.tenant}
-        queued = sum(len(rids) for (tenant, _), rids in self._flows.items() if tenant == submit.tenant)
-        return queued * len(tenants) >= limit
+        return self.length_of(submit.tenant) * len(tenants) >= limit
+
+    def length_of(self, tenant: str) -> int:
+        """Return the number of queued requests of a tenant."""
+        return sum(len(rids) for (name, _), rids in self._flows.items() if name == tenant)
 
     def heads(self) -> list[str]:
         """Return the first request of each flow, least served flow first."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 from mstar import failpoints, process_tuning
 from mstar.conductor.actor import ConductorActor
 from mstar.conductor.core import ConductorCore
@@ -25,18 +22,19 @@ def main(config: ConductorConfig) -> None:
         failpoints.arm(config.options.failpoints)
     planned_models = load_planned_models(config.models, config.placements)
     address_book = AddressBook.from_config(config)
-    codec = ArenaCodec(endpoint=HostEndpoint(config.ip, config.key, address_book.is_local))
+    codec = ArenaCodec(forwards=True, endpoint=HostEndpoint(config.ip, config.key, address_book.is_local))
     actor_loop = ActorLoop(address_book, config.key, codec)
     peer = Peer(config.name, config.incarnation)
     launcher = Peer("launcher", config.peers["launcher"])
     limits = ConductorLimits(
         max_running_requests=config.options.max_running_requests,
         max_queued_requests=config.options.max_queued_requests,
+        can_start_successors=not config.ip,
     )
     models = {name: ConductorModel.from_plans(planned.model, planned.plans) for name, planned in planned_models.items()}
 
     def process_stats() -> dict[str, int]:
-        return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stats()
+        return process_tuning.process_usage() | codec.stats()
 
     actor = ConductorActor(actor_loop, ConductorCore(peer, launcher, models, limits), process_stats)
     actor_loop.add(actor)

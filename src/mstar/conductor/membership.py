@@ -1,8 +1,9 @@
-"""Cluster membership: registration, heartbeats, failure detection and readiness of workers and front ends.
+"""Cluster membership: registration, readiness, stop and loss of workers and front ends.
 
-A worker is identified by name and incarnation. A new incarnation replaces the old one. A worker that is silent for
-`heartbeat_timeout_s` is killed: the launcher gets `Kill`, and the conductor treats the worker as lost at once. Each
-peer gets `PeerDead` for dead incarnations, so that it stops keeping frames for them.
+A process is identified by name and incarnation. A new incarnation replaces the old one. During a rolling update a
+worker of the placement can have two processes with different names (`process_names`). Each peer gets `PeerDead` for
+dead incarnations, so that it stops keeping frames for them. Which silent worker is killed is decided by
+`FailureDetector`.
 
 Other parts subscribe to started and lost workers. What happens to requests is decided there, not here.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from mstar.conductor.limits import ConductorLimits, HeartbeatTuning
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.worker import Worker
 from mstar.failpoints import hit
@@ -27,6 +27,7 @@ class WorkerLost:
     suspects: Sequence[m.Suspect] = ()
     """Requests that the worker was computing when it died."""
     reason: str = ""
+    cause: m.ExitCause = m.ExitCause.EXTERNAL
 
 
 StartedListener = Callable[[float, Worker], None]
@@ -36,31 +37,21 @@ LostListener = Callable[[float, WorkerLost], None]
 class Membership:
     """The workers and front ends of one conductor."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        limits: ConductorLimits,
-        known_workers: Set[str],
-        initial_workers: Set[str],
-        tuning: HeartbeatTuning | None = None,
-    ) -> None:
+    def __init__(self, outbox: Outbox, known_workers: Set[str], initial_workers: Set[str]) -> None:
         self.workers: dict[str, Worker] = {}
-        """Live workers by name."""
+        """Live worker processes by their name."""
         self.frontends: dict[m.Peer, None] = {}
         """Registered front ends, in order of registration."""
         self.dead_peers: dict[str, m.Peer] = {}
-        """By name, the last incarnation that is known to be dead."""
+        """By process name, the last incarnation that is known to be dead."""
         self.stopping: dict[str, m.Peer] = {}
-        """Workers with a pending `StopWorker`: they have not exited."""
+        """Processes with a pending `StopWorker`, by name: they have not exited."""
         self._outbox = outbox
-        self._heartbeat_timeout_s = limits.heartbeat_timeout_s
         self._known_workers = known_workers
         self._initial_workers = initial_workers
-        self._tuning = tuning or HeartbeatTuning()
         self._started_listeners: tuple[StartedListener, ...] = ()
         self._lost_listeners: tuple[LostListener, ...] = ()
         self._is_ready = False
-        self._last_heartbeat_at = float("-inf")
 
     def subscribe(self, *, started: Iterable[StartedListener], lost: Iterable[LostListener]) -> None:
         """Set the listeners. They are called in this order."""
@@ -72,10 +63,22 @@ class Membership:
         worker = self.workers.get(peer.name)
         return worker is not None and worker.peer == peer
 
-    def serving(self, names: Iterable[str]) -> list[Worker]:
-        """Return those of the named workers that are live and not draining."""
-        workers = (self.workers.get(name) for name in names)
-        return [worker for worker in workers if worker is not None and worker.draining_since is None]
+    def is_responsive(self, peer: m.Peer) -> bool:
+        """Return whether this incarnation of a worker is live and was not silent for too long."""
+        return self.is_alive(peer) and self.workers[peer.name].is_responsive
+
+    def processes(self, workers: Iterable[str]) -> list[Worker]:
+        """Return the live processes of workers of the placement."""
+        processes = (self.workers.get(name) for worker in workers for name in m.process_names(worker))
+        return [process for process in processes if process is not None]
+
+    def serving(self, workers: Iterable[str]) -> list[Worker]:
+        """Return the processes of workers that are live and not draining."""
+        return [process for process in self.processes(workers) if process.draining_since is None]
+
+    def is_replaced(self, peer: m.Peer) -> bool:
+        """Return whether a process drains and another process of its worker serves."""
+        return self.workers[peer.name].draining_since is not None and bool(self.serving([peer.worker]))
 
     def draining(self) -> list[Worker]:
         """Return the workers that are live and draining."""
@@ -89,7 +92,7 @@ class Membership:
     def register(self, now: float, peer: m.Peer, weights_version: int) -> None:
         """Add a worker or a front end that has started. Idempotent."""
         hit("conductor.register")
-        if peer.name not in self._known_workers:
+        if peer.worker not in self._known_workers:
             self.register_frontend(peer)
             return
         if self.is_stopping(peer):
@@ -126,39 +129,9 @@ class Membership:
 
     def check_ready(self) -> None:
         """Send `Ready` to the launcher once, when all initial workers are up."""
-        if not self._is_ready and self._initial_workers <= self.workers.keys():
+        if not self._is_ready and self._initial_workers <= {worker.peer.worker for worker in self.workers.values()}:
             self._is_ready = True
             self._outbox.send_launcher(m.Ready())
-
-    # ---------------------------------------------------------------- signs of life
-    def on_message(self, now: float, sender: m.Peer) -> None:
-        """Any message of a live worker is a sign of life."""
-        if self.is_alive(sender):
-            worker = self.workers[sender.name]
-            worker.last_alive_at = worker.last_message_at = now
-
-    def on_still_computing(self, now: float, peer: m.Peer) -> None:
-        """The launcher reports that a silent worker computes: extend its timeout, up to `compute_grace_s`."""
-        if self.is_alive(peer):
-            worker = self.workers[peer.name]
-            if now - worker.last_message_at <= self._tuning.compute_grace_s:
-                worker.last_alive_at = now
-
-    def on_batch_running(self, now: float, peer: m.Peer, batch_running_s: float) -> None:
-        """Kill a worker whose current batch exceeds `batch_timeout_s`."""
-        if batch_running_s > self._tuning.batch_timeout_s:
-            self.kill(now, peer, f"its batch has run for {batch_running_s:.0f} s")
-
-    def tick(self, now: float) -> None:
-        """Send heartbeats and kill silent workers."""
-        if now - self._last_heartbeat_at >= self._tuning.interval_s:
-            self._last_heartbeat_at = now
-            for worker in self.workers.values():
-                self._outbox.send(worker.peer, m.Heartbeat())
-        for worker in list(self.workers.values()):
-            silent_s = now - worker.last_alive_at
-            if silent_s > self._heartbeat_timeout_s:
-                self.kill(now, worker.peer, f"no heartbeat for {silent_s:.1f} s")
 
     # ---------------------------------------------------------------- lost workers
     def kill(self, now: float, peer: m.Peer, reason: str) -> None:

@@ -1,27 +1,19 @@
-"""Request lifecycle: drives each request's route from submission to its end, and retries it when a worker is lost.
+"""Request lifecycle: drives each request's route from submission to its end.
 
     queued ──start──▶ running route ──▶ walk waits for workers ──▶ walk runs ──▶ … ──▶ finished
                         │      ▲                                     │
                         ▼      │ client input        worker lost ────┘ retry with a new attempt number
                      awaiting input
 
-Retry is replay: computation is deterministic, and the front end counts emissions, so the client sees no repetition.
-
-1. If all states of the request are alive, only the walk in execution starts again.
-2. Otherwise the route starts again. Results of pure walks (no state in or out) are replayed from the record, all other
-   walks run again.
-3. A request that would repeat a non-idempotent walk is not retried: it ends as `not_retryable`.
-4. A request that is alone on two workers that die at the same call is poison: it ends as `poison`.
+What workers report is handled in `walk_reports`, retries in `recovery.request_retries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
-from mstar.conductor.membership import WorkerLost
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.requests import FinishStatus, Request, StateHandle, WalkRun, is_resubmitted
@@ -34,8 +26,6 @@ from mstar.walk.client_input import INTERRUPTED, NextInput
 from mstar.walk.model import RouteRun, WalkCall
 from mstar.wire import messages as m
 from mstar.wire.frame import UnreadableValue
-
-WalkReport = m.SeatDone | m.AttemptFailed | m.RetryNeeded
 
 
 class RequestLifecycle:
@@ -51,8 +41,6 @@ class RequestLifecycle:
         spans: RequestSpans,
     ) -> None:
         self.requests: dict[str, Request] = {}
-        self.stale_messages = 0
-        """Number of messages about attempts or walks that are over."""
         self._dispatcher = dispatcher
         self._admission = admission
         self._attempts = attempts
@@ -72,21 +60,15 @@ class RequestLifecycle:
         for client_input in submit.inputs:
             self.on_client_input(now, client_input)
 
-    def resubmit(self, now: float, submit: m.Submit) -> None:
-        """Handle a submission of a known request: retry it if the client misses output of this attempt."""
-        request = self.requests[submit.rid]
-        if submit.last_seen_attempt >= request.attempt:
-            self.retry(now, request, "an emission was lost", from_scratch=True)
-
     def start(self, now: float, rid: str) -> None:
         """Start a request that was admitted."""
         request = self.requests[rid]
         request.attempt = self._attempts.next()
         self._spans.on_attempt(request)
-        self._start_route(now, request)
+        self.start_route(now, request)
 
     # ---------------------------------------------------------------- route
-    def _start_route(self, now: float, request: Request) -> None:
+    def start_route(self, now: float, request: Request) -> None:
         """Start the route from its beginning."""
         hit("conductor.start_route")
         request.walk_count = request.inputs.consumed = 0
@@ -103,9 +85,9 @@ class RequestLifecycle:
         except Exception as error:  # noqa: BLE001 - an author's program failed, for this request
             self.finish(now, request, FinishStatus.from_exception(error))
             return
-        self._advance(now, request, None)
+        self.advance(now, request, None)
 
-    def _advance(self, now: float, request: Request, result: Any) -> None:
+    def advance(self, now: float, request: Request, result: Any) -> None:
         """Resume the route with a result until it needs a walk to run, waits for input, or ends."""
         hit("conductor.advance")
         route = request.route
@@ -149,7 +131,7 @@ class RequestLifecycle:
             )
             self.finish(now, request, FinishStatus.from_exception(RouteError(text)))
         elif is_resubmitted(request.submit) and call.name in request.model.non_idempotent_walks:
-            self.finish(now, request, _not_retryable("the conductor restarted", call.name))
+            self.finish(now, request, FinishStatus.not_retryable("the conductor restarted", call.name))
         else:
             self._dispatcher.place(now, request)
 
@@ -192,114 +174,15 @@ class RequestLifecycle:
         accepted = m.InputAccepted(request.rid, message.index, client_input.walk, attempt, request.totals)
         self._outbox.send(request.frontend, accepted)
         if is_interrupted:
-            self._advance(now, request, INTERRUPTED)
+            self.advance(now, request, INTERRUPTED)
         elif request.is_awaiting_input:
-            self._advance(now, request, request.consume_input())
+            self.advance(now, request, request.consume_input())
 
     def close_inputs(self, now: float) -> None:
         """Wait for no further client inputs: routes that wait get the end of inputs."""
         self._are_inputs_closed = True
         for request in [request for request in self.requests.values() if request.is_awaiting_input]:
-            self._advance(now, request, request.consume_input())
-
-    # ---------------------------------------------------------------- reports of workers
-    def on_walk_report(self, now: float, sender: m.Peer, message: WalkReport) -> None:
-        """Handle the result of a seat, a failure, or a request to retry; ignore those of earlier attempts."""
-        request = self.requests.get(message.rid)
-        if request is None or request.attempt != message.attempt or sender not in request.workers:
-            self.stale_messages += 1
-        elif isinstance(message, m.SeatDone):
-            self._on_seat_done(now, request, sender, message)
-        elif isinstance(message, m.AttemptFailed):
-            self.finish(now, request, FinishStatus("failed", message.error_type, message.error_message))
-        else:
-            self.retry(now, request, message.reason)
-
-    def _on_seat_done(self, now: float, request: Request, peer: m.Peer, done: m.SeatDone) -> None:
-        hit("conductor.on_seat_done")
-        run = request.walk_run
-        if run is None or run.number != done.walk_index or done.seat not in run.pending_seats:
-            self.stale_messages += 1
-            return
-        unreadable = run.add_seat_result(peer, done)
-        if unreadable is not None:
-            self.retry(now, request, unreadable.text)
-            return
-        for kind, due in done.due_in_s.items():
-            request.next_due[kind] = now + due
-        if not run.pending_seats:
-            hit("conductor.finish_walk")
-            self._advance(now, request, self._dispatcher.complete(request, run))
-
-    # ---------------------------------------------------------------- retry
-    def retry(self, now: float, request: Request, reason: str, *, from_scratch: bool = False) -> None:
-        """Retry a request that lost a worker or an emission; see the steps in the module docstring.
-
-        `from_scratch` discards all recorded results: an emission of a finished walk was lost.
-        """
-        hit("conductor.retry")
-        is_whole = not from_scratch and self._dispatcher.are_states_alive(request)
-        run = request.walk_run
-        if run is None and (is_whole or not request.is_awaiting_input):
-            return
-        if not self._attempts.count_retry(request):
-            text = f"gave up after {request.retries - 1} retries (max_retries); last reason: {reason}"
-            self.finish(now, request, FinishStatus("unavailable", "Unavailable", text))
-            return
-        results = [] if is_whole else request.walk_results
-        repeated = [result.name for result in results if from_scratch or not result.is_pure]
-        if run is not None and not run.is_waiting:
-            repeated.append(run.call.name)
-        if names := [name for name in repeated if name in request.model.non_idempotent_walks]:
-            self.finish(now, request, _not_retryable("a worker was lost", names[0]))
-            return
-        if from_scratch:
-            request.walk_results.clear()
-        if run is not None:
-            self._dispatcher.release_workers(run)
-        self._attempts.release(request, keeps_states=is_whole)
-        request.predicted_ttft_s = 0.0
-        request.next_due.clear()  # whatever the client had buffered, it waits now
-        request.attempt = self._attempts.next()
-        self._spans.on_attempt(request, reason)
-        if run is not None and is_whole:
-            request.walk_run = WalkRun(run.call, run.plan, run.number, waiting_since=now)
-            self._dispatcher.place(now, request)
-        else:
-            request.walk_run = None
-            if request.route is not None:
-                request.route.close()
-            self._start_route(now, request)
-
-    def restart_with_new_weights(self, now: float, request: Request) -> None:
-        """Restart a request whose weights version is no longer served, if its client has no output of it yet."""
-        if request.has_emitted or not request.is_retryable:
-            text = f"version {request.weights_version} of the weights, with which it started, is no longer served"
-            self.finish(now, request, FinishStatus("not_retryable", "NotRetryable", text))
-        else:
-            request.weights_version = None
-            self.retry(
-                now, request, f"version {self._versions.newest} of the weights was rolled out", from_scratch=True
-            )
-
-    def on_worker_lost(self, now: float, lost: WorkerLost) -> None:
-        """Retry every request that needs a lost worker."""
-        self.isolate_suspects(now, lost.peer, lost.suspects)
-        for request in [request for request in self.requests.values() if request.needs(lost.peer)]:
-            self.retry(now, request, lost.reason or f"worker {lost.peer} was lost")
-        for request in self.requests.values():
-            request.workers.discard(lost.peer)
-
-    def isolate_suspects(self, now: float, peer: m.Peer, suspects: Sequence[m.Suspect]) -> None:
-        """Run the requests that a dead worker was computing in isolation; end one that is certain to be the cause."""
-        for suspect in suspects:
-            request = self.requests.get(suspect.rid)
-            if request is None or peer in request.worker_deaths:
-                continue
-            is_repeated = request.record_worker_death(peer, suspect.calls_completed)
-            if is_repeated and len(suspects) == 1:
-                text = "two workers died at the same call of this request, the second while it ran alone; not retried"
-                self.finish(now, request, FinishStatus("poison", "Poison", text))
+            self.advance(now, request, request.consume_input())
 
     # ---------------------------------------------------------------- end
     def cancel(self, now: float, rid: str) -> None:
@@ -316,10 +199,13 @@ class RequestLifecycle:
             request.walk_run = None
         if request.route is not None and not request.route.is_done:
             request.route.close()
-        request.handles.clear()
         totals = request.totals if outcome.status == "ok" else {}
         result = None if isinstance(outcome.result, StateHandle) else outcome.result  # a state ends with its request
-        end = m.RequestFinished(request.rid, outcome.status, totals, m.Value(result), outcome.error, outcome.text)
+        value, failure = m.Value(result), outcome.failure
+        end = m.RequestFinished(request.rid, outcome.status, totals, value, outcome.error, outcome.text, failure)
+        if outcome.error:
+            reason = failure.summary(outcome.error) if failure.traceback else f"{outcome.error}: {outcome.text}"
+            self._spans.on_failed(request.rid, reason)
         self._outbox.send(request.frontend, end)
         self._remove(now, request)
 
@@ -335,7 +221,4 @@ class RequestLifecycle:
         self._admission.on_finished(now, request.rid)
         self._spans.on_finished(request.rid)
         self._attempts.release(request)
-
-
-def _not_retryable(cause: str, walk: str) -> FinishStatus:
-    return FinishStatus("not_retryable", "NotRetryable", f"{cause}, and walk `{walk}` is not idempotent")
+        request.drop_references()

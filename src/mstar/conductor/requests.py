@@ -9,17 +9,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from mstar.conductor.model import ConductorModel
+from mstar.conductor.recovery.crash_history import CrashHistory
 from mstar.plan.tables import Plan
 from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, emission_totals_after
 from mstar.walk.model import RouteRun, WalkCall
 from mstar.walk.states import State
 from mstar.wire import messages as m
+from mstar.wire.failure import NO_FAILURE, Failure, error_text
 from mstar.wire.frame import UnreadableValue
 from mstar.wire.messages import Peer, Submit
-
-ISOLATION_MARGIN_CALLS = 2
-"""Calls past the one that killed a worker until a suspect is batched with other requests again."""
 
 
 def is_resubmitted(submit: Submit) -> bool:
@@ -35,11 +36,24 @@ class FinishStatus:
     error: str = ""
     text: str = ""
     result: Any = None
+    failure: Failure = NO_FAILURE
 
     @classmethod
     def from_exception(cls, error: Exception) -> FinishStatus:
-        """The model author's code raised."""
-        return cls("failed", type(error).__name__, str(error))
+        """The route raised an exception."""
+        failure = Failure.from_exception(error, process="conductor")
+        return cls("failed", type(error).__name__, error_text(error), failure=failure)
+
+    @classmethod
+    def not_retryable(cls, cause: str, walk: str) -> FinishStatus:
+        """A retry would repeat a walk that is not idempotent."""
+        return cls("not_retryable", "NotRetryable", f"{cause}, and walk `{walk}` is not idempotent")
+
+    @classmethod
+    def from_report(cls, worker: Peer, report: m.AttemptFailed) -> FinishStatus:
+        """A worker reports that an op or a walk raised an exception."""
+        failure = msgspec.structs.replace(report.failure, process=worker.name)
+        return cls("failed", report.error_type, report.error_message, failure=failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +178,7 @@ class Request:
         """State copies that the route made and workers have not been sent."""
         self.workers: set[Peer] = set()
         """Workers that hold something of this attempt."""
-        self.worker_deaths: dict[Peer, int] = {}
-        """Workers that died while computing this request, with the number of its calls they had completed."""
-        self.isolate_at_call = 0
-        """Run this request alone around this call of each op (0: never); see `StartWalk`."""
+        self.crash_history = CrashHistory()
         self._last_state_number = 0
 
     def add_input(self, client_input: m.ClientInput) -> ClientInput | None:
@@ -193,16 +204,16 @@ class Request:
         counts = {kind: count - before.get(kind, 0) for kind, count in after.items()}
         self.walk_results[self.walk_count :] = [WalkResult(name, INTERRUPTED, counts, is_pure=True)]
 
-    def record_worker_death(self, peer: Peer, calls_completed: int) -> bool:
-        """Isolate the request around the call at which a worker died.
+    def drop_references(self) -> None:
+        """Drop the route, handles and walks of a finished request.
 
-        Return whether another worker died at the same call (±1) before.
+        They refer back to the request. Without these cycles reference counting frees the request and its body at once;
+        the garbage collector runs too seldom for bodies of megabytes.
         """
-        is_repeated = any(abs(calls - calls_completed) <= 1 for calls in self.worker_deaths.values())
-        self.worker_deaths[peer] = calls_completed
-        # Only the last place counts: an earlier death can have had another cause.
-        self.isolate_at_call = calls_completed + ISOLATION_MARGIN_CALLS
-        return is_repeated
+        self.route = None
+        self.walk_run = None
+        self.handles.clear()
+        self.walk_results.clear()
 
     def new_state_number(self) -> int:
         """Return a negative number for a forked state; workers use positive numbers."""

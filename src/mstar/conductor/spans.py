@@ -15,6 +15,9 @@ from mstar.wire.stats import Span
 class RequestSpans(SpanBuffer):
     """Spans of one conductor. A request has at most one open span of each kind."""
 
+    paused_s = 0.0
+    """Seconds by which real time is ahead of the conductor's active time."""
+
     def on_queued(self, rid: str) -> None:
         """Open the span of the time in the queue."""
         self.spans(rid).append(Span("queued", "queued", "", 0, 0, self.now, inf))
@@ -30,7 +33,7 @@ class RequestSpans(SpanBuffer):
         run = request.walk_run
         assert run is not None
         seats = ", ".join(str(peer) for peer in run.seats)
-        name, since = run.call.name, run.waiting_since
+        name, since = run.call.name, run.waiting_since + self.paused_s
         span = Span("walk", name, name, run.number, request.attempt, since, inf, detail=seats)
         span.wait_s = self.now - since
         self.spans(request.rid).append(span)
@@ -38,6 +41,12 @@ class RequestSpans(SpanBuffer):
     def on_walk_finished(self, rid: str) -> None:
         """Close the span of the walk."""
         self._close(rid, "walk")
+
+    def on_failed(self, rid: str, reason: str) -> None:
+        """Add why the request fails to its attempt."""
+        for span in self.spans(rid):
+            if span.end == inf and span.kind == "attempt":
+                span.detail = f"{span.detail}; {reason}" if span.detail else reason
 
     def on_finished(self, rid: str) -> None:
         """Close all spans of a request."""

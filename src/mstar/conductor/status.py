@@ -38,7 +38,7 @@ def _request_status(now: float, request: Request) -> RequestStatus:
     name, number, seats = "", request.walk_count, ()
     if run is not None:
         name, number = run.call.name, run.number
-        seats = tuple(dict.fromkeys(peer.name for peer in run.seats))
+        seats = tuple(dict.fromkeys(peer.worker for peer in run.seats))
         state = "waiting" if run.is_waiting else "running"
     elif request.route is None:
         state = "queued"
@@ -49,7 +49,8 @@ def _request_status(now: float, request: Request) -> RequestStatus:
 
 
 def _worker_status(worker: Worker, capacity: CapacityEstimator) -> WorkerActivity:
-    name, load = worker.peer.name, capacity.worker_load(worker.peer.name)
+    name, load = worker.peer.worker, capacity.worker_load(worker.peer.worker)
     state = "up" if worker.draining_since is None else "draining"
+    state = state if worker.is_responsive else "unresponsive"
     utilization = UNKNOWN_UTILIZATION if load is None else load.utilization
     return WorkerActivity(name, worker.peer.incarnation, state, utilization)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mstar.conductor.admission import Admission
 from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.recovery.request_retries import RequestRetries
 from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import FinishStatus, Request
 from mstar.conductor.scaling.fleet import Fleet
@@ -26,12 +27,14 @@ class RequestTimeouts:
     def __init__(
         self,
         lifecycle: RequestLifecycle,
+        retries: RequestRetries,
         admission: Admission,
         fleet: Fleet,
         limits: ConductorLimits,
         tuning: TimeoutTuning | None = None,
     ) -> None:
         self._lifecycle = lifecycle
+        self._retries = retries
         self._admission = admission
         self._fleet = fleet
         self._worker_wait_s = limits.worker_wait_s
@@ -54,7 +57,7 @@ class RequestTimeouts:
         run = request.walk_run
         assert run is not None
         if self._fleet.versions.is_version_lost(request, run.plan):
-            self._lifecycle.restart_with_new_weights(now, request)
+            self._retries.restart_with_new_weights(now, request)
             return
         is_starting = self._fleet.pending_workers.is_any_coming(run.plan)
         limit_s = self._worker_wait_s * (self._tuning.starting_worker_wait_factor if is_starting else 1.0)

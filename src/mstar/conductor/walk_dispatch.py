@@ -32,8 +32,10 @@ class WalkDispatcher:
         run = request.walk_run
         assert run is not None
         workers = self._membership.workers
-        load = {name: worker.running_walks for name, worker in workers.items()}
-        seats = assign_workers(run, self._versions.eligible_workers(request, run.plan), load)
+        eligible = self._versions.eligible_workers(request, run.plan)
+        load = {name: workers[peer.name].running_walks for name, peer in eligible.items()}
+        unresponsive = {name for name, peer in eligible.items() if not workers[peer.name].is_responsive}
+        seats = assign_workers(run, eligible, load, unresponsive)
         if seats is None:
             return
         run.seats, run.pending_seats = seats, set(range(len(seats)))
@@ -70,9 +72,28 @@ class WalkDispatcher:
         return m.IncomingState()
 
     def are_states_alive(self, request: Request) -> bool:
-        """Return whether the workers of all states of a request are alive."""
+        """Return whether the workers of all states of a request are alive and respond."""
         locations = (handle.location for handle in request.handles)
-        return all(location is None or self._membership.is_alive(location.peer) for location in locations)
+        return all(location is None or self._membership.is_responsive(location.peer) for location in locations)
+
+    def can_move(self, request: Request, peer: m.Peer) -> bool:
+        """Return whether the walk of a request waits for an unresponsive worker, and other workers can repeat it.
+
+        All walks of its model must have other workers: a restarted route begins with its first walk.
+        """
+        run = request.walk_run
+        if run is None or run.is_waiting or not request.is_retryable:
+            return False
+        handles = run.handles.values()
+        is_there = peer in run.seats or any(handle.location and handle.location.peer == peer for handle in handles)
+        if not is_there:
+            return False
+        for plan in request.model.plans.walks.values():
+            eligible = self._versions.eligible_workers(request, plan)
+            names = {name for name, worker in eligible.items() if self._membership.is_responsive(worker)}
+            if any(names.isdisjoint(worker_set.workers) for worker_set in plan.worker_sets):
+                return False
+        return True
 
     def release_workers(self, run: WalkRun) -> None:
         """Take a walk off the load of its workers."""
@@ -109,7 +130,7 @@ class WalkDispatcher:
         request.walk_results.append(WalkResult(run.call.name, result, dict(run.emission_counts), is_pure))
         request.walk_count += 1
         if run.number >= request.max_walk_started:  # not while a retry repeats walks before the one that crashed
-            request.isolate_at_call = 0
+            request.crash_history.isolate_at_call = 0
         return result
 
 
@@ -128,7 +149,7 @@ def _start_message(
         totals,
         request.frontend,
         submit.tenant,
-        request.isolate_at_call,
+        request.crash_history.isolate_at_call,
         submit.slo,
         request.last_input_at + submit.slo.ttft_target_s - now,
         {kind: due - now for kind, due in request.next_due.items()},

@@ -1,4 +1,4 @@
-"""A live worker as the conductor knows it."""
+"""A live process of a worker as the conductor knows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mstar.wire.messages import Peer
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One incarnation of a worker that has registered."""
+    """One incarnation of a process that has registered as a worker."""
 
     peer: Peer
     last_alive_at: float
@@ -22,3 +22,7 @@ class Worker:
     """Time since which it takes no new requests; None while it serves."""
     running_walks: int = 0
     """Number of walks with a seat on it."""
+    is_responsive: bool = True
+    """Whether there was a sign of life within the heartbeat timeout."""
+    batch_expected_s: float = 0.0
+    """Predicted duration of its current batch; 0 if unknown."""

@@ -21,6 +21,7 @@ from mstar.errors import NeverFits, OutOfPages, RowsFailed
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State
+from mstar.walk.values import inference_mode
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -31,9 +32,12 @@ COST_EMA_WEIGHT = 0.3
 
 
 class Engine:
-    """Runs batches in the caller's thread. `max_batched_tokens` limits the positions per batch of a chunked op."""
+    """Runs batches in the caller's thread. `max_batched_tokens` limits the positions per batch of a chunked op.
 
-    def __init__(self, *, max_batched_tokens: int | None = None) -> None:
+    The results of an op are checked against its annotation until a batch passes, and then in one of `check_interval`.
+    """
+
+    def __init__(self, *, max_batched_tokens: int | None = None, check_interval: int = 1) -> None:
         if max_batched_tokens is not None and max_batched_tokens < 1:
             fix = "set at least 1, or None for no limit"
             raise ValueError(f"max_batched_tokens={max_batched_tokens} allows no batch\n  fix: {fix}")
@@ -41,29 +45,38 @@ class Engine:
         self._position_cost_s: dict[tuple[str, str], float] = {}
         """Seconds per position of a chunked op, by component and op."""
         self._eviction = LruEviction()
+        self._check_interval = check_interval
+        self._batches = 0
+        """Batches so far."""
+        self._checked_ops: set[Op] = set()
+        """Ops with a batch whose results were right."""
 
     def new_state(self, component: Component, kind: type[S]) -> S:
         """Create a state of a component."""
-        state = component.make_state(kind)
+        with inference_mode():
+            state = component.make_state(kind)
         self._eviction.touch(component, [state])
         return state
 
     def fork(self, state: S) -> S:
         """Fork a state: an independent copy."""
-        forked = state.fork()
+        with inference_mode():
+            forked = state.fork()
         if (owner := self._eviction.owner(state)) is not None:
             self._eviction.touch(owner, [forked])
         return forked
 
     def export(self, state: State) -> Any:
         """Content of a state as a value that can be sent. The state is restored first if it was evicted."""
-        if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
-            self._with_eviction(owner, [state], lambda: owner.restore([state]))
-        return state.export()
+        with inference_mode():
+            if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
+                self._with_eviction(owner, [state], lambda: owner.restore([state]))
+            return state.export()
 
     def load(self, component: Component, kind: type[S], exported: Any) -> S:
         """Create a state from an export. Raises OutOfPages if it does not fit after all others are evicted."""
-        state = self._with_eviction(component, [], lambda: component.load_state(kind, exported))
+        with inference_mode():
+            state = self._with_eviction(component, [], lambda: component.load_state(kind, exported))
         self._eviction.touch(component, [state])
         return state
 
@@ -108,7 +121,9 @@ class Engine:
             rows = group
             if op.chunked:  # an empty call must run once too
                 rows = [row for row in group if jobs[row].end > jobs[row].done or jobs[row].end == jobs[row].length]
-            for row, result in zip(rows, self._run_batch(component, op, [jobs[row] for row in rows]), strict=True):
+            with inference_mode():
+                batch_results = self._run_batch(component, op, [jobs[row] for row in rows])
+            for row, result in zip(rows, batch_results, strict=True):
                 results[row] = result
         if op.chunked:
             self._learn_cost(component, op, valid, time.perf_counter() - started_at)
@@ -137,10 +152,12 @@ class Engine:
         extended = [name for name, is_extended in op.states.items() if is_extended]
         changing = states if len(extended) == len(op.states) else _distinct_states(jobs, extended)
         self._eviction.touch(component, states)
-        outcome = _try_batch(component, op, jobs, states, changing)
+        is_checked = self._is_checked(op)
+        outcome = _try_batch(component, op, jobs, states, changing, is_checked=is_checked)
         while isinstance(outcome, OutOfPages) and self._eviction.evict_one(component, states):
-            outcome = _try_batch(component, op, jobs, states, changing)
+            outcome = _try_batch(component, op, jobs, states, changing, is_checked=is_checked)
         if isinstance(outcome, list):
+            self._checked_ops.add(op)
             if op.chunked:
                 return [merge_chunks(op, job, values) for job, values in zip(jobs, outcome, strict=True)]
             return [JobDone(values) for values in outcome]
@@ -152,6 +169,11 @@ class Engine:
             return self._run_isolated(component, op, jobs, suspects)
         half = len(jobs) // 2
         return self._run_batch(component, op, jobs[:half]) + self._run_batch(component, op, jobs[half:])
+
+    def _is_checked(self, op: Op) -> bool:
+        """Whether the results of the next batch are checked."""
+        self._batches += 1
+        return not self._batches % self._check_interval or op not in self._checked_ops
 
     def _run_isolated(self, component: Component, op: Op, jobs: list[Job], suspects: list[int]) -> list[Result]:
         """Run each suspect alone: its failure in the batch can be caused by another job."""
@@ -176,7 +198,7 @@ def _distinct_states(jobs: list[Job], names: Iterable[str]) -> list[State]:
 
 
 def _try_batch(
-    component: Component, op: Op, jobs: list[Job], states: list[State], changing: list[State]
+    component: Component, op: Op, jobs: list[Job], states: list[State], changing: list[State], *, is_checked: bool
 ) -> list[tuple[Any, ...]] | Exception:
     """Run jobs as one batch; returns their values, or the exception after rolling back their states."""
     snapshots: list[tuple[State, Any]] = []
@@ -188,7 +210,8 @@ def _try_batch(
         if op.chunked:
             rows = [chunk_arguments(op, job) for job in jobs]
             unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
-        return op.run(component, {name: [row[name] for row in rows] for name in rows[0]}, len(jobs), unfinished)
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return op.run(component, columns, len(jobs), unfinished, is_checked=is_checked)
     except Exception as error:  # noqa: BLE001 - an error in an op fails only the requests at fault
         for state, snapshot in snapshots:
             state.rollback(snapshot)

@@ -48,6 +48,7 @@ import msgspec
 from mstar.failpoints import hit
 from mstar.walk.client_input import NEVER_INTERRUPTS
 from mstar.wire import messages as m
+from mstar.wire.active_clock import ActiveClock
 from mstar.wire.frame import UnreadableValue
 from mstar.wire.message import MessageReceived, SendMessage, Tick
 
@@ -192,9 +193,11 @@ class FrontendCore:
         self._streams: dict[str, _RequestState] = {}
         self._out: list[Action] = []
         self._last_check = float("-inf")
+        self._clock = ActiveClock()
 
     def step(self, now: float, event: Event) -> list[Action]:
         """Handle an event; return the actions to execute, in order."""
+        now = self._clock.advance(now)  # pauses of this process shift all deadlines
         match event:
             case MessageReceived():
                 self._receive(event.sender, event.message)

@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from mstar.frontend.actor import FrontendActor
 from mstar.frontend.core import CREDIT_INTERVAL, AwaitingInput, Deliver, RequestEnded
 from mstar.wire import messages as m
 
-__all__ = ["Deliver", "FrontendActor", "LoopBridge", "RequestEnded", "ResponseStream"]
+__all__ = ["Deliver", "FrontendActor", "LoopBridge", "RequestEnded", "ResponseStream", "wait_reply"]
+
+T = TypeVar("T")
+
+
+async def wait_reply(future: Future[T], timeout_s: float) -> T | None:
+    """Wait for the reply to a query; None if it does not arrive in time."""
+    reply = asyncio.wrap_future(future)
+    # A reply that comes too late is read here, or asyncio logs that its exception was never retrieved.
+    reply.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return await asyncio.wait_for(asyncio.shield(reply), timeout_s)
+    except TimeoutError:
+        return None
 
 
 class LoopBridge:
@@ -32,6 +46,8 @@ class LoopBridge:
         self.loop = loop
         self.to_error = to_error
         """Makes the exception that a reader gets for a request that was rejected or failed."""
+        self.open_streams: set[ResponseStream] = set()
+        """Streams that are not closed."""
         self._pending: deque[ResponseStream] = deque()
         self._is_scheduled = False
 
@@ -59,8 +75,8 @@ class ResponseObserver(Protocol):
         """A request has ended."""
         ...
 
-    def on_cancel(self, rid: str) -> None:
-        """A request was cancelled by its client."""
+    def on_cancel(self, rid: str, error: Exception | None) -> None:
+        """A request was cancelled by its client, or ended by the server with this error."""
         ...
 
 
@@ -73,15 +89,24 @@ class ResponseStream:
 
     __slots__ = (
         *("_bridge", "_consumed", "_events", "_inputs_sent", "_last_delivered", "_multi_turn", "_open", "_waiter"),
-        *("observer", "result", "rids"),
+        *("_failure", "_preparation", "observer", "result", "rids", "to_error"),
     )
 
-    def __init__(self, bridge: LoopBridge, submits: Sequence[m.Submit], *, multi_turn: bool = False) -> None:
+    def __init__(
+        self,
+        bridge: LoopBridge,
+        submits: Sequence[m.Submit],
+        *,
+        multi_turn: bool = False,
+        prepare: Callable[[m.Submit], Awaitable[m.Submit]] | None = None,
+    ) -> None:
+        """Submit the requests; with `prepare`, each only after this has completed it."""
         self.rids = [submit.rid for submit in submits]
         self.observer: ResponseObserver | None = None
         self.result: Any = None
         """Result of the last request or turn that ended."""
         self._inputs_sent = 0
+        self.to_error = bridge.to_error
         self._bridge = bridge
         self._multi_turn = multi_turn
         self._open = set(self.rids)
@@ -89,8 +114,26 @@ class ResponseStream:
         self._consumed: Counter[tuple[str, str]] = Counter()
         self._last_delivered: Deliver | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        """Error of `prepare`, or with which the server ends it."""
+        bridge.open_streams.add(self)
+        self._preparation: asyncio.Task[None] | None = None
+        if prepare is not None:
+            self._preparation = bridge.loop.create_task(self._prepare_and_submit(submits, prepare))
+            return
         for submit in submits:
             bridge.frontend.submit(submit, self.push)
+
+    async def _prepare_and_submit(
+        self, submits: Sequence[m.Submit], prepare: Callable[[m.Submit], Awaitable[m.Submit]]
+    ) -> None:
+        try:
+            for submit in submits:
+                prepared = await prepare(submit)
+                if submit.rid in self._open:  # the client can have left meanwhile
+                    self._bridge.frontend.submit(prepared, self.push)
+        except Exception as error:  # noqa: BLE001 - the reader gets it
+            self.fail(error)
 
     def push(self, event: Deliver | AwaitingInput | RequestEnded) -> None:
         """Queue an event. Called in the thread of the actor loop."""
@@ -112,6 +155,8 @@ class ResponseStream:
     async def wait_first(self) -> None:
         """Wait for the first event. Raises the error of a failed request, in time for an HTTP status."""
         while True:
+            if self._failure is not None:
+                raise self._failure
             while self._events and self._events[0].rid not in self._open:
                 self._events.popleft()  # of a cancelled request
             if self._events:
@@ -122,7 +167,7 @@ class ResponseStream:
         if isinstance(event, RequestEnded) and (isinstance(event.end, m.RequestRejected) or event.end.status != "ok"):
             if self.observer is not None:
                 self.observer.on_end(event)
-            raise self._bridge.to_error(event.end)
+            raise self.to_error(event.end)
 
     def __aiter__(self) -> ResponseStream:
         return self
@@ -186,9 +231,17 @@ class ResponseStream:
             self._open.discard(rid)
             self._bridge.frontend.close(rid)
             if self.observer is not None:
-                self.observer.on_cancel(rid)
+                self.observer.on_cancel(rid, self._failure)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error at the reader, now or when it reads again. Called in the event loop."""
+        self._failure = error
+        self.notify()
 
     def close(self) -> None:
         """Cancel all requests that have not ended."""
+        self._bridge.open_streams.discard(self)
+        if self._preparation is not None:
+            self._preparation.cancel()
         for rid in self.rids:
             self.cancel(rid)

@@ -1,8 +1,8 @@
 """Entry point of child processes: `python -m mstar.launch.child_main LAUNCHER_PID [MODEL...]`.
 
 A child dies with its launcher (PR_SET_PDEATHSIG), reads its configuration from stdin and becomes a conductor or a
-worker. A child without a configuration is a *hot standby*: it imports modules ahead, so that it can replace a crashed
-process at once. It loads no weights before that.
+worker. A child without a configuration is a *hot standby*: it imports modules and maps cached weights ahead, so that it
+can replace a crashed process at once. Weights that are not in the graph cache are loaded after that.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from importlib import import_module
 
 import msgspec
 
-from mstar.config import ConductorConfig, WorkerConfig
-from mstar.errors import LoadError, MstarError
+from mstar import process_tuning
+from mstar.config import ConductorConfig, WorkerConfig, disable_telemetry
+from mstar.errors import MstarError
 from mstar.server.telemetry import logs
 from mstar.walk.load import load_model
 
@@ -40,14 +41,19 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the launcher, which stops its children in order
     if not _die_with_parent(int(launcher)):
         return 1
+    disable_telemetry()  # before any model is imported
     if not select.select([0], [], [], 0)[0]:
         _preload_modules(models)
+    process_tuning.set_process_title("mstar: standby")
     data = sys.stdin.buffer.read()
     if not data:  # the launcher closed the pipe: an unused standby
         return 0
     config = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
     try:
-        with logs.logging_to_stderr(config.options.log_format):
+        role = "conductor" if isinstance(config, ConductorConfig) else "worker"
+        title = config.name if config.name.startswith(role) else f"{role} {config.name}"
+        process_tuning.set_process_title(f"mstar: {title}")
+        with logs.logging_in_child(config.options.log_format, config.name, config.options.log_level):
             import_module(MAIN_MODULES[type(config)]).main(config)
     except MstarError as error:
         sys.stderr.write(f"{error}\n")
@@ -66,8 +72,9 @@ def _preload_modules(models: Sequence[str]) -> None:
     for module in MAIN_MODULES.values():
         import_module(module)
     for model in models:
-        with suppress(LoadError):  # reported by the process that serves it
-            load_model(model)
+        with suppress(MstarError, ImportError, OSError):  # reported by the process that serves it
+            for component in load_model(model).components().values():
+                component.preload()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Self
 
@@ -16,7 +16,7 @@ from mstar.conductor.actor import ConductorActor
 from mstar.conductor.core import ConductorCore
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.model import ConductorModel
-from mstar.config import RuntimeConfig
+from mstar.config import RuntimeConfig, disable_telemetry
 from mstar.engine.engine import Engine
 from mstar.plan.planned_model import PlannedModel
 from mstar.wire import messages as m
@@ -42,6 +42,7 @@ class InProcessLauncher:
         options: RuntimeConfig | None = None,
         policy: SchedulingPolicy | None = None,
     ) -> None:
+        disable_telemetry()
         self._policy = policy
         self.actor_loop = ActorLoop(None, os.urandom(32), None)
         self._planned_models = dict(planned_models)
@@ -59,8 +60,8 @@ class InProcessLauncher:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Load all components and start. Returns when the deployment is ready."""
+    def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Load all components and start. Returns when the deployment is ready. `progress` gets a line per component."""
         options = self._options
         models = {
             name: ConductorModel.from_plans(each.model, each.plans) for name, each in self._planned_models.items()
@@ -75,10 +76,13 @@ class InProcessLauncher:
         core = ConductorCore(self.conductor, LAUNCHER, models, limits)
         self.actor_loop.add(_LauncherActor(self._ready, self._drained))
         self.actor_loop.add(ConductorActor(self.actor_loop, core, dict))
-        for planned in self._planned_models.values():
-            for component in planned.model.components().values():
-                component.threads = options.threads
-                component.prepare()
+        components = [
+            component for planned in self._planned_models.values() for component in planned.model.components().values()
+        ]
+        for number, component in enumerate(components, 1):
+            progress(f"loading {component.name} ({number} of {len(components)})")
+            component.threads = options.threads
+            component.prepare()
         self._thread.start()
         for worker in dict.fromkeys(
             name for planned in self._planned_models.values() for name in planned.plans.workers

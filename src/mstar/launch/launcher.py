@@ -22,9 +22,14 @@ from typing import Any, Self, TypeVar
 
 from mstar.config import RuntimeConfig, runtime_directory
 from mstar.errors import format_names
+from mstar.launch.child import NOT_NEEDED
+from mstar.launch.deployment import LAUNCHER, Deployment
+from mstar.launch.deployment_status import DeploymentStatus
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
-from mstar.launch.supervisor import LAUNCHER, NOT_NEEDED, STANDBY_NAME, Deployment, LaunchError, Supervisor
+from mstar.launch.standby import STANDBY_NAME
+from mstar.launch.supervisor import LaunchError, Supervisor
+from mstar.launch.worker_processes import current_children
 from mstar.plan.placement import Placement, parse_placement, read_placement
 from mstar.plan.shards import split_into_shards
 from mstar.transfer.codec import ArenaCodec
@@ -99,14 +104,27 @@ class Launcher:
         raise NotImplementedError
 
     # ---------------------------------------------------------------- start and stop
-    def start(self, progress: Callable[[str], None] = lambda _: None, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start all processes. Returns when every conductor reports its workers up; raises LaunchError otherwise."""
+    def start(
+        self,
+        progress: Callable[[str], None] = lambda _: None,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        *,
+        hold_standby: bool = False,
+    ) -> None:
+        """Start all processes. Returns when every conductor reports its workers up; raises LaunchError otherwise.
+
+        With `hold_standby` the standby starts after `release_standby`.
+        """
         with ExitStack() as stack:
-            self._start_processes(stack)
+            self._start_processes(stack, hold_standby=hold_standby)
             deadline = time.monotonic() + ready_timeout_s
             while (event := _next_start_event(self, self._supervisor, deadline, ready_timeout_s)) is not None:
                 progress(event)
             self._exit_stack = stack.pop_all()
+
+    def release_standby(self) -> None:
+        """Start the standby that `start` has held."""
+        self._supervisor.is_standby_held = False
 
     def abort_start(self) -> None:
         """Abort `start` from another thread: it stops what it has started, and raises LaunchError."""
@@ -124,9 +142,13 @@ class Launcher:
                 self._supervisor.drained.wait(drain_timeout_s)
                 self._signal_all(SIGTERM)
 
-    def _start_processes(self, stack: ExitStack) -> None:
+    def _start_processes(self, stack: ExitStack, *, hold_standby: bool) -> None:
         """Create and start everything; cleanup callbacks go to `stack`."""
-        run = RunDirectory(runtime_directory())
+        try:
+            run = RunDirectory(runtime_directory())
+        except OSError as error:
+            what = f"no run directory can be created: {error}"
+            raise LaunchError(f"{what}\n  fix: set XDG_RUNTIME_DIR to a directory that can be written") from error
         stack.callback(run.remove)
         self.directory = run.path
         self.key = secrets.token_bytes(32)
@@ -143,10 +165,12 @@ class Launcher:
                 options=self._options,
                 shards=self._shards,
                 has_standby=self._has_standby,
+                has_successors=not address_book.ip,
             ),
             address_book,
             self._create_starter,
         )
+        self._supervisor.is_standby_held = hold_standby
         stack.callback(self._supervisor.starter.close)
         self.actor_loop.add(self._supervisor)
         thread = threading.Thread(target=self.actor_loop.run, name="mstar-launcher", daemon=True)
@@ -173,7 +197,7 @@ class Launcher:
 
         def join() -> None:
             self.actor_loop.add(frontend)
-            self._supervisor.add_frontend(frontend.peer)
+            self._supervisor.addresses.add_frontend(frontend.peer)
 
         _run_on_loop(self.actor_loop, join)
 
@@ -182,7 +206,7 @@ class Launcher:
 
         def begin() -> threading.Event:
             self._supervisor.reload_weights()
-            return self._supervisor.weights_rolled
+            return self._supervisor.rollout.finished
 
         return _run_on_loop(self.actor_loop, begin)
 
@@ -193,8 +217,11 @@ class Launcher:
         return {model: children[name].peer for name, shard in self._shards.items() for model in shard.models}
 
     def peers(self) -> tuple[Peer, ...]:
-        """Current incarnations of running conductors and workers."""
-        return tuple(child.peer for child in self._supervisor.children.values() if child.process)
+        """Running conductors and workers. A worker that drains beside its successor comes before it."""
+        children = self._supervisor.children
+        current = {child.peer for child in current_children(children).values()}
+        running = (child.peer for child in children.values() if child.process)
+        return tuple(sorted(running, key=lambda peer: peer in current))
 
     @property
     def recent_exits(self) -> list[tuple[float, Peer, str]]:
@@ -206,18 +233,14 @@ class Launcher:
         return self._supervisor.processes()[name].pid
 
     def health(self) -> dict[str, str]:
-        """State of each child; empty before the start."""
+        """State of each conductor and worker; empty before the start."""
         children = self._supervisor.children if "_supervisor" in vars(self) else {}
-        return {name: child.state() for name, child in children.items()}
+        return {name: child.state() for name, child in current_children(children).items()}
 
-    def loading_progress(self) -> dict[str, tuple[int, str]]:
-        """Workers that are loading: number of loaded components, and the current one."""
-        processes = self._supervisor.processes() if self.health() else {}
-        return {name: progress for name, process in processes.items() if (progress := process.loading_progress())}
-
-    def hosts(self) -> dict[str, str]:
-        """Host address of each running child, if there are several hosts."""
-        return {name: process.host for name, process in self._supervisor.processes().items() if process.host}
+    @property
+    def status(self) -> DeploymentStatus:
+        """Restarts, rolling updates and loading progress."""
+        return DeploymentStatus(vars(self).get("_supervisor"), self._shards)
 
     def stats(self) -> dict[str, Any]:
         """Running processes by name, open file descriptors of the launcher, number of restarts."""

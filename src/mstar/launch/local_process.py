@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from mstar.config import WorkerConfig
-from mstar.launch.process import Process
+from mstar.launch.os_process.oom_kills import OomKills
+from mstar.launch.os_process.process import Process
+from mstar.launch.os_process.reaper import Reaper
 from mstar.launch.process_handle import ChildConfig
-from mstar.launch.reaper import Reaper
 from mstar.wire.messages import Peer, Suspect
 from mstar.worker import black_box
 from mstar.worker.main import loading_progress_path
@@ -27,6 +28,7 @@ class LocalProcess(Process):
     def configure(self, config: ChildConfig) -> None:
         """Send its configuration."""
         self._config = config
+        self.forwarder.process = config.name
         self.write_stdin(msgspec.msgpack.encode(config))
 
     def loading_progress(self) -> tuple[int, str] | None:
@@ -61,7 +63,8 @@ class LocalProcess(Process):
             suspects = black_box.read(box)
             leftovers.append(box)
         for path in leftovers:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # already removed, or the directory is read-only
+                path.unlink()
         return suspects
 
 
@@ -81,15 +84,17 @@ class LocalStarter(Generic[LocalProcessT]):
         self._process_type = process_type
         self._command = tuple(command)
         self._reaper: Reaper[LocalProcessT] = Reaper(on_exit)
+        self._oom_kills = OomKills()
 
     def start(self, name: str) -> LocalProcessT:  # noqa: ARG002 - ProcessStarter interface
         """Start a child without a configuration. Raises OSError."""
-        process = self._process_type(self._command)
+        process = self._process_type(self._command, self._oom_kills)
         self._reaper.add(process)
         return process
 
-    def tick(self, now: float) -> None:
-        """Unused."""
+    def tick(self, now: float) -> None:  # noqa: ARG002 - ProcessStarter interface
+        """Sample the counters of kills for lack of memory."""
+        self._oom_kills.tick()
 
     def release(self, name: str) -> None:
         """Unused: no resources are reserved."""

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Protocol
 
 from mstar.config import ConductorConfig, WorkerConfig
-from mstar.wire.messages import Suspect
+from mstar.wire.messages import ExitCause, Suspect
 
 ChildConfig = ConductorConfig | WorkerConfig
 """Configuration of a child process."""
@@ -58,6 +58,10 @@ class ProcessHandle(Protocol):
 
     def exit_reason(self) -> str:
         """Exit signal or status."""
+        ...
+
+    def exit_cause(self) -> ExitCause:
+        """Whether a request can be the cause of its exit."""
         ...
 
     def stderr_tail(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +22,7 @@ from mstar.config import ConductorConfig, WorkerConfig, runtime_directory
 from mstar.launch.local_process import LocalProcess, LocalStarter
 from mstar.launch.process_handle import ChildConfig
 from mstar.launch.run_directory import RunDirectory
-from mstar.wire.messages import Suspect
+from mstar.wire.messages import ExitCause, Suspect
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """Maximum bytes of output kept until the launcher polls."""
@@ -37,6 +38,7 @@ class ExitReport(msgspec.Struct, frozen=True):
     suspects: list[Suspect] = []
     output: bytes = b""
     """Output since the last poll."""
+    cause: ExitCause = ExitCause.EXTERNAL
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -120,7 +122,13 @@ class ProcessActor:
         if not process.exited.wait(timeout_s):
             return None
         return msgspec.msgpack.encode(
-            ExitReport(process.exit_reason(), process.stderr_tail(), process.crash_suspects(), process.take_output())
+            ExitReport(
+                process.exit_reason(),
+                process.stderr_tail(),
+                process.crash_suspects(),
+                process.take_output(),
+                process.exit_cause(),
+            )
         )
 
     def send_signal(self, incarnation: int, signal_number: int) -> None:
@@ -132,6 +140,7 @@ class ProcessActor:
     def status(self) -> bytes:
         """Encoded ProcessStatus."""
         process = self._process
+        self._starter.tick(time.monotonic())
         return msgspec.msgpack.encode(
             ProcessStatus(process.cpu_seconds(), process.loading_progress(), process.take_output())
             if process

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from mstar.config import RuntimeConfig
+from mstar.config import RuntimeConfig, read_env_variable
 from mstar.launch.launcher import Launcher
 from mstar.launch.process_handle import ProcessHandle
 from mstar.launch.ray_actor import ProcessActor
@@ -42,6 +42,8 @@ AUTH_PROBE_TIMEOUT_S = 5.0
 """Seconds to wait for a Ray cluster to answer the probe for token authentication."""
 _AUTH_PROBE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call without side effects that Ray answers if the caller is authorized."""
+_AUTH_REJECTIONS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""The only statuses that show that the cluster requires a token. Every other outcome can have another cause."""
 
 
 class RayLauncher(Launcher):
@@ -91,15 +93,26 @@ def _connect_ray(address: str) -> None:
 
 
 def require_auth(address: str) -> None:
-    """Raise LaunchError if the Ray cluster at this address answers a call without a token."""
+    """Raise LaunchError unless the Ray cluster at this address rejects a call without a token."""
+    if (read_env_variable("RAY_USE_TLS") or "").lower() in ("1", "true"):
+        return  # connecting has succeeded, and Ray's TLS verifies the certificates of both sides
     with grpc.insecure_channel(address) as channel:
         try:
             channel.unary_unary(_AUTH_PROBE_METHOD)(b"", timeout=AUTH_PROBE_TIMEOUT_S)
-        except grpc.RpcError:
-            return  # rejected, or the cluster uses TLS
+        except grpc.RpcError as error:
+            status = _status_of(error)
+            if status in _AUTH_REJECTIONS:
+                return
+            what = f"cannot verify that the Ray cluster at {address} requires a token: a call without one ended with "
+            fix = "check that this host reaches the address and that the cluster is healthy, then start again"
+            raise LaunchError(f"{what}{status.name}\n  fix: {fix}; or pass --insecure") from error
     what = f"the Ray cluster at {address} requires no token: any host that reaches it can run code there"
     fix = "`ray get-auth-token --generate`, copy that file to every host, and start Ray with RAY_AUTH_MODE=token"
     raise LaunchError(f"{what}\n  fix: {fix}; or pass --insecure")
+
+
+def _status_of(error: grpc.RpcError) -> grpc.StatusCode:
+    return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
 
 
 class RayStarter:

@@ -1,8 +1,9 @@
 """Handle on a process of another host, driven through its Ray actor (`ray_actor.ProcessActor`).
 
 All calls are asynchronous and never block on a host. A call without an answer is retried; a process counts as exited
-only if its actor or Ray reports it. A process that was killed and cannot be confirmed dead is *unreachable*: a new
-incarnation can replace it, and the actor kills the old one first.
+only if its actor or Ray reports it. A process is *unreachable* if it was killed and cannot be confirmed dead, or if Ray
+reports its actor as unavailable for UNAVAILABLE_TIMEOUT_S: a new incarnation can replace it, and the actor kills the
+old one first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 import msgspec
 from ray.exceptions import ActorUnavailableError, RayError
 
-from mstar.launch.process import write_stderr
+from mstar.launch.os_process.output import OutputForwarder
 from mstar.launch.process_handle import ChildConfig
 from mstar.launch.ray_actor import ExitReport, ProcessStatus
-from mstar.wire.messages import Suspect
+from mstar.wire.messages import ExitCause, Suspect
 
 RETRY_INTERVAL_S = 0.3
 """Seconds before a failed call is retried (fixed interval)."""
@@ -27,6 +28,9 @@ WATCH_TIMEOUT_S = 20.0
 """Timeout of one wait for the exit, in seconds; then it is repeated, so that no call is left open forever."""
 UNREACHABLE_AFTER_S = 1.0
 """Seconds after SIGKILL after which a process without an exit report is unreachable."""
+
+UNAVAILABLE_TIMEOUT_S = 3.0
+"""Seconds for which Ray reports its actor as unavailable after which a process is unreachable: its host has died."""
 
 CallSoon = Callable[[Callable[[], None]], None]
 """Schedules a function on the actor loop of the launcher."""
@@ -55,8 +59,9 @@ class RemoteProcess:
         self._incarnation = -1
         self._retry: tuple[float, Callable[[], None]] | None = None
         self._is_polling = False
-        self._is_unresponsive = False
+        self._unavailable_since: float | None = None
         self._status = ProcessStatus()
+        self._forwarder = OutputForwarder("child", 0)
         self._killed_at: float | None = None
         self._exit_report = ExitReport("")
 
@@ -64,6 +69,7 @@ class RemoteProcess:
     def configure(self, config: ChildConfig) -> None:
         """Start it through its actor, as soon as Ray has placed that."""
         self._encoded_config = msgspec.msgpack.encode(config)
+        self._forwarder.process = config.name
         self._incarnation = config.incarnation
         self._start()
 
@@ -88,17 +94,22 @@ class RemoteProcess:
         """Why it has not started yet; empty if it has."""
         if self.pid:
             return ""
-        return self._find_pending_reason() or ("its host does not answer" if self._is_unresponsive else "")
+        return self._find_pending_reason() or ("its host does not answer" if self._unavailable_since else "")
 
     def is_unreachable(self) -> bool:
-        """Whether it was killed and its exit cannot be confirmed."""
-        return self._killed_at is not None and (
-            self._is_unresponsive or time.monotonic() - self._killed_at > UNREACHABLE_AFTER_S
-        )
+        """Whether it has started, its host does not answer, and its exit cannot be confirmed."""
+        now, since = time.monotonic(), self._unavailable_since
+        if self._killed_at is not None:
+            return since is not None or now - self._killed_at > UNREACHABLE_AFTER_S
+        return bool(self.pid) and since is not None and now - since > UNAVAILABLE_TIMEOUT_S
 
     def exit_reason(self) -> str:
         """Exit signal or status."""
         return self._exit_report.reason
+
+    def exit_cause(self) -> ExitCause:
+        """The cause that its actor saw; a lost host or actor is external."""
+        return self._exit_report.cause
 
     def stderr_tail(self) -> str:
         """Tail of its output."""
@@ -133,15 +144,16 @@ class RemoteProcess:
         if result is None:
             self._on_call_failed(error, self._start)
             return
-        self._is_unresponsive = False
+        self._unavailable_since = None
         self.pid, self.host = result
+        self._forwarder.pid = self.pid
         self._wait_exit()
 
     def _on_exit_report(self, result: bytes | None, error: BaseException | None) -> None:
         if error:
             self._on_call_failed(error, self._wait_exit)
             return
-        self._is_unresponsive = False
+        self._unavailable_since = None
         if result is None:
             self._wait_exit()
         else:
@@ -151,12 +163,12 @@ class RemoteProcess:
         self._is_polling = False
         if result is not None and error is None:
             self._status = msgspec.msgpack.decode(result, type=ProcessStatus)
-            write_stderr(self._status.output)
+            self._forwarder.feed(self._status.output)
 
     def _on_call_failed(self, error: BaseException | None, retry: Callable[[], None]) -> None:
         """Handle a failed call: retry if Ray reports the actor as temporarily unavailable."""
         if isinstance(error, ActorUnavailableError):
-            self._is_unresponsive = True
+            self._unavailable_since = self._unavailable_since or time.monotonic()
             self._retry = time.monotonic() + RETRY_INTERVAL_S, retry
             return
         self.is_actor_dead = isinstance(error, RayError)
@@ -166,6 +178,7 @@ class RemoteProcess:
     def _finish(self, report: ExitReport) -> None:
         if not self.exited.is_set():
             self._exit_report = report
-            write_stderr(report.output)
+            self._forwarder.feed(report.output)
+            self._forwarder.finish()
             self.exited.set()
             self._on_exit(self)

@@ -12,17 +12,28 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from collections.abc import Callable, Iterable
+from signal import SIGKILL
 
-import msgspec
-
-from mstar.config import ConductorConfig, RuntimeConfig, WorkerConfig
+from mstar.config import ConductorConfig, WorkerConfig
 from mstar.errors import MstarError
+from mstar.launch.child import Child
+from mstar.launch.conductor_links import ConductorLinks
+from mstar.launch.deployment import LAUNCHER, Deployment
+from mstar.launch.peer_addresses import PeerAddresses
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
-from mstar.launch.restart_backoff import RestartBackoff
-from mstar.plan.shards import Shard
+from mstar.launch.process_monitor import ProcessMonitor
+from mstar.launch.standby import STANDBY_NAME, Standby
+from mstar.launch.weights_rollout import WeightsRollout
+from mstar.launch.worker_processes import (
+    children_of,
+    create_children,
+    current_children,
+    kill_rolled_back,
+    on_exited,
+    on_rolled_back,
+    request_start,
+)
 from mstar.wire.messages import (
     Drain,
     Drained,
@@ -33,27 +44,19 @@ from mstar.wire.messages import (
     ProcessExited,
     Ready,
     Register,
+    RolloutFailed,
     RollWeights,
     StartWorker,
-    StillComputing,
     StopWorker,
     WeightsRolled,
 )
 from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 
-LAUNCHER = Peer("launcher", 0)
-STANDBY_NAME = "standby"
-STANDBY_DELAY_S = 0.5
-"""Seconds between the start of a child and of a new standby: the child needs the cores first."""
-SAMPLE_INTERVAL_S = 0.2
-"""Seconds between two samples of the CPU time of workers."""
-BUSY_FRACTION = 0.1
-"""Minimum CPU share of an interval for a worker to count as computing."""
 STOP_TIMEOUT_S = 2.0
 """Seconds to wait for a stopped worker before it is killed."""
-NOT_NEEDED = "not needed now"
-"""State of a planned worker that is not needed now."""
+CRASH_LOOP_STARTS = 3
+"""Number of failed starts in a row after which a conductor is not waited for at shutdown."""
 MAX_EXITS_KEPT = 1000
 """Maximum number of exits kept for `recent_exits`."""
 MAX_TAIL_LINES = 20
@@ -64,50 +67,6 @@ log = logging.getLogger("mstar.launch")
 
 class LaunchError(MstarError):
     """A deployment could not be started."""
-
-
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a deployment, common to all children."""
-
-    directory: Path
-    key: bytes
-    models: dict[str, str]
-    placements: dict[str, str]
-    options: RuntimeConfig
-    shards: dict[str, Shard]
-    """Shards, by name of their conductor."""
-    has_standby: bool
-
-    def conductor_of(self, name: str) -> str:
-        """Conductor of a worker; a conductor is its own."""
-        return next(conductor for conductor, shard in self.shards.items() if name in (conductor, *shard.workers))
-
-
-class Child:
-    """A supervised name with its current process."""
-
-    def __init__(self, name: str, *, is_needed: bool = True) -> None:
-        self.peer = Peer(name, -1)
-        self.process: ProcessHandle | None = None
-        self.backoff = RestartBackoff()
-        self.is_needed = is_needed
-        self.start_at: float | None = 0.0
-        """Time of the next start while it has no process; None if it stays down."""
-        self.is_up = False
-        self.cpu_s = 0.0
-        """CPU time at the last sample, in seconds."""
-        self.kill_reason = ""
-        """Reason of its kill or stop."""
-        self.stopping_since: float | None = None
-        """Time at which it was told to stop because it is not needed."""
-
-    def state(self) -> str:
-        """State shown to operators."""
-        if self.process:
-            return "up" if self.is_up else self.process.pending_reason() or "starting"
-        if not self.is_needed:
-            return NOT_NEEDED
-        return "failed: it crashed at every start" if self.start_at is None else "waiting to be started"
 
 
 class Supervisor:
@@ -123,96 +82,79 @@ class Supervisor:
         create_starter: Callable[[Callable[[ProcessHandle], None]], ProcessStarter],
     ) -> None:
         shards = deployment.shards
-        self.children = {name: Child(name) for name in shards} | {
-            name: Child(name, is_needed=name in shard.initial_workers)
-            for shard in shards.values()
-            for name in shard.workers
-        }
-        self.standby = Child(STANDBY_NAME)
-        """Hot standby: a process without a role that can replace a crashed one at once."""
-        self.frontends: dict[str, int] = {}
+        self.children = {name: Child(name) for name in shards}
+        for shard in shards.values():
+            for worker in shard.workers:
+                is_needed, has_successors = worker in shard.initial_workers, deployment.has_successors
+                self.children |= create_children(worker, is_needed=is_needed, has_successors=has_successors)
         self.exits: deque[tuple[float, Peer, str]] = deque(maxlen=MAX_EXITS_KEPT)
         self.restart_count = 0
         self.start_events: queue.SimpleQueue[str | LaunchError | None] = queue.SimpleQueue()
         self.is_starting = True
+        self.is_standby_held = False
+        """Whether the standby must wait although the start is complete: warm-up requests need the cores first."""
         self.is_closing = False
         self.is_draining = False
         self.drained = threading.Event()
-        self.weights_version = 0
-        self.weights_rolled = threading.Event()
-        """Set while all workers have the current version of the weights, as reported by conductors."""
-        self.weights_rolled.set()
-        self._unready, self._undrained, self._unrolled = {*shards}, {*shards}, set[str]()
-        """Conductors that have not confirmed readiness, drain, and the rolling update, respectively."""
-        self._is_roll_requested = False
-        """Whether a further rolling update was requested during the current one."""
+
+        def send(peer: Peer, message: Message) -> None:
+            actor_loop.send(LAUNCHER, peer, message)
+
+        self.conductors = ConductorLinks(self.children, deployment, send)
+        self.addresses = PeerAddresses(address_book, self.children, send)
+        self._monitor = ProcessMonitor(self.children, self.conductors)
+        self.rollout = WeightsRollout(shards, self.conductors.send_to_all)
+        self._unready, self._undrained = {*shards}, {*shards}
+        """Conductors that have not confirmed readiness and drain, respectively."""
         self.starter = create_starter(lambda process: actor_loop.call_soon(lambda: self._on_exit(process)))
-        self._sampled_at = 0.0
+        self.standby = Standby(self.starter)
         self._actor_loop = actor_loop
         self._deployment = deployment
-        self._address_book = address_book
 
     def processes(self) -> dict[str, ProcessHandle]:
-        """Running processes, by name."""
-        every = [*self.children.values(), self.standby]
-        return {
-            child.peer.name: process for child in every if (process := child.process) and not process.exited.is_set()
-        }
+        """Running processes by the name of their conductor or worker; the second one of a worker says what it is."""
+        current, processes = current_children(self.children), dict[str, ProcessHandle]()
+        for child in self.children.values():
+            if child.process:
+                role = "" if current[child.peer.worker] is child else f" ({child.role()})"
+                processes[child.peer.worker + role] = child.process
+        processes |= {STANDBY_NAME: self.standby.process} if self.standby.process else {}
+        return {name: process for name, process in processes.items() if not process.exited.is_set()}
 
     def drain(self) -> None:
         """Start draining. Sets `drained` when all conductors confirm, or have failed for good."""
         self.is_draining = True
-        self._send_to_conductors(Drain(), *self._deployment.shards)
+        self.conductors.send_to_all(Drain())
 
     def reload_weights(self) -> None:
-        """Start a rolling update: replace every worker by one with reloaded weights. Sets `weights_rolled` when done.
-
-        Updates run one after the other, so that a request finds the version it started with on all its workers.
-        """
-        self._is_roll_requested = True
-        if self.weights_rolled.is_set():
-            self.weights_rolled.clear()
-            self._start_next_roll()
-
-    def _start_next_roll(self) -> None:
-        """Start the update that was requested meanwhile, or finish."""
-        if not self._is_roll_requested:
-            self.weights_rolled.set()
-            return
-        self._is_roll_requested = False
-        self.weights_version += 1
-        self._unrolled = {*self._deployment.shards}
-        self._send_to_conductors(RollWeights(self.weights_version), *self._deployment.shards)
-
-    def add_frontend(self, frontend: Peer) -> None:
-        """Register a front end, and broadcast its address."""
-        self.frontends[frontend.name] = frontend.incarnation
-        self._broadcast_address(frontend, self._address_book.own_address)
+        """Start a rolling update: replace every worker by one with reloaded weights."""
+        for child in self.children.values():  # the new weights can be what a worker in a crash loop needs
+            child.start_at = 0.0
+        self.rollout.request()
 
     def close(self) -> list[ProcessHandle]:
         """Stop restarts. Returns the running processes."""
         self.is_closing = True
         return list(self.processes().values())
 
-    def _send_to_conductors(self, message: Message, *conductors: str) -> None:
-        for child in (self.children[name] for name in conductors):
-            if child.process:
-                self._actor_loop.send(LAUNCHER, child.peer, message)
-
     # ---------------------------------------------------------------- actor
     def receive(self, now: float, sender: Peer, message: Message) -> None:
         """Handle a message."""
+        self._monitor.on_message(now, sender)
         match message:
             case Register():
                 self._on_up(now, sender)
             case Ready() if self.is_starting:
                 self._on_ready(now, sender.name)
             case PeerAddress(peer=peer, address=address) if sender == peer:
-                self._broadcast_address(peer, address)
+                self.addresses.broadcast(peer, address)
             case Kill() | StartWorker() | StopWorker():
                 self._on_worker_command(now, message)
-            case WeightsRolled(weights_version=self.weights_version) if _check_off(self._unrolled, sender.name):
-                self._start_next_roll()
+            case WeightsRolled():
+                self.rollout.on_rolled(sender.name, message)
+            case RolloutFailed():
+                on_rolled_back(self._deployment.shards[sender.name].workers, self.children)
+                self.rollout.on_failed(sender.name, message)
             case Drained() if _check_off(self._undrained, sender.name):
                 self.drained.set()
             case _:
@@ -228,21 +170,20 @@ class Supervisor:
             self.start_events.put(None)
 
     def _on_worker_command(self, now: float, message: Kill | StartWorker | StopWorker) -> None:
-        """Start, stop or kill a worker for its conductor."""
-        child = self.children.get(message.worker if isinstance(message, StartWorker) else message.peer.name)
+        """Start, stop or kill a worker for its conductor, or kill a conductor that hangs."""
+        if isinstance(message, StartWorker):
+            request_start(now, message, self.children)
+            self.tick(now)
+            return
+        child = self.children.get(message.peer.name)
         if child is None:
             return
-        if isinstance(message, StartWorker):
-            if not child.is_needed:
-                child.is_needed, child.start_at = True, now
-                self.tick(now)
-        elif child.process and child.peer == message.peer:
-            if isinstance(message, Kill):
+        if isinstance(message, Kill):
+            if child.process and child.peer == message.peer:
                 child.kill_reason = message.reason
                 child.process.send_signal(SIGKILL)
-            elif child.stopping_since is None:
-                child.is_needed, child.stopping_since, child.kill_reason = False, now, NOT_NEEDED
-                child.process.send_signal(SIGTERM)
+        elif child.is_meant(message.peer) and child.stop(now):
+            self.starter.release(child.peer.name)
 
     def tick(self, now: float) -> None:
         """Start children that are due, kill the ones that did not stop in time, keep a standby."""
@@ -250,90 +191,49 @@ class Supervisor:
             return
         for child in self.children.values():
             if child.process is None:
-                if child.is_needed and child.start_at is not None and child.start_at <= now:
+                if child.is_needed and child.start_at <= now:
                     self._start(now, child)
             elif child.process.is_unreachable():
                 self._on_child_exited(now, child, child.kill_reason or "unreachable")
             elif child.stopping_since is not None and now - child.stopping_since > STOP_TIMEOUT_S:
                 child.stopping_since = now
                 child.process.send_signal(SIGKILL)
+        if self.is_draining:
+            self._skip_failing_conductors()
         self.starter.tick(now)
-        self._report_computing(now)
-        standby = self.standby
-        is_due = standby.start_at is not None and standby.start_at <= now
-        if self._deployment.has_standby and not self.is_starting and not standby.process and is_due:
-            standby.process = self.starter.start(STANDBY_NAME)
+        self._monitor.sample(now)
+        if kill := self._monitor.find_hung(now):
+            self._on_worker_command(now, kill)
+        if self._deployment.has_standby and not self.is_starting and not self.is_standby_held:
+            self.standby.tick(now)
 
-    def _report_computing(self, now: float) -> None:
-        """Report workers that use CPU time: their conductor must not declare them dead for a late heartbeat."""
-        if now - self._sampled_at < SAMPLE_INTERVAL_S:
-            return
-        elapsed_s, self._sampled_at = now - self._sampled_at, now
-        for name, child in self.children.items():
-            if child.process:
-                cpu_s = child.process.cpu_seconds()
-                if name not in self._deployment.shards and cpu_s - child.cpu_s > BUSY_FRACTION * elapsed_s:
-                    self._send_to_conductors(StillComputing(child.peer), self._deployment.conductor_of(name))
-                child.cpu_s = cpu_s
+    def _skip_failing_conductors(self) -> None:
+        """End the drain of conductors that fail to start: they cannot finish any request."""
+        failing = [name for name in self._undrained if self.children[name].backoff.failed_starts >= CRASH_LOOP_STARTS]
+        if any(_check_off(self._undrained, name) for name in failing):
+            self.drained.set()
 
     # ---------------------------------------------------------------- start
     def _start(self, now: float, child: Child) -> None:
+        name = child.peer.name
         try:
-            process = self.standby.process or self.starter.start(child.peer.name)
+            # Its worker still serves, so no request waits for a successor. The standby replaces what has died.
+            process = self.starter.start(name) if child.is_successor else self.standby.take(now, name)
         except OSError as error:
             self._on_child_exited(now, child, f"could not start: {error}")
             return
-        self.standby.process = None
-        if self.standby.start_at is not None:
-            self.standby.start_at = now + STANDBY_DELAY_S
-        child.process = process
-        child.peer = Peer(child.peer.name, child.peer.incarnation + 1)
-        child.kill_reason, child.stopping_since = "", None
-        if child.peer.incarnation > 0:
+        child.on_started(process)
+        if child.peer.incarnation > 0 or child.is_successor:
             self.restart_count += 1
-        if shard := self._deployment.shards.get(child.peer.name):
-            _restart_initial_workers([self.children[name] for name in shard.initial_workers], now)
+        if shard := self._deployment.shards.get(name):
+            for worker in shard.initial_workers:  # a new conductor does not know which models were unloaded
+                request_start(now, StartWorker(worker), self.children)
         process.configure(self._child_config(child.peer))
 
-    def _child_config(self, child_peer: Peer) -> ConductorConfig | WorkerConfig:
-        conductor = self._deployment.conductor_of(child_peer.name)
-        shard = self._deployment.shards[conductor]
-        # Always include the conductor: a dead one registers with its peers after its restart.
-        children = [self.children[name] for name in (conductor, *shard.workers)]
-        running = [child.peer for child in children if child.process or child.peer.name == conductor]
-        peers = {LAUNCHER.name: LAUNCHER.incarnation} | self.frontends
-        peers |= {peer.name: peer.incarnation for peer in running if peer != child_peer}
-        known = _known_addresses(self._address_book, self.frontends)
-        fields = {
-            "name": child_peer.name,
-            "incarnation": child_peer.incarnation,
-            "peers": peers,
-            "directory": str(self._deployment.directory),
-            "key": self._deployment.key,
-            "ip": self._address_book.ip,
-            "addresses": {name: known[Peer(name, n)] for name, n in peers.items() if Peer(name, n) in known},
-            "weights_version": self.weights_version,
-            "models": {name: self._deployment.models[name] for name in shard.models},
-            "placements": {name: self._deployment.placements[name] for name in shard.models},
-            "options": self._deployment.options,
-        }
-        if child_peer.name == conductor:
-            return ConductorConfig(**fields)
-        return WorkerConfig(
-            **fields, conductor=conductor, black_box=str(self._deployment.directory / f"{child_peer}.box")
-        )
-
-    def _broadcast_address(self, peer: Peer, address: str) -> None:
-        """Send the address of a peer to every child, and all addresses to that peer: its own copy can be outdated."""
-        if not self._address_book.ip:
-            return
-        for child in self.children.values():
-            if child.process and child.peer != peer:
-                self._actor_loop.send(LAUNCHER, child.peer, PeerAddress(peer, address))
-        if peer.name in self.children:
-            for other, other_address in _known_addresses(self._address_book, self.frontends).items():
-                if other != peer:
-                    self._actor_loop.send(LAUNCHER, peer, PeerAddress(other, other_address))
+    def _child_config(self, peer: Peer) -> ConductorConfig | WorkerConfig:
+        version = self.rollout.version_for(self._deployment.conductor_of(peer.name))
+        addresses = self.addresses
+        return self._deployment.child_config(peer, self.children, addresses.frontends, addresses.address_book, version)
 
     def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
@@ -341,56 +241,69 @@ class Supervisor:
             return  # a front end
         if self.is_starting and not child.is_up:
             self.start_events.put(f"{sender.name} is up")
-        is_new, child.is_up = not child.is_up, True
+        is_new = not child.is_up
         child.backoff.on_up(now)
+        if child.exit_reason:
+            log.info("%s is ready again", _describe(child, self._deployment))
+            child.exit_reason = ""
+        child.is_up = True
         if sender.name in self._deployment.shards and is_new:  # its predecessor has died with the command
+            names = self._deployment.shards[sender.name].workers
+            workers = [each for name in names for each in children_of(name, self.children)]
+            for report in _failed_starts(now, workers):
+                self.conductors.send(sender.name, report)
             if self.is_draining:
-                self._send_to_conductors(Drain(), sender.name)
-            if not self.weights_rolled.is_set():
-                self._send_to_conductors(RollWeights(self.weights_version), sender.name)
+                self.conductors.send(sender.name, Drain())
+            if self.rollout.status().is_running:
+                self.conductors.send(sender.name, RollWeights(self.rollout.weights_version))
 
     # ---------------------------------------------------------------- exit
     def _on_exit(self, process: ProcessHandle) -> None:
         now = time.monotonic()
-        if process is self.standby.process:
-            self.standby.process = None
-            delay_s = self.standby.backoff.on_exit(now)
-            self.standby.start_at = None if delay_s is None else now + max(delay_s, STANDBY_DELAY_S)
+        if self.standby.on_exit(now, process):
             return
         child = next((child for child in self.children.values() if child.process is process), None)
         if child:  # None: a new incarnation replaced an unreachable process
             self._on_child_exited(now, child, child.kill_reason or process.exit_reason())
 
     def _on_child_exited(self, now: float, child: Child, reason: str) -> None:
-        peer, process = child.peer, child.process
+        peer, process, cause = child.peer, child.process, child.exit_cause()
         child.process, child.is_up = None, False
         self.exits.append((now, peer, reason))
         self._actor_loop.forget(peer)
+        self._monitor.forget(peer)
         suspects = process.crash_suspects() if process else []
         if self.is_closing:
             return
-        log.log(logging.WARNING if child.stopping_since is None else logging.INFO, "%s %s", peer, reason)
         if self.is_starting:
+            log.warning("%s %s", peer, reason)
             self.is_closing = True
             self.start_events.put(_start_error(peer, reason, process))
             return
-        self._send_to_conductors(ProcessExited(peer, reason, suspects), self._deployment.conductor_of(peer.name))
-        self._schedule_restart(now, child)
+        delay_s = self._schedule_restart(now, child, reason)
+        on_exited(child, self.children)
+        exited = ProcessExited(peer, reason, suspects, child.backoff.failed_starts, delay_s, cause)
+        self.conductors.send_to_conductor_of(peer.name, exited)
+        if shard := self._deployment.shards.get(peer.name):
+            kill_rolled_back(now, shard.workers, self.children)
         self.tick(now)
 
-    def _schedule_restart(self, now: float, child: Child) -> None:
-        """Schedule the restart of an exited child, with exponential backoff."""
+    def _schedule_restart(self, now: float, child: Child, reason: str) -> float:
+        """Schedule the restart of an exited child, with exponential backoff. Returns the delay in seconds."""
         if child.stopping_since is not None:
+            log.info("%s %s", child.peer, reason)
             child.start_at = now  # in case it is needed again already
             if not child.is_needed:
                 self.starter.release(child.peer.name)
-            return
+            return 0.0
         delay_s = child.backoff.on_exit(now)
-        child.start_at = None if delay_s is None else now + delay_s
-        if delay_s is None:
-            log.error("%s crashed at every start and will not be restarted", child.peer.name)
-            if _check_off(self._undrained, child.peer.name):  # it cannot finish any request
-                self.drained.set()
+        child.start_at, child.exit_reason = now + delay_s, reason
+        if attempt := child.backoff.failed_starts:
+            name, next_attempt = _describe(child, self._deployment), f"in {delay_s:.1f} s" if delay_s else "now"
+            log.warning("%s failed to start (attempt %d, %s), next attempt %s", name, attempt, reason, next_attempt)
+        else:
+            log.warning("%s %s", child.peer, reason)
+        return delay_s
 
 
 def _check_off(pending: set[str], conductor: str) -> bool:
@@ -400,21 +313,6 @@ def _check_off(pending: set[str], conductor: str) -> bool:
     return was_pending and not pending
 
 
-def _known_addresses(address_book: AddressBook, frontends: Mapping[str, int]) -> dict[Peer, str]:
-    """Addresses of all peers, as far as known; empty on a single machine."""
-    if not address_book.ip:
-        return {}
-    local = [LAUNCHER, *(Peer(name, incarnation) for name, incarnation in frontends.items())]
-    return address_book.addresses() | dict.fromkeys(local, address_book.own_address)
-
-
-def _restart_initial_workers(initial_workers: Iterable[Child], now: float) -> None:
-    """Start the initial workers: a new conductor does not know which models were unloaded."""
-    for child in initial_workers:
-        if not child.is_needed:
-            child.is_needed, child.start_at = True, now
-
-
 def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> LaunchError:
     lines = (process.stderr_tail() if process else "").splitlines()[-MAX_TAIL_LINES:] or ["(no output)"]
     output = "\n".join(f"    {line}" for line in lines)
@@ -422,3 +320,18 @@ def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> Laun
     if process and process.host:
         where, fix = f" on {process.host}", f"{fix}; models and weights must be at the same path on every host"
     return LaunchError(f"{peer.name}{where} {reason} during the start. Its last output:\n{output}\n  fix: {fix}")
+
+
+def _failed_starts(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
+    """Reports of the workers that fail to start, for a new conductor: it has not seen their exits."""
+    missing = [child for child in workers if child.is_needed and child.process is None]
+    statuses = [(child.peer, child.restart_status(now)) for child in missing]
+    return [
+        ProcessExited(peer, status.reason, [], status.failed_starts, status.next_start_in_s)
+        for peer, status in statuses
+        if status.failed_starts
+    ]
+
+
+def _describe(child: Child, deployment: Deployment) -> str:
+    return child.peer.name if child.peer.name in deployment.shards else f"worker {child.peer.worker}"

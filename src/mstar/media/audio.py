@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mstar.errors import LoadError
+from mstar.errors import MissingExtra
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -174,7 +174,7 @@ def _make_resampler(source: int, target: int) -> Any:
 
 def _require_package(package: str, what: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise LoadError(f"{what} needs the package {package}\n  fix: pip install 'mstar-serve[{extra}]'")
+        raise MissingExtra.from_package(what, package, extra)
 
 
 class AudioStreamEncoder:

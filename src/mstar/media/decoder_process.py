@@ -1,6 +1,6 @@
 """Sandboxed decoder process: turns untrusted image and audio files into pixels and samples.
 
-Started by `decoder_pool` as `python -I -m mstar.media.decoder_process LIMITS_JSON`. It reads jobs from stdin and writes
+Started by `decoder_pool` in isolated mode, with the limits as JSON. It reads jobs from stdin and writes
 results to stdout (`decoder_protocol`). After warm-up it enters the sandbox: resource limits (rlimits) forbid opening
 files and sockets and starting processes, and bound memory and CPU time. The parent enforces the wall-clock timeout and
 validates everything it reads.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import resource
 import sys
 import time
@@ -23,12 +24,14 @@ from PIL import ExifTags, GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngI
 
 from mstar.media.decoder_protocol import (
     ABORTED,
+    ACCEPTED,
     BLOCK,
     DAMAGED,
     HEADER,
     IMAGE_FORMATS,
     JOB,
     OK,
+    PROCEED,
     TOO_LONG,
     TOO_MANY_PIXELS,
     UNSUPPORTED_SHAPE,
@@ -42,6 +45,8 @@ SUBTYPES = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE",
 SUBTYPES += ("VORBIS", "OPUS", "MPEG_LAYER_III")
 CPU_LIMIT_S = 20
 """CPU seconds per file before the kernel kills the process."""
+NICENESS = 5
+"""Lower scheduling priority than the front end and the workers: requests that already run come first."""
 CHUNK_SAMPLES = 1 << 16
 """Samples decoded per block."""
 
@@ -55,11 +60,12 @@ class DecodeError(Exception):
 
 
 def decode_image(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[bytes]:
-    """Yield a header, then the RGB pixels of the first frame, upright and composed on white."""
+    """Yield the decoded size, a header, then the RGB pixels of the first frame, upright and composed on white."""
     with Image.open(io.BytesIO(data), formats=[name]) as image:
         width, height = image.size
         if width * height > limits["max_pixels"]:
             raise DecodeError(TOO_MANY_PIXELS, height, width)
+        yield _accepted(width * height * 3)
         image.load()
         upright: Image.Image = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them
@@ -74,8 +80,12 @@ def decode_image(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[byt
         yield pixels[start : start + (1 << 20)]
 
 
+def _accepted(size: int) -> bytes:
+    return HEADER.pack(ACCEPTED, size & 0xFFFFFFFF, size >> 32, 0)
+
+
 def decode_audio(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[bytes]:
-    """Yield a header, then mono float32 samples."""
+    """Yield the decoded size, a header, then mono float32 samples."""
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
         rate, channels, frames = sound.samplerate, sound.channels, sound.frames
         if sound.format not in FORMATS[name] or sound.subtype not in SUBTYPES:
@@ -89,6 +99,7 @@ def decode_audio(data: bytes, name: str, limits: dict[str, Any]) -> Iterator[byt
         max_frames = int(seconds * rate)
         if frames > max_frames and not is_endless:
             raise DecodeError(TOO_LONG, rate, channels, math.ceil(frames / rate))
+        yield _accepted(0 if is_endless else frames * 4)
         yield HEADER.pack(OK, rate, channels, 0)
         frames_left = max_frames if is_endless else frames
         while True:
@@ -127,15 +138,19 @@ def serve_jobs(source: BinaryIO, sink: BinaryIO, limits: dict[str, Any]) -> None
         data = source.read(size)
         seconds = math.ceil(time.process_time()) + CPU_LIMIT_S
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        run_job(sink, data, name.rstrip(b"\0").decode(), limits)
+        run_job(source, sink, data, name.rstrip(b"\0").decode(), limits)
 
 
-def run_job(sink: BinaryIO, data: bytes, name: str, limits: dict[str, Any]) -> None:
-    """Decode one file and write the result. Never raises for a bad file."""
-    decode = decode_image if name in IMAGE_FORMATS else decode_audio
+def run_job(source: BinaryIO, sink: BinaryIO, data: bytes, name: str, limits: dict[str, Any]) -> None:
+    """Decode one file and write the result, if the parent accepts its size. Never raises for a bad file."""
+    parts = (decode_image if name in IMAGE_FORMATS else decode_audio)(data, name, limits)
     has_header = False
     try:
-        for part in decode(data, name, limits):
+        sink.write(next(parts))
+        sink.flush()
+        if source.read(1) != PROCEED:
+            return
+        for part in parts:
             if has_header:
                 sink.write(BLOCK.pack(len(part)))
             sink.write(part)
@@ -166,6 +181,7 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     Image.MAX_IMAGE_PIXELS = None  # decode_image checks an exact limit before decoding
     warm_up(limits)
+    os.nice(NICENESS)
     enter_sandbox(limits)
     serve_jobs(sys.stdin.buffer, sys.stdout.buffer, limits)
 

@@ -17,6 +17,11 @@ TOO_MANY_PIXELS = 2
 TOO_LONG = 3
 UNSUPPORTED_SHAPE = 4
 """Unsupported channel count or sample rate."""
+ACCEPTED = 5
+"""First response to a file within the limits: its decoded size in bytes, as low and high 32 bits; 0 if it is unknown.
+The parent answers with PROCEED or SKIP. After SKIP nothing follows."""
+PROCEED = b"\x01"
+SKIP = b"\x00"
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 AUDIO_FORMATS = ("WAV", "FLAC", "OGG", "MP3")
 MAX_USUAL_RATE = 48_000

@@ -10,14 +10,14 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any, BinaryIO
 
-from mstar.errors import LoadError
+from mstar.errors import MissingExtra
 from mstar.media.images import to_pixels
 
 
 def require_mp4() -> None:
-    """Raise LoadError if PyAV is not installed."""
+    """Raise MissingExtra if PyAV is not installed."""
     if find_spec("av") is None:
-        raise LoadError("encoding MP4 needs the package av\n  fix: pip install 'mstar-serve[media]'")
+        raise MissingExtra.from_package("encoding MP4", "av", "media")
 
 
 class Mp4Writer:

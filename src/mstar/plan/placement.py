@@ -9,8 +9,9 @@
     [walks.draw]                      # for one walk only
     lm = { workers = ["gpu0", "gpu1", "gpu2"], spread = true }   # states of one request go to different workers
 
-    [workers.gpu0]                    # resources of a worker, in a cluster of several hosts
-    cpus = 4
+    [workers.gpu0]
+    device = "cuda:0"                 # torch device of its components; the CPU if it is left out
+    cpus = 4                          # resources, in a cluster of several hosts
     gpus = 1
     resources = { infiniband = 1 }    # custom resources
     host = "10.0.0.2"                 # pin to this host
@@ -21,6 +22,7 @@ error that suggests the closest known name.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,13 +56,15 @@ class PlacementRule:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources that a worker reserves on a host."""
+    """Resources that a worker reserves on a host, and the device that it uses there."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     custom: Mapping[str, float] = field(default_factory=dict[str, float])
     host: str = ""
     """IP address of the required host; empty for any host."""
+    device: str = ""
+    """The torch device of its components; empty for the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +242,7 @@ class _PlacementParser:
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)
-        self.keys(fields, ("cpus", "gpus", "resources", "host"), where)
+        self.keys(fields, ("device", "cpus", "gpus", "resources", "host"), where)
         amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
         resources = self.table(fields.get("resources", {}), f"{where} resources")
         for name, amount in (*amounts.items(), *resources.items()):
@@ -249,4 +253,8 @@ class _PlacementParser:
         if not isinstance(host, str):
             self.add_problem(f"{where}: host = {host!r}", 'write an IP address: host = "10.0.0.2"')
             return Resources()
-        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host)
+        device = fields.get("device", "")
+        if not isinstance(device, str) or not re.fullmatch(r"([a-z]+(:\d+)?)?", device):
+            self.add_problem(f"{where}: device = {device!r}", 'write a torch device: device = "cuda:0"')
+            return Resources()
+        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host, device)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mstar.plan.compile import plan
-from mstar.plan.placement import parse_placement
+from mstar.plan.placement import Placement, parse_placement
 from mstar.plan.tables import Plans
 from mstar.walk.batching import alone
 from mstar.walk.load import load_model
@@ -23,6 +23,8 @@ class PlannedModel:
 
     model: Model
     plans: Plans
+    devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Torch devices of workers, by name. A worker that is missing uses the CPU."""
 
     def unbatched_keys(self) -> frozenset[int]:
         """Batch keys of ops that run one call at a time."""
@@ -47,5 +49,7 @@ def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]
         model = load_model(target)
         text = placements.get(name, "")
         placement = parse_placement(tomllib.loads(text), f"the placement of {name}") if text else None
-        planned[name] = PlannedModel(model, plan(model.graphs(), placement))
+        workers = (placement or Placement()).worker_resources.items()
+        devices = {worker: resources.device for worker, resources in workers if resources.device}
+        planned[name] = PlannedModel(model, plan(model.graphs(), placement), devices)
     return planned

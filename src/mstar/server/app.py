@@ -6,10 +6,11 @@ unexpected exceptions into a plain 500. It also runs for paths that do not exist
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,21 +36,36 @@ from mstar.requests import (
 from mstar.server import openapi
 from mstar.server.access.api_keys import Tenant
 from mstar.server.access.browser_auth import authorization_from, is_cross_origin
-from mstar.server.admin import events, graphs, health, model_loading, traces
+from mstar.server.access.lingering_close import lingering_send
+from mstar.server.access.load_shedding import is_limited, overloaded_error
+from mstar.server.admin import events, graphs, health, model_loading, overview, traces
 from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint, EndpointSchema
 from mstar.server.errors import ApiError
 from mstar.server.generic import generate
-from mstar.server.http_exchange import INTERNAL_ERROR, HttpHandler, json_response
-from mstar.server.openai import chat, embeddings, images, models, speech, speech_stream, transcriptions, videos, voices
-from mstar.server.openai.schema import ChatBody, EmbeddingBody, GenerateBody
+from mstar.server.http_exchange import HttpHandler, json_response
+from mstar.server.openai import (
+    chat,
+    embeddings,
+    images,
+    models,
+    speech,
+    speech_stream,
+    text_completions,
+    transcriptions,
+    videos,
+    voices,
+)
+from mstar.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, GenerateBody
 from mstar.server.realtime import session
 from mstar.server.request_context import RequestContext, request_id_from
+from mstar.server.responses import responses
+from mstar.server.responses.schema import ResponsesBody
 from mstar.server.robotics import actions, worlds
 from mstar.server.state import ServerState
 from mstar.server.telemetry.logs import ByteCounter
+from mstar.server.unexpected_errors import INTERNAL_ERROR, report_exception
 from mstar.server.websocket_session import WebSocketHandler, websocket_endpoint
-
-log = logging.getLogger("mstar.server")
+from mstar.tenant_share import has_share_left
 
 _JSON = "application/json"
 _EVENT_STREAM = "text/event-stream"
@@ -75,6 +91,32 @@ ENDPOINTS: Sequence[Endpoint] = (
         ChatRequest,
         schema=EndpointSchema(ChatBody, response_media_types=(_JSON, _EVENT_STREAM)),
         best_effort_marker=b'"flex"',
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        text_completions.create_completion,
+        ChatRequest,
+        schema=EndpointSchema(CompletionBody, response_media_types=(_JSON, _EVENT_STREAM)),
+        best_effort_marker=b'"flex"',
+        required_hook="tokenize_prompt",
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        responses.create_response,
+        ChatRequest,
+        schema=EndpointSchema(ResponsesBody, response_media_types=(_JSON, _EVENT_STREAM)),
+        best_effort_marker=b'"flex"',
+    ),
+    Endpoint("GET", "/v1/responses/{response}", responses.retrieve, schema=EndpointSchema(query_params=("stream",))),
+    Endpoint("DELETE", "/v1/responses/{response}", responses.delete),
+    Endpoint("POST", "/v1/responses/{response}/cancel", responses.cancel),
+    Endpoint(
+        "GET",
+        "/v1/responses/{response}/input_items",
+        responses.list_input_items,
+        schema=EndpointSchema(query_params=("after", "limit", "order")),
     ),
     Endpoint(
         "POST", "/v1/embeddings", embeddings.create_embeddings, EmbeddingRequest, schema=EndpointSchema(EmbeddingBody)
@@ -125,10 +167,11 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("POST", "/v1/generate", generate.generate, None, 256 << 20, _GENERATE_SCHEMA),
     Endpoint("GET", "/v1/models", models.list_models),
     Endpoint("GET", "/v1/models/{model:path}/graph", graphs.graph),
-    Endpoint("POST", "/v1/models/{model:path}/load", model_loading.load),
-    Endpoint("POST", "/v1/models/{model:path}/unload", model_loading.unload),
+    Endpoint("POST", "/v1/models/{model:path}/load", model_loading.load, needs_operator=True),
+    Endpoint("POST", "/v1/models/{model:path}/unload", model_loading.unload, needs_operator=True),
     Endpoint("GET", "/v1/models/{model:path}", models.retrieve_model),
     Endpoint("GET", "/v1/events", events.stream_events, schema=EndpointSchema(response_media_types=(_EVENT_STREAM,))),
+    Endpoint("GET", "/v1/overview", overview.overview),
     Endpoint("GET", "/v1/requests", traces.list_requests),
     Endpoint(
         "GET", "/v1/requests/{id:path}/trace", traces.retrieve_trace, schema=EndpointSchema(query_params=("format",))
@@ -148,8 +191,15 @@ _CROSS_ORIGIN_ERROR = ApiError(
     "cross_origin",
     "cross-origin requests need an API key; fix: configure API keys, or use the server's own page",
 )
+_CONNECTION_SHARE_ERROR = ApiError(
+    429,
+    "rate_limited",
+    "this API key uses its share of the server's connections; fix: retry after 1 s, or open fewer at a time",
+    retry_after=1.0,
+)
 PUBLIC_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_public)
 WEBSOCKET_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.method == WEBSOCKET_METHOD)
+WORK_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if is_limited(endpoint))
 
 PAGES_LABEL = "/studio"
 """Endpoint label of all static pages."""
@@ -189,7 +239,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 class RequestMiddleware:
-    """ASGI middleware: request id, authentication, origin check, rate limit, access log, error barrier."""
+    """ASGI middleware: request id, host check, authentication, origin check, rate limit, access log, error barrier."""
 
     def __init__(self, app: ASGIApp, state: ServerState, pages: frozenset[str] = frozenset()) -> None:
         self._app = app
@@ -203,6 +253,8 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         context = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
+        connection_state: dict[str, Any] = scope.get("state") or {}
+        context.slot = connection_state.pop("slot", None)
         is_started = False
         traffic = ByteCounter(receive, send)
         record = self._state.recent_requests.begin(context, headers.get("traceparent", ""))
@@ -216,17 +268,32 @@ class RequestMiddleware:
             await traffic.send(message)
 
         try:
-            await self._authorize_and_forward(scope, headers, traffic.receive, send_with_request_id)
-        except Exception:
-            log.exception("request %s", context.id)
+            with self._state.shutdown.track():
+                await self._authorize_and_forward(scope, headers, traffic.receive, send_with_request_id)
+        except asyncio.CancelledError:
+            error = self._state.shutdown.take_cancellation()
+            if error is None:
+                raise
+            context.record_error(error)
+            if not is_started:
+                await _send_error(error, scope, receive, send_with_request_id)
+        except Exception as error:  # noqa: BLE001 - any other exception is reported
+            api_error = INTERNAL_ERROR
+            if not context.code:  # else it is known: a stream without error events failed
+                api_error = report_exception(error, self._state, context)
             if is_started:
                 return  # closing the connection before the body is complete tells the client
-            await _send_error(INTERNAL_ERROR, scope, receive, send_with_request_id)
+            await _send_error(api_error, scope, receive, send_with_request_id)
         finally:
+            context.release_memory()
+            context.release_slot()
             self._state.record_request_end(record, traffic.bytes_in, traffic.bytes_out)
 
     async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         context: RequestContext = scope["request_context"]
+        if (error := self._host_rejection(headers)) is not None:
+            await _send_error(error, scope, receive, send)
+            return
         is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READ_METHODS
         if is_page or scope["path"] in PUBLIC_PATHS:
             context.endpoint = PAGES_LABEL if is_page else context.endpoint
@@ -240,29 +307,59 @@ class RequestMiddleware:
         if not self._state.keys.is_required and scope.get("method") not in _READ_METHODS and is_cross_origin(headers):
             await _send_error(_CROSS_ORIGIN_ERROR, scope, receive, send)
             return
-        if scope["type"] != "websocket" and scope["method"] != "POST":  # reads are not rate limited
-            await self._app(scope, receive, send)
+        is_read = scope["type"] != "websocket" and scope["method"] != "POST"
+        bucket = tenant.reads if is_read else tenant.work
+        if wait_s := bucket.acquire(time.monotonic()):
+            await _send_error(_rate_limited(tenant, wait_s), scope, receive, lingering_send(scope, receive, send))
             return
-        if wait_s := tenant.acquire(time.monotonic()):
-            await _send_error(_rate_limited(tenant, wait_s), scope, receive, send)
-            return
-        await self._forward_counted(tenant, scope, receive, send)
+        bucket.active_requests += 1
+        try:
+            await (self._app(scope, receive, send) if is_read else self._forward_counted(tenant, scope, receive, send))
+        finally:
+            bucket.active_requests -= 1
+
+    def _host_rejection(self, headers: Headers) -> ApiError | None:
+        """The error for a request with a Host header that is not allowed; with API keys every value is."""
+        check = self._state.host_check
+        return None if check is None or self._state.keys.is_required else check.rejection(headers.get("host", ""))
 
     async def _forward_counted(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request that counts against the concurrency limit of its tenant."""
-        tenant.active_requests += 1
-        self._state.active_requests += 1
+        """Forward a POST request or WebSocket, unless its tenant already has its share of the connections."""
+        free_connections = self._state.max_connections - self._state.active_requests
+        if not has_share_left(tenant.name, tenant.work.active_requests - 1, free_connections):
+            await _send_error(_CONNECTION_SHARE_ERROR, scope, receive, lingering_send(scope, receive, send))
+            return
         is_websocket = scope["type"] == "websocket" and scope["path"] in WEBSOCKET_PATHS
+        is_work = scope["type"] == "http" and scope["path"] in WORK_PATHS
+        if is_work and not self._take_slot(scope["request_context"], tenant):
+            await _send_error(overloaded_error(), scope, receive, lingering_send(scope, receive, send))
+            return
+        self._state.active_requests += 1
         try:
             with (
                 self._state.metrics.websockets_open.labels(scope["path"]).track_inprogress()
                 if is_websocket
                 else nullcontext()
             ):
-                await self._app(scope, receive, send)
+                await self._app(scope, _until_withdrawn(tenant, receive) if is_websocket else receive, send)
         finally:
-            tenant.active_requests -= 1
             self._state.active_requests -= 1
+
+    def _take_slot(self, context: RequestContext, tenant: Tenant) -> bool:
+        """Whether a request has a place in the limit of requests: that of the acceptor, or a new one."""
+        if context.slot is None and self._state.load_shedder.has_slot(tenant.name):
+            context.slot = self._state.load_shedder.take(tenant.name)
+        return context.slot is not None
+
+
+def _until_withdrawn(tenant: Tenant, receive: Receive) -> Receive:
+    """Messages of a WebSocket while its key is valid; a WebSocket would otherwise outlive the withdrawal."""
+
+    async def receive_if_valid() -> Message:
+        message = await receive()
+        return {"type": "websocket.disconnect", "code": 1008} if tenant.is_withdrawn else message
+
+    return receive_if_valid
 
 
 def _rate_limited(tenant: Tenant, wait_s: float) -> ApiError:

@@ -40,7 +40,11 @@ class Endpoint:
     schema: EndpointSchema = EndpointSchema()
     is_public: bool = False
     """Whether it needs no API key."""
+    needs_operator: bool = False
+    """Whether it needs an operator key."""
     best_effort: bool = False
     """Whether requests have no SLO unless the client sets one."""
     best_effort_marker: bytes = b""
     """Bytes that mark a best-effort body. Empty: a body cannot ask for best effort."""
+    required_hook: str = ""
+    """Optional method that a model must also define to be served there."""

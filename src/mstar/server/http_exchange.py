@@ -7,10 +7,10 @@ closed. Authentication happens before (`app`); what the body means is up to the 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -22,16 +22,20 @@ from mstar.frontend.response_stream import ResponseStream
 from mstar.server.access.slo import SLO_HEADER
 from mstar.server.endpoint import Endpoint
 from mstar.server.errors import ApiError
+from mstar.server.inputs.media_inputs import MediaInputs
+from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import CLIENT_CLOSED_REQUEST, RequestContext
 from mstar.server.state import ServedModel, ServerState
-
-log = logging.getLogger("mstar.server")
+from mstar.server.unexpected_errors import report_exception
+from mstar.server.write_timeout import ClientStalled
 
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_JSON_VALUES = 250_000
 """Maximum number of JSON values in a body. Parsing more would block the event loop for all other clients."""
-INTERNAL_ERROR = ApiError(500, "internal_error", "internal server error; fix: report the X-Request-Id to the operator")
+_FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TYPE_LABELS = frozenset(("str", "int", "float", "bool", "dict", "any"))
+"""Names that pydantic adds to the location of an error for the types of a union."""
 
 
 class HttpExchange:
@@ -60,17 +64,21 @@ class HttpExchange:
         content_length = self.request.headers.get("content-length", "0")
         if not content_length.isdigit() or int(content_length) > limit:
             raise _body_too_large(limit)
-        body = bytearray()
+        self.memory.add(int(content_length))
+        body, unannounced = bytearray(), -int(content_length)
         try:
             async with asyncio.timeout(self.state.limits.body_timeout_s):
                 async for chunk in self.request.stream():
                     body += chunk
                     if len(body) > limit:
                         raise _body_too_large(limit)
+                    if (unannounced := unannounced + len(chunk)) > 0:  # a chunked body has no content length
+                        self.memory.add(min(unannounced, len(chunk)))
         except TimeoutError:
             message = f"the request body did not arrive within {self.state.limits.body_timeout_s:g} s"
             raise ApiError(408, "body_timeout", message) from None
-        self.request._body = bytes(body)  # pyright: ignore[reportPrivateUsage]  # Starlette parses forms from it
+        # Starlette parses forms from it. It stays a bytearray: a copy of a large body would block the event loop.
+        self.request._body = cast("bytes", body)  # pyright: ignore[reportPrivateUsage]
 
     async def read_json(self, schema: type[Body]) -> Body:
         """Parse and validate the JSON body."""
@@ -83,6 +91,15 @@ class HttpExchange:
         """The model with this public name. Raises ApiError unless it is served at this endpoint."""
         return self.state.resolve_model(name, self.endpoint)
 
+    @property
+    def memory(self) -> Reservation:
+        """Memory of the inputs of this request."""
+        return self.context.reserve_memory(self.state.memory_budget)
+
+    def media_inputs(self) -> MediaInputs:
+        """Reader of the media of this request."""
+        return MediaInputs(self.state.fetcher, self.memory, self.context.tenant_name)
+
     # ---------------------------------------------------------------- response
     def start_requests(self, served_model: ServedModel, *requests: Any) -> ResponseStream:
         """Submit requests to the runtime. The stream is closed at the latest when the exchange ends."""
@@ -90,22 +107,33 @@ class HttpExchange:
         self._streams.append(stream)
         return stream
 
-    def event_stream(self, chunks: AsyncGenerator[bytes]) -> Response:
-        """A server-sent events (SSE) response. An error in the middle becomes its last event."""
-        return StreamResponse(self._with_error_event(chunks), "text/event-stream", {"Cache-Control": "no-store"})
+    def event_stream(
+        self, chunks: AsyncGenerator[bytes], to_event: Callable[[ApiError], bytes] | None = None
+    ) -> Response:
+        """A server-sent events (SSE) response. An error in the middle becomes its last event, made by `to_event`."""
+        events = self._with_error_event(chunks, to_event or _error_event)
+        return StreamResponse(events, "text/event-stream", {"Cache-Control": "no-store"})
 
-    async def _with_error_event(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async def _with_error_event(
+        self, chunks: AsyncGenerator[bytes], to_event: Callable[[ApiError], bytes]
+    ) -> AsyncGenerator[bytes]:
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
         except ApiError as error:
             self.context.record_error(error)
-            yield sse_event(error.content, "error")
-        except Exception:
-            log.exception("request %s", self.context.id)
-            self.context.record_error(INTERNAL_ERROR)
-            yield sse_event(INTERNAL_ERROR.content, "error")
+            yield to_event(error)
+        except asyncio.CancelledError:
+            error = self.state.shutdown.take_cancellation()
+            if error is None:
+                raise
+            self.context.record_error(error)
+            yield to_event(error)
+        except Exception as error:  # noqa: BLE001 - any other exception is reported
+            api_error = report_exception(error, self.state, self.context)
+            self.context.record_error(api_error)
+            yield to_event(api_error)
 
     def close(self) -> None:
         """Cancel every request that was started and has not ended."""
@@ -121,9 +149,16 @@ class StreamResponse(StreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
-        """Send the body. `cancel_on_disconnect` watches for a disconnect, so this does not."""
+        """Send the body. `cancel_on_disconnect` watches for a disconnect, so this does not.
+
+        If the client does not read, an event stream ends with an error event. It waits in the buffer of the connection.
+        """
         async with aclosing(self._chunks):
-            await self.stream_response(send)
+            try:
+                await self.stream_response(send)
+            except ClientStalled as error:
+                last = await self._chunks.athrow(error)
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 class HttpHandler:
@@ -143,6 +178,8 @@ class HttpHandler:
             await cancel_on_disconnect(receive, self._serve(exchange, scope, receive, send))
         except ClientDisconnect:
             context.status = CLIENT_CLOSED_REQUEST
+        except ClientStalled as error:  # a response without events: the connection is closed in the middle of it
+            context.record_error(error)
         finally:
             exchange.close()
 
@@ -195,17 +232,34 @@ def sse_event(content: Any, name: str = "") -> bytes:
     return head + b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
+def _error_event(error: ApiError) -> bytes:
+    return sse_event(error.content, "error")
+
+
 def parse_body(schema: type[Body], content: bytes) -> Body:
-    """Parse and validate JSON. Raises ApiError that names the first invalid field."""
+    """Parse and validate JSON. Raises ApiError that names an invalid field."""
     check_value_count(content)
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise ApiError(400, "invalid_json", f"the body is not JSON: {first['msg']}") from None
-        field = ".".join(map(str, first["loc"]))
-        raise ApiError(422, "invalid_value", f"{field or 'the body'}: {first['msg']}", param=field or None) from None
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        if errors[0]["type"] == "json_invalid":
+            raise ApiError(400, "invalid_json", f"the body is not JSON: {errors[0]['msg']}") from None
+        # Of a field with several types, the type that matches best has the deepest error.
+        deepest = max(errors, key=lambda problem: len(problem["loc"]))
+        field = _field_path(deepest["loc"])
+        raise ApiError(400, "invalid_value", f"{field or 'the body'}: {deepest['msg']}", param=field or None) from None
+
+
+def _field_path(location: tuple[int | str, ...]) -> str:
+    """Path of a field as OpenAI writes it: `messages[0].role`. Names of the types of a union are left out."""
+    path = ""
+    for name in location:
+        if isinstance(name, int):
+            path += f"[{name}]"
+        elif _FIELD_NAME.fullmatch(name) and name not in _TYPE_LABELS:
+            path += f".{name}" if path else name
+    return path
 
 
 def check_value_count(content: bytes) -> None:

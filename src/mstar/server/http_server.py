@@ -1,14 +1,16 @@
 """The HTTP server: uvicorn with hardened protocols and graceful shutdown (drain).
 
-At the first signal it stops accepting requests and waits for running ones; a second signal ends it at once. It starts
-no other process, and the caller binds the socket.
+At the first signal it stops accepting requests and waits for running ones; a second signal ends these with an error
+(see `shutdown`). It starts no other process, and the caller binds the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
+import time
 from types import FrameType
 from typing import Any, cast
 
@@ -16,7 +18,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from mstar.errors import LoadError
+from mstar.server.acceptor import Acceptor
 from mstar.server.access.fast_reject import FastReject
+from mstar.server.admin.overview import sample_history
 from mstar.server.protocols import HttpProtocol, WebSocketProtocol, compute_max_connections
 from mstar.server.state import ServerState
 
@@ -24,6 +28,8 @@ DRAIN_POLL_S = 0.05
 """Seconds between two checks for running requests during a drain."""
 MAX_HEADER_BYTES = 64 << 10
 """Maximum size of a request line with headers."""
+MAX_UNSENT_BYTES = 32 << 10
+"""Maximum bytes in the kernel's send buffer that the client's receive window has no room for."""
 MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
 """Maximum size of one WebSocket message. Robots send camera images in one message."""
 
@@ -39,20 +45,23 @@ def bind_socket(host: str, port: int) -> socket.socket:
     # Accepted connections inherit TCP_NODELAY. asyncio does not set it here, and Nagle's algorithm would delay small
     # responses by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Inherited too. The kernel would otherwise buffer 4 MB of a response whose client does not read, which are 19,000
+    # tokens that a worker computes before backpressure reaches it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     return listener
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until a signal; running requests then have `drain_timeout_s` seconds. A second signal ends it at once."""
+    """Serves until a signal; running requests then have `drain_timeout_s` seconds. A second signal ends them."""
 
     def __init__(self, state: ServerState, application: Starlette, drain_timeout_s: float) -> None:
-        protocol = functools.partial(
-            HttpProtocol, state.limits, compute_max_connections(state.limits), FastReject(state)
-        )
+        state.max_connections = compute_max_connections(state.limits)
+        self._fast_reject = FastReject(state)
+        protocol = functools.partial(HttpProtocol, state.limits, state.max_connections, self._fast_reject)
         config = uvicorn.Config(
             application,
             http=cast("Any", protocol),  # typed as a class, but only called
-            ws=WebSocketProtocol,
+            ws=cast("Any", functools.partial(WebSocketProtocol, state.limits)),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -69,11 +78,43 @@ class HttpServer(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain_task: asyncio.Task[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until shutdown."""
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(self._is_logged)
+        sampling = asyncio.create_task(sample_history(self._state))
+        try:
+            await super().serve(sockets)
+        finally:
+            sampling.cancel()
+            log.removeFilter(self._is_logged)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections with an `Acceptor` in place of asyncio's server."""
+        make_protocol = functools.partial(
+            cast("Any", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        acceptors: list[Any] = []
+        for listener in sockets or ():
+            listener.listen(self.config.backlog)
+            acceptors.append(Acceptor(self._state, self._fast_reject, listener, make_protocol))
+        self.servers = acceptors  # typed as servers of asyncio, but only closed
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Record that the event loop runs. uvicorn calls this every 0.1 s."""
+        self._state.loop_ticked_at = time.monotonic()
+        return await super().on_tick(counter)
+
+    def _is_logged(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - logging filter signature
+        """Whether to log a line of uvicorn: not for responses that a shutdown cuts, which the access log has."""
+        return not self._state.shutdown.is_cancelling
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal handler signature
         """Handle SIGINT or SIGTERM."""
@@ -81,16 +122,24 @@ class HttpServer(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.begin_shutdown)
 
     def begin_shutdown(self) -> None:
-        """Drain: reject new requests and exit after the last running one. The second call exits at once."""
+        """Drain: reject new requests and exit after the last running one. The second call ends these with an error."""
         if self._drain_task is None:
             self._state.drain()
             self._drain_task = asyncio.create_task(self._drain())
+        elif self._end_task is None:
+            self._end_task = asyncio.create_task(self._end())
         else:
             self.should_exit = True
 
     async def _drain(self) -> None:
         polls = round(self._drain_timeout_s / DRAIN_POLL_S)
-        while self._state.active_requests and polls:
+        while self._state.active_requests and polls and self._end_task is None:
             polls -= 1
+            self._state.shutdown.end_idle_websockets()
             await asyncio.sleep(DRAIN_POLL_S)
+        if self._end_task is None:
+            self._end_task = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        await self._state.end_requests()
         self.should_exit = True

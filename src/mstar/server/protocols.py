@@ -1,8 +1,9 @@
 """Hardened uvicorn protocols: limits for connections before authentication.
 
-They close what uvicorn leaves open: too many connections, headers that never end (slowloris), messages in endless small
-fragments, and pings from a client that does not read. uvicorn implements HTTP and WebSockets; `fast_reject` decides
-what is rejected from raw bytes.
+They close what uvicorn leaves open: too many connections, headers that never end (slowloris), clients that do not read,
+messages in endless small fragments, and pings from a client that does not read. uvicorn implements HTTP and WebSockets;
+`strict_h11` parses requests, `fast_reject` decides what is rejected from raw bytes, and `write_timeout` detects clients
+that do not read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from websockets.frames import CloseCode, Frame
 
 from mstar.config import HttpLimits
 from mstar.server.access.fast_reject import FastReject
+from mstar.server.access.load_shedding import Slot
 from mstar.server.errors import ApiError
+from mstar.server.strict_h11 import StrictConnection
+from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, WriteTimer
 
 RESERVED_FDS = 256
 """File descriptors reserved for everything but client connections."""
@@ -40,18 +44,25 @@ BAD_HANDSHAKE_RESPONSE = ApiError(400, "bad_request", "invalid WebSocket handsha
 
 
 class HttpProtocol(H11Protocol):
-    """One HTTP connection. It is closed if no complete request header arrives within `header_timeout_s`."""
+    """One HTTP connection. It is closed if no complete request header arrives within `header_timeout_s`.
+
+    If the client reads nothing for `write_timeout_s`, its response ends with an error; after the same time again, the
+    connection is closed.
+    """
 
     def __init__(self, limits: HttpLimits, max_connections: int, fast_reject: FastReject, **options: Any) -> None:
         super().__init__(**options)
+        self.conn = StrictConnection(self.config.h11_max_incomplete_event_size)
         self._limits = limits
         self._max_connections = max_connections
         self._fast_reject = fast_reject
         self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: WriteTimer | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the header timer, or reject the connection."""
         super().connection_made(transport)
+        self.flow = CancellableFlowControl(transport)
         if len(self.connections) > self._max_connections:
             transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
             transport.close()
@@ -67,10 +78,24 @@ class HttpProtocol(H11Protocol):
             self._header_timer.cancel()
             self._header_timer = None
 
+    def begin(self, data: bytes, slot: Slot | None) -> None:
+        """Handle the first bytes of a connection. The middleware gets the slot that their request has, if any."""
+        if slot is None:
+            self.data_received(data)
+            return
+        app_state, self.app_state = self.app_state, self.app_state | {"slot": slot}
+        self._receive(data, has_slot=True)
+        self.app_state = app_state
+        if not self.cycle:  # rejected, or not valid HTTP
+            slot.release()
+
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, after a try to reject them unparsed."""
+        self._receive(data, has_slot=False)
+
+    def _receive(self, data: bytes, *, has_slot: bool) -> None:
         is_first = self.conn.states == _IDLE and not self.conn.trailing_data[0]
-        rejection = self._fast_reject.try_reject(data) if is_first else None
+        rejection = self._fast_reject.try_reject(data, has_slot=has_slot) if is_first else None
         if rejection is None:
             super().data_received(data)
             return
@@ -96,14 +121,62 @@ class HttpProtocol(H11Protocol):
         self._start_header_timer()
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        """Wait for the client, at most `write_timeout_s` without progress."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = WriteTimer(self.transport, self._limits.write_timeout_s, self._on_stall)
+        self._write_timer.start()
+
+    def resume_writing(self) -> None:
+        """Stop the write timer."""
+        if self._write_timer is not None:
+            self._write_timer.stop()
+        super().resume_writing()
+
+    def _on_stall(self) -> None:
+        assert isinstance(self.flow, CancellableFlowControl), "set in connection_made"
+        if not self.flow.write_paused or not self.cycle or self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self.flow.cancel(ClientStalled(self._limits.write_timeout_s))
+            assert self._write_timer is not None, "it calls this"
+            self._write_timer.start()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the header timer."""
+        """Stop the timers."""
         self._cancel_header_timer()
+        if self._write_timer is not None:
+            self._write_timer.stop()
         super().connection_lost(exc)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket connection."""
+    """One WebSocket connection. It is closed if the client reads nothing for `write_timeout_s`."""
+
+    def __init__(self, limits: HttpLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._write_timer: WriteTimer | None = None
+
+    def pause_writing(self) -> None:
+        """Wait for the client, at most `write_timeout_s` without progress."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = WriteTimer(self.transport, self._limits.write_timeout_s, self.transport.abort)
+        self._write_timer.start()
+
+    def resume_writing(self) -> None:
+        """Stop the write timer."""
+        if self._write_timer is not None:
+            self._write_timer.stop()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the write timer."""
+        if self._write_timer is not None:
+            self._write_timer.stop()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. The handshake arrives complete, so a parser that did not start means a bad one."""

@@ -9,25 +9,35 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from mstar.config import HttpLimits
 from mstar.errors import format_names, suggest_name
 from mstar.frontend.response_stream import FrontendActor, LoopBridge, ResponseStream
 from mstar.plan.tables import Plans
+from mstar.requests import Sampling
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.circuit_breaker import CircuitBreaker
+from mstar.server.access.host_check import HostCheck
+from mstar.server.access.load_shedding import LoadShedder
 from mstar.server.admin.live_feed import LiveFeed
 from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
 from mstar.server.endpoint import Endpoint
 from mstar.server.errors import ApiError, api_error_from
 from mstar.server.inputs.media_fetcher import MediaFetcher
+from mstar.server.inputs.memory_budget import MemoryBudget
+from mstar.server.inputs.text_budget import TextBudget
 from mstar.server.openai.schema import MAX_NAME_CHARS
 from mstar.server.request_context import RequestContext
-from mstar.server.status import Phase, WorkerProcessStatus
+from mstar.server.shutdown import Shutdown
+from mstar.server.status import ModelReadiness, Phase, RolloutStatus, WorkerProcessStatus, model_readiness
+from mstar.server.telemetry.history import History
 from mstar.server.telemetry.logs import log_request
 from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics
 from mstar.walk.model import Model, expand_union
@@ -36,6 +46,8 @@ from mstar.wire.stats import DeadlineStats, OpTotals
 
 NOT_READY_RETRY_AFTER_S = 2.0
 """Retry-After, in seconds, while the server starts or drains."""
+_OPENAI_SAMPLING = Sampling(temperature=1.0)
+"""Default sampling parameters of a model that declares none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +70,40 @@ class ServedModel:
         """Request types that its route accepts."""
         return expand_union(self.request_type)
 
+    def is_served_at(self, endpoint: Endpoint) -> bool:
+        """Whether it accepts the request type of an endpoint, and has the method that the endpoint needs."""
+        return endpoint.request_type in self.accepted_types and (
+            not endpoint.required_hook or hasattr(type(self.model), endpoint.required_hook)
+        )
+
     def optional_method(self, name: str) -> Any:
         """An optional hook of the model, or None if the model does not define it."""
         # hasattr on the class first: a missing attribute of a model instance is slow to look up.
         return getattr(self.model, name, None) if hasattr(type(self.model), name) else None
 
+    def sampling(self, **params: Any) -> Sampling:
+        """Sampling parameters of a request. Those that are None have the model's defaults (`default_sampling`).
+
+        Temperature 0 is greedy decoding: the model's penalties do not apply.
+        """
+        default_sampling = self.optional_method("default_sampling")
+        defaults = None if default_sampling is None else default_sampling()
+        if params.get("temperature") == 0:
+            defaults = Sampling()
+        return replace(
+            defaults or _OPENAI_SAMPLING, **{name: value for name, value in params.items() if value is not None}
+        )
+
 
 class ServerState:
     """Shared state of one front end. It rejects all requests until `start_accepting`."""
+
+    expose_errors: bool | None = None
+    """Whether clients get the messages of exceptions; None: on a loopback address without keys."""
+    captures_text = False
+    """Whether prompts and responses of recent requests are kept."""
+    warmup_calls: Counter[tuple[str, str, str]] | None = None
+    """Op calls of warm-up requests, by worker, model and walk; None before the server is ready."""
 
     def __init__(
         self, models: Mapping[str, Model], keys: ApiKeys | None = None, limits: HttpLimits | None = None
@@ -73,19 +111,30 @@ class ServerState:
         self.served_models = {name: ServedModel.from_model(name, model) for name, model in models.items()}
         self.keys = keys or ApiKeys()
         self.limits = limits or HttpLimits()
+        self.max_connections = self.limits.max_connections
+        """Maximum number of open connections; `HttpServer` lowers it to what the process can open."""
+        self.host_check: HostCheck | None = None
+        """Set for a loopback address; used while requests need no key."""
         self.fetcher = MediaFetcher()
         """Downloads media URLs. This default has an empty allow-list: it fetches nothing."""
+        self.text_budget = TextBudget()
+        self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=self.keys.is_required)
         self.metrics = Metrics()
         self.recent_requests = RecentRequests()
-        self.circuit_breaker = CircuitBreaker()
+        self.circuit_breaker, self.load_shedder = CircuitBreaker(), LoadShedder()
         self.op_stats: dict[str, list[OpTotals]] = {}
         """Last op statistics, by worker."""
         self.deadline_stats: dict[str, list[DeadlineStats]] = {}
         """Last deadline statistics, by worker."""
-        self.phase = Phase("starting")
+        # The start-up phase, and when the event loop last ran.
+        self.phase, self.loop_ticked_at = Phase("starting"), time.monotonic()
+        self.realtime_sessions: Counter[str] = Counter()
+        """Open realtime sessions by tenant."""
+        self.shutdown = Shutdown()
         self.active_requests = 0
         """Requests and WebSockets in progress that count against rate limits."""
         self.metrics.requests_in_progress.set_function(lambda: self.active_requests)
+        self.metrics.input_memory.set_function(lambda: self.memory_budget.held_bytes)
         self.endpoints: Sequence[Endpoint] = ()
         self.bridge: LoopBridge | None = None
         """Set by `start_accepting`."""
@@ -93,15 +142,28 @@ class ServerState:
         """Returns the other processes that have statistics."""
         self.process_statuses: Callable[[], Mapping[str, WorkerProcessStatus]] = dict
         """Returns the status of each worker process."""
+        self.is_conductor_up: Callable[[str], bool] = lambda _: True
+        """Returns whether the conductor of a model is up."""
+        self.rollout: Callable[[], RolloutStatus] = RolloutStatus
+        """Returns the status of rolling updates."""
         self.plans: Mapping[str, Plans] = {}
         """Plans by model name."""
-        self.live_feed = LiveFeed(self)
+        self.live_feed, self.history = LiveFeed(self), History(self.metrics, self.op_stats, self.deadline_stats)
+
+    @property
+    def exposes_errors(self) -> bool:
+        """Whether clients get the messages of exceptions. Keys can be configured while the server runs."""
+        if self.expose_errors is None:
+            return self.host_check is not None and not self.keys.is_required
+        return self.expose_errors
 
     def load_detokenizers(self) -> None:
         """Load all tokenizers now, so that the first request does not wait for them."""
         for served in self.served_models.values():
             with suppress(NotImplementedError):
                 served.model.detokenize(())
+            if (max_text_bytes := served.optional_method("max_text_bytes")) is not None:
+                max_text_bytes()
 
     def start_accepting(
         self, frontend: FrontendActor, peers: Callable[[], Sequence[m.Peer]], loop: asyncio.AbstractEventLoop
@@ -115,6 +177,21 @@ class ServerState:
         """Reject new requests from now on; running ones continue."""
         self.phase = Phase("draining")
 
+    async def end_requests(self) -> None:
+        """End all requests and WebSockets with an error: the drain is over."""
+        responses = self.bridge.open_streams if self.bridge is not None else ()
+        await self.shutdown.end_all(responses, lambda: self.active_requests > 0)
+
+    def model_readiness(self) -> dict[str, ModelReadiness]:
+        """Readiness of each model. Before the server has started, no model is ready."""
+        if self.bridge is None:
+            return dict.fromkeys(self.served_models, ModelReadiness("loading", {}))
+        statuses = self.process_statuses()
+        return {
+            name: model_readiness(self.plans[name], statuses, is_conductor_up=self.is_conductor_up(name))
+            for name in self.served_models
+        }
+
     def resolve_model(self, name: str, endpoint: Endpoint) -> ServedModel:
         """The model with this public name. Raises ApiError if it does not exist or is not served at the endpoint."""
         served = self.served_models.get(name)
@@ -125,7 +202,7 @@ class ServerState:
                 f"there are {format_names(self.served_models)}"
             )
             raise ApiError(404, "model_not_found", message, param="model")
-        if endpoint.request_type is not None and endpoint.request_type not in served.accepted_types:
+        if endpoint.request_type is not None and not served.is_served_at(endpoint):
             paths = [*(offered.path for offered in self.endpoints_of(served)), "/v1/generate"]
             message = f"the model `{name}` is not served at {endpoint.path}; it is served at {format_names(paths)}"
             raise ApiError(404, "endpoint_not_supported", message, param="model")
@@ -136,7 +213,7 @@ class ServerState:
         return [
             endpoint
             for endpoint in self.endpoints
-            if endpoint.request_type is not None and endpoint.request_type in served.accepted_types
+            if endpoint.request_type is not None and served.is_served_at(endpoint)
         ]
 
     def early_rejection(self, endpoint: Endpoint, context: RequestContext) -> ApiError | None:
@@ -161,9 +238,7 @@ class ServerState:
     def _models_by_path(self) -> dict[str, list[ServedModel]]:
         """Models served at each POST endpoint that has a request type."""
         return {
-            endpoint.path: [
-                served for served in self.served_models.values() if endpoint.request_type in served.accepted_types
-            ]
+            endpoint.path: [served for served in self.served_models.values() if served.is_served_at(endpoint)]
             for endpoint in self.endpoints
             if endpoint.method == "POST" and endpoint.request_type is not None
         }
@@ -178,15 +253,26 @@ class ServerState:
         on_rejected = self.circuit_breaker.admit(context.tenant_name, served.name, context.slo)
         frontend = self.bridge.frontend
         timeout_s = self.limits.request_timeout_s
+        for request in requests:
+            self.text_budget.check(served.model, request)
         submits = [
             m.Submit(frontend.new_rid(), served.name, m.Value(request), context.tenant_name, timeout_s, slo=context.slo)
             for request in requests
         ]
-        stream = ResponseStream(self.bridge, submits, multi_turn=multi_turn)
+        is_long = any(self.text_budget.is_long(served.model, request) for request in requests)
+        prepare = functools.partial(self._tokenize, served, context) if is_long else None
+        stream = ResponseStream(self.bridge, submits, multi_turn=multi_turn, prepare=prepare)
         record = self.recent_requests.attach(served.name, context.tenant_name, stream.rids)
+        if self.captures_text and record is not None:
+            self.recent_requests.text_capture.begin(record, context.tenant_name, requests)
         metrics_by_rid = {
             rid: ResponseMetrics(self.metrics, served.name, request)
             for rid, request in zip(stream.rids, requests, strict=True)
         }
+        stream.to_error = functools.partial(api_error_from, request_id=context.id, expose=self.exposes_errors)
         stream.observer = MetricsObserver(metrics_by_rid, record, on_rejected)
         return stream
+
+    async def _tokenize(self, served: ServedModel, context: RequestContext, submit: m.Submit) -> m.Submit:
+        request = await self.text_budget.tokenize(served.model, submit.request.content, context.tenant_name)
+        return msgspec.structs.replace(submit, request=m.Value(request))

@@ -22,13 +22,19 @@ from mstar.server.access.slo import SLO_HEADER
 from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import json_response
+from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import RequestContext
 from mstar.server.state import ServedModel, ServerState
+from mstar.server.unexpected_errors import report_exception
 
 _MAX_INBOX_MESSAGES = 8
 """Maximum number of unread messages before the session stops reading from the socket."""
 _MAX_INBOX_BYTES = 1 << 20
 """Maximum size of unread messages before the session stops reading. The message that exceeds it is still read."""
+
+
+SERVICE_RESTART = 1012
+"""Close code of a server that shuts down (RFC 6455 registry)."""
 
 
 class WebSocketSession:
@@ -44,6 +50,16 @@ class WebSocketSession:
         self._inbox_changed = asyncio.Condition()
         """Notified when a message is put into the inbox or taken out."""
         self._receive_task: asyncio.Task[None] | None = None
+        self._wake_task: asyncio.Task[None] | None = None
+        self._interruption: ApiError | None = None
+        self._running_requests = 0
+        self.is_busy: Callable[[], bool] = lambda: self._running_requests > 0
+        """Whether a response is in progress. An idle session ends when the server drains."""
+
+    @property
+    def memory(self) -> Reservation:
+        """Memory of the inputs of this session."""
+        return self.context.reserve_memory(self.state.memory_budget)
 
     def resolve_model(self, name: str) -> ServedModel:
         """The model with this public name. Raises ApiError unless it is served at this endpoint."""
@@ -83,16 +99,28 @@ class WebSocketSession:
         return len(self._inbox) < _MAX_INBOX_MESSAGES and sum(map(sys.getsizeof, self._inbox)) < _MAX_INBOX_BYTES
 
     async def receive(self) -> str | bytes:
-        """The next message. Raises ApiError after `websocket_idle_timeout_s` without one."""
+        """The next message. Raises ApiError after `websocket_idle_timeout_s` without one, or after `interrupt`."""
         try:
             async with asyncio.timeout(self.state.limits.websocket_idle_timeout_s), self._inbox_changed:
-                await self._inbox_changed.wait_for(lambda: self._inbox)
+                await self._inbox_changed.wait_for(lambda: self._inbox or self._interruption)
+                if self._interruption is not None:
+                    raise self._interruption
                 message = self._inbox.popleft()
                 self._inbox_changed.notify_all()
                 return message
         except TimeoutError:
             reason = f"no message for {self.state.limits.websocket_idle_timeout_s:g} s"
             raise ApiError(408, "idle_timeout", reason) from None
+
+    def interrupt(self, error: ApiError) -> None:
+        """Raise an error where the session waits for its next message."""
+        if self._interruption is None:
+            self._interruption = error
+            self._wake_task = asyncio.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._inbox_changed:
+            self._inbox_changed.notify_all()
 
     async def send(self, message: str | bytes) -> None:
         """Send a message. Does nothing after a disconnect: `_receive_loop` cancels the handler."""
@@ -110,15 +138,18 @@ class WebSocketSession:
     def start_requests(self, served: ServedModel, *requests: Any) -> Generator[ResponseStream]:
         """Submit requests to the runtime; they are cancelled when the block ends."""
         stream = self.state.start_requests(served, *requests, context=self.context)
+        self._running_requests += 1
         try:
             yield stream
         finally:
+            self._running_requests -= 1
             stream.close()
 
     async def close_with_error(self, error: ApiError) -> None:
         """Close with an error: as an HTTP response before the handshake, else with a close code."""
         if self.socket.application_state is not WebSocketState.CONNECTING:
-            await self.close_websocket(1011 if error.status >= 500 else 1008, error.code)
+            code = SERVICE_RESTART if error.code == "shutting_down" else 1011 if error.status >= 500 else 1008
+            await self.close_websocket(code, error.code)
         elif "websocket.http.response" in self.socket.scope.get("extensions", {}):
             await self.socket.send_denial_response(json_response(error.content, error.status, error.headers))
         else:
@@ -141,20 +172,32 @@ class WebSocketHandler:
         """Serve one connection."""
         context: RequestContext = scope["request_context"]
         session = WebSocketSession(self._state, self._endpoint, context, WebSocket(scope, receive, send))
+        self._state.shutdown.websockets.add(session)
         try:
             context.enter_endpoint(self._endpoint, session.socket.headers.get(SLO_HEADER, ""))
             await self._endpoint.handler(session)
         except asyncio.CancelledError:
             if not session.is_disconnected:  # cancelled from outside, not by a disconnect
-                raise
+                error = self._state.shutdown.take_cancellation()
+                if error is None:
+                    raise
+                context.record_error(error)
+                await session.close_with_error(error)
+                return
             task = asyncio.current_task()
             assert task is not None, "handlers run in tasks"
             task.uncancel()
         except WebSocketDisconnect:
             pass  # the client disconnected during a send
         except ApiError as error:
+            context.record_error(error)
             await session.close_with_error(error)
+        except Exception as error:  # noqa: BLE001 - any other exception is reported
+            api_error = report_exception(error, self._state, context)
+            context.record_error(api_error)
+            await session.close_with_error(api_error)
         finally:
+            self._state.shutdown.websockets.discard(session)
             session.stop_receiving()
 
 

@@ -28,6 +28,7 @@ class Environment(Protocol):
     client_inputs: Any
     network: Any
     fault_injector: Any
+    worker_processes: Any
     launcher: Any
     workers: tuple[str, ...]
     peers: dict[str, m.Peer]
@@ -35,6 +36,7 @@ class Environment(Protocol):
     inactive: set[str]
     weights_version: int
     weights_versions: dict[m.Peer, int]
+    serving_versions: dict[str, int]
     non_idempotent_calls: list[tuple[int, ...]]
 
     def schedule_at(self, when: float, callback: Callable[..., None], *arguments: Any) -> None:
@@ -49,12 +51,16 @@ class Environment(Protocol):
         """Add a line to the trace."""
         ...
 
-    def kill(self, peer: m.Peer, reason: str) -> None:
+    def mark_up(self, process: Any, peers: list[m.Peer]) -> None:
+        """Note that a process has started."""
+        ...
+
+    def kill(self, peer: m.Peer, reason: str, cause: m.ExitCause) -> None:
         """Kill a process."""
         ...
 
-    def start_worker(self, name: str) -> None:
-        """Start a worker."""
+    def start_worker(self, worker: str, beside: m.Peer | None = None) -> None:
+        """Start a worker, or its successor."""
         ...
 
     def stop_worker(self, peer: m.Peer) -> None:

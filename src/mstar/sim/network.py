@@ -41,7 +41,9 @@ class Network:
     def _deliver(self, sender: Peer, to: Peer, frame: OutgoingFrame) -> None:
         simulation = self._simulation
         process = simulation.launcher if to is LAUNCHER else simulation.processes.get(to.name)
-        if process is None or process.peer != to or not process.is_up:
+        if process is None or process.peer != to:
+            return
+        if not process.is_up:
             return
         if self._partitions and self._partitions.get((sender.name, to.name), 0.0) > simulation.now:
             return

@@ -1,7 +1,8 @@
 """One incarnation of a simulated process: what the actor loop does for a real one, with real links and without sockets.
 
 It ignores dead incarnations, sends all messages of a turn to one peer as one frame, and retransmits unacknowledged
-frames. What the process does with messages is in `processes`.
+frames. Actors of one process, such as the launcher and a front end, share an `ActorGroup`. What the process does with
+messages is in `processes`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,49 @@ from typing import Any
 
 from mstar.sim.environment import Environment
 from mstar.wire import messages as m
+from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link
 
 TICK_S = 0.1
 """Seconds between ticks. Real actor loops tick more often, except on an overloaded host."""
 
 
-class SimProcess:
-    """One incarnation of one process."""
+class ActorGroup:
+    """The actors of one process: what one of them knows about dead peers holds for all."""
 
-    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
+    def __init__(self) -> None:
+        self.incarnations = LiveIncarnations()
+        self.actors: list[SimProcess] = []
+
+    def drop_links(self, name: str) -> None:
+        """Drop the links of all actors to dead incarnations of a name."""
+        for actor in self.actors:
+            for by_peer in (actor.links, actor.outbox):
+                for peer in [peer for peer in by_peer if peer.name == name and not self.incarnations.is_live(peer)]:
+                    del by_peer[peer]
+
+
+class SimProcess:
+    """One incarnation of one process, or one actor of the process that has `group`."""
+
+    def __init__(self, simulation: Environment, peer: m.Peer, group: ActorGroup | None = None) -> None:
         self.simulation = simulation
         self.peer = peer
+        self.group = group or ActorGroup()
+        self.group.actors.append(self)
         self.is_up = False
         """Whether it has started. Before that, frames to it are lost."""
+        self.up_at = 0.0
+        """Time at which it was up."""
         self.is_dead = False
         self.inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
         """While it is paused, the callbacks to run when it resumes; otherwise None."""
+        self.paused_at = 0.0
+        """Time at which its last pause began."""
         self.resumed_at = 0.0
         """Time at which its last pause ended."""
         self.links: dict[m.Peer, Link] = {}
         self.outbox: dict[m.Peer, list[m.Message]] = {}
-        self._oldest_incarnations: dict[str, int] = {}
 
     # ---------------------------------------------------------------- implemented by each kind of process
     def receive(self, sender: m.Peer, message: m.Message) -> None:
@@ -48,16 +70,17 @@ class SimProcess:
         """Add a message to the next frame to a peer, unless the peer is dead."""
         if to in self.outbox:
             self.outbox[to].append(message)
-        elif to.incarnation >= self._oldest_incarnations.get(to.name, -1):
+        elif self.group.incarnations.is_live(to):
             self.outbox[to] = [message]
 
     def on_frame(self, sender: m.Peer, number: int, ack: int, payload: list[m.Message]) -> None:
         """Handle a frame: deduplicate, reorder, and deliver its messages."""
-        oldest = self._oldest_incarnations.get(sender.name, -1)
-        if sender.incarnation != oldest:
-            if sender.incarnation < oldest:
+        incarnations = self.group.incarnations
+        if sender.incarnation != incarnations.oldest(sender.name):
+            if not incarnations.is_live(sender):
                 return
-            self._drop_links(sender.name, sender.incarnation)
+            if incarnations.add(sender):
+                self.group.drop_links(sender.name)
         link = self.links.get(sender)
         if link is None:
             link = self.links[sender] = Link()
@@ -92,14 +115,8 @@ class SimProcess:
 
     def mark_peer_dead(self, peer: m.Peer) -> None:
         """Drop links to a dead incarnation."""
-        self._drop_links(peer.name, peer.incarnation + 1)
-
-    def _drop_links(self, name: str, oldest: int) -> None:
-        if self._oldest_incarnations.get(name, -1) < oldest:
-            self._oldest_incarnations[name] = oldest
-            for by_peer in (self.links, self.outbox):
-                for peer in [peer for peer in by_peer if peer.name == name and peer.incarnation < oldest]:
-                    del by_peer[peer]
+        if self.group.incarnations.remove(peer):
+            self.group.drop_links(peer.name)
 
     def unacked_frames(self) -> int:
         """Count unacknowledged frames, apart from heartbeats in transit to live peers."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from mstar.conductor.core import ConductorCore
+from mstar.conductor.liveness.watch import ConductorWatch
 from mstar.frontend import core as serving
 from mstar.sim.engine import SimEngine
 from mstar.sim.environment import Environment
 from mstar.sim.history import Violation
 from mstar.sim.models import WorkerCrash
 from mstar.sim.oracle import digest
-from mstar.sim.process import SimProcess
+from mstar.sim.process import ActorGroup, SimProcess
 from mstar.wire import messages as m
 from mstar.wire.message import MessageReceived, SendMessage, Tick
 from mstar.worker import commands as working
@@ -30,12 +31,15 @@ ENGINE_REPORT_S = 0.001
 
 
 class SimWorker(SimProcess):
-    """A worker core with a simulated engine."""
+    """A worker core with a simulated engine and the newest weights."""
 
-    def __init__(self, simulation: Environment, peer: m.Peer, conductor: m.Peer) -> None:
+    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
+        conductor = simulation.peers[simulation.shards.conductor(peer.name)]
         plans = {name: simulation.planned_models[name].plans for name in simulation.shards.models[conductor.name]}
         self.core = WorkerCore(peer, conductor, plans, (), simulation.scenario.worker_limits)
+        version = simulation.serving_versions.get(conductor.name, simulation.weights_version)
+        self.core.weights_version = simulation.weights_versions[peer] = version
         salt = crc32(f"{peer}".encode())
         self.engine = SimEngine(simulation.rng, simulation.scenario.costs, simulation.non_idempotent_calls, salt)
         self.conductor_seen_at = simulation.now
@@ -98,7 +102,9 @@ class SimWorker(SimProcess):
         try:
             report, seconds = self.engine.finish_batch()
         except WorkerCrash:
-            self.simulation.kill(self.peer, "a crash trap")
+            has_counters = self.simulation.scenario.has_oom_counters
+            cause = m.ExitCause.CRASH if has_counters else m.ExitCause.UNEXPLAINED
+            self.simulation.kill(self.peer, "a crash trap", cause)
             return
         self._schedule_batch(seconds)
         self._step(report)
@@ -131,9 +137,12 @@ class SimConductor(SimProcess):
         self.simulation.checker.focused.on_conductor_step(self)
 
     def tick(self) -> None:
-        """Let the core check its timeouts."""
+        """Let the core check its timeouts, and send the launcher a heartbeat if it watches conductors."""
         self._perform(self.core.step(self.simulation.now, Tick()))
         self.simulation.checker.focused.on_conductor_step(self)
+        self.simulation.checker.waiting.on_conductor_tick(self)
+        if self.simulation.scenario.has_long_pauses:
+            self.send(LAUNCHER, m.Heartbeat())
 
     def _perform(self, actions: list[SendMessage]) -> None:
         for action in actions:
@@ -153,8 +162,8 @@ class SimConductor(SimProcess):
 class SimFrontend(SimProcess):
     """A front-end core with its clients."""
 
-    def __init__(self, simulation: Environment, peer: m.Peer) -> None:
-        super().__init__(simulation, peer)
+    def __init__(self, simulation: Environment, peer: m.Peer, group: ActorGroup | None = None) -> None:
+        super().__init__(simulation, peer, group)
         conductors = {
             model: simulation.peers[name] for name, models in simulation.shards.models.items() for model in models
         }
@@ -245,9 +254,10 @@ class SimLauncher(SimProcess):
 
     def __init__(self, simulation: Environment, peer: m.Peer) -> None:
         super().__init__(simulation, peer)
+        self._watch = ConductorWatch()
         self._drained_conductors: set[str] = set()
         self._rolled_versions = dict.fromkeys(simulation.shards.models, 0)
-        """By conductor, the newest weights version that all its workers have."""
+        """By conductor, the version of the last rolling update that has ended."""
 
     @property
     def is_drained(self) -> bool:
@@ -256,7 +266,7 @@ class SimLauncher(SimProcess):
 
     @property
     def rolled_version(self) -> int:
-        """The newest weights version that all workers have."""
+        """The version of the last rolling update that has ended everywhere."""
         return min(self._rolled_versions.values())
 
     def broadcast(self, message: m.Message, *conductors: str) -> None:
@@ -267,17 +277,15 @@ class SimLauncher(SimProcess):
 
     def receive(self, sender: m.Peer, message: m.Message) -> None:
         """Handle a message."""
+        if sender.name in self.simulation.shards:
+            self._watch.on_message(self.simulation.now, sender)
         match message:
-            case m.Kill():
-                self.simulation.kill(message.peer, message.reason)
-            case m.StartWorker():
-                self.simulation.start_worker(message.worker)
-            case m.StopWorker():
-                self.simulation.stop_worker(message.peer)
+            case m.Kill() | m.StartWorker() | m.StopWorker():
+                self._on_worker_command(message)
             case m.Drained():
                 self._drained_conductors.add(sender.name)
-            case m.WeightsRolled():
-                self._rolled_versions[sender.name] = max(self._rolled_versions[sender.name], message.weights_version)
+            case m.WeightsRolled() | m.RolloutFailed():
+                self._on_rollout_end(sender.name, message)
             case m.Register() if sender.name in self.simulation.shards:
                 if self.simulation.fault_injector.is_draining:
                     self.send(sender, m.Drain())  # its predecessor got the message
@@ -286,8 +294,36 @@ class SimLauncher(SimProcess):
             case _:
                 pass
 
+    def _on_rollout_end(self, conductor: str, message: m.WeightsRolled | m.RolloutFailed) -> None:
+        """Note the end of a rolling update. After one that failed, workers load the old version."""
+        if isinstance(message, m.RolloutFailed):
+            if message.weights_version == self._rolled_versions[conductor]:
+                return
+            self.simulation.log("rolled back to version", message.serving_version)
+            self.simulation.serving_versions[conductor] = message.serving_version
+            self.simulation.worker_processes.on_rolled_back(conductor)
+        self._rolled_versions[conductor] = max(self._rolled_versions[conductor], message.weights_version)
+
+    def _on_worker_command(self, message: m.Kill | m.StartWorker | m.StopWorker) -> None:
+        match message:
+            case m.Kill():
+                self.simulation.checker.deaths.on_kill(message.peer, message.reason)
+                self.simulation.kill(message.peer, message.reason, m.ExitCause.CRASH)
+            case m.StartWorker():
+                self.simulation.start_worker(message.worker, message.beside)
+            case m.StopWorker():
+                self.simulation.stop_worker(message.peer)
+
     def tick(self) -> None:
-        """The launcher has no timeouts."""
+        """Replace a conductor that hangs. Conductors send heartbeats only in scenarios with long pauses."""
+        if self.simulation.scenario.has_long_pauses and (hung := self._watch.find_hung(self.simulation.now)):
+            self.simulation.checker.deaths.on_kill(hung[0], "it hangs")
+            self.simulation.kill(hung[0], "it hangs", m.ExitCause.CRASH)
+
+    def mark_peer_dead(self, peer: m.Peer) -> None:
+        """Drop links to a dead incarnation."""
+        super().mark_peer_dead(peer)
+        self._watch.forget(peer)
 
 
 AnyProcess = SimWorker | SimConductor | SimFrontend

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from mstar.conductor.limits import ConductorLimits
+from mstar.conductor.recovery.crash_history import MAX_LONE_DEATHS
 from mstar.sim.engine import EngineCosts
 from mstar.sim.models import MODELS, PLACEMENT_VARIANTS, SimRequest, TrapError, sim_model
 from mstar.walk.client_input import ClientInput
@@ -33,11 +34,30 @@ FIRST_SHARDED_SEED = 2_000_000_000
 """Scenarios from this seed on also have two models, each with its own conductor and workers."""
 FIRST_FOCUSED_SEED = 3_000_000_000
 """Scenarios from this seed on focus on one property each: see `FOCUSES`."""
+FIRST_PAUSE_SEED = 4_000_000_000
+"""Scenarios from this seed on have long pauses of processes, of the launcher and of the machine."""
+FIRST_ROLLOUT_SEED = 5_000_000_000
+"""Scenarios from this seed on have rolling updates with successors on a single host. Every second one is elastic."""
+FIRST_KILL_SEED = 6_000_000_000
+"""Scenarios from this seed on have many kills of workers from outside, some next to a request that crashes them."""
+FIRST_OVERLAP_SEED = 7_000_000_000
+"""Scenarios from this seed on have rolling updates during requests that take longer than `drain_timeout_s`, and faults:
+kills of old workers and successors, conductors that die, weights that cannot be loaded."""
 STARTED_S = 0.5
 """Seconds until all processes of a focused scenario without faults are up and know each other."""
 FOCUSES = ("divergence", "deadlines", "fairness", "preemption")
 """Properties of focused scenarios, by seed modulo 4."""
-DISTURBING_FAULTS = frozenset({"kill", "pause", "cut", "slow", "conductor", "drop", "repeat", "delay"})
+PAUSES = ("pause", "observer", "machine", "hang")
+"""Faults of scenarios with long pauses: of one process, of the launcher, of all, and of a worker for ever."""
+HANG_S = 1000.0
+"""Seconds of a pause that counts as a hang."""
+MAX_KILLS = 10
+"""Maximum kills from outside in one scenario: fewer than `max_retries`, with those of a request that crashes."""
+MAX_REPLACE_S = 130.0
+"""Maximum seconds until a worker that hangs is replaced."""
+OVERLAP_FAULTS = ("kill", "pause", "slow", "conductor", "broken")
+"""Faults during rolling updates; "broken" weights cannot be loaded while the fault lasts."""
+DISTURBING_FAULTS = frozenset({"kill", "pause", "cut", "slow", "conductor", "drop", "repeat", "delay", "broken"})
 """Faults that can delay a request or make it repeat work."""
 TRAPS = ("raise", "crash", "huge")
 REQUEST_TIMEOUT_S = 90.0
@@ -130,11 +150,22 @@ class Scenario:
     """Times of rolling updates of the weights."""
     model_commands: tuple[tuple[float, str, bool], ...] = ()
     """Time, model, and whether it is unloaded (or loaded)."""
+    has_oom_counters: bool = True
+    """Whether the launcher can tell a kill from outside from one for lack of memory."""
 
     @property
     def is_elastic(self) -> bool:
         """Whether workers are autoscaled."""
+        if FIRST_ROLLOUT_SEED <= self.seed < FIRST_KILL_SEED:
+            return bool(self.seed % 2)
+        if self.seed >= FIRST_OVERLAP_SEED:
+            return self.seed % 4 == 3
         return FIRST_SCALING_SEED <= self.seed < FIRST_FOCUSED_SEED
+
+    @property
+    def has_long_pauses(self) -> bool:
+        """Whether processes pause for up to a minute or hang."""
+        return FIRST_PAUSE_SEED <= self.seed < FIRST_ROLLOUT_SEED
 
     @property
     def is_sharded(self) -> bool:
@@ -148,6 +179,14 @@ def make_scenario(seed: int) -> Scenario:
         return _make_scenario(seed)
     if seed < FIRST_FOCUSED_SEED:
         return _with_scaling(_make_scenario(seed), random.Random(f"scale/{seed}"))
+    if seed >= FIRST_OVERLAP_SEED:
+        return _with_overlap(seed, random.Random(f"overlap/{seed}"))
+    if seed >= FIRST_KILL_SEED:
+        return _with_outside_kills(seed, random.Random(f"kill/{seed}"))
+    if seed >= FIRST_ROLLOUT_SEED:
+        return _with_successors(seed, random.Random(f"rollout/{seed}"))
+    if seed >= FIRST_PAUSE_SEED:
+        return _with_long_pauses(seed, random.Random(f"pause/{seed}"))
     focus, rng = FOCUSES[seed % len(FOCUSES)], random.Random(f"focus/{seed}")
     make = {
         "divergence": _with_divergence,
@@ -251,6 +290,105 @@ def _with_little_memory(seed: int, rng: random.Random) -> Scenario:
     return replace(plain, costs=costs, conductor_limits=ConductorLimits())
 
 
+def _with_long_pauses(seed: int, rng: random.Random) -> Scenario:
+    """Requests run while one process, the launcher or the whole machine is paused, and workers hang. All end ok."""
+    models = rng.sample([name for name in MODELS if name != "reach"], rng.choice((1, 2)))
+    clients: list[SimClient] = []
+    faults: list[Fault] = []
+    at = 2 * STARTED_S
+    for wave in range(rng.randint(1, 4)):
+        kind = rng.choice(PAUSES)
+        longest = 1000 if kind in ("machine", "observer") else 100
+        duration_s = HANG_S if kind == "hang" else 0.6 * longest ** rng.random()
+        faults.append(Fault(at, kind, rng.random(), rng.random(), duration_s))
+        for client in _make_clients(rng, frozenset(), 0.4, models, ("f0",)):
+            client.rid, client.submit_at = f"{client.rid}w{wave}", at - 0.3 + client.submit_at
+            client.inputs = [(at - 0.3 + when, value) for when, value in client.inputs]
+            client.request = replace(client.request, key=client.request.key + REQUEST_KEYS * wave)
+            client.timeout_s = 10 * HANG_S
+            clients.append(client)
+        at += (MAX_REPLACE_S if kind == "hang" else duration_s) + rng.uniform(0.5, 5.0)
+    plain = _without_faults(seed, rng, "pauses", clients, rng.choice((0.002, 0.01, 0.04)))
+    limits = ConductorLimits()
+    return replace(plain, end=at, faults=faults, conductor_limits=limits, max_delay_s=rng.choice((0.001, 0.05)))
+
+
+def _with_successors(seed: int, rng: random.Random) -> Scenario:
+    """Requests run during rolling updates in which the launcher starts successors, without faults. All end ok."""
+    models = rng.sample(list(MODELS), rng.choice((1, 2)))
+    clients: list[SimClient] = []
+    waves = rng.randint(2, 4)
+    for wave in range(waves):
+        for client in _make_clients(rng, frozenset(), 2.0, models, ("f0",)):
+            client.rid, client.submit_at = f"{client.rid}w{wave}", client.submit_at + 2.0 * wave
+            client.inputs = [(when + 2.0 * wave, value) for when, value in client.inputs]
+            client.request = replace(client.request, key=client.request.key + REQUEST_KEYS * wave)
+            clients.append(client)
+    plain = _without_faults(seed, rng, "successors", clients, rng.choice((0.01, 0.04, 0.1)))
+    rolls = sorted(rng.uniform(STARTED_S, 2.0 * waves) for _ in range(rng.choice((1, 1, 2))))
+    limits = ConductorLimits(scale_down_delay_s=rng.choice((0.2, 0.5, 1.0)), can_start_successors=True)
+    return replace(plain, end=2.0 * waves, weight_rolls=tuple(rolls), conductor_limits=limits)
+
+
+def _with_overlap(seed: int, rng: random.Random) -> Scenario:
+    """Long requests run during rolling updates, and short ones are submitted all the time. Half have faults."""
+    models = rng.sample(list(MODELS), rng.choice((1, 1, 2)))
+    end, clients = rng.uniform(6.0, 14.0), list[SimClient]()
+    keys, at = iter(rng.sample(range(4 * REQUEST_KEYS), 4 * REQUEST_KEYS)), STARTED_S
+    while at < end:
+        steps = rng.randint(MAX_STEPS, MAX_STALL_STEPS) if rng.random() < 0.2 else rng.randint(1, 3)
+        client = SimClient(f"r{len(clients)}", "f0", rng.choice(models), SimRequest(next(keys), steps), at)
+        client.inputs = _random_inputs(rng, at) if client.model == "chat" else []
+        clients.append(client)
+        at += rng.uniform(0.1, 1.0)
+    plain = _without_faults(seed, rng, "overlap", clients, rng.choice((0.02, 0.05, 0.1)))
+    rolls = sorted(rng.uniform(STARTED_S, end - 2.0) for _ in range(rng.choice((1, 1, 2))))
+    kinds, faults = frozenset(rng.sample(OVERLAP_FAULTS, rng.randint(1, 3))), list[Fault]()
+    for _ in range(rng.choice((0, 0, 1, 3, 6))):
+        at = rng.choice(rolls) + rng.uniform(0.0, 5.0)
+        faults.append(Fault(at, rng.choice(sorted(kinds)), rng.random(), rng.random(), rng.uniform(0.1, 2.0)))
+    delay_s, drain_s = rng.choice((0.2, 0.5, 1.0)), rng.choice((0.2, 1.0, 3.0))
+    limits = ConductorLimits(scale_down_delay_s=delay_s, drain_timeout_s=drain_s, can_start_successors=True)
+    return replace(
+        plain,
+        kinds=plain.kinds | {fault.kind for fault in faults},
+        end=max(end, *(fault.at for fault in faults)) if faults else end,
+        faults=faults,
+        weight_rolls=tuple(rolls),
+        conductor_limits=limits,
+        worker_limits=WorkerLimits(8, 64),
+    )
+
+
+def _with_outside_kills(seed: int, rng: random.Random) -> Scenario:
+    """Workers are killed again and again at the calls of the same requests. At most one request crashes them itself.
+
+    Without the counters of the kernel there are fewer kills from outside than make a request poison.
+    """
+    model, has_oom_counters = rng.choice(("talk", "sing", "story", "guide")), rng.random() < 0.6
+    clients = [
+        SimClient(f"r{number}", "f0", model, SimRequest(key, rng.randint(2, 5)), STARTED_S + rng.uniform(0.0, 0.1))
+        for number, key in enumerate(rng.sample(range(REQUEST_KEYS), rng.randint(1, 5)))
+    ]
+    if rng.random() < 0.5:
+        steps = clients[0].request.steps
+        clients[0].request = replace(clients[0].request, trap="crash", trap_at=rng.randint(1, steps))
+    at, faults = STARTED_S + 0.05, list[Fault]()
+    for _ in range(rng.randint(3, MAX_KILLS) if has_oom_counters else rng.randint(1, MAX_LONE_DEATHS - 1)):
+        at += rng.uniform(0.05, 0.6)
+        faults.append(Fault(at, "kill", rng.random(), rng.random(), 0.0))
+    plain = _without_faults(seed, rng, "kill", clients, 0.04)
+    return replace(
+        plain,
+        kinds=frozenset({"kill", "trap"}),
+        end=at + STARTED_S,
+        workers=rng.randint(1, 2),
+        faults=faults,
+        conductor_limits=ConductorLimits(),
+        has_oom_counters=has_oom_counters,
+    )
+
+
 def _without_faults(seed: int, rng: random.Random, kind: str, clients: list[SimClient], batch_s: float) -> Scenario:
     names = dict.fromkeys(client.model for client in clients)
     return Scenario(
@@ -261,7 +399,7 @@ def _without_faults(seed: int, rng: random.Random, kind: str, clients: list[SimC
         workers=rng.randint(1, 3),
         frontends=("f0",),
         costs=EngineCosts(batch_s, batch_s / 10, 100_000, 0.0),
-        conductor_limits=ConductorLimits(max_running_requests=rng.randint(2, len(clients))),
+        conductor_limits=ConductorLimits(max_running_requests=rng.randint(2, max(2, len(clients)))),
         worker_limits=WorkerLimits(rng.choice((2, 3, 8)), 64),
         drop_probability=0.0,
         repeat_probability=0.0,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mstar.conductor.model import ConductorModel
 from mstar.sim.scenario import Scenario
+from mstar.wire.message import process_names, worker_of
 
 CONDUCTOR = "conductor"
 
@@ -22,16 +23,20 @@ class ConductorShards:
             conductor: [*dict.fromkeys(name for model in models for name in planned[model].plans.workers)]
             for conductor, models in self.models.items()
         }
-        """By conductor, its workers."""
+        """By conductor, its workers in the placement."""
         self._frontends = scenario.frontends
 
     def __contains__(self, name: str) -> bool:
         return name in self.models
 
     def conductor(self, name: str) -> str:
-        """Return the conductor of a worker, a model, or a conductor itself."""
-        shards = self.models.items()
-        return next(peer for peer, models in shards if name in (peer, *models, *self.workers[peer]))
+        """Return the conductor of a worker process, a model, or a conductor itself."""
+        shards, worker = self.models.items(), worker_of(name)
+        return next(peer for peer, models in shards if worker in (peer, *models, *self.workers[peer]))
+
+    def processes(self, conductor: str) -> list[str]:
+        """Return the names that worker processes of a conductor can have."""
+        return [name for worker in self.workers[conductor] for name in process_names(worker)]
 
     def has_link(self, name: str, other: str) -> bool:
         """Return whether two processes communicate."""

@@ -22,6 +22,7 @@ from mstar.sim.process import TICK_S, SimProcess
 from mstar.sim.processes import LAUNCHER, AnyProcess, SimConductor, SimFrontend, SimLauncher, SimWorker
 from mstar.sim.scenario import Scenario, SimClient
 from mstar.sim.shards import ConductorShards
+from mstar.sim.worker_processes import SimWorkerProcesses
 from mstar.wire import messages as m
 
 QUIET_POLL_S = 0.3
@@ -32,6 +33,8 @@ MAX_DEATH_DETECTION_S = 0.05
 """Maximum seconds until the launcher sees that a process died."""
 MAX_START_S = 0.3
 """Maximum seconds until a restarted process is up."""
+MAX_SUCCESSOR_START_S = 2.0
+"""Maximum seconds until a successor is up: new requests must not wait for it."""
 MAX_FIRST_START_S = 0.02
 """Maximum seconds until a process is up at the start of the run."""
 
@@ -67,8 +70,10 @@ class Simulation:
         self.hash = 0
         self.launcher = SimLauncher(self, LAUNCHER)
         self.launcher.is_up = True
-        names = dict.fromkeys(name for planned in self.planned_models.values() for name in planned.plans.workers)
+        self.worker_processes = SimWorkerProcesses(self)
+        names = self.worker_processes.names()
         self.workers = tuple(names)
+        """Names of all worker processes."""
         self.peers = {name: m.Peer(name, 0) for name in (*self.shards.models, *scenario.frontends, *names)}
         """The newest incarnation of each process, live or dead."""
         self.processes: dict[str, AnyProcess] = {}
@@ -80,6 +85,8 @@ class Simulation:
         """The newest version of the weights."""
         self.weights_versions: dict[m.Peer, int] = {}
         """The version that each worker has loaded."""
+        self.serving_versions: dict[str, int] = {}
+        """By conductor that rolled back the last update, the version that its workers load."""
         self._never_started = set(self.inactive)
         self._initial_workers = [name for name in names if name not in self.inactive]
         self._restarting: set[str] = set()
@@ -138,11 +145,11 @@ class Simulation:
 
     def _check_quiet(self) -> None:
         """End the run if all work is done."""
-        if self.checker.is_quiet():
-            self.checker.check_final_state()
+        if self.checker.final_state.is_quiet():
+            self.checker.final_state.check()
             self._heap.clear()
         elif self.now > self.scenario.end + MAX_QUIET_WAIT_S:
-            self.checker.raise_not_quiet()
+            self.checker.final_state.raise_not_quiet()
         else:
             self.schedule_at(self.now + QUIET_POLL_S, self._check_quiet)
 
@@ -153,20 +160,29 @@ class Simulation:
         if name in self.shards:
             process = SimConductor(self, peer)
         elif name in self.scenario.frontends:
-            process = SimFrontend(self, peer)
+            # On a single host, where workers can have successors, the front end is in the process of the launcher.
+            is_single_host = self.scenario.conductor_limits.can_start_successors
+            process = SimFrontend(self, peer, self.launcher.group if is_single_host else None)
         else:
-            process = SimWorker(self, peer, self.peers[self.shards.conductor(name)])
-            process.core.weights_version = self.weights_versions[peer] = self.weights_version
+            process = SimWorker(self, peer)
         others = (other.peer for other in self.processes.values())
         peers = [LAUNCHER, *(other for other in others if self.shards.has_link(name, other.name))]
         self.processes[name] = process
         max_start_s = MAX_START_S if peer.incarnation else MAX_FIRST_START_S
-        self.schedule_at(self.now + self.rng.random() * max_start_s, self._mark_up, process, peers)
+        if self.worker_processes.is_successor(name):
+            max_start_s = MAX_SUCCESSOR_START_S
+        self.schedule_at(self.now + self.rng.random() * max_start_s, self.mark_up, process, peers)
 
-    def _mark_up(self, process: AnyProcess, peers: list[m.Peer]) -> None:
-        if not process.is_dead:
+    def mark_up(self, process: AnyProcess, peers: list[m.Peer]) -> None:
+        """A process has started: it registers with these peers."""
+        if process.is_dead:
+            return
+        if isinstance(process, SimWorker) and self.now < self.fault_injector.broken_until:
+            self.kill(process.peer, "it cannot load its weights", m.ExitCause.CRASH)
+        else:
             self.log(process.peer, "is up")
-            process.is_up = True
+            process.is_up, process.up_at = True, self.now
+            self.worker_processes.on_up(process.peer.name)
             process.start(peers)
             process.flush()
             self.schedule_at(self.now + TICK_S * self.rng.random(), self._tick, process)
@@ -178,7 +194,7 @@ class Simulation:
             process.run_tick()
         self.schedule_at(self.now + TICK_S, self._tick, process)
 
-    def kill(self, peer: m.Peer, reason: str) -> None:
+    def kill(self, peer: m.Peer, reason: str, cause: m.ExitCause) -> None:
         """Kill an incarnation, if it is live."""
         process = self.processes.get(peer.name)
         if process is None or process.peer != peer:
@@ -188,16 +204,20 @@ class Simulation:
         self._restarting.add(peer.name)
         process.is_dead = True
         suspects = process.engine.suspects if isinstance(process, SimWorker) else []
-        self.checker.on_process_died(process, suspects)
-        self.schedule_at(
-            self.now + MAX_DEATH_DETECTION_S * self.rng.random(), self._report_death, peer, reason, suspects
-        )
+        self.checker.deaths.on_process_died(process, suspects, cause)
+        failed_starts = self.worker_processes.on_died(peer.name, was_up=process.is_up)
+        exited = m.ProcessExited(peer, reason, suspects, failed_starts, cause=cause)
+        self.schedule_at(self.now + MAX_DEATH_DETECTION_S * self.rng.random(), self._report_death, exited)
 
-    def _report_death(self, peer: m.Peer, reason: str, suspects: list[m.Suspect]) -> None:
+    def _report_death(self, exited: m.ProcessExited) -> None:
         """The launcher detects a death, reports it, and restarts the process with exponential backoff."""
+        peer = exited.peer
         self.launcher.mark_peer_dead(peer)
-        self.launcher.broadcast(m.ProcessExited(peer, reason, suspects), self.shards.conductor(peer.name))
+        self.launcher.broadcast(exited, self.shards.conductor(peer.name))
         self.deaths[peer.name] += 1
+        if peer.name in self.shards:
+            self.worker_processes.on_conductor_died(peer.name)
+        self.worker_processes.on_exited(peer)
         deaths = self.deaths[peer.name]
         backoff_s = 0.0 if deaths == 1 else min(0.1 * 2 ** (deaths - 2), 1.0)
         self.schedule_at(self.now + backoff_s, self._restart, peer)
@@ -212,9 +232,10 @@ class Simulation:
                 if name in self._initial_workers:
                     self.start_worker(name)
 
-    def start_worker(self, name: str) -> None:
-        """Start a worker, if it does not run."""
-        if name not in self.inactive:
+    def start_worker(self, worker: str, beside: m.Peer | None = None) -> None:
+        """Start a worker if it does not run, or its successor."""
+        name = self.worker_processes.choose(worker, beside)
+        if name is None:
             return
         self.log(name, "is requested")
         self.inactive.discard(name)
@@ -228,7 +249,8 @@ class Simulation:
         """Stop a worker and do not restart it."""
         if self.peers[peer.name] == peer:
             self.inactive.add(peer.name)
-            self.kill(peer, "stopped by its conductor")
+            self.worker_processes.on_stopped(peer.name)
+            self.kill(peer, "stopped by its conductor", m.ExitCause.EXTERNAL)
 
     # ---------------------------------------------------------------- clients
     def _submit(self, client: SimClient) -> None:

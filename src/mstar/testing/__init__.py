@@ -4,3 +4,7 @@
 and `toy_worlds` are fake components (test doubles) that compute little; running them needs numpy, tracing them does
 not.
 """
+
+from mstar.testing.parity import parity, parity_all
+
+__all__ = ["parity", "parity_all"]

@@ -117,6 +117,8 @@ class LocalRuntime:
         """Batches in order of execution: the op and the number of its calls."""
         self._random = random.Random(seed)
         self._components = model.components()
+        for component in self._components.values():
+            component.prepare_once()
         self._ops = {name: component.ops() for name, component in self._components.items()}
         self._ready: defaultdict[str, list[ReadyInstruction]] = defaultdict(list)
         self._partial_jobs: dict[tuple[Frame, int], Job] = {}

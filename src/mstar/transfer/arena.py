@@ -18,12 +18,15 @@ import fcntl
 import mmap
 import os
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from mstar.errors import ReadFailed
+
+T = TypeVar("T")
 
 DEFAULT_CAPACITY_BYTES = 256 << 20
 """Capacity of an arena in bytes. Pages are allocated on first use."""
@@ -32,6 +35,8 @@ _MEMFD_NAME = "mstar-arena"
 _BYTES_PER_SLOT = 16 << 10
 """Capacity per slot in bytes; smaller arrays should be sent inline."""
 _ALIGN_BYTES = 64
+_RESERVE_BYTES = 64 << 10
+"""Bytes beyond the capacity for slots that keep something: a full arena still has room for references."""
 _WORD_BYTES = 8
 _ARENA_ID = 0
 """Word of the header: random id of the arena."""
@@ -69,6 +74,8 @@ class _UsedSlot:
     descriptor: Descriptor
     size: int
     to: Hashable
+    keep: object
+    """What must exist until the slot is read."""
 
 
 class Arena:
@@ -79,32 +86,34 @@ class Arena:
         first, capacity = align_up(entry_offset(count)), align_up(capacity)
         self._poison = poison
         self._fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._fd, first + capacity)
+        os.ftruncate(self._fd, first + capacity + _RESERVE_BYTES)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # readers rely on the size
         self.memory = ArenaMemory(self._fd)
         self._key = (os.getpid(), self._fd, secrets.randbits(64))
         self.memory.words[_ARENA_ID], self.memory.words[_SLOT_COUNT] = self._key[2], count
         self._used: dict[int, _UsedSlot] = {}
         self._slots = list(range(count - 1, -1, -1))
-        self._gaps = [(first, capacity)]
+        self._gaps = [(first, capacity + _RESERVE_BYTES)]
         """(offset, size) of free ranges, sorted and coalesced."""
+        self._free_bytes = capacity
+        """Free bytes without the reserve; below 0 if the reserve is used."""
         self._reclaim_at = 1
         """Number of used slots that triggers the next `reclaim` (amortized cost)."""
 
-    def put(self, data: memoryview, to: Hashable) -> Descriptor | None:
-        """Copy bytes for a peer; None if the arena is full."""
-        return self.put_parts((data,), to)
+    def put(self, data: memoryview, to: Hashable, *, keep: object = None) -> Descriptor | None:
+        """Copy bytes for a peer; None if the arena is full. `keep` is kept until they are read."""
+        return self.put_parts((data,), to, keep=keep)
 
-    def put_parts(self, parts: Sequence[memoryview], to: Hashable) -> Descriptor | None:
+    def put_parts(self, parts: Sequence[memoryview], to: Hashable, *, keep: object = None) -> Descriptor | None:
         """Copy several parts into one slot, at the offsets of `layout_parts`; None if the arena is full."""
         if len(self._used) >= self._reclaim_at:
             self.reclaim()
         starts, length = layout_parts([len(part) for part in parts])
         size = align_up(length)
-        offset = self._allocate(size)
-        if offset is None:
+        min_free = size if keep is None else -_RESERVE_BYTES
+        if (offset := self._allocate(size, min_free)) is None:
             self.reclaim()
-            offset = self._allocate(size)
+            offset = self._allocate(size, min_free)
         if offset is None:
             return None
         slot, generation = self._slots.pop(), secrets.randbits(63) + 1
@@ -114,7 +123,7 @@ class Arena:
         words, entry = self.memory.words, _entry_index(slot)
         words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, length, _FREE
         words[entry + _GENERATION] = generation  # last: publishes the slot
-        self._used[slot] = _UsedSlot(descriptor, size, to)
+        self._used[slot] = _UsedSlot(descriptor, size, to, keep)
         return descriptor
 
     def reclaim(self) -> None:
@@ -145,13 +154,14 @@ class Arena:
         self.memory.close()
         os.close(self._fd)
 
-    def _allocate(self, size: int) -> int | None:
+    def _allocate(self, size: int, min_free: int) -> int | None:
         """First-fit allocation: offset of a free range, or None. Low offsets come first: their pages exist already."""
-        if not self._slots:
+        if not self._slots or self._free_bytes < min_free:
             return None
         for index, (offset, available) in enumerate(self._gaps):
             if available >= size:
                 self._gaps[index : index + 1] = [(offset + size, available - size)] if available > size else []
+                self._free_bytes -= size
                 return offset
         return None
 
@@ -162,6 +172,7 @@ class Arena:
         if self._poison:
             self.memory.view[start:end] = _POISON * used.size
         self._slots.append(slot)
+        self._free_bytes += used.size
         index = bisect.bisect(self._gaps, (start, 0))
         if index < len(self._gaps) and self._gaps[index][0] == end:
             end += self._gaps.pop(index)[1]
@@ -177,8 +188,13 @@ class ArenaReader:
     def __init__(self) -> None:
         self._arenas: dict[Hashable, tuple[tuple[int, int, int], ArenaMemory]] = {}
 
-    def read(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
-        """Copy the bytes of a slot and mark it as read. Raises ReadFailed if they changed or are gone."""
+    def read(
+        self, descriptor: Descriptor, sender: Hashable, convert: Callable[[bytearray], T] | None = None
+    ) -> bytearray | T:
+        """Copy the bytes of a slot and mark it as read. Raises ReadFailed if they changed or are gone.
+
+        `convert` gets the bytes before the slot is marked, while the sender still keeps what belongs to it.
+        """
         memory = self._open_arena(descriptor, sender)
         slot, start, length, generation = descriptor.slot, descriptor.offset, descriptor.length, descriptor.generation
         if not memory.holds(slot, generation, start, length):
@@ -186,8 +202,10 @@ class ArenaReader:
         data = bytearray(memory.view[start : start + length])
         if not memory.holds(slot, generation, start, length):
             raise read_failure(length, sender, "they were freed during the read")
-        memory.mark_read(slot, generation)
-        return data
+        try:
+            return data if convert is None else convert(data)
+        finally:
+            memory.mark_read(slot, generation)
 
     def forget(self, peer: Hashable) -> None:
         """Unmap the arena of a dead peer."""

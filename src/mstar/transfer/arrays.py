@@ -119,6 +119,8 @@ def unpack_array(data: memoryview, placed: Sequence[bytearray | memoryview], *, 
     rest = data[end + form.size :]
     content = placed[_NUMBER.unpack(rest)[0]] if data[0] else bytearray(rest)
     library, dtype = _parse_dtype(name, numpy_only=numpy_only)
+    if library.__name__ == "torch" and isinstance(content, memoryview) and content.readonly:
+        content = bytearray(content)  # a tensor cannot be read-only
     if math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"{len(content)} bytes do not match an array of {name[1:]} and shape {shape}")
     array = library.frombuffer(content, dtype=dtype) if content else library.empty(shape, dtype=dtype)

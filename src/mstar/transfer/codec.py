@@ -1,5 +1,7 @@
 """Arena codec: encodes values for a peer, small ones inline, large arrays through shared memory or a remote store.
 
+On one host, arrays of SEGMENT_BYTES or more, and those that a full arena has no room for, get a segment of their own.
+
 It keeps slots until the peer has read them. It sends nothing: a packed value must be sent to that peer, which unpacks
 it once, or the peer must be forgotten.
 """
@@ -16,6 +18,7 @@ from mstar.transfer import values
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES, Arena, ArenaReader, Descriptor
 from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
 from mstar.transfer.remote_store import RemoteSlot
+from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, find_segment
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -24,25 +27,41 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     placed: list[Descriptor]
     value: msgspec.Raw
     remote_slot: RemoteSlot | None = None
+    in_segments: list[int] = []
+    """Indices of the arrays whose slot holds a SegmentRef instead of the bytes."""
 
+
+MIN_SEGMENT_BYTES = 1 << 20
+"""Minimum size in bytes of an array that gets a segment when the arena is full. Smaller ones are sent inline."""
+SEGMENT_BYTES = 8 << 20
+"""Minimum size in bytes of an array that gets a segment although the arena has room. It is not copied again when it is
+forwarded, and the arena stays free for the values of other requests."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Packed).decode
+_decode_segment_ref = msgspec.msgpack.Decoder(SegmentRef).decode
 
 
 class ArenaCodec:
     """Encodes and decodes values per peer. A peer is one incarnation of a process.
 
-    With `numpy_only` tensors are decoded as numpy arrays: a front end need not load torch. An `endpoint` with an IP
-    address enables transfers between hosts.
+    With `numpy_only` tensors are decoded as numpy arrays: a front end need not load torch. With `forwards` very large
+    arrays are read-only, and are sent on without a copy. An `endpoint` with an IP address enables transfers between
+    hosts.
     """
 
     def __init__(
-        self, capacity: int = DEFAULT_CAPACITY_BYTES, *, numpy_only: bool = False, endpoint: HostEndpoint | None = None
+        self,
+        capacity: int = DEFAULT_CAPACITY_BYTES,
+        *,
+        numpy_only: bool = False,
+        forwards: bool = False,
+        endpoint: HostEndpoint | None = None,
     ) -> None:
         self._arena = Arena(capacity)
         self._reader = ArenaReader()
         self._numpy_only = numpy_only
+        self._forwards = forwards
         self._remote_arrays = RemoteArrays(endpoint, self._arena) if endpoint is not None and endpoint.ip else None
 
     def pack(self, value: Any, to: Hashable) -> bytes:
@@ -50,20 +69,31 @@ class ArenaCodec:
         if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
             return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
+        in_segments: list[int] = []
 
         def place(data: memoryview) -> int | None:
-            if (descriptor := self._arena.put(data, to)) is None:
-                return None
+            known = find_segment(data)
+            descriptor = self._arena.put(data, to) if known is None and len(data) < SEGMENT_BYTES else None
+            if descriptor is None:
+                if len(data) < MIN_SEGMENT_BYTES or (descriptor := self._put_segment(data, known, to)) is None:
+                    return None
+                in_segments.append(len(placed))
             placed.append(descriptor)
             return len(placed) - 1
 
         try:
-            packed = values.pack(value, place)
+            packed = msgspec.Raw(values.pack(value, place))
         except BaseException:
             for descriptor in placed:
                 self._arena.cancel(descriptor)
             raise
-        return _encode((placed, msgspec.Raw(packed)))
+        return _encode((placed, packed, None, in_segments) if in_segments else (placed, packed))
+
+    def _put_segment(self, data: memoryview, known: tuple[Segment, int] | None, to: Hashable) -> Descriptor | None:
+        """Share bytes with a peer through the segment that holds them, or through a new one; None if that is full."""
+        segment, offset = known or (Segment.copy_of(data), DATA_OFFSET_BYTES)
+        ref = memoryview(_encode(segment.ref(offset, len(data))))
+        return self._arena.put(ref, to, keep=segment)
 
     def _pack_remote(self, remote_arrays: RemoteArrays, value: Any, to: Hashable) -> bytes:
         parts: list[memoryview] = []
@@ -91,7 +121,7 @@ class ArenaCodec:
             fix = "run the same version of mstar and of the models in all processes"
             raise ReadFailed(f"cannot decode {len(data)} bytes from {sender}: {error}\n  fix: {fix}") from error
         if packed.remote_slot is None:
-            placed = self._read_placed(packed.placed, sender)
+            placed = self._read_placed(packed.placed, packed.in_segments, sender)
         elif not may_wait:
             raise WouldBlock
         elif self._remote_arrays is None:
@@ -103,12 +133,21 @@ class ArenaCodec:
             placed = self._remote_arrays.fetch(packed.remote_slot, sender)
         return values.unpack(packed.value, placed, numpy_only=self._numpy_only)
 
-    def _read_placed(self, descriptors: list[Descriptor], sender: Hashable) -> list[bytearray]:
-        placed: list[bytearray] = []
+    def _read_placed(
+        self, descriptors: list[Descriptor], in_segments: list[int], sender: Hashable
+    ) -> list[bytearray | memoryview]:
+        placed: list[bytearray | memoryview] = []
         failed: ReadFailed | None = None
-        for descriptor in descriptors:  # all of them, even after a failure: unread slots are not freed
+
+        def open_segment(data: bytearray) -> memoryview:
+            ref = _decode_segment_ref(data)
+            segment = Segment.open(ref, sender, is_read_only=self._forwards)
+            return memoryview(segment)[ref.offset : ref.offset + ref.length]
+
+        for index, descriptor in enumerate(descriptors):  # all, even after a failure: unread slots are not freed
             try:
-                placed.append(self._reader.read(descriptor, sender))
+                convert = open_segment if index in in_segments else None
+                placed.append(self._reader.read(descriptor, sender, convert))
             except ReadFailed as error:
                 failed = error
         if failed is not None:

@@ -11,7 +11,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 from mstar.errors import (
     BadShape,
@@ -26,9 +26,10 @@ from mstar.errors import (
 from mstar.graph.types import FLOATS, StateType, TensorType, Type
 from mstar.walk import context
 from mstar.walk.batching import Batch, Layout, alone, join_arguments, split_result
+from mstar.walk.result_check import check_results
 from mstar.walk.states import KV, State
 from mstar.walk.types import Hint, read_hint, read_return
-from mstar.walk.values import is_finite
+from mstar.walk.values import inference_mode, is_finite, to_device, to_host, without_graph
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=State)
@@ -146,15 +147,20 @@ class Op:
         columns: dict[str, list[Any]],
         count: int,
         unfinished: frozenset[int] = frozenset(),
+        *,
+        is_checked: bool = True,
     ) -> list[tuple[Any, ...]]:
         """Run `count` calls as one batch; return their results in the same order. `columns` has one value per call.
 
         All calls must have equal static arguments and an equal `batch_key`. Raises RowsFailed for calls whose result
-        has NaN or infinity.
+        has NaN or infinity and, if `is_checked`, BadShape for a result that differs from the annotation.
         """
         if self.batch is alone:
-            calls = ({name: column[row] for name, column in columns.items()} for row in range(count))
-            results = [self._results(self.body(component, **call)) for call in calls]
+            calls = (
+                self._on_device(component, {name: column[row] for name, column in columns.items()})
+                for row in range(count)
+            )
+            results = [self._results(component, self.body(component, **call), is_checked) for call in calls]
             self._raise_not_finite(component, results, self._floats)
             return results
         signature = self.signature
@@ -163,7 +169,9 @@ class Op:
         sized, axis = self._sized_parameter
         layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
         fixed = static | ({signature.layout: layout} if signature.layout else {})
-        joined = self._results(self.body(component, **join_arguments(self.batch, self._types, dynamic), **fixed))
+        arguments = self._on_device(component, join_arguments(self.batch, self._types, dynamic))
+        returned = self.body(component, **arguments, **fixed)
+        joined = self._results(component, returned, is_checked)
         if not joined:
             return [()] * count
         hints = signature.outs
@@ -195,10 +203,26 @@ class Op:
         if errors:
             raise RowsFailed(errors)
 
-    def _results(self, returned: Any) -> tuple[Any, ...]:
-        if not self.signature.outs:
+    def _results(self, component: Component, returned: Any, is_checked: bool) -> tuple[Any, ...]:
+        signature = self.signature
+        if not signature.outs:
             return ()
-        return tuple(returned) if self.signature.gives_tuple else (returned,)
+        values = returned if signature.gives_tuple else (returned,)
+        if is_checked:
+            check_results(f"{component.name}.{self.name}", self.body, self.batch, signature.outs, values)
+        if component.device is not None:
+            values = [
+                to_host(value) if _is_control(hint.type) else value
+                for hint, value in zip(signature.outs, values, strict=True)
+            ]
+        return tuple(map(without_graph, values))
+
+    def _on_device(self, component: Component, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the body with tensors, except control values, on the device of the component."""
+        if component.device is None:
+            return arguments
+        moved = (name for name, type_, _ in self._tensors if not _is_control(type_))
+        return arguments | {name: to_device(arguments[name], component.device) for name in moved}
 
     def call(self, component: Component, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call in author code: record it under the tracer, else run it as a batch of one."""
@@ -211,13 +235,20 @@ class Op:
             )
         arguments = self.bind(component, args, kwargs)
         self.batch_key(arguments)  # raises BadShape for a wrong number of dimensions, as in a batch
+        component.prepare_once()
         try:
-            (results,) = self.run(component, {name: [value] for name, value in arguments.items()}, 1)
+            with inference_mode():
+                (results,) = self.run(component, {name: [value] for name, value in arguments.items()}, 1)
         except RowsFailed as failed:
             raise failed.errors.get(0, failed) from None  # the caller has one row
         if self.signature.gives_tuple:
             return results
         return results[0] if results else None
+
+
+def _is_control(type_: Type) -> bool:
+    """Whether a value is read on the host: integers and flags with at most one dimension."""
+    return isinstance(type_, TensorType) and type_.dtype not in FLOATS and len(type_.dims) <= 1
 
 
 @overload
@@ -252,8 +283,34 @@ class Component:
     """The model's attribute for this component, set by the assignment."""
     threads: int | None = None
     """Maximum number of threads for its ops, set by the worker; None is the default of the libraries."""
+    runs_on_device: ClassVar[bool] = False
+    """Whether it loads its weights on `device`. Other components of a worker with a device stay on the CPU."""
+    device: Any = None
+    """The torch device of its weights, set by the worker before `prepare`; None is the CPU. Float tensors are moved to
+    it before an op, and float results stay there. Integers and flags with at most one dimension, which walks and
+    routes read, are on the host."""
     weights: tuple[Any, ...] = ()
     """The weight files that it loads, as values of `mstar.nn.weights.sources`."""
+    _is_prepared = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note calls of `prepare`, so that `prepare_once` does not repeat one by the author."""
+        super().__init_subclass__(**options)
+        if "prepare" in vars(cls):
+            cls.prepare = cls._noting_call(cls.prepare)
+
+    @staticmethod
+    def _noting_call(prepare: Any) -> Any:
+        @functools.wraps(prepare)
+        def call(self: Component) -> None:
+            was_prepared, self._is_prepared = self._is_prepared, True  # first: it can call ops of its own
+            try:
+                prepare(self)
+            except BaseException:
+                self._is_prepared = was_prepared
+                raise
+
+        return call
 
     def kv(self) -> KV:
         """Create an empty KV cache."""
@@ -265,7 +322,13 @@ class Component:
             return cast("S", tracer.new_state(self, kind))
         if (session := context.session.get()) is not None:
             return cast("S", session.new_state(self, kind))
-        return self.make_state(kind)
+        return self.new_state(kind)
+
+    def new_state(self, kind: type[S]) -> S:
+        """Create a state in this process, after `prepare`."""
+        self.prepare_once()
+        with inference_mode():
+            return self.make_state(kind)
 
     def make_state(self, kind: type[S]) -> S:
         """Create a state on the worker. Override it when a state needs more than `kind()`."""
@@ -279,6 +342,15 @@ class Component:
 
     def prepare(self) -> None:
         """Load weights at startup instead of in the first request. Override it when there is something to load."""
+
+    def prepare_once(self) -> None:
+        """Call `prepare` unless it was called before. Every way to run a model does this first."""
+        if not self._is_prepared:
+            self.prepare()
+            self._is_prepared = True
+
+    def preload(self) -> None:
+        """Import libraries and map files for a later `prepare`. A hot standby calls it, for every component."""
 
     def memory_stats(self) -> dict[str, int]:
         """Memory usage counters, such as used pages. Override it when memory is limited."""

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from mstar.errors import LoadError, format_names, format_site, suggest_name
+from mstar.walk import context
 from mstar.walk.model import Model
 
 ENTRY_POINT_GROUP = "mstar.models"
@@ -62,8 +63,16 @@ def _as_load_error(action: str) -> Generator[None]:
         yield
     except Exception as error:
         problem = f"{action} failed: {type(error).__name__}: {error}"
-        frame = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
-        raise LoadError(f"{problem}\n  fix: see {format_site(f'{frame.filename}:{frame.lineno}')}") from error
+        raise LoadError(f"{problem}\n  fix: see {format_site(_site_of(error))}") from error
+
+
+def _site_of(error: Exception) -> str:
+    """`file:line` at which the author's code raised an exception, or called the library that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    frame, line = next((each for each in reversed(frames) if context.is_author_frame(each[0])), frames[-1])
+    return f"{frame.f_code.co_filename}:{line}"
 
 
 def _model_from_file(path: Path, name: str) -> type[Model]:

@@ -238,7 +238,7 @@ class Model:
         `inputs` are further client inputs while the request runs.
         """
         outcome, log, walks = Outcome([]), InputLog(inputs), 0
-        route = RouteRun(self, request, lambda component, kind: component.make_state(kind))
+        route = RouteRun(self, request, lambda component, kind: component.new_state(kind))
         awaited = route.advance(None)
         while awaited is not None:
             if isinstance(awaited, NextInput):

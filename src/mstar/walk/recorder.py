@@ -21,6 +21,7 @@ from mstar.walk.emissions import Emission
 from mstar.walk.states import State
 from mstar.walk.symbols import Missing, Scope, Symbol, describe, python_of, scope_of, value_of
 from mstar.walk.types import fields_of
+from mstar.walk.undecorated import current_frames, find_undecorated
 
 _LITERALS: dict[Any, Type] = {bool: BOOL, int: INT, float: ObjectType("float"), str: ObjectType("str")}
 _NUMBER = re.compile(r"(?<=\w)[.#]\d+")
@@ -49,6 +50,8 @@ class Recorder:
     # ---------------------------------------------------------------- problems
     def problem(self, what: str, fix: str, site: str | None = None) -> Symbol:
         """Record a problem, and return an invalid symbol to continue with."""
+        if site is None and (call := find_undecorated(current_frames())) is not None:
+            what, fix, site = call.what, call.fix, call.site
         problem = Problem(site or self.site(), f"walk `{self.walk}`: {what}", fix)
         key = problem.site, _NUMBER.sub("", what)  # a Python loop repeats a mistake with other value numbers
         if not self.is_over and key not in self._reported:

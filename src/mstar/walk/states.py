@@ -8,7 +8,10 @@ Where a state lives is up to the runtime.
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+C = TypeVar("C")
 
 
 class State:
@@ -26,11 +29,11 @@ class State:
 
     def fork(self) -> Self:
         """An independent copy of this state."""
-        return copy.deepcopy(self)
+        return _deep_copy(self)
 
     def snapshot(self) -> Any:
         """The content that `rollback` restores. A snapshot is used at most once."""
-        return copy.deepcopy(vars(self))
+        return _deep_copy(vars(self))
 
     def rollback(self, snapshot: Any) -> None:
         """Restore the snapshot, after an op that was extending the state has failed."""
@@ -39,7 +42,7 @@ class State:
 
     def export(self) -> Any:
         """Its content as a serializable value, from which `Component.load_state` creates a state on any worker."""
-        return copy.deepcopy(vars(self))
+        return _deep_copy(vars(self))
 
     def evict(self) -> None:
         """Release its memory in the component, so that `Component.restore` can undo it. Called if `is_evictable`."""
@@ -48,3 +51,31 @@ class State:
 
 class KV(State):
     """KV cache of one request in one component."""
+
+
+def _deep_copy(value: C) -> C:
+    """An independent copy. Tensors with an autograd graph are copied without it; they have no copy of their own."""
+    try:
+        return copy.deepcopy(value)
+    except RuntimeError:
+        graph_tensors = [each for each in _values_in(value) if not getattr(each, "is_leaf", True)]
+        if not graph_tensors:
+            raise
+    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in graph_tensors})
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    """The values in nested containers and in the attributes of objects."""
+    seen, todo = set[int](), list[Any]([value])
+    while todo:
+        current: Any = todo.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        if isinstance(current, dict):
+            todo.extend(cast("dict[Any, Any]", current).values())
+        elif isinstance(current, list | tuple | set | frozenset):
+            todo.extend(cast("list[Any]", current))
+        elif hasattr(current, "__dict__") and not isinstance(current, type):
+            todo.extend(cast("dict[str, Any]", vars(current)).values())

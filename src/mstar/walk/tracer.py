@@ -26,6 +26,7 @@ from mstar.walk.emissions import Emission
 from mstar.walk.recorder import Recorder, TraceStopped
 from mstar.walk.symbols import Scope, Symbol, describe, python_of, value_of
 from mstar.walk.types import UnknownHint, read_hint
+from mstar.walk.undecorated import find_undecorated
 
 if TYPE_CHECKING:
     from mstar.walk.control import each, windows
@@ -391,10 +392,13 @@ def _line(problem: Problem) -> tuple[str, int]:
 def _report_exception(tracer: Tracer, error: Exception, site: str) -> None:
     """Record the exception that the author's code raised as a problem."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_author_frame(frame)]
+    undecorated = find_undecorated(frames)
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]
     if tracer.early_exit is not None and tracer.early_exit[0] in lines:  # this exception left the body
         tracer.early_exit, tracer.is_over = None, False
-    if not isinstance(error, TraceStopped):
+    if undecorated is not None and not isinstance(error, TraceStopped):
+        tracer.problem(undecorated.what, undecorated.fix, undecorated.site)
+    elif not isinstance(error, TraceStopped):
         fix = (
             "correct this line; a walk is traced once at startup on symbols,\n"
             "which can be passed to ops, loops, streams and emissions only"

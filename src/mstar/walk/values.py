@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -52,6 +53,18 @@ def split(value: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
     return [value[(*before, slice(start, end))] for start, end in pairwise(ends)]
 
 
+def inference_mode() -> AbstractContextManager[Any]:
+    """Context in which torch, if it is imported, records nothing for autograd. Ops run in it."""
+    torch = sys.modules.get("torch")
+    is_enabled = getattr(torch, "is_inference_mode_enabled", None)  # missing while another thread imports torch
+    return nullcontext() if torch is None or is_enabled is None or is_enabled() else torch.inference_mode()
+
+
+def without_graph(value: Any) -> Any:
+    """A value without its autograd graph: a view of a parameter has one even in inference mode."""
+    return value.detach() if getattr(value, "requires_grad", False) else value
+
+
 def is_finite(value: Any) -> bool:
     """Whether an array, or every array of a list, is free of NaN and infinity."""
     if is_array(value):
@@ -62,5 +75,20 @@ def is_finite(value: Any) -> bool:
     return all(map(is_finite, value))
 
 
+def to_device(value: Any, device: Any) -> Any:
+    """A torch tensor on a device, by a copy that does not wait; any other value unchanged."""
+    return value.to(device, non_blocking=True) if _is_torch(value) else value
+
+
+def to_host(value: Any) -> Any:
+    """A torch tensor on the host; any other value unchanged."""
+    return value.cpu() if _is_torch(value) else value
+
+
 def _library(array: Any) -> Any:
-    return sys.modules[type(array).__module__.partition(".")[0]]
+    return sys.modules["torch" if _is_torch(array) else type(array).__module__.partition(".")[0]]
+
+
+def _is_torch(value: Any) -> bool:
+    """Whether a value is a torch tensor, of a subclass too."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))

@@ -10,7 +10,9 @@ always has a larger number. Messages of superseded attempts are ignored.
 from __future__ import annotations
 
 from mstar.plan.runtime.messages import PartitionMessage
+from mstar.wire.failure import NO_FAILURE, Failure
 from mstar.wire.message import Message, Peer, Value
+from mstar.wire.message import process_names as process_names
 from mstar.wire.queries import (
     ActivityQuery,
     ActivityReply,
@@ -23,6 +25,21 @@ from mstar.wire.queries import (
 )
 from mstar.wire.slo import Slo
 from mstar.wire.stats import WorkerLoad
+from mstar.wire.supervision import (
+    Drain,
+    Drained,
+    Kill,
+    ProcessExited,
+    Ready,
+    RolloutFailed,
+    RollWeights,
+    StartWorker,
+    StillComputing,
+    StopWorker,
+    WeightsRolled,
+)
+from mstar.wire.supervision import ExitCause as ExitCause
+from mstar.wire.supervision import Suspect as Suspect
 
 
 # ---------------------------------------------------------------- all processes
@@ -146,6 +163,8 @@ class RequestFinished(Message):
     """Exception type; empty on success."""
     error_message: str = ""
     """Exception text; empty on success."""
+    failure: Failure = NO_FAILURE
+    """Where the exception was raised. For the log of the front end, not for the client."""
 
 
 # ---------------------------------------------------------------- inputs of a walk
@@ -246,6 +265,7 @@ class AttemptFailed(Message):
     attempt: int
     error_type: str
     error_message: str
+    failure: Failure = NO_FAILURE
 
 
 class RetryNeeded(Message):
@@ -288,9 +308,11 @@ class Heartbeat(Message):
     """Heartbeat. A conductor's heartbeat renews the lease without which workers stop."""
 
     batch_running_s: float = 0.0
-    """Seconds since the current batch started."""
+    """Seconds since the current batch started, without pauses of the worker."""
     load: WorkerLoad | None = None
     """Workers only: current load."""
+    batch_expected_s: float = 0.0
+    """Predicted duration of the current batch; 0 if unknown."""
 
 
 # ---------------------------------------------------------------- worker and worker
@@ -336,72 +358,6 @@ class Credit(Message):
     consumed: int
 
 
-# ---------------------------------------------------------------- launcher and conductor
-class Suspect(Message):
-    """A request of the batch during which a worker crashed, with its number of completed calls of that op."""
-
-    rid: str
-    attempt: int
-    calls_completed: int
-
-
-class ProcessExited(Message):
-    """A process incarnation has exited."""
-
-    peer: Peer
-    reason: str
-    suspects: list[Suspect] = []
-
-
-class StillComputing(Message):
-    """The process uses CPU time, although its heartbeat can be late: do not declare it dead."""
-
-    peer: Peer
-
-
-class Kill(Message):
-    """The process does not respond: kill and restart it."""
-
-    peer: Peer
-    reason: str
-
-
-class StartWorker(Message):
-    """Start a worker unless it runs."""
-
-    worker: str
-
-
-class StopWorker(Message):
-    """Stop a drained worker, and do not restart it until StartWorker."""
-
-    peer: Peer
-
-
-class RollWeights(Message):
-    """Start a rolling update to new weights: new workers load this version, old ones are replaced."""
-
-    weights_version: int
-
-
-class WeightsRolled(Message):
-    """The rolling update is complete: every worker has this version."""
-
-    weights_version: int
-
-
-class Ready(Message):
-    """Every worker of the placement is up."""
-
-
-class Drain(Message):
-    """Graceful shutdown: reject new requests and reply Drained when the last one has finished."""
-
-
-class Drained(Message):
-    """All requests have finished."""
-
-
 FrontendMessage = (
     ClientInput
     | InputAccepted
@@ -433,6 +389,7 @@ LauncherMessage = (
     | StopWorker
     | RollWeights
     | WeightsRolled
+    | RolloutFailed
     | Ready
     | Drain
     | Drained

@@ -49,7 +49,7 @@ class ModelStatusQuery(Message):
 
 
 class ModelStatusReply(Message):
-    """Load state of each model: loaded, loading or unloaded."""
+    """Load state of each model: loaded, loading, failing (its workers fail to start) or unloaded."""
 
     correlation_id: int
     states: dict[str, str]

@@ -25,6 +25,8 @@ class OpTotals(msgspec.Struct, array_like=True):
     walks: dict[str, WalkStats] = {}
     batched_calls: int = 0
     """Number of calls in those batches; a chunked call counts once per batch."""
+    running_s: float = 0.0
+    """Seconds since the batch that runs now was submitted; 0 without one."""
 
 
 class DeadlineStats(msgspec.Struct, array_like=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from mstar.wire import messages as m
 from mstar.wire.span_buffer import reply_to_query
 from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.worker.batch_watchdog import BatchWatchdog
 from mstar.worker.commands import Command, Event, MessageReceived, SendMessage, Tick
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
@@ -26,6 +27,7 @@ class WorkerActor:
         self._core = core
         self._process_stats = process_stats
         self._engine_thread: EngineThread | None = None
+        self._watchdog = BatchWatchdog()
 
     def attach_engine(self, engine_thread: EngineThread, launcher: m.Peer) -> None:
         """Start the engine and register this worker with the launcher and the conductor."""
@@ -40,7 +42,8 @@ class WorkerActor:
         if isinstance(message, m.StatsQuery):
             counts = self._core.stats() | self._engine_stats() | self._actor_loop.stats() | self._process_stats()
             deadlines = self._core.load_estimator.deadline_stats()
-            reply = m.StatsReply(message.correlation_id, counts, self._core.op_stats.ops(), deadlines)
+            ops = self._core.op_stats.ops(self._core.running_batch())
+            reply = m.StatsReply(message.correlation_id, counts, ops, deadlines)
             self._actor_loop.send(self.peer, sender, reply)
         elif isinstance(message, m.SpansQuery):
             self._actor_loop.send(self.peer, sender, reply_to_query(message, self._core.op_stats))
@@ -57,6 +60,7 @@ class WorkerActor:
     def tick(self, now: float) -> None:
         """Advance the core's timers."""
         self._step(now, Tick())
+        self._watchdog.check(self._core.running_batch())
 
     def report(self, event: Event) -> None:
         """Accept a report of the engine. Called in the engine's thread."""

@@ -3,11 +3,16 @@
 A worker that is killed cannot report what killed it. It records each batch before it runs and clears the record after;
 the launcher reads the file when the worker has died. The file is memory-mapped, so a record costs a few microseconds
 and no system call. It holds one record, not a history. The conductor decides which suspect is at fault.
+
+The blocks of the file are allocated at the start: a write to a hole of a mapped file on a full disk is SIGBUS. Without
+space for the file the worker serves all the same, and its crash accuses no request.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +26,8 @@ _EMPTY_LENGTH = bytes(_LENGTH_PREFIX_BYTES)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Suspect])
 
+log = logging.getLogger("mstar.worker")
+
 
 class BlackBox:
     """Writing side of the file, in the worker."""
@@ -30,10 +37,14 @@ class BlackBox:
 
     @classmethod
     def create(cls, path: Path) -> BlackBox:
-        """Create the file without a record."""
-        with path.open("w+b") as file:
-            file.truncate(FILE_SIZE_BYTES)
-            return cls(mmap.mmap(file.fileno(), FILE_SIZE_BYTES))
+        """Create the file without a record. If that fails, records stay in memory and are lost with the worker."""
+        try:
+            with path.open("w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, FILE_SIZE_BYTES)
+                return cls(mmap.mmap(file.fileno(), FILE_SIZE_BYTES))
+        except OSError as error:
+            log.warning("no black box: %s; a crash of this worker accuses no request", error)
+            return cls(mmap.mmap(-1, FILE_SIZE_BYTES))
 
     def write(self, suspects: Sequence[Suspect]) -> None:
         """Record a batch. Requests that do not fit into the file are left out."""
@@ -56,10 +67,10 @@ class BlackBox:
 
 
 def read(path: Path) -> list[Suspect]:
-    """Suspects that a dead worker recorded; empty if it has no complete record or no file."""
+    """Suspects that a dead worker recorded; empty if it has no complete record or no readable file."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return []
     length = int.from_bytes(data[:_LENGTH_PREFIX_BYTES], "little")
     try:

@@ -24,6 +24,8 @@ from typing import assert_never
 from mstar.failpoints import hit
 from mstar.plan.tables import Plans
 from mstar.wire import messages as m
+from mstar.wire.active_clock import ActiveClock
+from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.commands import Action, BatchFinished, Event, ExportFinished, MessageReceived, Tick
 from mstar.worker.early_messages import EarlyMessages
 from mstar.worker.inflight_batches import InflightBatches
@@ -72,6 +74,9 @@ class WorkerCore:
         )
         self._route_states = RouteStates(peer, self._requests, self._states, self._sender, self._outbox)
         self._batches = InflightBatches(plans, self._outbox)
+        self._clock = ActiveClock()
+        self._active_now = 0.0
+        """Time without pauses, for the age of batches. The lease expires in real time."""
         self._last_conductor_message_at = float("-inf")
         self._last_heartbeat_at = float("-inf")
 
@@ -83,6 +88,7 @@ class WorkerCore:
     def step(self, now: float, event: Event) -> list[Action]:
         """Process one event; returns the actions to perform, in order."""
         self.op_stats.now = now
+        self._active_now = self._clock.advance(now)
         match event:
             case MessageReceived():
                 self._receive(now, event.sender, event.message)
@@ -108,6 +114,10 @@ class WorkerCore:
             "exports": len(self._sender),
             "early": len(self._early_messages),
         }
+
+    def running_batch(self) -> RunningBatch | None:
+        """The batch that the engine runs, as of the last step."""
+        return self._batches.running(self._active_now)
 
     def snapshot(self) -> WorkerSnapshot:
         """Current calls and walk runs, for the live view."""
@@ -161,7 +171,8 @@ class WorkerCore:
             self._last_heartbeat_at = now
             self.op_stats.live_stats.expire(now)
             load = self.load_estimator.estimate_load(self._requests, self.scheduler.count_pending_batches())
-            self._outbox.send_to_conductor(m.Heartbeat(self._batches.oldest_age_s(now), load))
+            running_s, expected_s = self._batches.oldest_age_s(self._active_now), self._batches.oldest_expected_s()
+            self._outbox.send_to_conductor(m.Heartbeat(running_s, load, expected_s))
 
     # ---------------------------------------------------------------- batches
     def _schedule(self, now: float) -> None:
@@ -176,4 +187,4 @@ class WorkerCore:
                 break
             key, calls = chosen
             expected_s = self.scheduler.cost_model.typical_s(key)
-            self._batches.submit(now, key, calls, expected_s, self.scheduler.least_slack())
+            self._batches.submit(self._active_now, key, calls, expected_s, self.scheduler.least_slack())

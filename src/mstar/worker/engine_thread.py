@@ -15,6 +15,7 @@ from typing import Any
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobFailed, Result
+from mstar.engine.tracebacks import strip_traceback
 from mstar.failpoints import hit
 from mstar.walk.component import Component, Op
 from mstar.walk.model import Model
@@ -62,6 +63,8 @@ class EngineThread:
         self._report = report
         self._execution_lock = execution_lock
         self._black_box = black_box
+        self.loaded: frozenset[str] | None = None
+        """Components that this worker holds, each as "model.component"; None if it holds all."""
         self._states: dict[int, State | Exception] = {}
         self._origin: dict[int, tuple[str, str, str]] = {}
         """Model, component and kind of each state."""
@@ -96,10 +99,12 @@ class EngineThread:
         self._thread.join(5.0)
 
     def stats(self) -> dict[str, int]:
-        """Number of states, and the memory statistics of each component."""
+        """Number of states, and the memory statistics of each component that this worker holds."""
         counts = {"engine_states": len(self._states)}
         for model, components in self._components.items():
             for name, component in components.items():
+                if self.loaded is not None and f"{model}.{name}" not in self.loaded:
+                    continue
                 counts |= {f"{model}.{name}.{key}": count for key, count in component.memory_stats().items()}
         return counts
 
@@ -141,7 +146,7 @@ class EngineThread:
         try:
             state = make(self._components[origin[0]][origin[1]])
         except Exception as error:  # noqa: BLE001 - it fails only the request that owns the state
-            self._states[number] = error
+            self._states[number] = strip_traceback(error)
         else:
             self._states[number] = state
             self._state_numbers[id(state)] = number
@@ -191,7 +196,7 @@ class EngineThread:
         try:
             return ExportedState(component, kind, self._engine.export(state))
         except Exception as error:  # noqa: BLE001 - it fails only the request that owns the state
-            return error
+            return strip_traceback(error)
 
     # ---------------------------------------------------------------- batches
     def _run_batch(self, batch: Batch) -> BatchFinished:

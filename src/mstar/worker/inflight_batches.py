@@ -10,6 +10,7 @@ from mstar.engine.jobs import Job
 from mstar.failpoints import hit
 from mstar.plan.tables import Plans
 from mstar.wire.messages import Suspect
+from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.commands import Batch
 from mstar.worker.outbox import Outbox
 from mstar.worker.scheduling.cost_model import ModelBatchKey
@@ -26,6 +27,8 @@ class InflightBatch:
     key: ModelBatchKey
     calls: list[ReadyCall]
     since: float
+    expected_s: float
+    """Predicted duration; 0 if unknown."""
 
 
 class InflightBatches:
@@ -51,6 +54,15 @@ class InflightBatches:
         """Batch key of the batch that runs."""
         return next((batch.key for batch in self._batches.values()), None)
 
+    def running(self, now: float) -> RunningBatch | None:
+        """The batch that runs."""
+        for number, batch in self._batches.items():
+            model, key_number = batch.key
+            key = self._plans[model].keys[key_number]
+            rids = tuple(dict.fromkeys(call.walk_run.request.rid for call in batch.calls))
+            return RunningBatch(number, model, key.component, key.op, now - batch.since, batch.expected_s, rids)
+        return None
+
     def calls(self) -> Iterator[ReadyCall]:
         """Calls of all batches."""
         return (call for batch in self._batches.values() for call in batch.calls)
@@ -58,6 +70,10 @@ class InflightBatches:
     def oldest_age_s(self, now: float) -> float:
         """Seconds since the oldest batch was submitted; 0 without one."""
         return now - min((batch.since for batch in self._batches.values()), default=now)
+
+    def oldest_expected_s(self) -> float:
+        """Predicted duration of the oldest batch; 0 if unknown or without one."""
+        return next((batch.expected_s for batch in self._batches.values()), 0.0)
 
     def submit(
         self, now: float, key: ModelBatchKey, calls: list[ReadyCall], expected_s: float | None, time_limit_s: float
@@ -76,7 +92,7 @@ class InflightBatches:
             for walk_run in walk_runs
         ]
         self._last_number += 1
-        self._batches[self._last_number] = InflightBatch(key, calls, now)
+        self._batches[self._last_number] = InflightBatch(key, calls, now, expected_s or 0.0)
         batch_key = self._plans[model].keys[key_number]
         self._outbox.command(Batch(self._last_number, model, batch_key, jobs, suspects, expected_s, time_limit_s))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mstar import failpoints, process_tuning
 from mstar.config import WorkerConfig
 from mstar.engine.engine import Engine
+from mstar.errors import LoadError, format_names
 from mstar.plan.planned_model import PlannedModel, load_planned_models
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.remote_arrays import HostEndpoint
@@ -22,6 +24,11 @@ from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
 from mstar.worker.scheduling.scheduler import BatchLimits
 
+log = logging.getLogger("mstar.worker")
+
+CHECK_INTERVAL = 64
+"""Batches from one whose results are checked against the annotation of the op to the next."""
+
 
 def main(settings: WorkerConfig) -> None:
     """Run a worker until its actor loop stops."""
@@ -29,7 +36,7 @@ def main(settings: WorkerConfig) -> None:
         failpoints.arm(settings.options.failpoints)
     planned_models = load_planned_models(settings.models, settings.placements)
     peer = Peer(settings.name, settings.incarnation)
-    components = _load_components(planned_models, settings, loading_progress_path(Path(settings.directory), peer))
+    components = _load_components(planned_models, settings, peer)
     process_tuning.freeze_heap()
     address_book = AddressBook.from_config(settings)
     codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, address_book.is_local))
@@ -44,14 +51,15 @@ def main(settings: WorkerConfig) -> None:
     core.weights_version = settings.weights_version
 
     def process_stats() -> dict[str, int]:
-        return {"fds": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()} | codec.stats()
+        return process_tuning.process_usage() | codec.stats()
 
     actor = WorkerActor(actor_loop, core, process_stats)
     actor_loop.add(actor)
     models = {name: planned.model for name, planned in planned_models.items()}
-    engine = Engine(max_batched_tokens=settings.options.max_batched_tokens)
+    engine = Engine(max_batched_tokens=settings.options.max_batched_tokens, check_interval=CHECK_INTERVAL)
     black_box = BlackBox.create(Path(settings.black_box))
     engine_thread = EngineThread(models, engine, actor.report, threading.Lock(), black_box)
+    engine_thread.loaded = frozenset(components)
     launcher = Peer("launcher", settings.peers["launcher"])
     actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))
     actor.attach_engine(engine_thread, launcher)
@@ -63,16 +71,55 @@ def loading_progress_path(directory: Path, peer: Peer) -> Path:
     return directory / f"{peer}.loading"
 
 
-def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig, progress_path: Path) -> list[str]:
+class LoadingProgress:
+    """Writer of the progress file. It is for display only: without space for it, loading continues."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_writable = True
+
+    def write(self, loaded: int, component: str) -> None:
+        """Report the component that is loaded next."""
+        if not self._is_writable:
+            return
+        try:
+            self._path.write_text(f"{loaded} {component}")
+        except OSError as error:
+            self._is_writable = False
+            log.warning("the loading progress is not shown: %s", error)
+
+    def remove(self) -> None:
+        """Report that everything is loaded."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig, peer: Peer) -> list[str]:
     """Load the components that the placement assigns to this worker; returns their names."""
     components = {
         f"{model}.{name}": planned.model.components()[name]
         for model, planned in models.items()
-        for name in planned.components_at(settings.name)
+        for name in planned.components_at(peer.worker)
     }
+    devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
+    device = _open_device(peer.worker, devices) if devices else None
+    progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer))
     for loaded, (name, component) in enumerate(components.items()):
-        progress_path.write_text(f"{loaded} {name}")
+        progress.write(loaded, name)
         component.threads = settings.options.threads
+        if device is not None and component.runs_on_device:
+            component.device = device
         component.prepare()
-    progress_path.unlink(missing_ok=True)
+        if device is not None:
+            log.info("%s is on %s", name, component.device or "the CPU, because it does not run on devices")
+    progress.remove()
     return list(components)
+
+
+def _open_device(worker: str, devices: set[str]) -> object:
+    from mstar.nn.devices import open_device  # imports torch
+
+    if len(devices) > 1:
+        problem = f"the placements give worker {worker} the devices {format_names(sorted(devices))}"
+        raise LoadError(f"{problem}\n  fix: write the same device in each of them")
+    return open_device(devices.pop())

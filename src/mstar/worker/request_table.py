@@ -64,6 +64,7 @@ class RequestTable:
         """Remove a request with the states of its route. Its walk run must be over."""
         request.is_dropped = True
         request.route_states.clear()
+        request.walk_run = None  # breaks a reference cycle, so that the inputs of the walk are freed at once
         self._early_messages.drop(request.rid, request.attempt)
         del self._requests[request.rid]
         self._op_stats.finish(request.rid)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mstar.failpoints import hit
 from mstar.plan.runtime.messages import PartitionMessage
 from mstar.wire import messages as m
+from mstar.wire.failure import Failure, error_text
 from mstar.worker.commands import Export, ExportedState, ExportFinished, StateRef
 from mstar.worker.outbox import Outbox
 from mstar.worker.requests import WalkRun, WorkerRequest
@@ -72,8 +73,10 @@ class WalkDataSender:
             return
         if isinstance(event.result, Exception):
             error = event.result
+            walk = request.walk_run.start.walk_name if request.walk_run is not None else ""
+            failure = Failure.from_exception(error, walk=walk)
             self._outbox.send_to_conductor(
-                m.AttemptFailed(request.rid, export.attempt, type(error).__name__, str(error))
+                m.AttemptFailed(request.rid, export.attempt, type(error).__name__, error_text(error), failure)
             )
             return
         self._outbox.send(export.to, export.make_message(event.result))

@@ -17,7 +17,9 @@ from mstar.plan.runtime.frame import ReadyInstruction
 from mstar.plan.runtime.messages import MessageKind, PartitionMessage
 from mstar.plan.runtime.run import PartitionRun, complete
 from mstar.wire import messages as m
+from mstar.wire.failure import Failure, error_text
 from mstar.wire.frame import UnreadableValue
+from mstar.wire.stats import Span
 from mstar.worker.commands import ExportedState, StateRef
 from mstar.worker.outbox import Outbox
 from mstar.worker.request_table import RequestTable
@@ -99,7 +101,7 @@ class WalkExecution:
             try:
                 walk_run.deliver(walk_run.unwrap(message))
             except Exception as error:  # noqa: BLE001 - the author's program failed for this request
-                self._abort(walk_run, _failed(walk_run, error))
+                self._fail(walk_run, error)
                 return
             self._flush_outputs(now, walk_run)
 
@@ -116,7 +118,7 @@ class WalkExecution:
                 run.start(walk_run.arguments(run))
             walk_run.deliver(early)
         except Exception as error:  # noqa: BLE001 - the author's program failed for this request
-            self._abort(walk_run, _failed(walk_run, error))
+            self._fail(walk_run, error)
             return
         self._flush_outputs(now, walk_run)
 
@@ -135,11 +137,11 @@ class WalkExecution:
             try:
                 complete([(call.frame, call.instruction)], [result.values])
             except Exception as error:  # noqa: BLE001 - the author's program failed for this request
-                self._abort(walk_run, _failed(walk_run, error))
+                self._fail(walk_run, error)
                 return
             self._flush_outputs(now, walk_run)
         elif isinstance(result, JobFailed):
-            self._abort(walk_run, _failed(walk_run, result.error))
+            self._fail(walk_run, result.error, walk_run.spans[key[1]][0])
         else:
             self._scheduler.requeue(key, call)
 
@@ -157,7 +159,7 @@ class WalkExecution:
                     for message in messages:
                         self._route(walk_run, message, outgoing)
         except Exception as error:  # noqa: BLE001 - the author's program failed for this request
-            self._abort(walk_run, _failed(walk_run, error))
+            self._fail(walk_run, error)
             return
         for seat, messages in outgoing.items():
             self._sender.send(walk_run, seat, messages)
@@ -249,6 +251,17 @@ class WalkExecution:
                 self._outbox.send_to_conductor(m.AttemptReleased(walk_run.request.rid, attempt))
             walk_run.pending_releases.clear()
 
+    def _fail(self, walk_run: WalkRun, error: Exception, op_span: Span | None = None) -> None:
+        """Fail the attempt of a walk run: an op, or the program between ops, raised an exception."""
+        error_type = type(error).__name__
+        failure = Failure.from_exception(
+            error, walk=walk_run.start.walk_name, op=op_span.name if op_span is not None else ""
+        )
+        if op_span is not None:
+            op_span.detail = failure.summary(error_type)
+        rid, attempt = walk_run.request.rid, walk_run.start.attempt
+        self._abort(walk_run, m.AttemptFailed(rid, attempt, error_type, error_text(error), failure))
+
     def _abort(self, walk_run: WalkRun, report: m.AttemptFailed | m.RetryNeeded) -> None:
         """Report to the conductor why a walk run cannot continue, and drop it."""
         self._outbox.send_to_conductor(report)
@@ -265,10 +278,6 @@ class WalkExecution:
     def _drop_request(self, request: WorkerRequest) -> None:
         self._drop_walk(request)
         self._requests.close(request)
-
-
-def _failed(walk_run: WalkRun, error: Exception) -> m.AttemptFailed:
-    return m.AttemptFailed(walk_run.request.rid, walk_run.start.attempt, type(error).__name__, str(error))
 
 
 def _retry_needed(walk_run: WalkRun, value: UnreadableValue) -> m.RetryNeeded:

@@ -160,9 +160,11 @@ class EveryEndpoint(Model):
         match request:
             case ChatRequest():
                 self.chats.append(request)
-                text = str(request.messages[-1].parts[-1])
+                prompt = request.prompt_tokens
+                text = str(request.messages[-1].parts[-1]) if prompt is None else self.detokenize(prompt.tolist())
                 await self.write(text, len(text))
-                return Finish(prompt_tokens={"text": sum(len(message.parts[-1]) for message in request.messages)})
+                size = sum(len(message.parts[-1]) for message in request.messages)
+                return Finish(prompt_tokens={"text": size if prompt is None else len(prompt)})
             case SpeechRequest():
                 await self.say(request.text, len(request.text))
                 return Finish()
@@ -190,6 +192,9 @@ class EveryEndpoint(Model):
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         return "".join(map(chr, tokens))
+
+    def tokenize_prompt(self, prompt: str | Sequence[int]) -> Any:
+        return np.array([*map(ord, prompt)] if isinstance(prompt, str) else [*prompt], np.int64)
 
 
 class NoRouteRecorder(Model):

@@ -16,8 +16,10 @@ from tests.integration.isolation.two_keys import (
     chat,
     chat_body,
     create_item,
+    create_response,
     create_video,
     create_world,
+    finish_response,
     finish_video,
     open_realtime,
     open_socket,
@@ -52,6 +54,11 @@ def edit_image(client, _server, _tenant):
     image = png(np.zeros((16, 16, 3), np.uint8))
     form = {"prompt": (None, "a"), "model": (None, "every"), "image": ("a.png", image, "image/png")}
     post(client, "/v1/images/edits", files=form)
+
+
+def run_in_background(client, _server, _tenant):
+    response = create_response(client, background=True)
+    assert finish_response(client, response) == "completed"
 
 
 def render_video(client, _server, _tenant):
@@ -111,6 +118,9 @@ ENDPOINTS = {
     "chat with n": lambda client, *_: chat(client, n=3),
     "chat stream": stream_chat,
     "chat flex": lambda client, *_: chat(client, service_tier="flex"),
+    "completions": lambda client, *_: post(client, "/v1/completions", json={"model": "every", "prompt": ["ab", "c"]}),
+    "response": lambda client, *_: create_response(client),
+    "background response": run_in_background,
     "embeddings": lambda client, *_: post(client, "/v1/embeddings", json={"model": "every", "input": ["a"]}),
     "speech": lambda client, *_: post(client, "/v1/audio/speech", json=SPEECH_BODY),
     "transcription": transcribe("/v1/audio/transcriptions"),
@@ -146,6 +156,8 @@ def test_every_endpoint_with_a_request_type_is_covered(two_keys):
     with_get_only = {"/v1/audio/voices", "/v1/actions/metadata"}
     covered = {
         "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
         "/v1/embeddings",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",
@@ -195,6 +207,6 @@ def test_no_path_but_health_answers_without_a_key(two_keys):
         for endpoint in two_keys.state.endpoints:
             if endpoint.method in ("GET", "POST", "DELETE"):
                 path = endpoint.path.replace("{model:path}", "every").replace("{id:path}", "x")
-                response = anonymous.request(endpoint.method, path.format(video="x", world="x"))
+                response = anonymous.request(endpoint.method, path.format(video="x", world="x", response="x"))
                 assert (response.status_code == 401) != endpoint.is_public, (endpoint.path, response.status_code)
                 assert "alice" not in json.dumps(response.text)

@@ -1,7 +1,9 @@
 """A tenant with many requests does not starve another: queue, engine time, rate limits and circuit breaker."""
 
+import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from mstar.config import RateLimit, RuntimeConfig
 from mstar.server.access import circuit_breaker
@@ -108,6 +110,48 @@ def test_running_requests_of_one_tenant_do_not_take_the_engine_time_of_another()
     assert during.count("bob") == len(text)
     while_bob_runs = during[during.index("bob") : len(during) - during[::-1].index("bob")]
     assert while_bob_runs.count("alice") <= 2 * len(text), "half of the calls, not eight of nine"
+
+
+def open_unread_stream(server, tenant):
+    """A connection with a long streamed response that is never read."""
+    body = json.dumps(chat_body("slow" + "x" * 4000, stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[tenant]}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_unread_streams_of_one_tenant_do_not_lock_out_another():
+    """Alice opens more streams than can run and wait; requests of bob still start at once."""
+    options = RuntimeConfig(max_running_requests=16, max_queued_requests=8)
+    with (
+        serve_two_keys({"every": EveryEndpoint()}, options) as server,
+        server.client(KEYS["bob"]) as bob,
+        ExitStack() as connections,
+    ):
+        recorder = server.models["every"].recorder
+        for _ in range(32):
+            connections.enter_context(closing(open_unread_stream(server, "alice")))
+        wait_until(lambda: recorder.calls.count("alice") > 100)
+        assert [bob.post(CHAT, json=chat_body("hi")).status_code for _ in range(20)] == [200] * 20
+
+
+def test_connections_of_one_tenant_do_not_lock_out_another():
+    """Alice keeps connections open, up to its share of them."""
+    with (
+        serve_two_keys({"every": EveryEndpoint()}) as server,
+        server.client(KEYS["alice"]) as alice,
+        server.client(KEYS["bob"]) as bob,
+        ExitStack() as connections,
+    ):
+        server.state.max_connections = 18
+        for _ in range(16):
+            connections.enter_context(closing(open_unread_stream(server, "alice")))
+        wait_until(lambda: server.state.active_requests == 16)
+        refused = alice.post(CHAT, json=chat_body("hi"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        assert bob.post(CHAT, json=chat_body("hi")).status_code == 200
 
 
 # ---------------------------------------------------------------- limits

@@ -96,6 +96,17 @@ def test_a_flood_of_requests_does_not_evict_the_records_of_another_tenant(two_ke
 
 
 # ---------------------------------------------------------------- cancel
+def test_a_running_request_is_listed_and_cancelled_after_a_flood_of_its_own_tenant(two_keys, alice, monkeypatch):
+    monkeypatch.setattr(recent_requests, "MAX_REQUESTS", 4)
+    monkeypatch.setattr(two_keys.state, "recent_requests", recent_requests.RecentRequests())
+    running = RunningChat(alice, "long-0", letters=2000)
+    for number in range(6):
+        chat(alice, "x", f"flood-{number}")
+    assert "long-0" in listed(alice)
+    assert alice.post("/v1/requests/long-0/cancel").json() == {"id": "long-0", "cancelled": True}
+    assert not running.wait()
+
+
 def test_a_running_request_cannot_be_cancelled_by_another_tenant(alice, bob):
     running = RunningChat(alice, "long-1", letters=60)
     assert bob.post("/v1/requests/long-1/cancel").status_code == 404

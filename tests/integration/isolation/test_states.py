@@ -101,17 +101,22 @@ env = "KEY_OF_ALICE"
 [[api_keys.tenant]]
 name = "bob"
 env = "KEY_OF_BOB"
+[[api_keys.tenant]]
+name = "operator"
+env = "KEY_OF_THE_OPERATOR"
+role = "operator"
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_server_of_several_processes_keeps_two_tenants_apart(tmp_path, monkeypatch):
-    """Outputs, requests and cancels; one tenant unloads the model while the other has a request running."""
+    """Outputs, requests and cancels; the operator unloads the model while a request is running."""
     manifest = tmp_path / "mstar.toml"
     manifest.write_text(MANIFEST)
     for tenant, key in KEYS.items():
         monkeypatch.setenv(f"KEY_OF_{tenant.upper()}", key)
+    monkeypatch.setenv("KEY_OF_THE_OPERATOR", "operator-key")
     with start_server(manifest) as (process, url):
         wait_ready(process)
         alice, bob = (
@@ -123,7 +128,9 @@ def test_a_server_of_several_processes_keeps_two_tenants_apart(tmp_path, monkeyp
                 lines = response.iter_lines()
                 next(lines)
                 assert bob.post("/v1/requests/one/cancel").status_code == 404
-                assert bob.post("/v1/models/echo/unload").json()["state"] == "unloaded"
+                assert bob.post("/v1/models/echo/unload").status_code == 403
+                operator = {"Authorization": "Bearer operator-key"}
+                assert bob.post("/v1/models/echo/unload", headers=operator).json()["state"] == "unloaded"
                 assert sum("<alice>" in line for line in lines) >= 99
             answer = bob.post("/v1/generate", json=body | {"request": {"steps": 3}})
             assert answer.text.count("<bob>") == 3

@@ -1,16 +1,19 @@
-"""Worlds and videos of one tenant are invisible to another, and their quotas are separate."""
+"""Worlds, videos and responses of one tenant are invisible to another, and their quotas are separate."""
 
 import secrets
 
 import pytest
 
 from mstar.server.openai import videos
+from mstar.server.responses import store
 from mstar.server.robotics import openpi, worlds
 from tests.integration.isolation.two_keys import (
     ACTION,
     MSGPACK,
+    create_response,
     create_video,
     create_world,
+    finish_response,
     finish_video,
     packed,
     step_world,
@@ -23,6 +26,7 @@ WORLD_REQUESTS = [
     ("POST", "/reset", {}),
     ("DELETE", "", {}),
 ]
+RESPONSE_REQUESTS = [("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")]
 VIDEO_REQUESTS = [("GET", ""), ("GET", "/content"), ("DELETE", "")]
 
 
@@ -102,3 +106,52 @@ def test_many_videos_of_a_tenant_do_not_delay_another_tenant(alice, bob):
         for path in paths:
             alice.delete(path)
     assert len(paths) <= videos.MAX_JOBS_PER_TENANT
+
+
+# ---------------------------------------------------------------- responses
+@pytest.fixture(scope="module")
+def response(alice):
+    """A stored response of alice."""
+    path = create_response(alice, "a secret input")
+    yield path
+    alice.delete(path)
+
+
+@pytest.mark.parametrize(("method", "part"), RESPONSE_REQUESTS, ids=["get", "input items", "cancel", "delete"])
+def test_a_response_of_another_tenant_is_not_found_and_not_changed(alice, bob, response, method, part):
+    unknown = f"/v1/responses/resp_{secrets.token_hex(16)}"
+    existing, missing = (bob.request(method, path + part) for path in (response, unknown))
+    assert existing.status_code == missing.status_code == 404
+    assert existing.text.replace(response[14:], unknown[14:]) == missing.text
+    assert alice.get(response).json()["output"][0]["content"][0]["text"] == "a secret input"
+
+
+def test_a_response_of_another_tenant_cannot_be_continued(two_keys, bob, response):
+    chats = two_keys.models["every"].chats
+    seen, errors = len(chats), []
+    for response_id in (response[14:], f"resp_{secrets.token_hex(16)}"):
+        body = {"model": "every", "input": "tell me", "previous_response_id": response_id}
+        answer = bob.post("/v1/responses", json=body)
+        assert answer.status_code == 400
+        errors.append(answer.text.replace(response_id, ""))
+    assert errors[0] == errors[1]
+    assert len(chats) == seen
+
+
+def test_many_responses_of_a_tenant_do_not_drop_those_of_another(alice, bob, response, monkeypatch):
+    monkeypatch.setattr(store, "MAX_RESPONSES", 3)
+    paths = [create_response(bob, f"number {number}") for number in range(5)]
+    assert [bob.get(path).status_code for path in paths] == [404, 404, 200, 200, 200]
+    assert alice.get(response).status_code == 200
+
+
+def test_running_background_responses_of_a_tenant_do_not_stop_another(alice, bob):
+    paths = [*iter(lambda: create_response(alice, "slow" + "x" * 400, background=True), "")]
+    try:
+        other = create_response(bob, background=True)
+        assert finish_response(bob, other) == "completed"
+        assert bob.post(f"{paths[-1]}/cancel").status_code == 404
+    finally:
+        for path in paths:
+            alice.delete(path)
+    assert len(paths) == store.MAX_RUNNING

@@ -121,6 +121,21 @@ def finish_video(client, video):
     return client.get(video).json()["status"]
 
 
+# ---------------------------------------------------------------- responses
+def create_response(client, text="hello", **fields):
+    """Path of a new response; empty if the quota is exceeded."""
+    created = client.post("/v1/responses", json={"model": "every", "input": text} | fields)
+    content = created.json()
+    assert created.status_code == 200 or content["error"]["code"] == "quota_exceeded", content
+    return f"/v1/responses/{content['id']}" if created.status_code == 200 else ""
+
+
+def finish_response(client, response):
+    """Wait for the end of a background response; return its status."""
+    wait_until(lambda: client.get(response).json()["status"] not in ("queued", "in_progress"))
+    return client.get(response).json()["status"]
+
+
 # ---------------------------------------------------------------- WebSockets
 def open_socket(server, tenant, path, request_id="", **options):
     headers = {"Authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}

@@ -74,7 +74,7 @@ def test_the_chat_template_is_applied(model):
     ],
 )
 def test_answers_are_split_into_sentences(model, text, sentences):
-    tokens = torch.tensor(model.lm._tokenize(text))[:, None]
+    tokens = torch.tensor(model.lm.tokenize(text))[:, None]
     groups = [[tokens[0]]]
     for token, following in pairwise(tokens):
         if model.lm.is_sentence_end(token, following):

@@ -13,7 +13,7 @@ from mstar.errors import LoadError, NeverFits
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.models.smolvlm.checkpoint import PARTS, Checkpoint
 from mstar.models.smolvlm.smolvlm import SmolVlm, SmolVlmText
-from mstar.nn.lm import decoder
+from mstar.nn.compile import graph_capture
 from mstar.nn.lm.decoder import SlowPath
 from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
@@ -54,7 +54,7 @@ def unrecorded(model):
         raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "flatten", refuse)
+        patch.setattr(graph_capture, "flatten", refuse)
         with pytest.warns(SlowPath):
             model.lm.prepare()
     return model
@@ -243,6 +243,19 @@ def test_text_that_looks_like_a_special_token_stays_text(model):
         tiny.IDS["<|im_start|>"],
         tiny.IDS["<end_of_utterance>"],
     ]
+
+
+def test_sampling_defaults_are_those_of_the_checkpoint(saved, tmp_path):
+    assert SmolVlmText(saved).default_sampling() == Sampling()  # its generation_config.json does not sample
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.4, "top_k": 5}')
+    assert SmolVlmText(str(tmp_path)).default_sampling() == Sampling(temperature=0.4, top_k=5)
+
+
+def test_text_above_the_bound_exceeds_the_context(model):
+    limit = model.max_text_bytes()
+    assert limit == 4096 * max(map(len, model.checkpoint.tokenizer.get_vocab()))
+    with pytest.raises(NeverFits):
+        model.run(chat("x" * (limit + 1)))
 
 
 def test_unsupported_requests_are_rejected(model, saved, tmp_path):

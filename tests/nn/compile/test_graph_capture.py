@@ -11,7 +11,7 @@ from mstar.nn.compile.graph_capture import eager_forward, flatten
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, extend_caches, running
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.lm.sampler_state import SamplerState
 from tests.nn.lm.model_families import FAMILIES, SMALL
 
 

@@ -146,7 +146,7 @@ def small():
     weights = {name: weakref.ref(weight) for name, weight in made.named_parameters() if weight.ndim == 2}
     lm = CausalLM(lambda: made, eos_token_id=2, pages=64, int8=True)
     lm.kv()
-    lm._load = made = None
+    lm._loader = made = None
     gc.collect()
     return lm, {name for name, weight in weights.items() if weight() is not None}
 
@@ -185,7 +185,7 @@ def test_without_amx_the_sums_are_the_same(monkeypatch, tmp_path):
     x, bias = torch.randn(37, 130), torch.randn(50)
     right = native.linear_int8(x, tiles, scales, bias)
     monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-mno-amx-int8"))
-    monkeypatch.setattr(native, "_cache", lambda: tmp_path)
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     for name in ("_library", "kernel"):
         monkeypatch.setattr(native, name, functools.cache(getattr(native, name).__wrapped__))
     assert torch.allclose(native.linear_int8(x, tiles, scales, bias), right, rtol=1e-6, atol=1e-6)

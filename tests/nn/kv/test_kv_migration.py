@@ -10,8 +10,9 @@ from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
 from mstar.errors import LoadError, NeverFits
 from mstar.nn.audio.codec import Codec, CodecStreamState
-from mstar.nn.lm import encoder_decoder
-from mstar.nn.lm.sampler import SamplerState, sample_tokens
+from mstar.nn.lm import eager_seq2seq
+from mstar.nn.lm.sampler import sample_tokens
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import Grammar, Sampling
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.values import pack, unpack
@@ -144,7 +145,7 @@ def test_a_sampler_resumes_at_any_position():
     sampler = new_sampler()
     for at in range(12):  # it goes through complete texts, after which another begins
         elsewhere = SamplerState(VOCABULARY)
-        elsewhere.load(sent(sampler.export()), torch.device("cpu"))
+        elsewhere.load(sent(sampler.export()))
         assert elsewhere.generated() == sampler.generated()
         samplers = (sampler.fork(), elsewhere, sampler)
         forked, other, token = (sample_tokens(noise(1, at), [params], [one])[0] for one in samplers)
@@ -157,12 +158,12 @@ def test_a_sampler_with_a_grammar_needs_a_vocabulary_at_its_target():
     sampler = new_sampler()
     sample_tokens(noise(1), [Sampling(grammar=Grammar.regex("a+"))], [sampler])
     with pytest.raises(LoadError, match="the model has no vocabulary for grammars"):
-        SamplerState().load(sent(sampler.export()), torch.device("cpu"))
+        SamplerState().load(sent(sampler.export()))
 
 
 # ---------------------------------------------------------------- other states
 def test_cross_attention_kv_is_migrated_too(monkeypatch):
-    monkeypatch.setattr(encoder_decoder, "DecoderHalf", whisper._writing_half)
+    monkeypatch.setattr(eager_seq2seq, "DecoderHalf", whisper._writing_half)
     here, there = whisper.component(), whisper.component(page_size=8, pages=40)
     (cache,) = whisper.encoded_caches(here, 1)
     here.next_token(torch.arange(3, 9), cache, whisper.SAMPLING_PARAMS[0])

@@ -12,7 +12,7 @@ from mstar.nn import native
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import attend_running, extend_caches, running
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.lm.sampler_state import SamplerState
 
 HEADS, KEY_HEADS, SIZE = 2, 1, 8
 WINDOWS = range(1, 10)

@@ -7,8 +7,8 @@ from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone
 from mstar.models.qwen3_omni.talker_cache import TalkerKV
 from mstar.nn.encoder import Encoder, TenantState
-from mstar.nn.lm import encoder_decoder
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.lm import eager_seq2seq
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import Sampling
 from mstar.transfer.values import pack, unpack
 from mstar.walk.states import KV
@@ -191,7 +191,7 @@ def test_a_tenant_state_keeps_its_tenant():
 
 
 def test_a_cross_attention_cache_keeps_its_tenant(monkeypatch):
-    monkeypatch.setattr(encoder_decoder, "DecoderHalf", whisper._writing_half)
+    monkeypatch.setattr(eager_seq2seq, "DecoderHalf", whisper._writing_half)
     lm = whisper.component()
     (cache,) = whisper.encoded_caches(lm, 1)
     cache.tenant = "alice"

@@ -13,6 +13,7 @@ from mstar.engine.jobs import Job, JobDone, Unfinished
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.requests import Sampling
 from mstar.walk.states import KV
+from tests.nn.lm.counter_based_generate import counter_based_draws
 from tests.nn.lm.model_families import network, paged_network
 
 
@@ -33,14 +34,14 @@ def prompts(count: int, seed: int = 1) -> list[torch.Tensor]:
 
 def reference_tokens(name: str, prompt: torch.Tensor, params: Sampling) -> list[int]:
     """What the library's own generate writes after a prompt."""
-    library = network(name)  # making it sets the seed too
-    torch.manual_seed(params.seed)
+    library = network(name)
     how: dict[str, Any] = {"do_sample": False}
     if params.temperature:
         how = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
         how |= {"min_p": params.min_p or None}
     how["repetition_penalty"] = params.repetition_penalty
-    made = library.generate(prompt[None], max_new_tokens=params.max_tokens, eos_token_id=-1, **how)
+    with counter_based_draws(params.seed):
+        made = library.generate(prompt[None], max_new_tokens=params.max_tokens, eos_token_id=-1, **how)
     return made[0, len(prompt) :].tolist()
 
 

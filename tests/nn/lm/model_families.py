@@ -36,6 +36,28 @@ FAMILIES = {
     "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
 }
 
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}
+RECURRENT_FAMILIES = {
+    "mamba2": lambda: t.Mamba2ForCausalLM(
+        t.Mamba2Config(
+            vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=8, n_groups=1
+        )
+    ),
+    "lfm2": lambda: t.Lfm2ForCausalLM(t.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"])),
+    "qwen3_next": lambda: t.Qwen3NextForCausalLM(
+        t.Qwen3NextConfig(
+            **SMALL, **EXPERTS, **DELTA_NET, head_dim=8, layer_types=["linear_attention", "full_attention"]
+        )
+    ),
+}
+"""Families with recurrent layers: a state space model, short convolutions, gated delta nets."""
+
 
 @functools.cache
 def network(name: str) -> torch.nn.Module:
@@ -55,7 +77,7 @@ def paged_network(name: str) -> torch.nn.Module:
 def new_network(name: str) -> torch.nn.Module:
     """The same model again, for a test that changes it."""
     torch.manual_seed(0)
-    made = FAMILIES[name]().eval()
+    made = (FAMILIES | RECURRENT_FAMILIES)[name]().eval()
     for weight in made.parameters():
         if weight.ndim == 2:
             weight.data.mul_(4)

@@ -11,8 +11,8 @@ from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone
 from mstar.errors import LoadError, OutOfPages
 from mstar.nn import native
+from mstar.nn.compile import graph_capture
 from mstar.nn.encoder import hash_embeddings
-from mstar.nn.lm import decoder as decoders
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.decoder import SlowPath
 from mstar.requests import Sampling
@@ -317,7 +317,7 @@ def not_recorded(*_args, **_kwargs):
 
 def test_without_kernels_torch_does_the_same(monkeypatch):
     monkeypatch.setattr(native, "_library", lambda: None)
-    monkeypatch.setattr(decoders, "flatten", not_recorded)
+    monkeypatch.setattr(graph_capture, "flatten", not_recorded)
     lm = CausalLM(lambda: copy.deepcopy(network("gemma3")), eos_token_id=2, pages=256, page_size=4)
     requests = [(prompt, Sampling(max_tokens=6)) for prompt in prompts(6)]
     with pytest.warns(SlowPath, match="cannot be recorded"):

@@ -13,9 +13,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 import mstar.nn.weights.sources as weights
 from mstar.errors import LoadError, RowsFailed
 from mstar.nn.lm.grammar import GrammarViolation, Vocabulary
-from mstar.nn.lm.sampler import SamplerState, sample_tokens
+from mstar.nn.lm.sampler import sample_tokens
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import BadGrammar, Grammar, Sampling
 
+CYCLE = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+NESTED = '{"items":' * 200 + "{}" + "}" * 200
 END = 258
 SIZE = 300
 """Of the logits, which are more than the tokens."""
@@ -239,6 +242,9 @@ def test_a_choice_may_have_any_characters(texts):
         (Grammar.json_schema({"not": {"type": "string"}}), "Unimplemented keys"),
         (Grammar.regex("(a"), "unclosed group"),
         (Grammar.lark("start: nothing"), "unknown name"),
+        (Grammar.json_schema({"$ref": "#/$defs/a", "$defs": CYCLE}), "does not compile: "),
+        (Grammar("json_schema", NESTED), "recursion limit"),
+        (Grammar.regex("a" * (129 << 10)), "maximum 131072"),
     ],
 )
 def test_a_grammar_that_cannot_be_used_fails_its_row(grammar, message):
@@ -272,7 +278,9 @@ def test_without_what_it_needs_it_says_so(monkeypatch):
     with pytest.raises(RowsFailed, match=r"cannot map the tokenizer's tokens to bytes[\s\S]*\n  fix: "):
         sample_tokens(logits, [params], [SamplerState(Vocabulary(lambda: words, [1]))])
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RowsFailed, match=r"grammars need the package llguidance[\s\S]*\n  fix: pip install") as raised:
+    with pytest.raises(
+        RowsFailed, match=r"structured output needs the package llguidance[\s\S]*\n  fix: pip install"
+    ) as raised:
         sample_tokens(logits, [params], [SamplerState(Vocabulary(byte_tokenizer, [END]))])
     assert isinstance(raised.value.errors[0], LoadError)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
 
+from mstar.nn.compile import graph_capture
 from mstar.nn.compile.graph_capture import eager_forward
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.mrope import ROPE_AXES, MRopeDecoder, MRopeModel
@@ -33,7 +34,7 @@ def network():
 def decoder(network):
     """As the library runs it: to record it takes longer than these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mstar.nn.lm.decoder.flatten", lambda network, is_int8: (eager_forward(network), is_int8 or None))
+        patch.setattr(graph_capture, "flatten", lambda network, is_int8: (eager_forward(network), is_int8 or None))
         return MRopeDecoder(
             MRopeModel(*network, levels=LEVELS, layer=1), PagePool(32, 4), swap_bytes=0, is_deterministic=False
         )

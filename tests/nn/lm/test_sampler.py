@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar.errors import NotFinite, RowsFailed
-from mstar.nn.lm.sampler import SamplerState, compute_logprobs, sample_tokens
+from mstar.nn.lm.sampler import compute_logprobs, sample_tokens
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import BadSampling, Logprobs, Sampling
+from tests.nn.lm.counter_based_generate import counter_based_draws
 from tests.nn.lm.model_families import network
 
 SIZE = 1100
@@ -49,7 +51,7 @@ SAMPLING_PARAMS = [
 ]
 
 
-def expected(logits, params, history, prompt, generator):
+def expected(logits, params, history, prompt):
     """The token for one row, by transformers' own processors, one after the other."""
     scores, ids = logits.float()[None], torch.tensor([history])
     if params.logit_bias:
@@ -70,7 +72,8 @@ def expected(logits, params, history, prompt, generator):
         scores = t.TopPLogitsWarper(params.top_p)(ids, scores)
     if params.min_p:
         scores = t.MinPLogitsWarper(params.min_p)(ids, scores)
-    return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+    with counter_based_draws(params.seed, first=len(history) - prompt):
+        return int(torch.multinomial(scores.softmax(-1), num_samples=1))
 
 
 def new_samplers(prompts):
@@ -84,7 +87,6 @@ def test_a_batch_of_all_parameters_gets_what_the_processors_give_each():
     draws = torch.Generator().manual_seed(0)
     prompts = [torch.randint(SIZE, (row + 1,), generator=draws).tolist() for row in range(len(SAMPLING_PARAMS))]
     samplers = new_samplers(prompts)
-    generators = [torch.Generator().manual_seed(params.seed) for params in SAMPLING_PARAMS]
     logits = torch.randn(len(SAMPLING_PARAMS), SIZE, generator=draws) * 4
     seen = set()
     for _ in range(12):
@@ -92,7 +94,7 @@ def test_a_batch_of_all_parameters_gets_what_the_processors_give_each():
         tokens = sample_tokens(given, SAMPLING_PARAMS, samplers)[:, 0].tolist()
         for row, params in enumerate(SAMPLING_PARAMS):
             history = samplers[row].history.tolist()
-            wanted = expected(given[row], params, history, row + 1, generators[row])
+            wanted = expected(given[row], params, history, row + 1)
             assert tokens[row] == wanted, params
             samplers[row].append_tokens([wanted])
             seen.add(wanted)
@@ -102,9 +104,8 @@ def test_a_batch_of_all_parameters_gets_what_the_processors_give_each():
 def test_a_network_writes_what_generate_writes():
     library, prompt = network("llama").eval(), [5, 9, 13, 5]
     params = Sampling(temperature=0.9, top_k=30, top_p=0.9, repetition_penalty=1.2, logit_bias=((4, 3.0),), seed=11)
-    torch.manual_seed(params.seed)
     how = {"do_sample": True, "temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
-    with torch.inference_mode():
+    with torch.inference_mode(), counter_based_draws(params.seed):
         made = library.generate(
             torch.tensor([prompt]), max_new_tokens=12, eos_token_id=-1, sequence_bias={(4,): 3.0}, **how
         )

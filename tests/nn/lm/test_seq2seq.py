@@ -17,13 +17,15 @@ from mstar import Float32, Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
 from mstar.errors import LoadError, OutOfPages
-from mstar.nn.lm import decoder, encoder_decoder
+from mstar.nn.compile import graph_capture
+from mstar.nn.lm import eager_seq2seq
 from mstar.nn.lm.decoder import SlowPath
 from mstar.nn.lm.seq2seq import Seq2SeqLM
 from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import prompts
+from tests.nn.lm.counter_based_generate import counter_based_draws
 
 NEW = 8
 ENCODER_FRAMES = 10
@@ -66,13 +68,13 @@ def _new_network() -> torch.nn.Module:
 
 
 network, paged = functools.cache(_new_network), functools.cache(_new_network)
-_writing_half = functools.cache(encoder_decoder.DecoderHalf)
+_writing_half = functools.cache(eager_seq2seq.DecoderHalf)
 
 
 @pytest.fixture(autouse=True)
 def write_once(monkeypatch):
     """So that what is recorded of a network serves all tests."""
-    monkeypatch.setattr(encoder_decoder, "DecoderHalf", _writing_half)
+    monkeypatch.setattr(eager_seq2seq, "DecoderHalf", _writing_half)
 
 
 def component(**sizes) -> Seq2SeqLM:
@@ -97,12 +99,12 @@ def given(count):
 
 
 def generated(features, start, params):
-    torch.manual_seed(params.seed)
     how = {"do_sample": False}
     if params.temperature:
         how = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
     how |= {"repetition_penalty": params.repetition_penalty, "max_new_tokens": params.max_tokens, "eos_token_id": -1}
-    made = t.GenerationMixin.generate(network(), features[None], decoder_input_ids=start[None], **how)
+    with counter_based_draws(params.seed):
+        made = t.GenerationMixin.generate(network(), features[None], decoder_input_ids=start[None], **how)
     return made[0, len(start) :].tolist()
 
 
@@ -197,7 +199,7 @@ def test_without_kernels_and_recording_it_writes_the_same(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise NotImplementedError("this is not recorded")
 
-    monkeypatch.setattr(decoder, "flatten", refuse)
+    monkeypatch.setattr(graph_capture, "flatten", refuse)
     lm = Seq2SeqLM(lambda: _new_network().double(), eos_token_id=2, page_size=4)  # there are no kernels for this dtype
     with pytest.warns(SlowPath, match="this is not recorded"):
         lm.kv()

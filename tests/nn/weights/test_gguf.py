@@ -36,9 +36,12 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
-def write(path, model, architecture="llama", words="gpt2", digits="smollm", **surplus):
+def write(path, model, architecture="llama", words="gpt2", digits="smollm", chat_template=None, **surplus):
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
+    if chat_template:
+        writer.add_chat_template(chat_template)
+        writer.add_eos_token_id(0)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)

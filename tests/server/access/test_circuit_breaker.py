@@ -2,12 +2,15 @@
 
 import json
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
 
 from mstar.config import RateLimit, RuntimeConfig
 from mstar.server.access.api_keys import ApiKeys
-from mstar.server.access.circuit_breaker import MAX_OPEN_S, MAX_PROBE_ROUND_S, CircuitBreaker
+from mstar.server.access.circuit_breaker import FORGET_S, MAX_OPEN_S, MAX_PROBE_ROUND_S, CircuitBreaker
 from mstar.server.access.fast_reject import FastReject
 from mstar.server.access.slo import SLO_HEADER
 from mstar.server.errors import ApiError
@@ -93,6 +96,14 @@ def test_retry_after_covers_the_probe_round(breaker, clock):
         while breaker.rejection("a", "x", Slo()) is None:
             breaker.admit("a", "x", Slo())
         assert breaker.rejection("a", "x", Slo()).retry_after >= MAX_PROBE_ROUND_S - 1e-9
+
+
+def test_the_breaker_closes_after_a_quiet_time(reject_probe, breaker, clock):
+    """The 300 requests arrive at once: without the quiet time, all but the next round of probes are rejected."""
+    clock.now += FORGET_S
+    for _ in range(300):
+        breaker.admit("a", "x", Slo())
+    assert not breaker.is_open
 
 
 def test_a_slow_rejection_does_not_hold_up_others(breaker, clock):
@@ -273,6 +284,8 @@ def test_a_complete_request_is_rejected_from_its_raw_bytes(tripped_server, tenan
         request("Transfer-Encoding: chunked"),
         request("Expect: 100-continue"),
         request("Upgrade: h2c"),
+        request("X: y", " z"),
+        request("X: y\nX2: z"),
         request(*(f"X-{number}: y" for number in range(2000))),
         request("Authorization: Bearer other"),
         request("Content-Length: 5"),
@@ -316,3 +329,22 @@ def test_a_connection_stays_usable_after_a_rejection(tripped_server, tenant, bre
         connection.sendall(request("Connection: close"))
         assert connection.recv(1 << 16)[9:12] == b"429"
         assert connection.recv(1) == b""
+
+
+# ---------------------------------------------------------------- after an overload
+def test_an_idle_server_rejects_no_request_after_an_overload():
+    """Afterwards, 300 requests arrive with as many at a time as fit into the server."""
+    with (
+        run_toy_server(options=RuntimeConfig(max_running_requests=8, max_queued_requests=56)) as server,
+        server.client(limits=httpx2.Limits(max_connections=128), timeout=60) as client,
+    ):
+
+        def post_all(text, count, concurrent):
+            with ThreadPoolExecutor(concurrent) as pool:
+                bodies = [chat_body(text)] * count
+                return [*pool.map(lambda body: client.post("/v1/chat/completions", json=body).status_code, bodies)]
+
+        assert 429 in post_all("slow hello", 256, 128)
+        assert server.wait_until_idle(5.0)
+        time.sleep(FORGET_S)
+        assert post_all("hello", 300, 60) == [200] * 300

@@ -1,6 +1,8 @@
 """Live feed: subscribers see requests start, move and end; the model graph maps each call to a box."""
 
+import asyncio
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -8,7 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 from mstar.server.access.api_keys import ApiKeys
+from mstar.server.admin import events
+from mstar.server.admin.graphs import record_warmup
 from mstar.server.admin.live_feed import MAX_QUEUED_UPDATES, Subscriber
+from mstar.server.admin.recent_requests import RequestRecord
+from mstar.server.admin.snapshot import ClusterSnapshot, RequestView, SnapshotDelta
+from mstar.server.request_context import RequestContext
+from mstar.wire.activity import RequestStatus
 from tests.server.toy_server import chat_body, run_toy_server
 
 CHAT = "/v1/chat/completions"
@@ -94,10 +102,20 @@ def test_another_tenant_sees_an_anonymous_request():
     assert "mine" not in json.dumps(updates)
 
 
-def test_a_slow_subscriber_gets_a_full_snapshot():
-    from mstar.server.admin.snapshot import ClusterSnapshot, RequestView, SnapshotDelta
-    from mstar.wire.activity import RequestStatus
+def test_a_tenant_has_a_limited_number_of_event_streams(monkeypatch):
+    monkeypatch.setattr(events, "MAX_SUBSCRIBERS", 2)
+    with run_toy_server(keys=ApiKeys(["a", "b"])) as server, server.client("a") as alice, server.client("b") as bob:
+        with subscribe(alice), subscribe(alice):
+            refused = alice.get("/v1/events")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_streams")
+            with subscribe(bob):
+                pass
+        wait_until(lambda: server.state.live_feed._task is None)
+        with subscribe(alice):
+            pass
 
+
+def test_a_slow_subscriber_gets_a_full_snapshot():
     snapshot, subscriber = ClusterSnapshot(), Subscriber("")
     one = snapshot.requests["r"] = RequestView(RequestStatus("r", "m", "running", "w", 0, 1, ("a",), 0.1), "conductor")
     one.refresh("", None)
@@ -111,12 +129,21 @@ def test_a_slow_subscriber_gets_a_full_snapshot():
     assert [one["rid"] for one in again["requests"]] == ["r"]
 
 
+def test_a_request_stays_with_its_tenant_until_the_conductor_has_ended_it():
+    view = RequestView(RequestStatus("r", "m", "running", "w", 0, 1, ("a",), 0.1), "conductor")
+    view.refresh("alice", RequestRecord(RequestContext("mine"), ""))
+    assert not view.refresh(None, None)  # the response is complete: its record is no longer in progress
+    (shown,) = SnapshotDelta({}, [view], [], []).for_tenant("alice")["requests"]
+    (hidden,) = SnapshotDelta({}, [view], [], []).for_tenant("bob")["requests"]
+    assert (shown["id"], hidden["id"]) == ("mine", None)
+
+
 @pytest.mark.parametrize("model", ["parrot", "vectors", "mixer"])
 def test_a_graph_has_placement_and_costs(server, model):
     with server.client() as client:
         client.post(CHAT, json=chat_body("hello"))
         graph = client.get(f"/v1/models/{model}/graph").json()
-        missing = client.get("/v1/models/nobody/graph")
+        missing = client.get("/v1/models/absent/graph")
     assert graph["workers"] == ["local"]
     assert graph["cut_edges"] == []
     assert "nothing crosses" in graph["text"]
@@ -125,7 +152,27 @@ def test_a_graph_has_placement_and_costs(server, model):
         assert all(boxes[call]["shape"] == "op" for call in walk["calls"])
         assert len(walk["calls"]) == sum(box["shape"] == "op" for box in boxes.values())
     ops = {op["op"]: op for op in graph["ops"]}
+    assert all(re.fullmatch(r"toy_models\.py:\d+", op["source"]) for op in ops.values())
+    (process,) = graph["processes"]
+    assert process["worker"] == "local"
+    assert {"parrot.letters", "vectors.measure", "mixer.desk", "free.letters"} == set(process["components"])
     if model == "parrot":
         assert ops["letters.letter"]["calls"] >= 5
         assert ops["letters.letter"]["batch"] >= 1
     assert missing.status_code == 404
+
+
+def test_a_walk_is_used_once_a_client_has_used_it():
+    with run_toy_server() as server, server.client() as client:
+
+        def used():
+            server.state.metrics.refreshed_at = 0.0  # not the statistics of a moment ago
+            return [walk["name"] for walk in client.get("/v1/models/parrot/graph").json()["walks"] if walk["is_used"]]
+
+        assert used() == []
+        client.post(CHAT, json=chat_body("hello"))
+        assert used() == ["say"]
+        asyncio.run_coroutine_threadsafe(record_warmup(server.state), server.loop).result(5)
+        assert used() == []  # what ran so far was the warm-up
+        client.post(CHAT, json=chat_body("hello"))
+        assert used() == ["say"]

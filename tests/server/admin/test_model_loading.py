@@ -4,8 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
+from mstar.server.access.api_keys import ApiKeys
 from mstar.server.admin import model_loading
 from mstar.server.state import Phase
+from tests.server.toy_server import run_toy_server
 
 
 def error(answer):
@@ -21,8 +23,21 @@ def test_in_process_models_are_loaded_and_cannot_be_unloaded(server):
         assert "serve without --in-process" in response.json()["error"]["message"]
         assert client.post("/v1/models/parrot/load").json() == {"model": "parrot", "state": "loaded"}
         for command in ("load", "unload"):
-            assert error(client.post(f"/v1/models/nobody/{command}")) == (404, "model_not_found")
+            assert error(client.post(f"/v1/models/absent/{command}")) == (404, "model_not_found")
             assert client.put(f"/v1/models/parrot/{command}").status_code == 405
+
+
+@pytest.mark.parametrize("command", ["load", "unload"])
+def test_only_an_operator_key_loads_and_unloads_models(command):
+    with run_toy_server(keys=ApiKeys(["k"], operator_keys=["o"])) as server:
+        with server.client("k") as client:
+            for model in ("parrot", "absent"):
+                response = client.post(f"/v1/models/{model}/{command}")
+                assert error(response) == (403, "operator_required")
+            assert "fix: send one, or configure one with --operator-key-file" in response.json()["error"]["message"]
+        with server.client("o") as operator:
+            assert operator.post(f"/v1/models/parrot/{command}").status_code in (200, 409)
+            assert error(operator.post(f"/v1/models/absent/{command}")) == (404, "model_not_found")
 
 
 def test_loading_is_rejected_unless_the_server_is_ready(server, monkeypatch):

@@ -1,6 +1,7 @@
 """Traces of requests: over HTTP, in a terminal, and as Chrome traces for Perfetto."""
 
 import json
+import re
 import threading
 import time
 
@@ -13,6 +14,7 @@ from mstar.server.access.api_keys import ApiKeys
 from mstar.server.admin import recent_requests
 from mstar.server.admin.recent_requests import MAX_EMISSION_TIMES, MAX_REQUESTS, RecentRequests
 from mstar.server.request_context import RequestContext
+from tests.server.toy_models import BOOM
 from tests.server.toy_server import chat_body, run_toy_server
 
 CHAT = "/v1/chat/completions"
@@ -46,6 +48,33 @@ def test_a_request_is_listed_and_traced(server):
     assert other["id"] == "two/2?"
 
 
+def test_the_trace_of_a_failed_request_names_the_exception_and_its_line(server):
+    with server.client() as client:
+        ask(client, "failed", f"a{BOOM}")
+        trace = client.get("/v1/requests/failed/trace").json()
+    spans = {(span["process"], span["kind"]): span for span in trace["spans"]}
+    assert re.fullmatch(r"RuntimeError at toy_models\.py:\d+", spans["local", "op"]["text"])
+    assert spans["conductor", "attempt"]["text"] == spans["local", "op"]["text"]
+    assert "secret" not in json.dumps(trace), "a client can read its traces"
+    assert any("RuntimeError at toy_models.py" in line for line in format_waterfall(trace, 120))
+
+
+@pytest.mark.parametrize("is_exposed", [True, False])
+def test_the_reason_of_a_failed_request_has_what_its_client_got(server, is_exposed, monkeypatch):
+    monkeypatch.setattr(server.state, "expose_errors", is_exposed)
+    with server.client() as client:
+        ask(client, "good")
+        sent = ask(client, "bad", f"a{BOOM}").json()["error"]["message"]
+        bad, good = client.get("/v1/requests").json()["data"][:2]
+        assert client.get("/v1/requests/bad/trace").json()["error"] == bad["error"]
+    assert good["error"] is None
+    assert bad["error"]["message"] == sent
+    assert ("secret" in sent) is is_exposed
+    assert re.fullmatch(r"toy_models\.py:\d+", bad["error"]["location"])
+    known = {"type": "RuntimeError", "op": "letters.letter", "walk": "say", "process": "local"}
+    assert {name: bad["error"][name] for name in known} == known
+
+
 def test_a_request_that_did_not_reach_the_runtime_has_no_trace(server):
     with server.client() as client:
         ask(client, "wrong", n=99)
@@ -68,6 +97,24 @@ def test_only_the_tenant_of_a_request_sees_its_trace():
         with server.client() as anonymous:
             assert anonymous.get("/v1/requests").status_code == 401
             assert anonymous.get("/v1/requests/same/trace").status_code == 401
+
+
+def test_an_operator_sees_the_traces_of_all_tenants():
+    keys = ApiKeys(["a", "b"], operator_keys=["o"])
+    with run_toy_server(keys=keys) as server, server.client("a") as alice, server.client("o") as operator:
+        ask(alice, "hers")
+        ask(operator, "mine")
+        records = operator.get("/v1/requests").json()["data"]
+        assert [record["id"] for record in records] == ["mine", "hers"]
+        assert records[1]["tenant"] == keys.authenticate("Bearer a").name
+        assert operator.get("/v1/requests/hers/trace").json()["id"] == "hers"
+        assert operator.post("/v1/requests/hers/cancel").status_code == 404  # it sees, and does not act for others
+        assert alice.get("/v1/requests/mine/trace").status_code == 404
+        assert "tenant" not in alice.get("/v1/requests").json()["data"][0]
+        ask(alice, "bad", f"a{BOOM}")
+        (hers, seen) = (client.get("/v1/requests").json()["data"][0]["error"] for client in (alice, operator))
+        assert hers["message"].startswith("the model failed at this request")
+        assert seen == hers | {"message": ""}  # it can quote the request
 
 
 def running(client, name, steps=400):
@@ -160,7 +207,7 @@ def test_recent_requests_are_bounded():
     lines = RecentRequests()
     for number in range(MAX_REQUESTS + 3):
         lines.begin(RequestContext(str(number % (MAX_REQUESTS + 2))), "")  # the last one has the id of the first
-        lines.attach("m", "t", [f"r{number}"])
+        lines.end(lines.attach("m", "t", [f"r{number}"]))
     assert len(lines.for_tenant("t")) == MAX_REQUESTS
     assert [*lines.for_tenant("t")[0].rids] == [f"r{MAX_REQUESTS + 2}"]
     assert lines.find("t", "1") is None
@@ -174,10 +221,24 @@ def test_a_tenant_does_not_evict_the_records_of_another():
     lines.attach("m", "alice", ["r"])
     for number in range(MAX_REQUESTS + 3):
         lines.begin(RequestContext(str(number)), "")
-        lines.attach("m", "bob", [f"r{number}"])
+        lines.end(lines.attach("m", "bob", [f"r{number}"]))
     assert [*lines.find("alice", "kept").rids] == ["r"]
     assert [tenant for tenant, _ in lines.in_progress()].count("alice") == 1
     assert len(lines.for_tenant("bob")) == MAX_REQUESTS
+
+
+def test_a_request_in_progress_is_never_dropped():
+    lines = RecentRequests()
+    records = []
+    for number in range(2 * MAX_REQUESTS):
+        lines.begin(RequestContext(str(number)), "")
+        records.append(lines.attach("m", "", [f"r{number}"]))
+    assert [*lines.find("", "0").rids] == ["r0"]
+    assert len(lines.for_tenant("")) == 2 * MAX_REQUESTS
+    for record in records[1:]:
+        lines.end(record)
+    assert len(lines.for_tenant("")) == MAX_REQUESTS
+    assert [*lines.find("", "0").rids] == ["r0"]
 
 
 def test_delivery_times_are_bounded():

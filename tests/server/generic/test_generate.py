@@ -10,6 +10,7 @@ import pytest
 from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from mstar import LoadError, Model
+from mstar.server.generic import request_parsing
 from mstar.server.state import ServedModel
 
 
@@ -113,6 +114,18 @@ def test_msgpack_in_and_out(server):
     assert frames[2]["result"]["gains"] == [1, 0.5]
 
 
+def test_text_and_bytes_above_the_size_of_a_message_are_rejected(server, monkeypatch):
+    monkeypatch.setattr(request_parsing, "MAX_INLINE_BYTES", 100)
+    response = post(server, json={"model": "free", "request": {"x": ["a" * 60, "b" * 60]}})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
+    assert "100 bytes" in response.json()["error"]["message"]
+    sound = np.zeros(100, np.float32)
+    payload = {"dtype": "float32", "shape": [100], "data": sound.tobytes()}
+    body = msgspec.msgpack.encode({"model": "mixer", "request": REQUEST | {"sound": payload}})
+    response = post(server, content=body, headers={"Content-Type": "application/msgpack"})
+    assert response.status_code == 200, "arrays are not part of a message"
+
+
 def npy(array):
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
@@ -124,6 +137,12 @@ def test_a_form_with_an_array_in_a_file(server):
     result = events(post(server, data={"model": "mixer", "times": "1"}, files=files).text)
     assert to_array(result[0][1]["value"]).tolist() == [1, -2, 3]
     assert result[1][1]["result"]["gains"] == [2]
+
+
+@pytest.mark.parametrize("request_part", ["[1]", "1", '"x"', "null"])
+def test_a_form_whose_request_is_not_an_object_is_rejected(server, request_part):
+    response = post(server, files={"model": (None, "mixer"), "request": (None, request_part)})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "request"), response.text
 
 
 def test_a_walk_without_a_route_takes_its_arguments(server):

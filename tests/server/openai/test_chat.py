@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import soundfile
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 from PIL import Image
 
+from mstar.requests import Sampling
 from tests.server.toy_models import BOOM
 from tests.server.toy_server import chat_body
 
@@ -84,6 +86,25 @@ def test_parameters_reach_the_model(server, openai):
     sampling = chat.sampling
     assert (sampling.temperature, sampling.top_p, sampling.presence_penalty, sampling.seed) == (0.5, 0.25, 1, 9)
     assert sampling.logit_bias == ((7, -3.0),)
+
+
+def test_unset_parameters_have_the_defaults_of_the_model(server, openai, monkeypatch):
+    def sampling(**params):
+        complete(openai, "abc", **params)
+        return server.parrot.seen[-1].sampling
+
+    assert (sampling().temperature, sampling().top_p) == (1.0, 1.0)  # those of OpenAI
+    assert sampling().seed != sampling().seed
+    defaults = Sampling(temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.3)
+    monkeypatch.setattr(type(server.parrot), "default_sampling", lambda self: defaults, raising=False)
+    assert sampling(seed=3) == replace(defaults, max_tokens=1024, seed=3)
+    assert sampling(seed=3, temperature=0.2, frequency_penalty=0) == replace(
+        defaults, max_tokens=1024, seed=3, temperature=0.2, frequency_penalty=0.0
+    )
+    assert sampling(temperature=0) == Sampling(max_tokens=1024)  # greedy, without the penalties of the model
+    openai.completions.create(model="parrot", prompt="abc", seed=3)
+    assert server.parrot.seen[-1].sampling == replace(defaults, max_tokens=16, seed=3)
+    assert openai.responses.create(model="parrot", input="abc").temperature == 0.6
 
 
 def _call(call_id, name, arguments):
@@ -245,5 +266,41 @@ def test_an_unknown_or_unsuitable_model_is_rejected(openai):
 
 def test_a_missing_json_schema_is_reported(openai):
     response_format = {"type": "json_schema"}
-    with pytest.raises((BadRequestError, APIError), match="json_schema"):
+    with pytest.raises(BadRequestError, match="json_schema"):
         complete(openai, "x", response_format=response_format)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}, {"text": "x"}]}]}, "messages[0].content[1].type"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"logit_bias": {"7": 101}}, "logit_bias"),
+    ],
+)
+def test_an_invalid_field_gets_400_and_is_named_as_openai_names_it(openai, fields, param):
+    with pytest.raises(BadRequestError) as error:
+        openai.chat.completions.create(**chat_body("x") | fields)
+    assert (error.value.code, error.value.param) == ("invalid_value", param)
+
+
+def test_max_tokens_are_clipped_to_the_context(server, openai):
+    for params in ({"max_tokens": 1_000_000}, {"max_completion_tokens": 1_000_000}):
+        assert complete(openai, "abc", **params).choices[0].message.content == "abc"
+        assert server.parrot.seen[-1].sampling.max_tokens == 8192
+    openai.completions.create(model="parrot", prompt="abc", max_tokens=1_000_000)
+    assert server.parrot.seen[-1].sampling.max_tokens == 8192
+
+
+def test_audio_without_its_encoder_gets_501_with_the_command(server, monkeypatch):
+    monkeypatch.setattr("mstar.media.audio.find_spec", lambda name: None)
+    params = {"modalities": ["text", "audio"], "audio": {"voice": "any", "format": "mp3"}}
+    with server.client() as client:
+        response = client.post("/v1/chat/completions", json=chat_body("x") | params)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (501, "missing_extra", "audio.format")
+    assert "fix: pip install 'mstar-serve[media]' on the server, or use wav" in error["message"]
+    assert response.headers["x-should-retry"] == "false"

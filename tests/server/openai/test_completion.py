@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from openai import APIError, BadRequestError, OpenAI
+from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from mstar import Component, Float32, Model, Tensor, Text, loop, op, walk
+from mstar.errors import MissingExtra
 from mstar.models.smollm2.smollm2 import SmolLm2
 from mstar.nn.weights.sources import SMOLLM2_135M
 from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Logprobs, Message, Sampling, ScoredToken, ToolCall
@@ -191,6 +192,38 @@ def test_embeddings_have_usage(openai):
     assert (usage.prompt_tokens, usage.total_tokens) == (5, 5)
 
 
+class GrammarOp(Component):
+    @op
+    def compile(self, sampling: Sampling) -> str:
+        raise MissingExtra.from_package("structured output", "llguidance", "grammar")
+
+
+class WithoutGrammars(Model):
+    """Model of a worker without the extra `grammar`."""
+
+    def __init__(self) -> None:
+        self.guide = GrammarOp()
+
+    @walk
+    def answer(self, sampling: Sampling) -> Iterator[Text]:
+        yield Text(self.guide.compile(sampling))
+
+    async def route(self, request: ChatRequest) -> Finish:
+        await self.answer(request.sampling)
+        return Finish()
+
+
+def test_a_grammar_without_its_package_gets_501_with_the_command():
+    with (
+        serve_models({"plain": WithoutGrammars()}) as served,
+        openai_client(served.url) as client,
+        pytest.raises(InternalServerError) as error,
+    ):
+        complete(client, "x", "plain", response_format={"type": "json_object"})
+    assert (error.value.status_code, error.value.code) == (501, "missing_extra")
+    assert "llguidance. fix: pip install 'mstar-serve[grammar]' on the server" in error.value.message
+
+
 # ---------------------------------------------------------------- a real model
 QUESTION = "What is the capital of France?"
 SCHEMA = {
@@ -265,7 +298,7 @@ def test_smollm2_honors_its_parameters(smollm2):
     stopped = complete(openai, QUESTION, "smollm2", temperature=0, stop=["France is"])
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("The capital of ", "stop")
     assert (stopped.usage.prompt_tokens, stopped.usage.completion_tokens) == (37, 5)
-    several = complete(openai, "Name a colour.", "smollm2", n=3, seed=5, max_tokens=8)
+    several = complete(openai, "Name a colour.", "smollm2", n=3, seed=5, temperature=1.0, max_tokens=8)
     assert len({choice.message.content for choice in several.choices}) == 3
     assert {choice.finish_reason for choice in several.choices} <= {"stop", "length"}
     assert several.usage.completion_tokens <= 24
@@ -288,3 +321,47 @@ def test_smollm2_honors_its_parameters(smollm2):
     truncated = complete(openai, QUESTION, "smollm2", temperature=0, tools=tools, tool_choice="required", max_tokens=3)
     assert truncated.choices[0].finish_reason == "length"
     assert truncated.choices[0].message.tool_calls is None
+    huge = complete(openai, QUESTION, "smollm2", temperature=0, max_tokens=1_000_000).choices[0]
+    assert (huge.message.content, huge.finish_reason) == ("The capital of France is Paris.", "stop")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smollm2_completes_text_without_its_template(smollm2):
+    openai, model = smollm2
+    params = {"model": "smollm2", "max_tokens": 8, "temperature": 0}
+    prompt = "The capital of France is"
+    completion = openai.completions.create(prompt=prompt, logprobs=1, **params)
+    tokens = model.tokenize_prompt(prompt).tolist()
+    assert "Paris" in completion.choices[0].text
+    assert completion.usage.prompt_tokens == len(tokens) == 5
+    assert openai.completions.create(prompt=tokens, **params).choices[0].text == completion.choices[0].text
+    with pytest.raises(BadRequestError, match="is not a token id of the model"):
+        openai.completions.create(prompt=[49152], **params)
+    with pytest.raises(BadRequestError, match="context holds 8192"):
+        openai.completions.create(prompt=[5] * 8192, **params)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smollm2_serves_responses(smollm2):
+    openai, _ = smollm2
+    chat = complete(openai, QUESTION, "smollm2", temperature=0)
+    first = openai.responses.create(model="smollm2", input=QUESTION, temperature=0)
+    assert first.output_text == chat.choices[0].message.content
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (37, chat.usage.completion_tokens)
+    with openai.responses.stream(model="smollm2", input=QUESTION, temperature=0) as stream:
+        assert stream.get_final_response().output_text == first.output_text
+    text = {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}
+    place = openai.responses.create(model="smollm2", input=QUESTION, temperature=0, text=text, max_output_tokens=40)
+    assert json.loads(place.output_text) == {"city": "Paris", "country": "France"}
+    tools = [{"type": "function", "name": "find", "parameters": SCHEMA, "strict": True}]
+    called = openai.responses.create(
+        model="smollm2", input=QUESTION, temperature=0, tools=tools, tool_choice="required", max_output_tokens=60
+    )
+    assert {*json.loads(called.output[0].arguments)} == {"city", "country"}
+    output = {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "found"}
+    second = openai.responses.create(
+        model="smollm2", input=[output], previous_response_id=called.id, temperature=0, max_output_tokens=8
+    )
+    assert second.usage.input_tokens > called.usage.input_tokens

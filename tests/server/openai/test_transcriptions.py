@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import numpy as np
 import pytest
 import soundfile
-from openai import APIError, BadRequestError, NotFoundError, OpenAI, UnprocessableEntityError
+from openai import APIError, BadRequestError, NotFoundError, OpenAI
 
 from tests.server.toy_speech_models import RATE, run_speech_server, tones
 
@@ -147,9 +147,9 @@ def test_a_disconnected_client_stops_transcription(server):
     [
         ({"data": b"not audio"}, BadRequestError, "file"),
         ({"data": b"RIFF\0\0\0\0WAVE"}, BadRequestError, "file"),
-        ({"temperature": 1.5}, UnprocessableEntityError, "temperature"),
-        ({"temperature": float("inf")}, UnprocessableEntityError, "temperature"),
-        ({"response_format": "diarized_json"}, UnprocessableEntityError, "response_format"),
+        ({"temperature": 1.5}, BadRequestError, "temperature"),
+        ({"temperature": float("inf")}, BadRequestError, "temperature"),
+        ({"response_format": "diarized_json"}, BadRequestError, "response_format"),
         ({"timestamp_granularities": ["word", "segment"]}, BadRequestError, "timestamp_granularities"),
         ({"include": ["logprobs"]}, BadRequestError, "include"),
         ({"language": "en", "languages": ["en", "de"]}, BadRequestError, "languages"),
@@ -168,8 +168,8 @@ def test_invalid_forms_are_rejected(server, openai):
         path = "/v1/audio/transcriptions"
         assert client.post(path, json={"model": "scribe"}).status_code == 415
         malformed = client.post(path, content=b"--x\r\n", headers={"Content-Type": "multipart/form-data; boundary=x"})
-        assert malformed.status_code in (400, 422)
-        assert client.post(path, data={"model": "scribe"}, files={"other": b"x"}).status_code in (400, 422)
+        assert malformed.status_code == 400
+        assert client.post(path, data={"model": "scribe"}, files={"other": b"x"}).status_code == 400
         two_files = [("file", ("a", audio_file())), ("file", ("b", audio_file()))]
         assert client.post(path, data={"model": "scribe"}, files=two_files).status_code == 400
     connection = HTTPConnection(server.url.removeprefix("http://"), timeout=5)

@@ -4,6 +4,7 @@ import pytest
 
 from mstar.requests import ToolCall
 from mstar.server.errors import ApiError
+from mstar.server.inputs.memory_budget import MemoryBudget, Reservation
 from mstar.server.realtime import conversation as conversation_module
 from mstar.server.realtime.conversation import Conversation, Item
 
@@ -19,7 +20,7 @@ from mstar.server.realtime.conversation import Conversation, Item
 )
 def test_all_content_counts_against_the_limit(monkeypatch, item):
     monkeypatch.setattr(conversation_module, "MAX_CONVERSATION_BYTES", 100)
-    conversation = Conversation()
+    conversation = Conversation(Reservation(MemoryBudget(1 << 30), ""))
     conversation.add(item)
     conversation.add(Item("b", "assistant", text="x" * 40))
     with pytest.raises(ApiError, match="101 bytes with the new one, the limit is 1024 items and 100 bytes"):

@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 from mstar.media.vad import EnergyVad
 from mstar.requests import AudioInput, Message
 from mstar.server.errors import ApiError
+from mstar.server.inputs.memory_budget import MemoryBudget, Reservation
 from mstar.server.realtime.conversation import Conversation, Item
 from tests.machine_share import TimeLimit
 from tests.server.model_server import serve_models
@@ -409,7 +410,7 @@ def test_a_model_without_chat_is_rejected_before_the_session(model_server, model
 
 # ---------------------------------------------------------------- conversation and VAD
 def test_items_are_inserted_after_the_given_item():
-    conversation = Conversation()
+    conversation = Conversation(Reservation(MemoryBudget(1 << 30), ""))
     conversation.add(Item("b", "user", ["b"]))
     assert conversation.add(Item("c", "user", ["c"]), "b") == "b"
     assert conversation.add(Item("a", "user", ["a"]), "root") is None
@@ -422,7 +423,7 @@ def test_items_are_inserted_after_the_given_item():
 
 def test_a_conversation_is_limited_in_size(monkeypatch):
     monkeypatch.setattr("mstar.server.realtime.conversation.MAX_CONVERSATION_BYTES", 5000)
-    conversation = Conversation()
+    conversation = Conversation(Reservation(MemoryBudget(1 << 30), ""))
     conversation.add(Item("a", "user", [AudioInput(np.zeros(1000, np.float32), RATE)]))
     with pytest.raises(ApiError, match="fix: delete items"):
         conversation.add(Item("b", "user", ["x" * 1001]))

@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pytest
 
 from mstar.server.access.api_keys import ApiKeys, RateLimit, Tenant, hash_key
 from mstar.server.telemetry import logs
+from mstar.wire.failure import Failure
+from mstar.wire.messages import RequestFinished, Value
 from tests.server.toy_models import BOOM
 from tests.server.toy_server import chat_body, run_toy_server
 
@@ -28,10 +32,12 @@ def captured_logs(log_format, capsys):
     """Capture log lines; yields a function that returns the new ones."""
     capsys.readouterr()
 
-    def read():
-        return capsys.readouterr().err.splitlines()
+    with logs.logging_to_stderr(log_format) as writer:
 
-    with logs.logging_to_stderr(log_format):
+        def read():
+            assert writer.flush()
+            return capsys.readouterr().err.splitlines()
+
         yield read
 
 
@@ -65,7 +71,7 @@ def test_a_request_writes_an_access_log_line(capsys):
     assert first["bytes_out"] == len(answer.content)
     assert 0 < first["time_to_first_output_s"] < first["seconds"]
     assert len(first["rids"]) == 1
-    assert (second["status"], second["code"], second["model"]) == (422, "invalid_value", "")
+    assert (second["status"], second["code"], second["model"]) == (400, "invalid_value", "")
 
 
 def test_text_lines(capsys):
@@ -91,11 +97,156 @@ def test_an_error_is_logged_without_its_message(capsys):
     assert CANARY not in line
 
 
+def test_a_failure_of_a_model_is_logged_with_its_place(capsys):
+    with run_toy_server() as server, server.client() as client, captured_logs("json", capsys) as read:
+        answer = client.post("/v1/chat/completions", json=chat_body(f"a{BOOM}"), headers={"X-Request-Id": "r-1"})
+        lines = [json.loads(line) for line in lines_of(read, 1)]
+    (failure,) = [line for line in lines if line["level"] == "error"]
+    known = ("event", "id", "model", "worker", "walk", "op", "error", "message")
+    message = "an internal secret: /etc/passwd at 0x7fffdeadbeef"
+    values = ["request failed", "r-1", "parrot", "local", "say", "letters.letter", "RuntimeError", message]
+    assert [failure[name] for name in known] == values
+    assert re.search(r"tests/server/toy_models\.py:\d+$", failure["location"])
+    assert "in letter" in failure["traceback"]
+    assert f"RuntimeError: {message}" in failure["traceback"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "model_error")
+    assert error["message"] == "the model failed at this request: RuntimeError (request id r-1)"
+
+
+def test_a_failure_is_readable_in_text_and_cannot_forge_a_line(capsys):
+    failure = Failure("t1", "say", "lm.decode", "/m.py:3", 'Traceback:\n  File "/m.py", line 3, in f\nValueError: a\nb')
+    end = RequestFinished("r", "failed", {}, Value(None), "ValueError", "a\nb", failure)
+    with captured_logs("text", capsys) as read:
+        logs.log_failure(end, "parrot", "r-1")
+        first, *frames = read()
+    assert first.endswith(
+        "error mstar.failures: request failed id=r-1 model=parrot rid=r outcome=failed worker=t1 walk=say op=lm.decode "
+        'error=ValueError message="a\\nb" location=/m.py:3'
+    )
+    assert frames == ["    Traceback:", '      File "/m.py", line 3, in f', "    ValueError: a", "    b"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "level"),
+    [
+        *[("ok", "", ""), ("cancelled", "", ""), ("failed", "BadSampling", ""), ("failed", "KeyError", "error")],
+        *[
+            ("poison", "Poison", "error"),
+            ("deadline", "Deadline", "warning"),
+            ("unavailable", "Unavailable", "warning"),
+        ],
+    ],
+)
+def test_which_ends_are_logged_as_failures(status, error, level, capsys):
+    with captured_logs("json", capsys) as read:
+        logs.log_failure(RequestFinished("r", status, {}, Value(None), error, "why"), "parrot")
+        lines = [json.loads(line)["level"] for line in read()]
+    assert lines == ([level] if level else [])
+
+
 def test_logging_is_restored(capsys):
-    before = [*logging.getLogger().handlers], logging.getLogger("mstar").level
+    def settings():
+        level = logging.getLogger("mstar").level
+        return [*logging.getLogger().handlers], level, threading.excepthook, sys.unraisablehook, warnings.showwarning
+
+    before = settings()
     with logs.logging_to_stderr("json"):
-        pass
-    assert ([*logging.getLogger().handlers], logging.getLogger("mstar").level) == before
+        assert settings() != before
+    assert settings() == before
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch):
+    reading, writing = os.pipe()
+    with run_toy_server() as server, server.client() as client, os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with logs.logging_to_stderr("json") as writer:
+            writer.on_drop = server.state.metrics.log_lines_dropped.inc
+            try:
+                for number in range(300):
+                    client.get(f"/v1/{number}")  # a log line each
+                for number in range(10_000):  # more than the pipe and the queue hold
+                    server.run_in_loop(logging.getLogger("mstar.server").info, "line %d", number)
+                assert client.get("/health", timeout=5).status_code == 200
+                (dropped,) = re.findall(
+                    r"^mstar_log_lines_dropped_total (\S+)$", client.get("/metrics").text, re.MULTILINE
+                )
+            finally:
+                lines = _read_pipe(reading, writer)
+    assert float(dropped) > 0
+    events = [json.loads(line) for line in lines]
+    assert [one["endpoint"] for one in events if one["logger"] == "mstar.requests"][:300] == ["none"] * 300
+    reported = [one["lines"] for one in events if one["event"] == "log lines were dropped: stderr was blocked"]
+    assert sum(reported) >= float(dropped), "the log reports them once it is read again"
+
+
+def _read_pipe(reading, writer):
+    """Read a pipe until the writer has nothing left."""
+    chunks = []
+
+    def read():
+        while chunk := os.read(reading, 1 << 16):
+            chunks.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert writer.flush(5)
+    sys.stderr.close()
+    reader.join(5)
+    os.close(reading)
+    return b"".join(chunks).decode().splitlines()
+
+
+def test_json_logs_hold_nothing_but_json(capsys):
+    own = '{"event":"a line of a child"}'
+    with captured_logs("json", capsys) as read:
+        logs.write_output("t1", 42, [own, "Traceback:", "ValueError: no", own])
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # pytest turns warnings into errors
+            warnings.warn("deprecated", stacklevel=1)
+        thread = threading.Thread(target=lambda: 1 / 0, name="failing")
+        thread.start()
+        thread.join()
+        lines = [json.loads(line) for line in read()]
+    assert [lines[0], lines[2]] == [json.loads(own)] * 2
+    fields = {name: lines[1][name] for name in ("process", "pid", "output")}
+    assert fields == {"process": "t1", "pid": 42, "output": "Traceback:\nValueError: no"}
+    assert (lines[3]["logger"], "deprecated" in lines[3]["event"]) == ("py.warnings", True)
+    assert (lines[4]["event"], lines[4]["error"]) == ("unhandled exception in thread failing", "ZeroDivisionError")
+
+
+def test_each_line_names_its_process(capsys):
+    with captured_logs("json", capsys) as read:
+        logging.getLogger("mstar.server").info("up")
+        (line,) = read()
+    assert (json.loads(line)["process"], json.loads(line)["pid"]) == ("front", os.getpid())
+    for log_format, expected in (("json", f'"process":"t1","pid":{os.getpid()}'), ("text", f"t1[{os.getpid()}] mstar")):
+        with logs.logging_in_child(log_format, "t1"):
+            logging.getLogger("mstar.worker").info("up")
+        assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("debug", "dbg inf wrn err lib"), ("info", "inf wrn err lib"), ("warning", "wrn err lib"), ("error", "err")],
+)
+def test_the_level_applies_to_every_process(capsys, level, expected):
+    def log_all():
+        own = logging.getLogger("mstar.worker")
+        own.debug("dbg")
+        own.info("inf")
+        own.warning("wrn")
+        own.error("err")
+        logging.getLogger("library").info("data of a client")
+        logging.getLogger("library").warning("lib")
+
+    with logs.logging_to_stderr("json", level) as writer:
+        log_all()
+        assert writer.flush()
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == expected.split()
+    with logs.logging_in_child("json", "worker", level):
+        log_all()
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == expected.split()
 
 
 def test_a_malformed_traceparent_is_ignored():
@@ -177,7 +328,7 @@ def test_no_process_logs_client_data(log_format, tmp_path):
     assert "SIGKILL" in output
     assert CANARY not in output
     if log_format == "json":
-        assert {json.loads(line)["level"] for line in output.splitlines()} == {"info", "warning"}
+        assert {json.loads(line)["level"] for line in output.splitlines()} == {"info", "warning", "error"}
 
 
 def _until(path, word):
@@ -189,7 +340,7 @@ def _until(path, word):
 
 
 def _worker(pid):
-    """Process id of the worker: it starts after the conductor and before the standby."""
+    """Process id of the worker, by the title of its process."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     pids = sorted(int(one) for file in files for one in file.read_text().split())
-    return [one for one in pids if "mstar.launch.child_main" in Path(f"/proc/{one}/cmdline").read_text()][1]
+    return next(one for one in pids if "mstar: worker" in Path(f"/proc/{one}/cmdline").read_text())

@@ -1,6 +1,9 @@
 """Health, readiness and metrics: real requests change every metric."""
 
+import os
+import platform
 import time
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -10,9 +13,18 @@ from websockets.sync.client import connect
 from mstar.frontend.response_stream import Deliver, RequestEnded
 from mstar.requests import ActionRequest, SpeechRequest
 from mstar.server.robotics import openpi
-from mstar.server.state import Phase
-from mstar.server.telemetry.metrics import GAPS_MS, Metrics, PlaybackMeter, ResponseMetrics
+from mstar.server.state import Phase, WorkerProcessStatus
+from mstar.server.telemetry.metrics import (
+    GAPS_MS,
+    MAX_RENDER_BUDGET_S,
+    MAX_RENDER_SHARE,
+    CachedPage,
+    Metrics,
+    PlaybackMeter,
+    ResponseMetrics,
+)
 from mstar.wire import messages as m
+from mstar.wire.stats import OpTotals
 from tests.server.model_server import serve_models
 from tests.server.toy_image_models import ImageGenerator
 from tests.server.toy_models import BOOM, Parrot
@@ -60,6 +72,7 @@ def test_health_and_readiness():
         server.state.phase = Phase("starting", 1, 3)
         answer = client.get("/ready")
         assert (answer.status_code, answer.json()) == (503, {"phase": "starting", "done": 1, "total": 3})
+        assert client.get("/ready?model=parrot").json()["state"] == "ready"
         refused = client.post("/v1/chat/completions", json=chat_body("x"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
         assert int(refused.headers["retry-after"]) >= 1
@@ -78,7 +91,7 @@ def test_requests_and_responses_are_counted():
     chat = "/v1/chat/completions"
     assert got["mstar_requests_total", "/v1/chat/completions", "200"] == 1
     assert got["mstar_requests_total", chat, "500"] == 1  # its stream started with status 200 and then failed
-    assert got["mstar_requests_total", chat, "422"] == 1
+    assert got["mstar_requests_total", chat, "400"] == 1
     assert got["mstar_requests_total", "404", "none"] == 1
     assert got["mstar_emissions_total", "Text", "parrot"] == 4
     assert got["mstar_time_to_first_output_seconds_count", "Text", "parrot"] == 2
@@ -217,3 +230,71 @@ def test_a_late_action_is_a_deadline_miss(seconds, missed):
 
 def finished():
     return RequestEnded("r", m.RequestFinished("r", "ok", {}, m.Value(None)))
+
+
+def test_metrics_follow_the_conventions_of_prometheus(model_server):
+    with model_server.client() as client:
+        client.post("/v1/chat/completions", json=chat_body("abc"))
+        client.get("/nowhere")
+        text = client.get("/metrics").text
+    families = [*text_string_to_metric_families(text)]
+    assert len({family.name for family in families}) == len(families), "each metric is described once"
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples]
+    assert len(set(series)) == len(series)
+    counters = {sample.name for family in families if family.type == "counter" for sample in family.samples}
+    assert all(name.endswith(("_total", "_created")) for name in counters)
+    assert not [name for name, _ in series if name.endswith("_total") and name not in counters]
+    assert not [labels for _, labels in series if any(" " in value for _, value in labels)]
+
+
+def test_processes_tell_their_pid_memory_and_cpu_time(model_server):
+    with model_server.client() as client:
+        values = scrape(client)
+    assert values["mstar_process_info", str(os.getpid()), "front"] == 1
+    assert values["mstar_process_resident_memory_bytes", "front"] > 10 << 20
+    assert values["mstar_process_cpu_seconds_total", "front"] > 0
+    assert values["mstar_build_info", *sorted((version("mstar-serve"), platform.python_version()))] == 1
+
+
+def test_the_series_of_a_stopped_worker_are_removed(model_server):
+    state = model_server.state
+    for worker in ("retired", "restarting"):
+        state.metrics.processes.update(worker, {"requests": 1})
+        state.metrics.processes.set_restarts(worker, 1)
+        state.op_stats[worker] = [OpTotals("parrot", "letters", "letter", 1)]
+    statuses = {"retired": WorkerProcessStatus("stopped"), "restarting": WorkerProcessStatus("down")}
+    state.process_statuses, before = lambda: statuses, state.process_statuses
+    state.metrics.refreshed_at = float("-inf")
+    try:
+        with model_server.client() as client:
+            text = client.get("/metrics").text
+    finally:
+        state.process_statuses = before
+    assert "retired" not in text
+    assert 'mstar_process_requests{process="restarting"} 1.0' in text
+    assert 'mstar_op_batches_total{component="letters",model="parrot",op="letter",worker="restarting"} 1.0' in text
+
+
+# ---------------------------------------------------------------- cost of the page
+def test_a_flood_of_reads_renders_the_page_in_a_share_of_the_time():
+    now, renders = 0.0, 0
+
+    def render():
+        nonlocal now, renders
+        now, renders = now + 0.01, renders + 1
+        return b"%d" % renders
+
+    page = CachedPage(lambda: now)
+    for _ in range(20_000):
+        page.read(render)
+        now += 0.0005
+    assert renders * 0.01 == pytest.approx(MAX_RENDER_BUDGET_S + MAX_RENDER_SHARE * now, rel=0.05)
+
+
+def test_a_page_that_is_read_now_and_then_is_new():
+    now = 0.0
+    page = CachedPage(lambda: now)
+    for number in range(100):
+        now += 1.0
+        assert page.read(lambda number=number: b"%d" % number) == b"%d" % number

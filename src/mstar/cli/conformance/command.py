@@ -17,7 +17,17 @@ from mstar.errors import LoadError, MstarError, format_count, format_names
 if TYPE_CHECKING:
     from mstar.cli.conformance.target import Check, CheckResult, ConformanceTarget
 
-CHECK_MODULES = ("basics", "chat", "embeddings", "speech", "transcriptions", "images", "realtime", "robots")
+CHECK_MODULES = (
+    "basics",
+    "chat",
+    "responses",
+    "embeddings",
+    "speech",
+    "transcriptions",
+    "images",
+    "realtime",
+    "robots",
+)
 """Modules with checks, in the order in which they run."""
 COLUMNS = "{:<28} {:<20} {:<10} {:>7}  {}"
 

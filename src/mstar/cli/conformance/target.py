@@ -113,7 +113,7 @@ class ConformanceTarget:
         if isinstance(outcome, str):
             return CheckResult(check.endpoint, check.call, "ok", ms, outcome)
         code, message = _error_code(outcome)
-        is_unsupported = code == "endpoint_not_supported" or code.startswith(("unsupported", "no_encoder"))
+        is_unsupported = code == "endpoint_not_supported" or code.startswith(("unsupported", "missing_extra"))
         return CheckResult(check.endpoint, check.call, "not served" if is_unsupported else "failed", ms, message)
 
     def run_unsupported(self, check: Check) -> CheckResult:

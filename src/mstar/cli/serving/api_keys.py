@@ -6,7 +6,11 @@ Authentication and rate limiting are in `mstar.server.access`.
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from mstar.cli.config import ServeConfig
     from mstar.cli.serving.manifest import Manifest, TenantConfig
 
+log = logging.getLogger("mstar.serve")
+
 TENANT_NAME = re.compile(r"[\w.@-]{1,64}")
 SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -31,18 +37,39 @@ def load_api_keys(config: ServeConfig, server: ServerConfig) -> ApiKeys:
     defaults = config.resolved.build(SloConfig)
     slo = Slo(ttft_s=defaults.ttft_s, tokens_per_s=defaults.tokens_per_s)
     keys = [*sources.values, *(_keys_from_file(sources.file) if sources.file else ())]
+    operator_keys = _keys_from_file(sources.operator_file) if sources.operator_file else []
     tenants = _tenants(config.manifest, rate_limit, slo) if config.manifest else {}
-    if not keys and not tenants and not server.insecure and not _is_loopback(server.host):
+    if not keys and not operator_keys and not tenants and not server.insecure and not is_loopback(server.host):
         problem = f"{server.host} is reachable from other machines, and no API key is set"
         raise LoadError(f"{problem}\n  fix: pass --api-key-file, or --insecure to serve without authentication")
-    return ApiKeys(keys, rate_limit, tenants, slo)
+    return ApiKeys(keys, rate_limit, tenants, slo, operator_keys)
+
+
+def reload_api_keys(keys: ApiKeys, read_config: Callable[[], ServeConfig], server: ServerConfig) -> str:
+    """Read all keys again, and replace those in use. Returns what changed. Raises MstarError and changes nothing."""
+    configured = load_api_keys(read_config(), server)
+    if keys.is_required and not configured.is_required:
+        fix = "configure a key and send SIGHUP again, or restart the server to serve without authentication"
+        raise LoadError(f"the configuration has no API key any more; the previous keys stay valid\n  fix: {fix}")
+    added, withdrawn = keys.replace(configured)
+    return f"API keys reloaded: {added} added, {withdrawn} withdrawn"
 
 
 def _keys_from_file(path: str) -> list[str]:
     try:
-        keys = Path(path).read_text().split()
+        with Path(path).open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            keys = file.read().split()
     except (OSError, ValueError) as error:
         raise LoadError(f"{path}: cannot be read: {error}\n  fix: pass a file with one key per line") from error
+    if mode & stat.S_IWOTH:
+        raise LoadError(
+            f"{path}: every user of this machine can add keys (mode {mode & 0o777:o})\n  fix: chmod 600 {path}"
+        )
+    if mode & stat.S_IROTH:
+        log.warning(
+            "%s: every user of this machine can read the keys (mode %o); fix: chmod 600 %s", path, mode & 0o777, path
+        )
     if not keys:
         raise LoadError(f"{path}: the file has no key\n  fix: write one key per line")
     return keys
@@ -69,7 +96,10 @@ def _tenants(manifest: Manifest, rate_limit: RateLimit, slo: Slo) -> dict[bytes,
         }
         objectives = {name: value for name, value in objectives.items() if value is not None}
         tenants[_key_digest(manifest, tenant)] = Tenant(
-            tenant.name, msgspec.structs.replace(rate_limit, **limits), msgspec.structs.replace(slo, **objectives)
+            tenant.name,
+            msgspec.structs.replace(rate_limit, **limits),
+            msgspec.structs.replace(slo, **objectives),
+            is_operator=tenant.role == "operator",
         )
     return tenants
 
@@ -96,7 +126,8 @@ def _key_digest(manifest: Manifest, tenant: TenantConfig) -> bytes:
     return hash_key(keys[0])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listening address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

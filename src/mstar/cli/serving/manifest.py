@@ -9,6 +9,7 @@
     [[api_keys.tenant]]               # a named API key with its own rate limit
     name = "robot"
     env = "ROBOT_KEY"                 # or file = "robot.key", or sha256 = "..."
+    role = "operator"                 # can load and unload models and see all requests; default "client"
     max_concurrent = 4
     ttft_s = 0.2                      # and its SLO: ttft_s, tokens_per_s, best_effort, weight
 
@@ -28,7 +29,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -60,6 +61,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
     env: str = ""
     file: str = ""
+    role: Literal["client", "operator"] = "client"
     requests_per_second: float | None = None
     max_concurrent: int | None = None
     ttft_s: Positive | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ class LineProgress:
 
     def log_event(self, text: str, **_: Any) -> None:
         """Report an event. Structured fields go to the JSON log only."""
-        print(text, flush=True)
+        with suppress(OSError):  # a full disk must not stop the server
+            print(text, flush=True)
 
     def show(self, stages: Mapping[str, StartStage]) -> None:
         """Show the progress of some processes."""

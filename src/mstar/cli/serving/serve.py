@@ -1,24 +1,26 @@
 """`mstar serve`: bind the port, start all processes, warm up, then accept requests until SIGTERM.
 
 The port is open from the start: `/ready` reports the startup progress. SIGTERM drains: new requests are rejected,
-running ones finish, then the processes stop. SIGHUP starts a rolling update of the workers, which reloads the weights.
+running ones finish, then the processes stop. SIGHUP reads the API keys again and starts a rolling update of the
+workers, which reloads the weights; during the start, the update follows as soon as the server is ready.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mstar import process_tuning
 from mstar.cli.config import add_target, resolve_config
 from mstar.cli.serving.progress import LineProgress, StartStage, make_progress
-from mstar.errors import LoadError
+from mstar.errors import LoadError, MstarError
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.launcher import Launcher
     from mstar.plan.planned_model import PlannedModel
-    from mstar.server.state import ServerState, WorkerProcessStatus
+    from mstar.server.state import RolloutStatus, ServerState, WorkerProcessStatus
+    from mstar.server.telemetry.log_writer import LogWriter
 
 log = logging.getLogger("mstar.serve")
 
@@ -42,40 +45,128 @@ def add_serve(commands: Any) -> None:
     text = "Serve models over HTTP."
     serve = commands.add_parser("serve", help=text, description=text)
     add_target(serve, is_needed=True)
+    serve.add_argument(
+        "--reload",
+        action="store_true",
+        help="Restart when a Python file in the folder of the model, or below it, changes (for development).",
+    )
     serve.set_defaults(run=_serve)
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from mstar.cli.serving.api_keys import load_api_keys  # imported here: other commands do not need the server
-    from mstar.config import HttpLimits, ServerConfig
+    if options.reload:
+        from mstar.cli.serving.reload import serve_with_reload
+
+        serve_with_reload(options, resolve_config(options), options.arguments)
+        return
+    with _defer_sighup() as received:
+        _serve_until_signal(options, received)
+
+
+@contextmanager
+def _defer_sighup() -> Iterator[threading.Event]:
+    """Note SIGHUP until the event loop handles it: its default action would end a server that is starting."""
+    received = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    previous = signal.signal(signal.SIGHUP, lambda _signal, _frame: received.set())
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def _serve_until_signal(options: argparse.Namespace, sighup_received: threading.Event) -> None:
+    from mstar.config import ServerConfig  # imported here: other commands do not need the server
+    from mstar.server.telemetry import logs
+
+    read_config = functools.partial(resolve_config, options)
+    config = read_config()
+    server_config = config.resolved.build(ServerConfig)
+    log_format, log_level = server_config.log_format, server_config.log_level
+    with logs.logging_to_stderr(log_format, log_level) as log_writer, _errors_in(log_format):
+        _serve_config(config, read_config, sighup_received, log_writer)
+
+
+@contextmanager
+def _errors_in(log_format: str) -> Iterator[None]:
+    """Report an error that ends the server as a log line, if logs are JSON."""
+    try:
+        yield
+    except Exception as error:
+        if log_format != "json":
+            raise
+        is_expected = isinstance(error, MstarError)
+        fields = {"error": type(error).__name__, "message": str(error)}
+        log.critical("the server failed", exc_info=None if is_expected else error, extra={"fields": fields})
+        raise SystemExit(1) from None
+
+
+def _serve_config(
+    config: ServeConfig,
+    read_config: Callable[[], ServeConfig],
+    sighup_received: threading.Event,
+    log_writer: LogWriter,
+) -> None:
+    """Serve with this configuration until a signal. `read_config` reads it again."""
+    from mstar.cli.serving.api_keys import is_loopback, load_api_keys, reload_api_keys  # only this command needs them
+    from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
     from mstar.media.decoder_pool import DecoderPool, MediaLimits
     from mstar.plan.planned_model import load_planned_models
+    from mstar.server.access.host_check import HostCheck
     from mstar.server.http_server import bind_socket
     from mstar.server.inputs.media_fetcher import AllowedHost, MediaFetcher
     from mstar.server.state import ServerState
-    from mstar.server.telemetry import logs
+    from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES
 
-    config = resolve_config(options)
+    disable_telemetry()
     server_config, limits = config.resolved.build(ServerConfig), config.resolved.build(HttpLimits)
     keys = load_api_keys(config, server_config)
     models = load_planned_models(config.models, config.placements)
     DecoderPool.limits = MediaLimits(limits.max_media_bytes, limits.max_media_pixels, limits.max_media_seconds)
     state = ServerState({name: planned.model for name, planned in models.items()}, keys, limits)
     state.plans = {name: planned.plans for name, planned in models.items()}
+    state.expose_errors, state.captures_text = server_config.expose_errors, server_config.capture_text
+    if server_config.cluster:  # segments of shared memory do not reach other hosts
+        state.memory_budget.limit_requests(DEFAULT_CAPACITY_BYTES // 2)
+    runtime_config = config.resolved.build(RuntimeConfig)
+    state.load_shedder.limit = server_config.conductors * (
+        runtime_config.max_running_requests + runtime_config.max_queued_requests
+    )
     state.fetcher = MediaFetcher(map(AllowedHost.parse, server_config.allow_media_host))
+    log_writer.on_drop = state.metrics.log_lines_dropped.inc
     state.metrics.register_compat_names(server_config.metrics_compat)
     if server_config.otlp_endpoint:
         _start_otlp_export(state, server_config.otlp_endpoint)
     address = (server_config.host, server_config.port)
-    with logs.logging_to_stderr(server_config.log_format), bind_socket(*address) as listening:
+    with bind_socket(*address) as listening:
         host, port = listening.getsockname()[:2]
+        if is_loopback(server_config.host):
+            state.host_check = HostCheck(server_config.host, port, server_config.allow_host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         progress = make_progress(server_config.log_format)
         progress.log_event(f"listening at {url}", url=url)
         launcher = _make_launcher(config, models, server_config)
-        server = ModelServer(state, models, progress)
-        asyncio.run(server.run(launcher, listening, server_config.drain_timeout_s))
+        server = ModelServer(
+            state, models, progress, functools.partial(reload_api_keys, keys, read_config, server_config), url
+        )
+        with _probes(state, server_config, progress):
+            asyncio.run(server.run(launcher, listening, server_config.drain_timeout_s, sighup_received))
         progress.log_event("stopped")
+
+
+@contextmanager
+def _probes(state: ServerState, server_config: ServerConfig, progress: LineProgress) -> Iterator[None]:
+    """Answer probes on a port of their own, if one is configured."""
+    from mstar.server.probe_server import serve_probes
+
+    if server_config.probe_port is None:
+        yield
+        return
+    with serve_probes(state, server_config.host, server_config.probe_port) as port:
+        progress.log_event(f"probes at port {port}", probe_port=port)
+        yield
 
 
 def _start_otlp_export(state: ServerState, url: str) -> None:
@@ -100,7 +191,7 @@ def _make_launcher(
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.local_launcher import LocalLauncher
 
-    shared = {"conductors": server.conductors, "log_format": server.log_format}
+    shared = {"conductors": server.conductors, "log_format": server.log_format, "log_level": server.log_level}
     options = msgspec.structs.replace(config.resolved.build(RuntimeConfig), **shared)
     if server.in_process:
         return InProcessLauncher(models, options=options)
@@ -120,23 +211,64 @@ def _make_ray_launcher(config: ServeConfig, options: RuntimeConfig, server: Serv
     return RayLauncher(config.models, config.placements, options=options, numpy_only=True, **ray)
 
 
+def _is_conductor_up(launcher: Launcher, model: str) -> bool:
+    return launcher.status.is_conductor_up(model)
+
+
+def _rollout_status(launcher: Launcher) -> RolloutStatus:
+    from mstar.server.state import RolloutStatus
+
+    rollout = launcher.status.rollout()
+    state = "running" if rollout.is_running else "failed" if rollout.error else ""
+    return RolloutStatus(state, rollout.error, rollout.completed, rollout.failed)
+
+
 class ModelServer:
     """Lifecycle of one server: listen, start the processes, warm up, serve, drain, stop."""
 
-    def __init__(self, state: ServerState, models: Mapping[str, PlannedModel], progress: LineProgress) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        models: Mapping[str, PlannedModel],
+        progress: LineProgress,
+        reload_keys: Callable[[], str],
+        url: str,
+    ) -> None:
+        """`reload_keys` reads the API keys again and returns what changed, or raises MstarError."""
+        self._url = url
         self._state = state
         self._models = models
         self._progress = progress
+        self._reload_keys = reload_keys
+        self._is_update_due = False
+        """Whether SIGHUP arrived before the server was ready."""
 
-    async def run(self, launcher: Launcher | InProcessLauncher, listening: socket.socket, drain_s: float) -> None:
-        """Serve until SIGTERM or SIGINT."""
+    async def run(
+        self,
+        launcher: Launcher | InProcessLauncher,
+        listening: socket.socket,
+        drain_s: float,
+        sighup_received: threading.Event,
+    ) -> None:
+        """Serve until SIGTERM or SIGINT. `sighup_received` is set if SIGHUP arrived before."""
+        with self._handle_sighup(launcher):
+            if sighup_received.is_set():
+                self._on_sighup(launcher)
+            await self._run(launcher, listening, drain_s)
+
+    async def _run(self, launcher: Launcher | InProcessLauncher, listening: socket.socket, drain_s: float) -> None:
+        from mstar.launch.launcher import Launcher
         from mstar.launch.supervisor import LaunchError
+        from mstar.server.admin.graphs import record_warmup
         from mstar.server.app import build_app
         from mstar.server.http_server import HttpServer
         from mstar.studio.static_files import studio_routes
 
         state = self._state
         state.process_statuses = lambda: self._worker_statuses(launcher)
+        if isinstance(launcher, Launcher):
+            state.is_conductor_up = functools.partial(_is_conductor_up, launcher)
+            state.rollout = functools.partial(_rollout_status, launcher)
         http_server = HttpServer(state, build_app(state, studio_routes(needs_key=state.keys.is_required)), drain_s)
         serving = asyncio.create_task(http_server.serve([listening]))
         try:
@@ -156,33 +288,54 @@ class ModelServer:
                 process_tuning.freeze_heap()
                 self._print_endpoints()
                 state.start_accepting(frontend, launcher.peers, asyncio.get_running_loop())
+                await record_warmup(state)
                 self._progress.log_event("ready")
-            with self._reload_on_sighup(launcher):
-                await serving
+                if isinstance(launcher, Launcher):
+                    launcher.release_standby()
+                if self._is_update_due:
+                    self._start_rolling_update(launcher)
+            await serving
             self._progress.log_event("stopping")
         finally:
             await asyncio.to_thread(launcher.stop)
 
     @contextmanager
-    def _reload_on_sighup(self, launcher: Launcher | InProcessLauncher) -> Iterator[None]:
-        """While active, SIGHUP starts a rolling update: new workers load the weights again and replace the old ones."""
-        from mstar.launch.launcher import Launcher
-
-        loop = asyncio.get_running_loop()
-        if not isinstance(launcher, Launcher) or threading.current_thread() is not threading.main_thread():
+    def _handle_sighup(self, launcher: Launcher | InProcessLauncher) -> Iterator[None]:
+        """While active, SIGHUP reads the API keys again and starts a rolling update of the workers."""
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
-
-        def reload() -> None:
-            self._progress.log_event("replacing workers")
-            launcher.reload_weights().wait()
-            self._progress.log_event("all workers replaced")
-
-        loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=reload, daemon=True).start())
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup, launcher)
         try:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+
+    def _on_sighup(self, launcher: Launcher | InProcessLauncher) -> None:
+        try:
+            self._progress.log_event(self._reload_keys())
+        except MstarError as error:
+            log.error("API keys were not reloaded: %s", error)
+        if self._state.phase.name == "ready":
+            self._start_rolling_update(launcher)
+        else:
+            self._is_update_due = True
+
+    def _start_rolling_update(self, launcher: Launcher | InProcessLauncher) -> None:
+        """Start new workers that load the weights again and replace the old ones; in one process there is none."""
+        from mstar.launch.launcher import Launcher
+
+        if not isinstance(launcher, Launcher):
+            return
+
+        def update() -> None:
+            self._progress.log_event("replacing workers")
+            launcher.reload_weights().wait()
+            error = launcher.status.rollout().error
+            self._progress.log_event(f"workers not replaced: {error}" if error else "all workers replaced")
+
+        threading.Thread(target=update, daemon=True).start()
 
     # ---------------------------------------------------------------- startup
     async def _start(self, launcher: Launcher | InProcessLauncher) -> FrontendActor:
@@ -191,7 +344,10 @@ class ModelServer:
         from mstar.launch.launcher import Launcher
         from mstar.wire.messages import Peer
 
-        starting = asyncio.create_task(asyncio.to_thread(launcher.start))
+        if isinstance(launcher, Launcher):
+            starting = asyncio.create_task(asyncio.to_thread(launcher.start, hold_standby=True))
+        else:
+            starting = asyncio.create_task(asyncio.to_thread(launcher.start))
         while not starting.done():
             await asyncio.wait([starting], timeout=START_POLL_S)
             self._show_progress(launcher)
@@ -204,32 +360,45 @@ class ModelServer:
 
     def _worker_statuses(self, launcher: Launcher | InProcessLauncher) -> dict[str, WorkerProcessStatus]:
         """Status of every worker process, by name."""
+        from mstar.launch.child import NOT_NEEDED, RestartStatus
         from mstar.launch.launcher import Launcher
-        from mstar.launch.supervisor import NOT_NEEDED
         from mstar.server.state import WorkerProcessStatus
 
         names = dict.fromkeys(worker for model in self._models.values() for worker in model.plans.workers)
         if not isinstance(launcher, Launcher):
             return dict.fromkeys(names, WorkerProcessStatus("starting" if self._state.bridge is None else "up"))
-        health, loading, hosts = launcher.health(), launcher.loading_progress(), launcher.hosts()
-        running = {peer.name for peer in launcher.peers()} if health else set[str]()
+        health, loading, hosts = launcher.health(), launcher.status.loading_progress(), launcher.status.hosts()
+        restarts = launcher.status.restarts()
+        running = {peer.worker for peer in launcher.peers()} if health else set[str]()
         statuses: dict[str, WorkerProcessStatus] = {}
         for name in names:
             reported = health.get(name, "starting")
+            restart = restarts.get(name, RestartStatus())
             state = "stopped" if reported == NOT_NEEDED else "down" if health and name not in running else "starting"
             state = "up" if reported == "up" else state
+            if state in ("down", "starting") and restart.failed_starts:
+                state = "restarting"
             done, component = loading.get(name, (0, ""))
             total = sum(len(model.components_at(name)) for model in self._models.values())
-            statuses[name] = WorkerProcessStatus(state, component, done, total, hosts.get(name, ""))
+            statuses[name] = WorkerProcessStatus(
+                state,
+                component,
+                done,
+                total,
+                hosts.get(name, ""),
+                restart.restarts,
+                restart.failed_starts,
+                restart.next_start_in_s,
+            )
         return statuses
 
     def _show_progress(self, launcher: Launcher | InProcessLauncher) -> None:
+        from mstar.launch.child import NOT_NEEDED
         from mstar.launch.launcher import Launcher
-        from mstar.launch.supervisor import NOT_NEEDED
 
         stages: dict[str, StartStage] = {}
         if isinstance(launcher, Launcher):
-            loading = launcher.loading_progress()
+            loading = launcher.status.loading_progress()
             for name, state in launcher.health().items():
                 if state == NOT_NEEDED:
                     continue
@@ -255,6 +424,8 @@ class ModelServer:
     def _warm_up(self, frontend: FrontendActor) -> None:
         """Run the warm-up requests of every model before clients connect."""
         from mstar.frontend.actor import RequestFailed
+        from mstar.server.telemetry.logs import log_failure
+        from mstar.wire.messages import RequestFinished
 
         requests = [
             (name, request) for name, planned in self._models.items() for request in planned.model.warmup_requests()
@@ -272,11 +443,13 @@ class ModelServer:
                     pass
             except RequestFailed as error:
                 log.warning("warm-up of %s with %s failed: %s", name, kind, error)
+                if isinstance(error.end, RequestFinished):
+                    log_failure(error.end, name)
         if requests:
             self._progress.show({"warm-up": StartStage("done", len(requests), len(requests))})
 
     def _print_endpoints(self) -> None:
-        """Print the models with their request types, and whether a key is required."""
+        """Print the models with their request types, whether a key is required, and the URLs."""
         state = self._state
         for name, served in state.served_models.items():
             kinds = [
@@ -289,3 +462,5 @@ class ModelServer:
         self._progress.log_event(
             f"  {access}; GET /v1/models lists the endpoints of each model", api_key_required=state.keys.is_required
         )
+        api, studio = f"{self._url}/v1", f"{self._url}/"
+        self._progress.log_event(f"  API at {api}, studio at {studio}", api=api, studio=studio)

@@ -141,7 +141,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         return
     for setting in settings():
         options: dict[str, Any] = {"metavar": setting.name.upper()}
-        if typing.get_args(setting.type)[0] is bool:
+        if typing.get_args(setting.type)[0] in (bool, bool | None):
             options = {"action": argparse.BooleanOptionalAction}
         elif setting.is_list:
             options["action"] = "append"

@@ -83,26 +83,30 @@ class Autoscaler:
     @property
     def is_active(self) -> bool:
         """Whether there is anything to scale."""
-        return self._is_elastic or self._rollout.is_active or self._model_loading.is_active
+        is_changing = self._rollout.is_active or self._model_loading.is_active
+        is_moving = bool(self._membership.draining() or self._pending_workers.pending_since)
+        return self._is_elastic or is_changing or is_moving
 
     # ---------------------------------------------------------------- events
     def on_worker_started(self, now: float, worker: Worker) -> None:
         """Note that a worker registered."""
-        self._pending_workers.on_started(now, worker.peer.name)
-        self._rollout.on_worker_started(worker)
+        self._pending_workers.on_started(now, worker.peer.worker)
+        self._rollout.on_worker_started(now, worker)
         self._versions.refresh()
 
     def on_worker_lost(self, now: float, lost: WorkerLost) -> None:
         """Expect a lost worker to be restarted by the launcher, unless it was stopped."""
-        name = lost.peer.name
-        self._idle_since.pop(name, None)
-        if self.is_active and not self._membership.is_stopping(lost.peer):
-            self._pending_workers.on_lost(now, name)
+        worker = lost.peer.worker
+        self._idle_since.pop(lost.peer.name, None)
+        self._rollout.on_worker_lost(lost)
+        is_expected = not self._membership.is_stopping(lost.peer) and not self._membership.serving([worker])
+        if self.is_active and is_expected:
+            self._pending_workers.on_lost(now, worker)
         self._versions.refresh()
 
     def stats(self) -> dict[str, int]:
         """Count workers that start, drain and stop; while active, also by worker."""
-        draining = {worker.peer.name for worker in self._membership.draining()}
+        draining = {worker.peer.worker for worker in self._membership.draining()}
         starting = self._pending_workers.pending_since
         stopping = self._membership.stopping
         counts = {"starting": len(starting), "draining": len(draining), "stopping": len(stopping)}
@@ -141,11 +145,13 @@ class Autoscaler:
         if is_settled and not self._is_settled:
             self._is_settled = True
             for group in self.groups:  # an earlier conductor needed them
-                group.target = max(group.target, len(self._fleet.serving(group)))
+                running = {worker.peer.worker for worker in self._fleet.serving(group)}
+                group.target = max(group.target, len(running))
         return is_settled
 
     def _update_inactive(self) -> None:
-        serving = {worker.peer.name for worker in self._membership.serving(self._membership.workers)}
+        workers = self._membership.workers.values()
+        serving = {worker.peer.worker for worker in workers if worker.draining_since is None}
         active = serving | self._pending_workers.pending_since.keys()
         self._capacity.set_inactive(
             {name for group in self.groups if group.is_elastic for name in group.workers} - active
@@ -167,7 +173,7 @@ class Autoscaler:
 
     def _group_load(self, group: ReplicaGroup, queued_models: Collection[str]) -> GroupLoad:
         serving = self._fleet.serving(group)
-        reports = (self._capacity.worker_load(worker.peer.name) for worker in serving)
+        reports = (self._capacity.worker_load(worker.peer.worker) for worker in serving)
         loads = [load for load in reports if load is not None]
         return GroupLoad(
             replicas=len(serving),
@@ -181,9 +187,9 @@ class Autoscaler:
 
     def _start_missing(self, now: float, group: ReplicaGroup) -> None:
         """Bring a group to its target: un-drain workers first, then start stopped ones."""
-        pending, workers = self._pending_workers, self._membership.workers
+        pending = self._pending_workers
         missing = group.target - len(self._fleet.serving(group)) - len(pending.expected(now, group.workers))
-        for worker in [workers[name] for name in group.workers if name in workers]:
+        for worker in self._membership.processes(group.workers):
             is_newest = worker.weights_version == self._versions.newest
             if missing > 0 and worker.draining_since is not None and is_newest:
                 worker.draining_since = None
@@ -208,7 +214,7 @@ class Autoscaler:
     def _is_surplus(self, worker: Worker) -> bool:
         """Whether every group of a worker reaches its target without it."""
         own = 0 if worker.draining_since is not None else 1
-        groups = self._fleet.groups_of_worker(worker.peer.name)
+        groups = self._fleet.groups_of_worker(worker.peer.worker)
         return all(len(self._fleet.serving(group)) - own >= group.target for group in groups)
 
     def _stop_drained(self, now: float) -> None:
@@ -227,7 +233,7 @@ class Autoscaler:
 
     def _must_wait_for(self, now: float, request: Request, worker: Worker) -> bool:
         """Whether a draining worker must stay for a request."""
-        version, name = worker.weights_version, worker.peer.name
+        version, name = worker.weights_version, worker.peer.worker
         if request.weights_version == version:
             groups = [group for group in self.groups if request.submit.model in group.models and name in group.workers]
             if any(all(other.weights_version != version for other in self._fleet.serving(group)) for group in groups):

@@ -3,6 +3,8 @@
 An unloaded model keeps no worker to itself: once its requests are finished, the autoscaler drains and stops the workers
 that no other model needs. The next request for the model, or a load command, loads it again. A conductor that restarts
 has all models loaded.
+
+A load command also retries workers in a crash loop at once, and an unload command stops them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from math import inf
 
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.outbox import Outbox
+from mstar.conductor.requests import is_resubmitted
 from mstar.conductor.scaling.fleet import Fleet
 from mstar.conductor.scaling.replica_group import ReplicaGroup
 from mstar.wire import messages as m
@@ -19,6 +22,8 @@ from mstar.wire import messages as m
 LOADED = "loaded"
 LOADING = "loading"
 UNLOADED = "unloaded"
+FAILING = "failing"
+"""All workers of a group of the model are in a crash loop."""
 
 ModelCommand = m.UnloadModel | m.LoadModel | m.ModelStatusQuery
 
@@ -51,6 +56,20 @@ class ModelLoading:
         states = {model: self._state(model) for model in self._models}
         self._outbox.send(frontend, m.ModelStatusReply(message.correlation_id, states, reason))
 
+    def rejection(self, now: float, submit: m.Submit) -> m.RequestRejected | None:
+        """Return the rejection of a request whose model has a group with all workers in a crash loop, else None."""
+        if self._fleet.crash_loops.is_empty or is_resubmitted(submit):
+            return None  # it has started, and waits like all requests that run
+        for group in self._fleet.groups_of_model(submit.model):
+            if failing := self._fleet.failing_workers(group):
+                worker = max(failing, key=lambda starts: starts.count)
+                reason = (
+                    f"worker {worker.peer.worker} of the model `{submit.model}` failed to start {worker.count} times"
+                )
+                retry_after_s = self._fleet.crash_loops.retry_after_s(now, group.workers)
+                return m.RequestRejected(submit.rid, 503, f"{reason}; fix: see the log of the server", retry_after_s)
+        return None
+
     def on_submit(self, model: str) -> None:
         """Load a model that a request needs."""
         if model in self._unloaded:
@@ -74,7 +93,16 @@ class ModelLoading:
         for group in self._fleet.groups:
             if not group.is_unloaded and group.models <= self._unloaded:
                 group.is_unloaded, group.surplus_since, group.overloaded_since = True, inf, inf
+                self._stop_failing(group)
         return ""
+
+    def _stop_failing(self, unloaded_group: ReplicaGroup) -> None:
+        """Stop the workers of an unloaded group that are in a crash loop: they never register, so they never drain."""
+        for starts in self._fleet.crash_loops.find(unloaded_group.workers):
+            groups = self._fleet.groups_of_worker(starts.peer.worker)
+            if all(group.is_unloaded or group.models <= self._unloaded for group in groups):
+                self._fleet.crash_loops.remove(starts.peer.worker)
+                self._fleet.pending_workers.cancel_start(starts.peer)
 
     def _unload_blocker(self, model: str) -> str:
         if self._has_fixed_workers:
@@ -100,6 +128,8 @@ class ModelLoading:
         for group in self._fleet.groups_of_model(model):
             group.is_unloaded = False
             group.target = max(group.target, group.min_replicas)
+            for starts in self._fleet.crash_loops.find(group.workers):
+                self._outbox.send_launcher(m.StartWorker(starts.peer.worker, skip_backoff=True))
 
     def _state(self, model: str) -> str:
         if model in self._unloaded:
@@ -107,6 +137,8 @@ class ModelLoading:
         empty = [group for group in self._fleet.groups_of_model(model) if not self._fleet.serving(group)]
         if not empty:
             return LOADED
+        if any(self._fleet.failing_workers(group) for group in empty):
+            return FAILING
         is_coming = model in self._loading or all(group.target for group in empty)
         return LOADING if is_coming else UNLOADED
 

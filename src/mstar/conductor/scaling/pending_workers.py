@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from mstar.conductor.membership import Membership
 from mstar.conductor.outbox import Outbox
+from mstar.conductor.scaling.crash_loops import CrashLoops
 from mstar.plan.tables import Plan
-from mstar.wire.messages import StartWorker
+from mstar.wire.messages import Peer, StartWorker, StopWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,15 @@ class StartTuning:
 class PendingWorkers:
     """Workers of one conductor that start."""
 
-    def __init__(self, membership: Membership, outbox: Outbox, tuning: StartTuning | None = None) -> None:
+    def __init__(
+        self, membership: Membership, crash_loops: CrashLoops, outbox: Outbox, tuning: StartTuning | None = None
+    ) -> None:
         self.pending_since: dict[str, float] = {}
         """By name, when the worker was requested or lost."""
         self.last_start_s = 0.0
         """Duration of the last start."""
         self._membership = membership
+        self._crash_loops = crash_loops
         self._outbox = outbox
         self._tuning = tuning or StartTuning()
         self._lost: set[str] = set()
@@ -46,15 +50,21 @@ class PendingWorkers:
         self._failed_starts: Counter[str] = Counter()
 
     # ---------------------------------------------------------------- events
-    def request_start(self, now: float, name: str) -> None:
-        """Have the launcher start a worker."""
+    def request_start(self, now: float, name: str, beside: Peer | None = None) -> None:
+        """Have the launcher start a worker, or its successor beside a process of it that serves."""
         self.pending_since[name] = self._last_requested_at[name] = now
-        self._outbox.send_launcher(StartWorker(name))
+        self._outbox.send_launcher(StartWorker(name, beside=beside))
+
+    def cancel_start(self, peer: Peer) -> None:
+        """Have the launcher stop retrying a worker."""
+        self._remove(peer.worker)
+        self._outbox.send_launcher(StopWorker(peer))
 
     def on_lost(self, now: float, name: str) -> None:
-        """Expect a lost worker to be restarted."""
-        self.pending_since.setdefault(name, now)
-        self._lost.add(name)
+        """Expect a lost worker to be restarted, or replaced by its successor that is starting."""
+        if name not in self.pending_since:
+            self.pending_since[name] = now
+            self._lost.add(name)
 
     def on_started(self, now: float, name: str) -> None:
         """Note that a worker registered."""
@@ -90,21 +100,26 @@ class PendingWorkers:
 
     # ---------------------------------------------------------------- queries
     def expected(self, now: float, names: Iterable[str]) -> list[str]:
-        """Return those of the named workers that will be up soon."""
-        pending = ((name, self.pending_since[name]) for name in names if name in self.pending_since)
+        """Return those of the named workers that will be up soon. A worker in a crash loop will not."""
+        pending = {name: self.pending_since[name] for name in names if name in self.pending_since}
+        for starts in self._crash_loops.find(pending):
+            del pending[starts.peer.worker]
         grace_s = self._tuning.restart_grace_s
-        return [name for name, since in pending if name not in self._lost or now - since <= grace_s]
+        return [name for name, since in pending.items() if name not in self._lost or now - since <= grace_s]
 
     def is_any_coming(self, plan: Plan) -> bool:
-        """Return whether a worker of a seat starts, or exits and can be started again."""
+        """Return whether a worker of a seat starts, or exits and can be started again. A crash loop does not count."""
         membership = self._membership
-        draining = {worker.peer.name for worker in membership.draining()}
+        draining = {worker.peer.worker for worker in membership.draining()}
+        stopping = {peer.worker for peer in membership.stopping.values()}
         names = {name for worker_set in plan.worker_sets for name in worker_set.workers}
-        return not names.isdisjoint(draining | self.pending_since.keys() | membership.stopping.keys())
+        failing = {starts.peer.worker for starts in self._crash_loops.find(names)}
+        return not (names - failing).isdisjoint(draining | self.pending_since.keys() | stopping)
 
     def stopped(self, names: Iterable[str]) -> list[str]:
         """Return those of the named workers that neither run, start nor stop; least recently requested first."""
         membership = self._membership
-        taken = membership.workers.keys() | self.pending_since.keys() | membership.stopping.keys()
+        processes = (*(worker.peer for worker in membership.workers.values()), *membership.stopping.values())
+        taken = {peer.worker for peer in processes} | self.pending_since.keys()
         stopped = (name for name in names if name not in taken)
         return sorted(stopped, key=lambda name: self._last_requested_at.get(name, float("-inf")))

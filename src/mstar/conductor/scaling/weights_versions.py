@@ -50,23 +50,23 @@ class WeightsVersions:
         return self._recent_versions.get(rid)
 
     def eligible_workers(self, request: Request, plan: Plan) -> dict[str, Peer]:
-        """Return the workers that a walk can use.
+        """Return the processes that a walk can use, by worker. Two processes of one worker differ in their version.
 
         1. Only workers with the version of the request, or, for a request that starts, with the one chosen for it.
         2. Draining workers only where no other worker of a seat has that version, and the request has started.
         """
         workers = self._membership.workers
         if self.is_uniform and request.weights_version in (None, self.newest):
-            return {name: worker.peer for name, worker in workers.items()}
+            return {worker.peer.worker: worker.peer for worker in workers.values()}
         has_started = request.weights_version is not None
         version = request.weights_version if has_started else self._starting_version(request)
         same_version = [worker for worker in workers.values() if worker.weights_version == version]
-        eligible = {worker.peer.name: worker.peer for worker in same_version if worker.draining_since is None}
+        eligible = {worker.peer.worker: worker.peer for worker in same_version if worker.draining_since is None}
         if has_started:
             for worker_set in plan.worker_sets:
                 if not any(name in eligible for name in worker_set.workers):
                     names = worker_set.workers
-                    eligible |= {worker.peer.name: worker.peer for worker in same_version if worker.peer.name in names}
+                    eligible |= {each.peer.worker: each.peer for each in same_version if each.peer.worker in names}
         return eligible
 
     def _starting_version(self, request: Request) -> int | None:
@@ -86,9 +86,12 @@ class WeightsVersions:
         return None
 
     def is_version_lost(self, request: Request, plan: Plan) -> bool:
-        """Return whether no worker has the version of a request, and none will: workers start with the newest."""
-        if request.weights_version is None or request.weights_version >= self.newest:
+        """Return whether no worker has the version of a request, and none will: workers start with the newest.
+
+        The version of a rollout that was rolled back is newer than the newest.
+        """
+        if request.weights_version in (None, self.newest):
             return False
-        workers = self._membership.workers.items()
-        names = {name for name, worker in workers if worker.weights_version == request.weights_version}
+        workers = self._membership.workers.values()
+        names = {worker.peer.worker for worker in workers if worker.weights_version == request.weights_version}
         return any(names.isdisjoint(worker_set.workers) for worker_set in plan.worker_sets)

@@ -78,6 +78,8 @@ class Assistant(SpokenChat, SmolLm2, Hibari):
 
                 if request.audio_output:
                     finish = await self.converse(request, to_text_message)
+                elif request.prompt_tokens is not None:  # text only
+                    finish = await self.select_answer(request)
                 else:
                     finish = await self.select_answer(
                         replace(request, messages=tuple([await to_text_message(t) for t in request.messages]))

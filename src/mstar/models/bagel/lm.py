@@ -28,6 +28,8 @@ _SWAP_BYTES = 1 << 30
 class MixtureLM(TextLM):
     """Mixture of transformers with its tokenizer."""
 
+    runs_on_device = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, tokenizer=lambda: checkpoint.tokenizer, eos_token="<|im_end|>")
         self._checkpoint, self._sizes = checkpoint, (_PAGES, _PAGE_SIZE, _SWAP_BYTES)

@@ -22,6 +22,8 @@ SIDE_PX = 1024
 class Faces(Model):
     """Generates faces. `weights` is a folder written by `scripts/fetch-faces`."""
 
+    fetch_command = "scripts/fetch-faces"
+
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.mapping, self.synthesis, self.upsampler = (
             StyleMapper(weights),

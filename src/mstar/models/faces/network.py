@@ -21,16 +21,17 @@ from torch.nn.functional import leaky_relu, pixel_shuffle
 from mstar.errors import LoadError, format_names
 from mstar.nn.weights.sources import Weights
 
+_FETCH_COMMAND = "scripts/fetch-faces"
 _LEAKY_SLOPE = 0.2
 _FIRST_SIDE_PX = 4
 
 
 def load_part(weights: str, part: str) -> nn.Module:
     """Load `mapping` or `synthesis`. Raises LoadError unless all tensors match."""
-    folder = Weights(str(Path(weights).expanduser())).path()
+    folder = Weights(str(Path(weights).expanduser()), fetch_command=_FETCH_COMMAND).path()
     config, file = folder / "config.json", folder / "model.safetensors"
     if not (config.is_file() and file.is_file()):
-        raise LoadError(f"{folder} lacks config.json or model.safetensors\n  fix: run scripts/fetch-faces again")
+        raise LoadError(f"{folder} lacks config.json or model.safetensors\n  fix: run {_FETCH_COMMAND} again")
     network = build_network(part, json.loads(config.read_bytes()))
     tensors = {
         name.removeprefix(f"{part}."): tensor for name, tensor in load_file(file).items() if name.startswith(f"{part}.")

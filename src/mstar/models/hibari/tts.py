@@ -4,7 +4,7 @@ One component, `HibariTts`. The walk splits the text into sentences and emits th
 is synthesized. It supports neither instructions nor other languages, and offers no voice that the package would
 download.
 
-    pip install onnxruntime && pip install --no-deps hibari-tts==0.2.1   # weights and code, 14 MB
+    pip install 'mstar-serve[onnx]' && pip install --no-deps hibari-tts==0.2.1   # weights and code, 14 MB
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
 from mstar.errors import LoadError, Unsupported, format_names
+from mstar.nn.onnx import import_onnxruntime
 from mstar.nn.weights.sources import PackageFile
 from mstar.requests import Finish, SpeechRequest
 
@@ -37,12 +38,13 @@ class HibariTts(Component):
     @functools.cached_property
     def _synthesizer(self) -> Any:
         model_path, _ = SYNTHESIZER_WEIGHTS.path(), G2P_WEIGHTS.path()
+        import_onnxruntime("Hibari")
         try:
             import hibari
 
             return hibari.Hibari(model=str(model_path), threads=1)
         except ImportError as error:
-            raise LoadError(f"Hibari needs a library: {error}\n  fix: pip install onnxruntime") from error
+            raise LoadError(f"Hibari needs a library: {error}\n  fix: pip install 'mstar-serve[onnx]'") from error
 
     def prepare(self) -> None:
         """Load the networks and the lexicons."""

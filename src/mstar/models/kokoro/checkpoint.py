@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_WEIGHTS = "~/.cache/mstar/kokoro-82m"
-"""Default folder of `scripts/fetch-kokoro`."""
+"""Default folder of the fetch command."""
+FETCH_COMMAND = "scripts/fetch-kokoro"
 _TENSORS_FILE = "model.safetensors"
 _VOICES_FILE = "voices.safetensors"
 _PUBLISHED_FILE = "kokoro-v1_0.pth"
@@ -29,7 +30,7 @@ class Checkpoint:
     """Folder, or `hub:NAME`."""
 
     def __init__(self, weights: str) -> None:
-        self._weights = Weights(str(Path(weights).expanduser()))
+        self._weights = Weights(str(Path(weights).expanduser()), fetch_command=FETCH_COMMAND)
 
     @functools.cached_property
     def _folder(self) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mstar import Audio, Model, Stream, loop, walk, windows
 from mstar.errors import Unsupported, format_names
-from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, Checkpoint
+from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, FETCH_COMMAND, Checkpoint
 from mstar.models.kokoro.stages import Processor, Prosody, Vocoder
 from mstar.requests import Finish, SpeechRequest
 
@@ -25,6 +25,8 @@ DEFAULT_VOICE = "af_heart"
 
 class Kokoro(Model):
     """Serves speech requests. `weights` is a folder, or `hub:NAME`."""
+
+    fetch_command = FETCH_COMMAND
 
     def __init__(self, weights: str = DEFAULT_WEIGHTS) -> None:
         self.checkpoint = Checkpoint(weights)

@@ -23,6 +23,7 @@ from transformers import AlbertConfig
 
 from mstar.errors import LoadError, format_names
 from mstar.models.kokoro.checkpoint import Checkpoint
+from mstar.nn.one_thread import one_thread
 
 _INSTALL_FIX = "pip install attrs && pip install --no-deps kokoro==0.9.4"
 OPTIONAL_TENSORS = (".norm.weight", ".norm.bias", "pooler.weight", "pooler.bias", "position_ids")
@@ -111,19 +112,8 @@ class SeededRandom(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread, so that sums have a fixed order: rounding of the pitch is audible in later samples."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @torch.inference_mode()
-@_one_thread()
+@one_thread()  # sums in a fixed order: rounding of the pitch is audible in later samples
 def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the frames of a phrase [tokens] in a style [128]: features, pitch and energy."""
     tokens, style = tokens[None], style[None]

@@ -2,7 +2,7 @@
 
 The package hibari-tts converts English text to phonemes, with the same phoneme set as Kokoro. Other languages are not
 supported; a voice of another language speaks English with an accent. Libraries are imported by the first op.
-    pip install onnxruntime attrs && pip install --no-deps hibari-tts==0.2.1 kokoro==0.9.4
+    pip install attrs 'mstar-serve[onnx]' && pip install --no-deps hibari-tts==0.2.1 kokoro==0.9.4
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from mstar import Component, Float32, Tensor, op
 from mstar.errors import LoadError
 from mstar.models.kokoro.checkpoint import Checkpoint
+from mstar.nn.onnx import import_onnxruntime
 from mstar.nn.weights.sources import PackageFile
 from mstar.requests import SpeechRequest
 
@@ -164,12 +165,12 @@ def _load_phonemizer(*, is_british: bool) -> Any:
     """Load the phonemizer of the package without its speech network."""
     for file in Processor.weights:
         file.path()
+    import_onnxruntime("phonemization")  # runs the grapheme-to-phoneme networks
     try:
-        import onnxruntime as _onnxruntime  # noqa: F401 - runs the grapheme-to-phoneme networks
         from hibari.g2p import G2P
         from hibari.tts import Hibari
     except ImportError as error:
-        raise LoadError(f"phonemization needs a library: {error}\n  fix: pip install onnxruntime") from error
+        raise LoadError(f"phonemization needs a library: {error}\n  fix: pip install 'mstar-serve[onnx]'") from error
 
     class Phonemizer(Hibari):
         def __init__(self) -> None:

@@ -107,7 +107,9 @@ class Checkpoint:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
-            raise LoadError(f"the tokenizer needs a library: {error}\n  fix: pip install sentencepiece") from error
+            raise LoadError(
+                f"the tokenizer needs a library: {error}\n  fix: pip install 'mstar-serve[pi05]'"
+            ) from error
         file = (
             next(self._folder.glob("*.model"), None) or Weights(_TOKENIZER_WEIGHTS).path("*.model") / "tokenizer.model"
         )

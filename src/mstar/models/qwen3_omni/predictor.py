@@ -48,7 +48,8 @@ class Predictor(Component):
         self, code: Int64[Tensor, "1"], hidden_state: Float[Tensor, "H"], sampling: Sampling, step: int
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "H"]]:
         """Return all codes of frame `step`, and the sum of their embeddings."""
-        from mstar.nn.lm.sampler import SamplerState, sample_tokens
+        from mstar.nn.lm.sampler import sample_tokens
+        from mstar.nn.lm.sampler_state import SamplerState
 
         samplings = [
             replace(CODE_SAMPLING if row.temperature else Sampling(), seed=(row.seed * _SEED_STRIDE + frame) % 2**63)

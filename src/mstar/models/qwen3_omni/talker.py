@@ -29,6 +29,8 @@ _NON_CODE_TOKENS = 1024
 class Talker(CausalLM):
     """Talker network with its code sampling."""
 
+    runs_on_device = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, eos_token_id=0)  # the config defines the end code
         self._checkpoint = checkpoint

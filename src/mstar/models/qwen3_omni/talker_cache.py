@@ -12,7 +12,7 @@ from torch import Tensor
 from mstar.nn.kv.kv_cache import PagedKV
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.mrope import MRopeDecoder
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.lm.sampler_state import SamplerState
 
 
 class TalkerKV(PagedKV):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Thinker(TextLM):
     """Language model with its tokenizer."""
 
+    runs_on_device = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, tokenizer=lambda: checkpoint.tokenizer, eos_token="<|im_end|>")
         self._checkpoint = checkpoint

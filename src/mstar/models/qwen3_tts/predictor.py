@@ -48,7 +48,8 @@ class Predictor(Component):
         step: int,
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "1 D"]]:
         """Return all codes of frame `step`, and the talker input for it: code embeddings plus text embedding."""
-        from mstar.nn.lm.sampler import SamplerState, sample_tokens
+        from mstar.nn.lm.sampler import sample_tokens
+        from mstar.nn.lm.sampler_state import SamplerState
 
         samplings = [
             replace(row, repetition_penalty=1, seed=(row.seed * _SEED_STRIDE + frame) % 2**63)

@@ -3,7 +3,7 @@
 One component with one op, `detect_speech`. It returns the span from the first to the last word; it does not recognize
 words or speakers. Only the network file of the package is used.
 
-    pip install onnxruntime && pip install --no-deps silero-vad==6.2.3
+    pip install 'mstar-serve[onnx]' && pip install --no-deps silero-vad==6.2.3
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import functools
 from typing import Any
 
 from mstar import Component, op
-from mstar.errors import LoadError
 from mstar.nn.audio.resampling import resample
+from mstar.nn.onnx import open_session
 from mstar.nn.weights.sources import PackageFile
 from mstar.requests import AudioInput, Segment
 
@@ -41,14 +41,7 @@ class SileroVad(Component):
 
     @functools.cached_property
     def _session(self) -> Any:
-        path = SILERO_WEIGHTS.path()
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise LoadError(f"Silero VAD needs a library: {error}\n  fix: pip install onnxruntime") from error
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return open_session("Silero VAD", SILERO_WEIGHTS.path())
 
     def prepare(self) -> None:
         """Load the network."""

@@ -24,6 +24,9 @@ MAX_CONTEXT_TOKENS = 8192
 """Context length in tokens."""
 DEFAULT_SYSTEM_MESSAGE = Message("system", ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",))
 """System message that SmolLM2 was trained with. Used when the conversation has none."""
+DEFAULT_SAMPLING = Sampling(frequency_penalty=0.2)
+"""Greedy, as its generation_config.json implies. Without the penalty it repeats itself in long answers; a repetition
+penalty, which also counts the tokens of the question, makes answers to simple questions worse."""
 
 
 _PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -51,32 +54,47 @@ class LanguageModel(TextLM):
     weights = (SMOLLM2_135M,)
 
     def __init__(self) -> None:
-        super().__init__(lambda: _load_weights().network(), tokenizer=_load_tokenizer, eos_token="<|im_end|>")
+        super().__init__(
+            lambda: _load_weights().network(),
+            tokenizer=_load_tokenizer,
+            eos_token="<|im_end|>",
+            weights_checksum=SMOLLM2_135M.sha256,  # verified when the tokenizer is loaded from the same file
+        )
+
+    def preload(self) -> None:
+        """Map the network, and parse the header of the weights for the tokenizer."""
+        super().preload()
+        _load_weights()
 
     @op
     def prompt(self, chat: ChatRequest) -> tuple[Int64[Tensor, "T"], int]:
         """Apply the chat template, and return the maximum number of tokens of the answer."""
         import torch
 
+        if chat.prompt_tokens is None:
+            tokens = torch.tensor(self.prompt_tokens(chat))
+        else:
+            tokens = torch.from_numpy(chat.prompt_tokens)
+        return tokens, min(chat.sampling.max_tokens, MAX_CONTEXT_TOKENS - len(tokens))
+
+    def prompt_tokens(self, chat: ChatRequest) -> list[int]:
+        """Apply the chat template. Raises NeverFits."""
         has_system_message = [message.role for message in chat.messages[:1]] == ["system"]
         im_start, tokens = self.tokenizer.token_to_id("<|im_start|>"), list[int]()
         for message in chat.messages if has_system_message else (DEFAULT_SYSTEM_MESSAGE, *chat.messages):
             tokens += [
                 im_start,
-                *self._tokenize(f"{message.role}\n{_message_text(message)}"),
+                *self.tokenize(f"{message.role}\n{_message_text(message)}"),
                 self.eos_token_id,
-                *self._tokenize("\n"),
+                *self.tokenize("\n"),
             ]
-        tokens += [im_start, *self._tokenize("assistant\n")]
+        tokens += [im_start, *self.tokenize("assistant\n")]
         if len(tokens) >= MAX_CONTEXT_TOKENS:
             raise NeverFits(
                 f"the conversation has {len(tokens)} tokens, the context holds {MAX_CONTEXT_TOKENS}\n"
                 f"  fix: send fewer than {MAX_CONTEXT_TOKENS} tokens"
             )
-        return torch.tensor(tokens), min(chat.sampling.max_tokens, MAX_CONTEXT_TOKENS - len(tokens))
-
-    def _tokenize(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text).ids
+        return tokens
 
     @op
     def finish(
@@ -170,6 +188,34 @@ class SmolLm2(Model):
     def input_types(self) -> tuple[type, ...]:
         """Text only."""
         return (str,)
+
+    def default_sampling(self) -> Sampling:
+        """Return the sampling parameters of requests that set none."""
+        return DEFAULT_SAMPLING
+
+    def max_context_tokens(self) -> int:
+        """Return the context length in tokens."""
+        return MAX_CONTEXT_TOKENS
+
+    def max_text_bytes(self) -> int | None:
+        """Return the bytes of text above which a conversation exceeds the context."""
+        return self.lm.max_text_bytes(MAX_CONTEXT_TOKENS)
+
+    def tokenize(self, request: ChatRequest | Any) -> Any:
+        """Return a chat request with its prompt tokenized."""
+        import numpy as np
+
+        if not isinstance(request, ChatRequest) or not all(
+            isinstance(part, str) for message in request.messages for part in message.parts
+        ):
+            return request  # audio is transcribed first
+        return request.with_prompt_tokens(np.array(self.lm.prompt_tokens(request), np.int64))
+
+    def tokenize_prompt(self, prompt: str | Sequence[int]) -> Any:
+        """Return the token ids of a prompt without a chat template (`/v1/completions`)."""
+        import numpy as np
+
+        return np.array(self.lm.tokenize_prompt(prompt, MAX_CONTEXT_TOKENS), np.int64)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         """Decode token ids to text."""

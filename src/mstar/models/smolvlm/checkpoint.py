@@ -7,10 +7,13 @@ tokenizer is loaded. The networks are those of transformers.
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 from mstar.errors import LoadError
+from mstar.nn.lm.generation_config import read_default_sampling
 from mstar.nn.weights.sources import Weights
+from mstar.requests import Sampling
 
 DEFAULT_WEIGHTS = "hub:HuggingFaceTB/SmolVLM2-2.2B-Instruct"
 PARTS: dict[str, dict[str, str]] = {
@@ -36,6 +39,18 @@ class Checkpoint:
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(self._weights.path("*.json"), local_files_only=True)
+
+    @functools.cached_property
+    def max_positions(self) -> int | None:
+        """Context length in config.json, None if it is not there. Imports no library, so front ends can read it."""
+        file = self._weights.path("*.json") / "config.json"
+        config = json.loads(file.read_bytes()) if file.is_file() else {}
+        return config.get("text_config", {}).get("max_position_embeddings")
+
+    @functools.cached_property
+    def default_sampling(self) -> Sampling | None:
+        """Sampling parameters in generation_config.json, None if it is not there."""
+        return read_default_sampling(self._weights.path("*.json"))
 
     @functools.cached_property
     def image_processor(self) -> Any:

@@ -15,6 +15,8 @@ from mstar.requests import Finish, Sampling
 class LanguageModel(TextLM):
     """Language model with its tokenizer."""
 
+    runs_on_device = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(
             lambda: checkpoint.network("lm"), tokenizer=lambda: checkpoint.tokenizer, eos_token="<end_of_utterance>"

@@ -63,6 +63,19 @@ class SmolVlmText(Model):
         """Text only."""
         return (str,)
 
+    def default_sampling(self) -> Sampling | None:
+        """Return the sampling parameters of the checkpoint, None if it has none."""
+        return self.checkpoint.default_sampling
+
+    def max_context_tokens(self) -> int | None:
+        """Return the context length in tokens, None if it is unknown."""
+        return self.checkpoint.max_positions
+
+    def max_text_bytes(self) -> int | None:
+        """Return the bytes of text above which a conversation exceeds the context, None if there is no bound."""
+        max_positions = self.checkpoint.max_positions
+        return None if max_positions is None else self.lm.max_text_bytes(max_positions)
+
     def detokenize(self, tokens: Sequence[int], /) -> str:
         """Decode token ids to text."""
         return self.lm.detokenize(tokens)

@@ -5,7 +5,7 @@ emits a shaded relief after each span. The seed selects the terrain. Of the prom
 integer from 1 (flat) to 100 (rugged); without one the seed selects it. The default is one step, as published, or one
 per partial image. It has one image size and does not edit images.
 
-    pip install onnxruntime && pip install --no-deps adaptive-terrain-diffusion==0.4.2   # the weights, 45 MB
+    pip install 'mstar-serve[onnx]' && pip install --no-deps adaptive-terrain-diffusion==0.4.2   # the weights, 45 MB
 """
 
 from __future__ import annotations

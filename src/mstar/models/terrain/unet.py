@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from mstar import Component, Float32, Tensor, UInt8, op
-from mstar.errors import LoadError
+from mstar.nn.onnx import open_session
 from mstar.nn.weights.sources import PackageFile
 
 UNET = PackageFile(
@@ -44,14 +44,7 @@ class Denoiser(Component):
 
     @functools.cached_property
     def _session(self) -> Any:
-        path = UNET.path()
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise LoadError(f"Terrain needs a library: {error}\n  fix: pip install onnxruntime") from error
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return open_session("Terrain", UNET.path())
 
     def prepare(self) -> None:
         """Load the network."""

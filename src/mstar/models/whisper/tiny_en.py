@@ -12,6 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from mstar.models.whisper.mel_spectrogram import MelSpectrogram
 from mstar.models.whisper.tokenizer import SpecialTokens, WhisperTokenizer
 from mstar.models.whisper.whisper_asr import WhisperAsr
 from mstar.nn.weights.sources import PackageFile
@@ -111,10 +112,16 @@ class WhisperTinyEn(WhisperAsr):
     weights = (TINY_EN_WEIGHTS, TINY_EN_VOCABULARY)
 
     def __init__(self, pages: int = 1024, window: int | None = None) -> None:
-        super().__init__(load_network, TinyEnTokenizer(), _load_feature_extractor, pages=pages, window=window)
+        super().__init__(
+            load_network,
+            TinyEnTokenizer(),
+            MelSpectrogram,
+            pages=pages,
+            window=window,
+            weights_checksum=_verified_checksum,
+        )
 
 
-def _load_feature_extractor() -> Any:
-    from transformers import WhisperFeatureExtractor
-
-    return WhisperFeatureExtractor()
+def _verified_checksum() -> str:
+    TINY_EN_WEIGHTS.path()
+    return TINY_EN_WEIGHTS.sha256

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
+from mstar.models.whisper.mel_spectrogram import MelSpectrogram
 from mstar.models.whisper.tokenizer import WhisperTokenizer
 from mstar.nn.audio.resampling import resample
 from mstar.nn.lm.seq2seq import Seq2SeqLM
@@ -31,48 +32,49 @@ _PADDING_TIMESTAMPS = 2 * TIMESTAMPS_PER_S
 class WhisperAsr(Seq2SeqLM):
     """Encoder-decoder model with its tokenizer and feature extractor.
 
-    `network` and `extractor` load the transformers objects. `window` limits decoder self-attention to that many tokens
-    and frees older KV pages.
+    `network` loads the transformers model, `spectrogram` the parameters of the mel spectrogram. `window` limits decoder
+    self-attention to that many tokens and frees older KV pages. `weights_checksum` enables the graph cache.
     """
 
     def __init__(
         self,
         network: Callable[[], Any],
         tokenizer: WhisperTokenizer,
-        extractor: Callable[[], Any],
+        spectrogram: Callable[[], MelSpectrogram],
         *,
         pages: int = 1024,
         window: int | None = None,
+        weights_checksum: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__(network, eos_token_id=0, pages=pages, window=window)  # the tokenizer defines the end token
+        # The tokenizer defines the end token.
+        super().__init__(network, eos_token_id=0, pages=pages, window=window, weights_checksum=weights_checksum)
         self.tokenizer = tokenizer
-        self._load_extractor = extractor
+        self._load_spectrogram = spectrogram
 
     @functools.cached_property
-    def _feature_extractor(self) -> Any:
-        return self._load_extractor()
+    def _spectrogram(self) -> MelSpectrogram:
+        return self._load_spectrogram()
 
     def prepare(self) -> None:
-        """Load the network, the feature extractor and the tokenizer."""
+        """Load the network, the parameters of the spectrogram and the tokenizer."""
         super().prepare()
-        _ = self._feature_extractor, self.tokenizer.detokenize(())
+        _ = self._spectrogram, self.tokenizer.detokenize(())
 
     @op
     def mel_spectrogram(self, sound: AudioInput) -> Float32[Tensor, "M F"]:
         """Compute the log-mel spectrogram of one window, padded with silence."""
-        return self._mel_spectrogram(sound, self._feature_extractor.n_samples)
+        return self._mel_spectrogram(sound, self._spectrogram.n_samples)
 
     @op
     def short_mel_spectrogram(self, sound: AudioInput) -> Float32[Tensor, "M F"]:
         """Compute the log-mel spectrogram with only the padding that marks the end, so that encoding is cheaper."""
         timestamps = len(sound.samples) * TIMESTAMPS_PER_S // sound.rate + _PADDING_TIMESTAMPS
         return self._mel_spectrogram(
-            sound, min(timestamps * SAMPLE_RATE_HZ // TIMESTAMPS_PER_S, self._feature_extractor.n_samples)
+            sound, min(timestamps * SAMPLE_RATE_HZ // TIMESTAMPS_PER_S, self._spectrogram.n_samples)
         )
 
     def _mel_spectrogram(self, sound: AudioInput, length: int) -> Tensor:
-        options = {"sampling_rate": SAMPLE_RATE_HZ, "max_length": length, "return_tensors": "pt"}
-        return self._feature_extractor(resample(sound.samples, sound.rate, SAMPLE_RATE_HZ), **options).input_features[0]
+        return self._spectrogram(resample(sound.samples, sound.rate, SAMPLE_RATE_HZ), length)
 
     @op(batch=stacked)
     def language_token(self, language: str, kv: KV) -> Int64[Tensor, "1"]:
@@ -174,10 +176,11 @@ def split_by_timestamps(
 
 def load_whisper_asr(weights: Weights, pages: int, window: int | None) -> WhisperAsr:
     """Load a Whisper checkpoint in the Hugging Face layout."""
-
-    def extractor() -> Any:
-        from transformers import WhisperFeatureExtractor
-
-        return WhisperFeatureExtractor.from_pretrained(weights.path())
-
-    return WhisperAsr(weights.network, WhisperTokenizer(weights), extractor, pages=pages, window=window)
+    return WhisperAsr(
+        weights.network,
+        WhisperTokenizer(weights),
+        lambda: MelSpectrogram.from_folder(weights.path()),
+        pages=pages,
+        window=window,
+        weights_checksum=weights.checksum,
+    )

@@ -1,14 +1,16 @@
 """Graph capture of decoders: a transformers model becomes a flat list of tensor operations (CUDA-graph-like, on CPUs).
 
-`torch.export` captures the model's own code with dynamic shapes. Then matrices with the same input are merged (fused
-QKV and gate/up projections), operators are fused (`mstar.nn.compile.fusion`), and weights are packed for the CPU or
-quantized to int8. It works on graphs only and knows no model by name.
+`torch.export` captures the model's own code with dynamic shapes; of equal layers, two. Then matrices with the
+same input are merged (fused QKV and gate/up projections), operators are fused (`mstar.nn.compile.fusion`), and weights
+are packed for the CPU or quantized to int8. It works on graphs only and knows no model by name. The result is a
+`FlatGraph`, which the graph cache can store.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from mstar.nn import native
-from mstar.nn.compile import int8
+from mstar.nn.compile.flat_graph import FlatGraph, Recipe
 from mstar.nn.compile.fusion import fuse, value_of
+from mstar.nn.compile.repeated_layers import LayersDiffer, expand_repeated, recording_equal_layers_once
+from mstar.nn.kv import attention_interface
 from mstar.nn.kv.paged_attention import DIRECT_CALLS, attend_running
 
 aten = torch.ops.aten
@@ -45,6 +49,9 @@ class _DecoderForward(torch.nn.Module):
         return output.logits[0], output.hidden_states[-1][0]
 
 
+_ = attention_interface  # registers paged attention with transformers
+
+
 def eager_forward(network: Any) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The decoder without graph capture: (embeddings, positions, last) -> (logits, hidden states)."""
     return _DecoderForward(network)
@@ -58,29 +65,76 @@ def flatten(
     `is_int8` quantizes the weights, which needs the native kernels. Raises the error of torch.export for a network with
     data-dependent control flow.
     """
+    flat, tensor = capture(network, is_int8=is_int8)
+    return flat.bind(tensor), flat.window
+
+
+CapturedGraph = tuple[FlatGraph, Callable[[str], Tensor]]
+"""A graph, and a function that returns its tensors by name."""
+
+
+def capture(network: Any, *, is_int8: bool = False) -> CapturedGraph:
+    """The flat graph of a network, and a function that returns its tensors by name. Raises as `flatten`."""
     embed = network.get_input_embeddings()
     weight = embed.weight
     # The embedding is not called: a tensor-parallel one would wait for an all-reduce of the other ranks.
     width, dtype = getattr(embed, "width", weight.shape[-1]), getattr(embed, "dtype", weight.dtype)
-    example = (torch.zeros((1, 7, width), dtype=dtype), torch.arange(7)[None], torch.tensor([2, 6, 3]))
+    device = weight.device
+    example = (
+        torch.zeros((1, 7, width), dtype=dtype, device=device),
+        torch.arange(7, device=device)[None],
+        torch.tensor([2, 6, 3], device=device),
+    )
     tokens, rows = Dim("tokens", min=1, max=_MAX_TOKENS), Dim("rows", min=1, max=_MAX_TOKENS)
     dynamic_shapes = ({1: tokens}, {1: tokens}, {0: rows})
-    with torch.no_grad():  # else every no_grad section becomes a nested graph
-        exported = export(_DecoderForward(network), example, dynamic_shapes=dynamic_shapes, strict=False)
-    module = exported.module(check_guards=False)
-    assert isinstance(module, GraphModule)
+    forward = _DecoderForward(network)
+    try:
+        with recording_equal_layers_once(forward):
+            module = _export(forward, example, dynamic_shapes)
+        expand_repeated(module.graph)
+    except LayersDiffer:
+        module = _export(forward, example, dynamic_shapes)
     graph = module.graph
-    graph.set_codegen(CodeGen())  # plain arguments and results, without pytrees
-    _simplify(graph)
+    graph.owning_module = None  # its constants become recipes, which are no attributes of the module
+    _replace_custom_ops(graph)
     windows = [node.args[5] for node in graph.nodes if node.target is attend_running]
     if native.is_native(weight.dtype, weight.device):
-        _merge_linears(module)
+        _merge_linears(graph)
         fuse(graph)
-        _pack(module, is_int8=is_int8)
+        _pack(graph, is_int8=is_int8)
     graph.eliminate_dead_code()
-    _keep_only_used(module)
-    module.recompile()
-    return module.forward, max(windows) if windows and all(windows) else None
+    window = max(windows) if windows and all(windows) else None
+
+    def tensor(name: str) -> Tensor:
+        """A tensor of the network, or a constant of its code."""
+        return attrgetter(name)(forward if name.startswith("network.") else module)
+
+    return FlatGraph(graph, _number_constants(graph), window), tensor
+
+
+def capture_plain(forward: torch.nn.Module, example: Tensor, dynamic: dict[int, Any]) -> CapturedGraph:
+    """The graph of a module with one input, with its operations as they are, and a function that returns its tensors.
+
+    `dynamic` are the dynamic dimensions of the input. Raises the error of torch.export.
+    """
+    module = _export(forward, (example,), (dynamic,))
+    graph = module.graph
+    graph.owning_module = None
+    for node in graph.nodes:
+        if node.target is aten.dropout.default:  # without training it returns its input, and is never dead code
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return FlatGraph(graph, _number_constants(graph), None), lambda name: attrgetter(name)(module)
+
+
+def _export(forward: torch.nn.Module, example: tuple[Tensor, ...], dynamic_shapes: tuple[Any, ...]) -> GraphModule:
+    with torch.no_grad():  # else every no_grad section becomes a nested graph
+        module = export(forward, example, dynamic_shapes=dynamic_shapes, strict=False).module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    module.graph.set_codegen(CodeGen())  # plain arguments and results, without pytrees
+    _simplify(module.graph)
+    return module
 
 
 def _simplify(graph: Graph) -> None:
@@ -89,40 +143,40 @@ def _simplify(graph: Graph) -> None:
             node.op == "call_module" and not node.users
         ):
             graph.erase_node(node)
-        elif node.target in DIRECT_CALLS:
+
+
+def _replace_custom_ops(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.target in DIRECT_CALLS:
             node.target = DIRECT_CALLS[node.target]
 
 
 # ---------------------------------------------------------------- matrices
-def _parameter(module: GraphModule, node: Any) -> Tensor | None:
-    if not isinstance(node, Node) or node.op != "get_attr":
+def _recipe(node: Any) -> Recipe | None:
+    """Recipe of a node that is a constant tensor."""
+    if not isinstance(node, Node) or node.op != "get_attr" or not isinstance(node.meta.get("val"), Tensor):
         return None
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
+    return node.meta.get("recipe", ("tensor", str(node.target)))
 
 
-def _merge_linears(module: GraphModule) -> None:
+def _merge_linears(graph: Graph) -> None:
     """Merge matrix products with the same input into one product, whose output is sliced (fused QKV, gate/up)."""
-    graph = module.graph
     readers: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        if node.target is aten.linear.default and _parameter(module, node.args[1]) is not None:
+        if node.target is aten.linear.default and _recipe(node.args[1]) is not None:
             readers[node.args[0]].append(node)
     for source, linears in readers.items():
         has_bias = {len(node.args) > 2 and node.args[2] is not None for node in linears}
         if len(linears) < 2 or len(has_bias) > 1:
             continue
-        merged = [
-            torch.cat([_parameter(module, node.args[index]) for node in linears])  # type: ignore[misc]
-            for index in range(1, 3 if has_bias.pop() else 2)
-        ]
         with graph.inserting_before(linears[0]):
-            parts = [_constant(module, tensor) for tensor in merged]
+            parts = [
+                _concatenated(graph, [node.args[index] for node in linears])
+                for index in range(1, 3 if has_bias.pop() else 2)
+            ]
             product = graph.call_function(aten.linear.default, (source, *parts))
             like = value_of(linears[0])
-            product.meta["val"] = like.new_empty((*like.shape[:-1], len(merged[0])))
+            product.meta["val"] = like.new_empty((*like.shape[:-1], len(value_of(parts[0]))))
             first = 0
             for node in linears:
                 last = first + value_of(node).shape[-1]
@@ -132,30 +186,35 @@ def _merge_linears(module: GraphModule) -> None:
                 first = last
 
 
-def _constant(module: GraphModule, value: Tensor) -> Node:
-    name = f"constant_{len(vars(module))}"
-    vars(module)[name] = value
-    node = module.graph.create_node("get_attr", name)
-    node.meta["val"] = value
+def _concatenated(graph: Graph, nodes: list[Any]) -> Node:
+    values = [value_of(node) for node in nodes]
+    merged = values[0].new_empty((sum(map(len, values)), *values[0].shape[1:]))
+    return _constant(graph, ("concatenate", *(_recipe(node) for node in nodes)), merged)
+
+
+def _constant(graph: Graph, recipe: Recipe, value: Tensor | None = None) -> Node:
+    node = graph.create_node("get_attr", "constant")
+    node.meta |= {"recipe": recipe, "val": value}
     return node
 
 
-def _pack(module: GraphModule, *, is_int8: bool) -> None:
+def _pack(graph: Graph, *, is_int8: bool) -> None:
     """Pack each weight in the layout of the fastest matrix product for it: int8, native tiles, or oneDNN."""
-    for node in list(module.graph.nodes):
-        weight = _parameter(module, node.args[1]) if node.target is aten.linear.default else None
-        if weight is None:
+    for node in list(graph.nodes):
+        recipe = _recipe(node.args[1]) if node.target is aten.linear.default else None
+        if recipe is None:
             continue
-        with module.graph.inserting_before(node):
+        weight = value_of(node.args[1])
+        with graph.inserting_before(node):
             bias = node.args[2] if len(node.args) > 2 else None
             if is_int8:
-                parts = [_constant(module, part) for part in int8.pack(weight)]
+                parts = [_constant(graph, ("int8", which, recipe)) for which in range(2)]
                 node.target, node.args = native.linear_int8, (node.args[0], *parts, bias)
             elif weight.dtype is torch.bfloat16 and not native.supports_bf16_matmul():
-                packed = _constant(module, native.to_tiles(weight))
+                packed = _constant(graph, ("tiles", recipe))
                 node.target, node.args = native.linear, (node.args[0], packed, len(weight), bias)
             elif weight.dtype is torch.bfloat16 or weight.numel() >= _MIN_PACKED_ELEMENTS:
-                packed = _constant(module, torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS))
+                packed = _constant(graph, ("onednn", recipe))
                 node.target = torch.ops.mkldnn._linear_pointwise.default
                 node.args = (node.args[0], packed, bias, "none", [], "")
 
@@ -163,20 +222,13 @@ def _pack(module: GraphModule, *, is_int8: bool) -> None:
 _MIN_PACKED_ELEMENTS = 1 << 23
 """Minimum size of a float32 matrix to pack. For few rows an unpacked product of this size takes twice as long; smaller
 matrices stay in the CPU cache and are faster unpacked."""
-_PACKED_ROWS = 16
-"""Expected number of rows of a product; the packed layout hardly depends on it."""
 
 
-def _keep_only_used(module: GraphModule) -> None:
-    """Free replaced weights, and store the others in the instance dict: attribute lookup of a module is slow."""
-    used = {}
-    for node in module.graph.nodes:
+def _number_constants(graph: Graph) -> tuple[Recipe, ...]:
+    """Number the constants of a graph, and return their recipes. Weights that were merged or packed are not kept."""
+    recipes: list[Recipe] = []
+    for node in graph.nodes:
         if node.op == "get_attr":
-            name = f"used_{len(used)}"
-            used[name] = _parameter(module, node)
-            node.target = name
-    for name in [name for name in vars(module) if name.startswith("constant_")]:
-        del vars(module)[name]
-    for registered in (module._parameters, module._buffers, module._modules):
-        registered.clear()
-    vars(module).update(used)
+            recipes.append(node.meta.get("recipe", ("tensor", str(node.target))))
+            node.target = f"constant_{len(recipes) - 1}"
+    return tuple(recipes)

@@ -2,6 +2,7 @@
 
 A request has a second page table for them. Every token attends to all encoder states of its request, which are written
 once. `mstar.nn.lm.encoder_decoder` runs the network; self-attention is that of `mstar.nn.kv.paged_attention`.
+`mstar.nn.kv.cross_attention_interface` registers it with transformers, which a cached graph does not need.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from mstar.nn.kv import paged_attention
 from mstar.nn.kv.kv_cache import ExportedKV, KVStore, PagedKV
 from mstar.nn.kv.page_pool import PageTable
-from mstar.nn.kv.paged_attention import DIRECT_CALLS, AttentionBatch, AttentionView, attend_pages, write_keys_values
-from mstar.nn.lm.sampler import SamplerState
+from mstar.nn.kv.paged_attention import AttentionView, attend_pages
+from mstar.nn.lm.sampler_state import SamplerState
 
 CROSS_ATTENTION = "mstar_cross_attention"
 """Name of this attention implementation in transformers."""
@@ -86,20 +84,27 @@ class CrossAttentionKV(PagedKV):
         pool.require_free(pool.pages_needed(self.table, tokens) + pool.pages_needed(cross_table, encoder_positions))
 
 
-_writing: list[AttentionBatch] = []
-"""Stack of the batches whose encoder states are written; the last entry is current."""
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of a layer, [1, heads, positions, size] each."""
+_collecting: list[dict[int, KeysValues]] = []
+"""Stack of the dictionaries that collect the keys and values of encoder states; the last entry is current."""
 _reading: list[AttentionView] = []
 """Stack of the cross-attention views of running forwards; the last entry is current."""
 
 
 @contextmanager
-def writing_cross_kv(batch: AttentionBatch) -> Iterator[None]:
-    """Make cross-attention write its keys and values to this batch. The outputs of the forward are meaningless."""
-    _writing.append(batch)
+def collecting_cross_kv() -> Iterator[dict[int, KeysValues]]:
+    """Make cross-attention add its keys and values, by layer, to this dictionary. Other outputs are meaningless."""
+    _collecting.append({})
     try:
-        yield
+        yield _collecting[-1]
     finally:
-        _writing.pop()
+        _collecting.pop()
+
+
+def collected_cross_kv() -> dict[int, KeysValues] | None:
+    """The dictionary that collects keys and values; None if cross-attention reads the pages."""
+    return _collecting[-1] if _collecting else None
 
 
 @contextmanager
@@ -115,39 +120,3 @@ def reading_cross_kv(view: AttentionView) -> Iterator[None]:
 def cross_attend(query: Tensor, layer: int, scaling: float) -> Tensor:
     """Paged cross-attention: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
     return attend_pages(_reading[-1], query, layer, scaling, 0)
-
-
-_cross_attend_op = torch.library.custom_op("mstar::cross_attend", cross_attend, mutates_args=())
-DIRECT_CALLS[torch.ops.mstar.cross_attend.default] = cross_attend
-
-
-@_cross_attend_op.register_fake
-def _(query: Tensor, layer: int, scaling: float) -> Tensor:  # noqa: ARG001
-    return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
-
-
-def cross_attention_forward(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention function in the interface of transformers. Cross-attention is the one that is not causal."""
-    if _writing:
-        if not module.is_causal:
-            write_keys_values(_writing[-1], key, value, module.layer_idx)
-        return query.transpose(1, 2), None
-    if module.is_causal:
-        window = module.config.sliding_window  # set by EncoderDecoder; transformers does not pass it
-        return paged_attention.paged_attention_forward(
-            module, query, key, value, attention_mask, scaling, window, **others
-        )
-    run = torch.ops.mstar.cross_attend if torch.compiler.is_exporting() else cross_attend
-    return run(query, module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling), None
-
-
-AttentionInterface.register(CROSS_ATTENTION, cross_attention_forward)
-AttentionMaskInterface.register(CROSS_ATTENTION, lambda *_args, **_kwargs: None)  # the batch has its own mask

@@ -8,10 +8,12 @@ evict is decided by the engine.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,15 +21,28 @@ from torch import Tensor
 
 from mstar.errors import LoadError, OutOfPages
 from mstar.nn.kv.page_pool import PagePool, PageTable
-from mstar.nn.lm.sampler import SamplerSnapshot, SamplerState
+from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
+from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
 from mstar.walk.states import KV
+
+
+def _zeros_like_rows(row: Tensor, positions: int) -> Tensor:
+    """Zeros for this number of rows. On a CPU the kernel provides the memory when it is first written."""
+    shape = (positions, *row.shape[1:])
+    size = prod(shape) * row.element_size()
+    if row.device.type != "cpu" or not size:
+        return row.new_zeros(shape)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=row.dtype).view(shape)
 
 
 class KVStore:
     """Keys and values of all layers of one component in pages, with the page table of all requests."""
 
-    def __init__(self, pool: PagePool, layers: int, *, swap_bytes: int) -> None:
+    def __init__(self, pool: PagePool, layers: int, *, swap_bytes: int, states: RecurrentStates | None = None) -> None:
         self.pool = pool
+        self.states = states
+        """Recurrent states of all requests, if the network has recurrent layers."""
         self.swap_bytes = swap_bytes
         """Free bytes of swap space for evicted caches."""
         self.window: int | None = None
@@ -40,12 +55,27 @@ class KVStore:
         """The same memory as an array."""
         self._rows = list(range(63, -1, -1))
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the keys and values."""
+        return next((memory.device for memory in self._memory), torch.device("cpu"))
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether requests share pages. Not if pages are released, or if a request needs its recurrent states too."""
+        return self.window is None and self.states is None
+
+    @property
+    def _memory(self) -> list[Tensor]:
+        """Keys and values of the layers with attention."""
+        return [memory for memory in (*self.keys, *self.values) if memory.numel()]
+
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as [positions, heads, size], allocated with the shape of the first ones."""
         if not self.keys[index].numel():
             positions = self.pool.count * self.pool.page_size
-            self.keys[index] = key.new_zeros((positions, *key.shape[1:]))
-            self.values[index] = value.new_zeros((positions, *value.shape[1:]))
+            self.keys[index] = _zeros_like_rows(key, positions)
+            self.values[index] = _zeros_like_rows(value, positions)
         return self.keys[index], self.values[index]
 
     # ---------------------------------------------------------------- page table
@@ -74,6 +104,11 @@ class KVStore:
         self.write_row(cache.row, cache.table.pages, before // self.pool.page_size)
         return attached
 
+    def release(self, cache: PagedKV) -> None:
+        """Release the pages and recurrent states of a cache, for eviction or recomputation."""
+        self.pool.truncate(cache.table, 0)
+        cache.slot = None
+
     def _grow(self, rows: int, width: int) -> None:
         table = torch.zeros((rows, width), dtype=torch.int32)
         table[: self.page_table.shape[0], : self.page_table.shape[1]] = self.page_table
@@ -83,7 +118,7 @@ class KVStore:
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Copy pages of all layers, given as (source, target)."""
         size = self.pool.page_size
-        for memory in (*self.keys, *self.values):
+        for memory in self._memory:
             for source, target in copies:
                 memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
 
@@ -95,14 +130,16 @@ class KVStore:
 
     @torch.inference_mode()
     def gather(self, places: Tensor) -> Tensor:
-        """Keys and values of all layers in these slots, as one byte tensor."""
-        return torch.cat([memory[places].view(torch.uint8).flatten() for memory in (*self.keys, *self.values)])
+        """Keys and values of all layers in these slots, as one byte tensor on the host."""
+        places = places.to(self.device)
+        parts = [memory[places].view(torch.uint8).flatten() for memory in self._memory]
+        return torch.cat(parts).cpu() if parts else torch.empty(0, dtype=torch.uint8)
 
     @torch.inference_mode()
     def scatter(self, places: Tensor, data: Tensor) -> None:
         """Write the result of `gather` to these slots."""
-        first = 0
-        for memory in (*self.keys, *self.values):
+        places, data, first = places.to(self.device), data.to(self.device), 0
+        for memory in self._memory:
             size = len(places) * memory[0].numel() * memory.element_size()
             rows = data[first : first + size].view(memory.dtype)
             memory[places] = rows.view(len(places), *memory.shape[1:])
@@ -157,6 +194,8 @@ class PagedKV(KV):
         history that they replace). With the history they are the lineage of the cache."""
         self._page_keys: list[bytes] | None = []
         """Prefix cache keys of its full pages; None after embeddings without content ids."""
+        self.slot: Slot | None = None
+        """Recurrent states after its last position; None before the first one, and if there are none."""
         self._evicted_length = 0
         self._swapped: _SwappedKV | None = None
         self._finalizer = weakref.finalize(self, _free, store, self.table, self.row)
@@ -165,7 +204,7 @@ class PagedKV(KV):
     def fork(self) -> Self:
         """A copy that shares the pages until one of the two is extended (copy on write)."""
         forked = type(self)(self.store, self.sampler.fork(), self.store.pool.fork(self.table))
-        forked.tenant, forked.embeddings = self.tenant, [*self.embeddings]
+        forked.tenant, forked.embeddings, forked.slot = self.tenant, [*self.embeddings], self.slot
         forked._page_keys = None if self._page_keys is None else [*self._page_keys]
         forked.is_resident, forked._evicted_length, forked._swapped = (
             self.is_resident,
@@ -176,11 +215,11 @@ class PagedKV(KV):
 
     def snapshot(self) -> Any:
         """The current position."""
-        return self.table.length, len(self.embeddings), self.sampler.snapshot()
+        return self.table.length, len(self.embeddings), self.slot, self.sampler.snapshot()
 
     def rollback(self, snapshot: Any) -> None:
         """Drop the inputs since the snapshot."""
-        length, embeddings, sampler = snapshot
+        length, embeddings, self.slot, sampler = snapshot
         self.store.pool.truncate(self.table, length)
         del self.embeddings[embeddings:]
         if self._page_keys is not None:
@@ -190,12 +229,13 @@ class PagedKV(KV):
     def free(self) -> None:
         """Release the pages now, not at garbage collection."""
         self._finalizer()
+        self.slot = None
 
     # ---------------------------------------------------------------- inputs and prefix cache
     def unfilled_page_keys(self) -> list[bytes]:
         """Prefix cache keys of the full pages to fill next. The last token is excluded: its logits are needed, so it
         must be computed."""
-        if self._page_keys is None or self.store.window is not None:
+        if self._page_keys is None or not self.store.has_prefix_cache:
             return []
         return self._compute_page_keys(self.sampler.history[:-1])[self.table.length // self.store.pool.page_size :]
 
@@ -225,7 +265,7 @@ class PagedKV(KV):
         """Add the full pages to the prefix cache."""
         size = self.store.pool.page_size
         full = self.table.length // size
-        if self._page_keys is None or len(self._page_keys) >= full or self.store.window is not None:
+        if self._page_keys is None or len(self._page_keys) >= full or not self.store.has_prefix_cache:
             return
         # The history can be longer than the computed positions.
         self._page_keys = self._compute_page_keys(self.sampler.history[: full * size])
@@ -249,7 +289,7 @@ class PagedKV(KV):
         self._evicted_length, self.is_resident = self.table.length, False
         data = self._data()
         self._swapped = _SwappedKV(self.store, data) if data.nbytes <= self.store.swap_bytes else None
-        self.store.pool.truncate(self.table, 0)
+        self.store.release(self)
 
     @property
     def is_dropped(self) -> bool:
@@ -259,7 +299,8 @@ class PagedKV(KV):
     def restore(self) -> None:
         """Allocate pages again and swap the data in; a dropped cache gets empty pages. Raises OutOfPages, changing
         nothing."""
-        first = self._first_needed(self._evicted_length)
+        first, states = self._first_needed(self._evicted_length), self.store.states
+        slots = states.allocate(1) if states is not None and self._swapped is not None and self._evicted_length else []
         self.store.pool.skip(self.table, first)
         try:
             self.store.pool.extend(self.table, self._evicted_length - first)
@@ -268,12 +309,18 @@ class PagedKV(KV):
             raise
         self.store.write_row(self.row, self.table.pages, 0)
         if self._swapped is not None:
-            self.store.scatter(self._places(), self._swapped.data)
+            data = self._swapped.data
+            if states is not None and slots:
+                (self.slot,) = slots
+                data, own_states = data.split([len(data) - states.slot_bytes, states.slot_bytes])
+                states.scatter(self.slot, own_states)
+            self.store.scatter(self._places(), data)
         self._swapped, self.is_resident = None, True
 
     def export(self) -> ExportedKV:
         """Serializable copy, for migration."""
-        return ExportedKV(self.table.length, self.tenant, tuple(self.embeddings), self.sampler.export(), self._data())
+        embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
+        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), self._data())
 
     def load(self, exported: ExportedKV) -> None:
         """Load an exported cache into this new one. Raises OutOfPages."""
@@ -281,7 +328,7 @@ class PagedKV(KV):
         self._evicted_length, self._swapped = exported.length, _SwappedKV(self.store, exported.data)
         self.restore()
         self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
-        self.sampler.load(exported.sampler, self.store.keys[0].device)
+        self.sampler.load(exported.sampler)
         self._page_keys = [] if all(count for _, _, count in self.embeddings) else None
 
     def pages_needed_for(self, exported: ExportedKV) -> int:
@@ -299,7 +346,8 @@ class PagedKV(KV):
         return self.store.places(self.table.pages, self._first_needed(length), length)
 
     def _data(self) -> Tensor:
-        return self.store.gather(self._places())
+        data, states = self.store.gather(self._places()), self.store.states
+        return data if states is None or self.slot is None else torch.cat([data, states.gather(self.slot)])
 
 
 def _free(store: KVStore, table: PageTable, row: int) -> None:

@@ -1,8 +1,8 @@
 """Paged attention for unmodified transformers models.
 
-All tokens of a ragged batch are one row. transformers passes the queries, keys and values of every layer to the
-attention function registered here. It writes keys and values to their pages and attends, for each request, to the
-pages in its page table. All other layers are those of transformers.
+All tokens of a ragged batch are one row. Every layer writes its keys and values to their pages and attends, for each
+request, to the pages in its page table. `mstar.nn.kv.attention_interface` registers it with transformers, which takes
+seconds to import and is not needed for a cached graph. All other layers are those of transformers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from mstar.errors import LoadError, format_names
 from mstar.nn import native
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
+from mstar.nn.kv.recurrent_state import Slot
+from mstar.nn.staging import to_device
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Attention arguments of some models that would change the result if they were ignored."""
-_FIX = "use a model of another family"
 _LONG_TOKENS = 48
 """Minimum number of new tokens of a request for matrix attention instead of attention token by token."""
 
@@ -77,6 +74,21 @@ class AttentionView:
             tokens=len(self.request),
         )
 
+    slots_before: Sequence[Slot | None]
+    """Slots with the recurrent states of each request before this forward; None at its start."""
+    slots_after: Sequence[Slot]
+    """Slots for the recurrent states of each request after this forward."""
+
+    @functools.cached_property
+    def recurrent_groups(self) -> list[list[int]]:
+        """Rows that a recurrent layer runs together: one new token after others. Every other request runs alone."""
+        is_single = [
+            count == 1 and slot is not None for count, slot in zip(self.counts, self.slots_before, strict=True)
+        ]
+        single = [row for row, together in enumerate(is_single) if together]
+        others = [[row] for row, together in enumerate(is_single) if not together]
+        return [single, *others] if single else others
+
     def tokens_of(self, rows: list[int]) -> Tensor:
         """[rows, new]: token indices of rows with equal numbers of tokens."""
         lasts, count = self.counts.cumsum(), int(self.counts[rows[0]])
@@ -106,6 +118,23 @@ class AttentionBatch(AttentionView):
         self.positions, self.places = torch.from_numpy(positions), torch.from_numpy(places)
         if is_causal:
             self.seen = self.positions + 1
+
+    def move(self, device: torch.device, *others: Tensor) -> list[Tensor]:
+        """Copy the batch to the device of its network, with other tensors of its step, which are returned.
+
+        Integers are copied together. A CPU reads all of it where it is.
+        """
+        if device.type == "cpu":
+            return [*others]
+        integers = [number for number, tensor in enumerate(others) if tensor.dtype == torch.int64]
+        group_arrays = [array for group in self.groups for array in group.arrays]
+        arrays = [*(others[number] for number in integers), self.positions, self.places, *group_arrays]
+        moved = iter(to_device([array.numpy() for array in arrays], device))
+        results = [next(moved) if number in integers else tensor.to(device) for number, tensor in enumerate(others)]
+        self.positions, self.places = next(moved), next(moved)
+        for group in self.groups:
+            group.arrays = next(moved), next(moved), next(moved)
+        return results
 
     def part(self, first: int, last: int) -> AttentionBatch:
         """The batch of some of its tokens, each of which attends by itself."""
@@ -141,32 +170,35 @@ class Group:
     """Requests of a forward with equal numbers of tokens, for one call of torch's attention."""
 
     def __init__(self, batch: AttentionView, rows: list[int]) -> None:
-        self.tokens = batch.tokens_of(rows)
-        """[requests, new]: token indices of each request."""
-        self.places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
-        """[requests, longest]: slots of the keys and values of each request; padding is masked."""
-        self._seen = batch.seen[self.tokens][:, None, :, None]
+        tokens = batch.tokens_of(rows)
+        places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
+        seen = batch.seen[tokens][:, None, :, None]
+        self.arrays: tuple[Tensor, Tensor, Tensor] = tokens, places, seen
+        """Token indices of each request, [requests, new]; slots of its keys and values, [requests, longest], whose
+        padding is masked; number of positions that each token sees, [requests, 1, new, 1]."""
         self._masks: dict[int, Tensor] = {}
-        first, new, longest = int(self._seen.flatten()[0]), self.tokens.shape[1], self.places.shape[1]
+        first, new, longest = int(seen.flatten()[0]), tokens.shape[1], places.shape[1]
         self._is_beginning = len(rows) == 1 and first == 1 and new == longest
         """Whether it is one request without earlier tokens: plain causal attention without a mask, at half the cost."""
 
     def mask(self, window: int) -> Tensor:
         """[requests, 1, new, longest]: causal mask, limited to the sliding window if there is one."""
         if window not in self._masks:
-            positions = torch.arange(self.places.shape[1])
-            mask = positions < self._seen
-            self._masks[window] = mask & (positions >= self._seen - window) if window else mask
+            _, places, seen = self.arrays
+            positions = torch.arange(places.shape[1], device=seen.device)
+            mask = positions < seen
+            self._masks[window] = mask & (positions >= seen - window) if window else mask
         return self._masks[window]
 
     def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
         """Write the output of these requests to `out`, [tokens, heads, size]. The query is [heads, tokens, size]."""
         keys, values = layer
-        is_plain = self._is_beginning and not 0 < window < self.places.shape[1]
-        out[self.tokens] = scaled_dot_product_attention(
-            query[:, self.tokens].transpose(0, 1),
-            keys[self.places].transpose(1, 2),
-            values[self.places].transpose(1, 2),
+        tokens, places, _ = self.arrays
+        is_plain = self._is_beginning and not 0 < window < places.shape[1]
+        out[tokens] = scaled_dot_product_attention(
+            query[:, tokens].transpose(0, 1),
+            keys[places].transpose(1, 2),
+            values[places].transpose(1, 2),
             attn_mask=None if is_plain else self.mask(window),
             is_causal=is_plain,
             scale=scaling,
@@ -184,6 +216,7 @@ def extend_caches(
             pool.forget(cache.table, cache.table.length - store.window)
     needed = [pool.pages_needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)]
     pool.require_free(sum(needed))
+    slots = store.states.allocate(len(caches)) if store.states is not None else []
     for cache, count, pages in zip(caches, counts, needed, strict=True):
         if not pages:
             cache.table.length += count
@@ -192,9 +225,13 @@ def extend_caches(
         copies = pool.extend(cache.table, count)
         store.copy(copies)
         store.write_row(cache.row, cache.table.pages, before - len(copies))
-    if max(counts) == 1 == min(counts):
-        return DecodeBatch(store, caches)
-    return AttentionBatch(store, caches, counts, is_causal=is_causal)
+    is_decode = max(counts) == 1 == min(counts)
+    batch = DecodeBatch(store, caches) if is_decode else AttentionBatch(store, caches, counts, is_causal=is_causal)
+    if slots:
+        batch.slots_before, batch.slots_after = [cache.slot for cache in caches], slots
+        for cache, slot in zip(caches, slots, strict=True):
+            cache.slot = slot
+    return batch
 
 
 _running: list[AttentionBatch] = []
@@ -209,6 +246,11 @@ def running(batch: AttentionBatch) -> Iterator[None]:
         yield
     finally:
         _running.pop()
+
+
+def current_batch() -> AttentionBatch:
+    """The batch whose forward runs."""
+    return _running[-1]
 
 
 def attend_running(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:
@@ -265,37 +307,5 @@ def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
     return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
 
 
-_attend_op = torch.library.custom_op("mstar::attend", attend_running, mutates_args=())
-
-
-@_attend_op.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:  # noqa: ARG001
-    return query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
-
-
-DIRECT_CALLS: dict[Any, Any] = {torch.ops.mstar.attend.default: attend_running}
+DIRECT_CALLS: dict[Any, Any] = {}
 """Functions that replace custom ops in a captured graph: the dispatcher would take longer than the call."""
-
-
-def paged_attention_forward(  # noqa: PLR0913, PLR0917 - the signature of transformers
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - the batch has its own mask
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention function in the interface of transformers."""
-    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
-        raise LoadError(
-            f"paged attention does not support {format_names(unsupported)} of {type(module).__name__}\n  fix: {_FIX}"
-        )
-    run = torch.ops.mstar.attend if torch.compiler.is_exporting() else attend_running
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return run(query, key, value, module.layer_idx, scale, sliding_window or 0), None
-
-
-AttentionInterface.register(PAGED_ATTENTION, paged_attention_forward)
-AttentionMaskInterface.register(PAGED_ATTENTION, lambda *_args, **_kwargs: None)  # the batch has its own mask

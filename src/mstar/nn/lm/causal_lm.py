@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from mstar.errors import LoadError
 from mstar.nn.kv.page_pool import PagePool
+from mstar.nn.lm.network_loader import NetworkLoader, WeightsChecksum
 from mstar.requests import Logprobs, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
@@ -39,12 +40,16 @@ S = TypeVar("S", bound=State)
 class CausalLM(Component):
     """Causal language model that `network` loads, with a KV cache of `pages` pages of `page_size` positions.
 
-    `eos_token_id` is the end-of-sequence token, or a function that returns it. `swap_bytes` is the size of the swap
+    A network with recurrent layers has `slots` slots for their states; a running request uses two, any other one.
+    `eos_token_id` is the end-of-sequence token, or a function that returns one or several. `swap_bytes` is the swap
     space for evicted KV caches; a cache that does not fit there is recomputed. `vocabulary` enables grammars.
     `deterministic` runs every forward at the same size, so that results are equal bit for bit alone and in a batch, at
     some cost of speed. `int8` quantizes weights to 8-bit integers on CPUs: faster, less memory, slightly less exact.
+    `weights_checksum` identifies the weights, or is a function that does, and enables the graph cache: the captured
+    network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`).
     """
 
+    runs_on_device: ClassVar[bool] = True
     parallel: TensorParallel | None = None
     """The tensor-parallel group of its weights, set by the worker before the first op."""
 
@@ -52,24 +57,27 @@ class CausalLM(Component):
         self,
         network: Callable[[], Any],
         *,
-        eos_token_id: int | Callable[[], int],
+        eos_token_id: int | Callable[[], int | Sequence[int]],
         pages: int = 1024,
         page_size: int = 16,
+        slots: int = 256,
         swap_bytes: int = 1 << 30,
         vocabulary: Callable[[], Vocabulary] | None = None,
         deterministic: bool = False,
         int8: bool = False,
+        weights_checksum: WeightsChecksum = None,
     ) -> None:
-        self._load = network
+        self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
         self._sizes = (pages, page_size, swap_bytes)
         self._load_vocabulary = vocabulary
-        self._decoder_options = {"is_deterministic": deterministic, "is_int8": int8}
+        self._decoder_options = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
 
     @functools.cached_property
-    def eos_token_id(self) -> int:
-        """The end-of-sequence token."""
-        return self._eos_token_id() if callable(self._eos_token_id) else self._eos_token_id
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The end-of-sequence tokens."""
+        ids = self._eos_token_id() if callable(self._eos_token_id) else self._eos_token_id
+        return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -79,9 +87,12 @@ class CausalLM(Component):
         except ImportError as error:
             fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
-        network = self._load()
+        is_cacheable = self.parallel is None and self.device is None  # captured graphs are those of one CPU
+        network = self._loader.load() if is_cacheable else self._loader.load_uncached()
         if self.parallel is not None:
             self.parallel.shard(network)
+        if self.device is not None:
+            network = network.to(self.device)
         pages, page_size, swap = self._sizes
         return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **self._decoder_options)
 
@@ -109,6 +120,11 @@ class CausalLM(Component):
         _ = self.decoder
         if self._vocabulary is not None:
             self._vocabulary.prepare()
+
+    def preload(self) -> None:
+        """Import torch, and map the weights if the graph cache has them."""
+        self._decoder_class()
+        self._loader.preload()
 
     def memory_stats(self) -> dict[str, int]:
         """Number of KV cache pages, used and in total."""
@@ -192,7 +208,7 @@ class CausalLM(Component):
         """Whether this token ends the output: end-of-sequence, or a stop token of the request."""
         import torch
 
-        stops = [(self.eos_token_id, *(params.stop_token_ids if params else ())) for params in rows(sampling)]
+        stops = [(*self.eos_token_ids, *(params.stop_token_ids if params else ())) for params in rows(sampling)]
         return torch.tensor([last in stop for last, stop in zip(token[:, 0].tolist(), stops, strict=True)])
 
 

@@ -14,14 +14,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mstar.errors import LoadError, NeverFits, RowsFailed
+from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
-from mstar.nn.compile.graph_capture import eager_forward, flatten
+from mstar.nn.compile.graph_cache import FlatNetwork
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, extend_caches, running
+from mstar.nn.kv.recurrent_state import RecurrentStates
+from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.grammar import Vocabulary
-from mstar.nn.lm.sampler import SamplerState, sample_tokens
+from mstar.nn.lm.sampler import sample_tokens
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
@@ -38,29 +41,59 @@ class SlowPath(UserWarning):
 
 
 class Decoder:
-    """A network with paged attention, and its KV cache."""
+    """A network with paged attention, and its KV cache. The network is a transformers model or a FlatNetwork."""
 
     attention: ClassVar[str] = PAGED_ATTENTION
 
     def __init__(
-        self, network: Any, pool: PagePool, *, swap_bytes: int, is_deterministic: bool, is_int8: bool = False
+        self,
+        network: Any,
+        pool: PagePool,
+        *,
+        swap_bytes: int,
+        is_deterministic: bool,
+        is_int8: bool = False,
+        slots: int = 256,
     ) -> None:
-        network = network.eval().requires_grad_(requires_grad=False)
-        network.config._attn_implementation = self.attention
-        config = network.config.get_text_config()
-        self.store = KVStore(pool, config.num_hidden_layers, swap_bytes=swap_bytes)
-        self._embed = network.get_input_embeddings()
+        recurrent_layers: Mapping[int, Any] = {}
+        if isinstance(network, FlatNetwork):
+            layers, self._embed = network.layers, network.embedding
+        else:
+            network = network.eval().requires_grad_(requires_grad=False)
+            network.config._attn_implementation = self.attention
+            layers, self._embed = network.config.get_text_config().num_hidden_layers, network.get_input_embeddings()
+            from mstar.nn.kv.recurrent_layers import batch_recurrent_layers  # imports transformers
+
+            recurrent_layers = batch_recurrent_layers(network)
+        self.device: torch.device = self._embed.weight.device
+        """Device of the network and its KV cache. Tokens, and all that describes a batch, are on the host before."""
+        states = RecurrentStates(recurrent_layers, slots) if recurrent_layers else None
+        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states)
         self._is_deterministic = is_deterministic
         modes = {"deterministic": is_deterministic, "int8": is_int8}
+        if states is not None and (is_deterministic or self.device.type != "cpu"):
+            mode, fix = ("in deterministic mode", "set deterministic=False")
+            if not is_deterministic:
+                mode, fix = (f"on {self.device}", "place the component on a worker without a device")
+            problem = f"{type(network).__name__} has recurrent layers, which do not run {mode}"
+            raise LoadError(f"{problem}\n  fix: {fix}")
         native_modes = " and ".join(name for name, is_on in modes.items() if is_on)
-        if native_modes and not native.is_native(self._embed.weight.dtype, self._embed.weight.device):
+        if native_modes and not native.is_native(self._embed.weight.dtype, self.device):
             fix = "install g++, and use float32 or bfloat16 on a CPU"
             raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
-        self._allocate_memory()
+        if not isinstance(network, FlatNetwork):  # it was checked before it was captured
+            _check_batching(self, type(network).__name__, layers)
+        _allocate_memory(self)
+        if states is not None and not any(keys.numel() for keys in self.store.keys):
+            self.store.window = 1  # without attention no position is needed again, so pages are released
 
     def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:
         """The captured forward of a network, and its sliding window if every layer has one."""
+        if isinstance(network, FlatNetwork):
+            return network.forward, network.window
+        from mstar.nn.compile.graph_capture import eager_forward, flatten  # imports transformers and torch.export
+
         try:
             return flatten(network, is_int8=is_int8)
         except LoadError:
@@ -74,18 +107,17 @@ class Decoder:
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             return eager_forward(network), None
 
-    def _allocate_memory(self) -> None:
-        """Run one token, so that every layer allocates its KV cache at load time instead of in the first request."""
-        cache = self.new_cache(None)
-        self.hidden_states(torch.tensor([0]), [cache], Layout(1, (1,)))
-        cache.free()
+    def _trial_cache(self, store: KVStore) -> PagedKV:
+        """An empty KV cache in which tokens can be run at load time."""
+        return PagedKV(store, SamplerState())
 
     def new_cache(self, vocabulary: Vocabulary | None) -> PagedKV:
         """Create an empty KV cache."""
         return PagedKV(self.store, SamplerState(vocabulary))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[tokens] to [tokens, size]; embeddings are returned unchanged."""
+        """[tokens] to [tokens, size] on the device of the network; embeddings are returned unchanged."""
+        tokens = tokens.to(self.device)
         return self._embed(tokens) if tokens.ndim == 1 else tokens
 
     def _embed_inputs(self, given: Tensor, caches: Sequence[PagedKV], counts: Sequence[int]) -> Tensor:  # noqa: ARG002
@@ -130,13 +162,12 @@ class Decoder:
         inputs, counts = self._skip_cached_prefix(inputs, caches, layout.lengths)
         batch = extend_caches(self.store, caches, counts)
         last = torch.tensor([end - 1 for end in accumulate(counts)])
-        if not layout.unfinished:
-            logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
-            self._share_full_pages(caches, counts)
-            return sample_tokens(logits, params, [cache.sampler for cache in caches]), logits, hidden
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]
-        logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last[finished])
+        inputs, last = batch.move(self.device, inputs, last[finished] if layout.unfinished else last)
+        logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
         self._share_full_pages(caches, counts)
+        if not layout.unfinished:
+            return sample_tokens(logits, params, [cache.sampler for cache in caches]), logits, hidden
         sampled = torch.zeros((len(caches), 1), dtype=torch.int64)
         all_logits = logits.new_zeros((len(caches), logits.shape[1]))
         if finished:
@@ -150,17 +181,22 @@ class Decoder:
         """Append the inputs, a ragged batch, to the caches; return the hidden state of each position."""
         self._record_inputs(inputs, caches, layout.lengths)
         batch = extend_caches(self.store, caches, layout.lengths)
-        hidden = self._run(self._embed_inputs(inputs, caches, layout.lengths), batch, torch.tensor([0]))[1]
+        inputs, last = batch.move(self.device, inputs, torch.tensor([0]))
+        hidden = self._run(self._embed_inputs(inputs, caches, layout.lengths), batch, last)[1]
         self._share_full_pages(caches, layout.lengths)
         return hidden
 
     @torch.inference_mode()
     def attend_only(self, embeddings: Tensor, caches: list[PagedKV], layout: Layout) -> Tensor:
         """Hidden states of embeddings that attend to the caches and each other; the caches are not changed."""
+        if self.store.states is not None:
+            fix = "use a network with attention only"
+            raise Unsupported(f"recurrent layers read in one direction, so attend_only cannot run\n  fix: {fix}")
         forks = [cache.fork() for cache in caches]
         try:
             batch = extend_caches(self.store, forks, layout.lengths, is_causal=False)
-            return self._run(embeddings, batch, torch.tensor([0]))[1]
+            (last,) = batch.move(self.device, torch.tensor([0]))
+            return self._run(embeddings, batch, last)[1]
         finally:
             for fork in forks:
                 fork.free()
@@ -223,7 +259,8 @@ class Decoder:
             leaders, counts = [caches[row] for row in prefixes], list(prefixes.values())
             batch = extend_caches(self.store, leaders, counts)
             prefix = torch.cat([parts[row][:count] for row, count in prefixes.items()])
-            self._run(self._embed_inputs(prefix, leaders, counts), batch, torch.tensor([0]))
+            prefix, last = batch.move(self.device, prefix, torch.tensor([0]))
+            self._run(self._embed_inputs(prefix, leaders, counts), batch, last)
             self._share_full_pages(leaders, counts)
             for row, count in prefixes.items():
                 parts[row] = parts[row][count:]
@@ -239,10 +276,12 @@ class Decoder:
         """Recompute the pages of a dropped cache from its lineage."""
         length = cache.table.length
         embeddings = self._lineage_embeddings(cache)
-        self.store.pool.truncate(cache.table, 0)
+        self.store.release(cache)
         for first in range(0, length, _RECOMPUTE_CHUNK_TOKENS):
             part = embeddings[first : first + _RECOMPUTE_CHUNK_TOKENS]
-            self._run(part, extend_caches(self.store, [cache], [len(part)]), torch.tensor([0]))
+            batch = extend_caches(self.store, [cache], [len(part)])
+            (last,) = batch.move(self.device, torch.tensor([0]))
+            self._run(part, batch, last)
 
     # ---------------------------------------------------------------- the forward
     def _run(self, embeddings: Tensor, batch: AttentionBatch, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +289,7 @@ class Decoder:
         if self._is_deterministic:
             return self._run_fixed(embeddings, batch, last)
         if not len(last):
-            last = torch.tensor([0])  # a captured network computes at least one row of logits
+            last = last.new_zeros(1)  # a captured network computes at least one row of logits
         with running(batch):
             return self._forward(embeddings[None], batch.positions[None], last)
 
@@ -269,6 +308,32 @@ class Decoder:
             logits.append(scores[: len(part_last)])
             hidden.append(states[: len(part)])
         return torch.cat(logits), torch.cat(hidden)
+
+
+@torch.inference_mode()
+def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
+    """Reject a network that chunked prefill or batching would change. The KV cache of the check is temporary."""
+    recurrent = decoder.store.states
+    states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
+    store = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states)
+
+    def run(parts: Sequence[Tensor], caches: Sequence[PagedKV]) -> Sequence[Tensor]:
+        counts = [len(part) for part in parts]
+        batch = extend_caches(store, caches, counts)
+        inputs, last = batch.move(decoder.device, torch.cat(list(parts)), torch.tensor([0]))
+        return decoder._run(decoder._embed_inputs(inputs, caches, counts), batch, last)[1].split(counts)
+
+    check_decoder(family, decoder._embed.weight, run, lambda: decoder._trial_cache(store))
+
+
+@torch.inference_mode()
+def _allocate_memory(decoder: Decoder) -> None:
+    """Run one token, so that every layer allocates its memory at load time instead of in the first request."""
+    cache = decoder._trial_cache(decoder.store)
+    batch = extend_caches(decoder.store, [cache], [1])
+    token, last = batch.move(decoder.device, torch.tensor([0]), torch.tensor([0]))
+    decoder._run(decoder._embed_inputs(token, [cache], [1]), batch, last)
+    cache.free()
 
 
 def _pad_to_fixed(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mstar.errors import LoadError, MstarError, RowsFailed
+from mstar.errors import LoadError, MissingExtra, MstarError, RowsFailed
 from mstar.requests import BadGrammar, Grammar
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ _SINGLE_LINE_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", 
 without end."""
 _MAX_COMPILED_GRAMMARS = 64
 """Maximum number of compiled grammars cached per vocabulary. Compiling one takes about a millisecond."""
+_MAX_GRAMMAR_BYTES = 128 << 10
+"""Maximum bytes of a grammar. The engine compiles it, so the time that this takes delays other requests."""
+_MAX_SHOWN_CHARS = 200
+"""Maximum characters of a grammar in an error message."""
 
 
 class GrammarViolation(MstarError):
@@ -54,8 +58,7 @@ class Vocabulary:
         try:
             from llguidance import LLTokenizer
         except ImportError as error:
-            fix = "pip install 'mstar-serve[grammar]'"
-            raise LoadError(f"grammars need the package llguidance: {error}\n  fix: {fix}") from error
+            raise MissingExtra.from_package("structured output", "llguidance", "grammar") from error
         try:
             return LLTokenizer(self._tokenizer().to_str(), eos_token=self._eos_token_ids)
         except ValueError as error:
@@ -66,18 +69,32 @@ class Vocabulary:
         tokenizer = self._ll_tokenizer  # raises LoadError if llguidance is missing
         from llguidance import LLMatcher
 
-        match grammar.kind:
-            case "json_schema":
-                text = LLMatcher.grammar_from_json_schema(grammar.text, defaults=_SINGLE_LINE_JSON)
-            case "regex":
-                text = LLMatcher.grammar_from_regex(grammar.text)
-            case "lark":
-                text = LLMatcher.grammar_from_lark(grammar.text)
-        matcher = LLMatcher(tokenizer, text, log_level=0)
-        if matcher.is_error():
-            problem = f"the {grammar.kind} grammar {grammar.text!r} does not compile: {matcher.get_error().strip()}"
-            raise BadGrammar(f"{problem}\n  fix: correct or remove the part that the message names")
+        if (size := len(grammar.text.encode(errors="replace"))) > _MAX_GRAMMAR_BYTES:
+            raise _bad_grammar(grammar, f"it has {size} bytes, maximum {_MAX_GRAMMAR_BYTES}")
+        try:
+            match grammar.kind:
+                case "json_schema":
+                    text = LLMatcher.grammar_from_json_schema(grammar.text, defaults=_SINGLE_LINE_JSON)
+                case "regex":
+                    text = LLMatcher.grammar_from_regex(grammar.text)
+                case "lark":
+                    text = LLMatcher.grammar_from_lark(grammar.text)
+            matcher = LLMatcher(tokenizer, text, log_level=0)
+        except ValueError as error:
+            raise _bad_grammar(grammar, str(error)) from None
+        # The first mask finds what the compiler does not: limits of llguidance, and grammars that match nothing.
+        probe = matcher.deep_copy()
+        if not matcher.is_error():
+            probe.compute_bitmask()
+        if probe.is_error():
+            raise _bad_grammar(grammar, probe.get_error().strip())
         return matcher
+
+
+def _bad_grammar(grammar: Grammar, reason: str) -> BadGrammar:
+    shown = grammar.text if len(grammar.text) <= _MAX_SHOWN_CHARS else f"{grammar.text[:_MAX_SHOWN_CHARS]}..."
+    problem = f"the {grammar.kind} grammar {shown!r} does not compile: {reason}"
+    return BadGrammar(f"{problem}\n  fix: correct or remove the part that the message names")
 
 
 class Guide:

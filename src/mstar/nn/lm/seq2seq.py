@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar.nn.lm.causal_lm import CausalLM
+from mstar.nn.lm.network_loader import Seq2SeqLoader, WeightsChecksum
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
 from mstar.walk.component import op
 from mstar.walk.states import KV
@@ -26,9 +27,12 @@ class Seq2SeqLM(CausalLM):
 
     Whisper has 1500 encoder positions per 30 seconds, so a request needs about 100 pages of 16. `swap_bytes` is as for
     CausalLM. `window` is the size of a sliding window over the tokens; pages outside it are released.
+    `weights_checksum` enables the graph cache, as for CausalLM.
     """
 
-    def __init__(
+    runs_on_device = False
+
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         network: Callable[[], Any],
         *,
@@ -37,8 +41,10 @@ class Seq2SeqLM(CausalLM):
         page_size: int = 16,
         swap_bytes: int = 1 << 30,
         window: int | None = None,
+        weights_checksum: WeightsChecksum = None,
     ) -> None:
         super().__init__(network, eos_token_id=eos_token_id, pages=pages, page_size=page_size, swap_bytes=swap_bytes)
+        self._loader = Seq2SeqLoader(network, weights_checksum, window)
         self._decoder_options = {"window": window}
 
     def _decoder_class(self) -> type[EncoderDecoder]:

@@ -63,8 +63,9 @@ def join_group(address: str, rank: int, ranks: int, *, timeout_s: float = 300) -
 
     A rank that waits for another rank longer than `timeout_s`, including its load time, raises an error.
     """
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=timeout_s)
-    distributed.init_process_group(init_method=address, rank=rank, world_size=ranks, timeout=timeout)
+    distributed.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=timeout)
     try:
         yield TensorParallel(rank, ranks)
     finally:

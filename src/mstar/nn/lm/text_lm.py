@@ -10,8 +10,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from mstar.errors import NeverFits, Unsupported
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
+from mstar.nn.lm.network_loader import WeightsChecksum
 from mstar.requests import Sampling
 from mstar.walk.batching import rows, stacked
 from mstar.walk.component import op
@@ -23,14 +25,25 @@ if TYPE_CHECKING:
 
 
 class TextLM(CausalLM):
-    """A decoder with its `tokenizers.Tokenizer`, both loaded lazily. `eos_token` is the end-of-sequence token."""
+    """A decoder with its `tokenizers.Tokenizer`, both loaded lazily.
 
-    def __init__(self, network: Callable[[], Any], *, tokenizer: Callable[[], Any], eos_token: str) -> None:
+    `eos_token` is the text of the end-of-sequence token, or a function that returns the ids of several.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], Any],
+        *,
+        tokenizer: Callable[[], Any],
+        eos_token: str | Callable[[], Sequence[int]],
+        weights_checksum: WeightsChecksum = None,
+    ) -> None:
         self._load_tokenizer = tokenizer
         super().__init__(
             network,
-            eos_token_id=lambda: self.tokenizer.token_to_id(eos_token),
-            vocabulary=lambda: Vocabulary(lambda: self.tokenizer, [self.eos_token_id]),
+            eos_token_id=lambda: self.tokenizer.token_to_id(eos_token) if isinstance(eos_token, str) else eos_token(),
+            vocabulary=lambda: Vocabulary(lambda: self.tokenizer, self.eos_token_ids),
+            weights_checksum=weights_checksum,
         )
 
     @functools.cached_property
@@ -38,10 +51,15 @@ class TextLM(CausalLM):
         """The loaded tokenizer."""
         return self._load_tokenizer()
 
+    @property
+    def eos_token_id(self) -> int:
+        """The first end-of-sequence token."""
+        return self.eos_token_ids[0]
+
     def prepare(self) -> None:
         """Load the network, the tokenizer and the vocabulary for grammars."""
         super().prepare()
-        _ = self.eos_token_id
+        _ = self.eos_token_ids
 
     @op(batch=stacked)
     def is_over(self, next_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
@@ -53,7 +71,7 @@ class TextLM(CausalLM):
 
     def is_finished(self, token: int, kv: KV, sampling: Sampling) -> bool:
         """`is_over` for one request."""
-        if token in (self.eos_token_id, *sampling.stop_token_ids):
+        if token in (*self.eos_token_ids, *sampling.stop_token_ids):
             return True
         longest = max(
             (len(text.encode()) for text in sampling.stop_strings), default=0
@@ -64,3 +82,37 @@ class TextLM(CausalLM):
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Decode tokens into text. Special tokens are left out."""
         return self.tokenizer.decode(list(tokens))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Encode text. Other threads run meanwhile: only the batch methods of the library release the GIL."""
+        return self.tokenizer.encode_batch_fast([text])[0].ids
+
+    def tokenize_prompt(self, prompt: str | Sequence[int], max_tokens: int) -> list[int]:
+        """Token ids of a prompt without a chat template: encoded text, or token ids as they are.
+
+        Raises Unsupported for ids outside the vocabulary, and NeverFits from `max_tokens` tokens on.
+        """
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        vocabulary_size = self.tokenizer.get_vocab_size()
+        if invalid := [token for token in tokens if not 0 <= token < vocabulary_size]:
+            raise Unsupported(
+                f"prompt: {invalid[0]} is not a token id of the model\n  fix: send ids below {vocabulary_size}"
+            )
+        if len(tokens) >= max_tokens:
+            raise NeverFits(
+                f"the prompt has {len(tokens)} tokens, the context holds {max_tokens}\n"
+                f"  fix: send fewer than {max_tokens} tokens"
+            )
+        return tokens
+
+    def max_text_bytes(self, max_tokens: int) -> int | None:
+        """Bytes of text above which any tokenization has more than `max_tokens` tokens; None if there is no bound."""
+        longest = self._longest_token_bytes
+        return None if longest is None else max_tokens * longest
+
+    @functools.cached_property
+    def _longest_token_bytes(self) -> int | None:
+        """Bytes of the longest token of a byte-level vocabulary, in which a character stands for a byte."""
+        if self.tokenizer.normalizer is not None or "ByteLevel" not in repr(self.tokenizer.pre_tokenizer):
+            return None  # text can become shorter before it is split into tokens
+        return max(map(len, self.tokenizer.get_vocab()))

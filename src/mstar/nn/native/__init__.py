@@ -1,7 +1,8 @@
 """Native fused CPU kernels for decoders, compiled from `kernels.cpp` at first use for the CPU of this machine.
 
 The functions take torch tensors in the memory layout of their docstrings. They check nothing, because they are the
-innermost calls of the engine. Without a C++ compiler there are no kernels, and callers use torch instead.
+innermost calls of the engine. Without a C++ compiler, or without a directory for the compiled library, there are no
+kernels: one log line says so, and callers use torch instead, which is slower.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
+import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mstar.nn.cache_directory import cache_directory
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
@@ -49,36 +54,63 @@ _ARGUMENTS = {
     "attend_joined": [POINTER] * 7 + [LONG] * 3 + [FLOAT, LONG],
 }
 
-
-class NoCompiler(UserWarning):
-    """The native kernels cannot be compiled, so steps are slower."""
+log = logging.getLogger("mstar.nn")
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled kernels, from the cache if possible. torch must be imported first: they share its threads."""
+    """The compiled kernels, from a cache if possible. torch must be imported first: they share its threads."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        warnings.warn("no C++ compiler, so steps are slower\n  fix: install g++", NoCompiler, stacklevel=2)
+        log.warning("no C++ compiler, so steps are slower; fix: install g++")
         return None
-    path = _cache() / f"kernels-{_digest(compiler)}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            output = Path(scratch) / path.name
-            result = subprocess.run(
-                [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", output, _SOURCE], capture_output=True, text=True, check=False
-            )
-            if result.returncode:
-                problem = f"{compiler} cannot compile the native kernels, so steps are slower: {result.stderr[:500]}"
-                warnings.warn(f"{problem}\n  fix: install a current g++", NoCompiler, stacklevel=2)
-                return None
-            output.replace(path)  # atomic, so that no other process loads an incomplete file
-    return ctypes.CDLL(str(path))
+    name, problems = f"kernels-{_digest(compiler)}.so", list[str]()
+    for find_directory in (cache_directory, _private_temporary_directory):
+        try:
+            path = find_directory() / name
+            if not path.exists():
+                _compile(compiler, path)
+            library = ctypes.CDLL(str(path))
+        except (OSError, RuntimeError) as error:  # read-only, full, mounted without exec, or no home directory
+            problems.append(str(error))
+            continue
+        except subprocess.CalledProcessError as error:
+            reason = " ".join(error.stderr[:500].split())
+            problem = "%s cannot compile the native kernels, so steps are slower; fix: install a current g++ (%s)"
+            log.warning(problem, compiler, reason)
+            return None
+        if problems:
+            log.warning("native kernels are in %s: %s", path.parent, problems[0])
+        return library
+    problem = "the native kernels cannot be stored, so steps are slower; fix: give the process a home directory that it"
+    log.warning("%s can write (%s)", problem, "; ".join(problems))
+    return None
 
 
-def _cache() -> Path:
-    return Path.home() / ".cache" / "mstar"
+def _compile(compiler: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        output = Path(scratch) / path.name
+        log.info("compiling the native kernels for this CPU, once: about 10 s")
+        command = [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", output, _SOURCE]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        output.replace(path)  # atomic, so that no other process loads an incomplete file
+
+
+def _private_temporary_directory() -> Path:
+    """Directory for temporary files that only this user can write: its content is loaded as code."""
+    path = Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{path} is not a private directory of this user")
+    return path
+
+
+def version() -> str:
+    """Digest of the kernels in use, for this CPU; empty without a compiler."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    return "" if compiler is None or _library() is None else _digest(compiler)
 
 
 def _digest(compiler: str) -> str:

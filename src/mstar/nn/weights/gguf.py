@@ -80,13 +80,18 @@ class GgufFile:
         except _DECODE_ERRORS as error:
             raise self._incomplete_error(error) from error
         for name, value in _REQUIRED_FIELDS.items():
-            if (actual := self._field(name)) != value:
+            if (actual := self.field(name)) != value:
                 raise LoadError(f"{path}: {name} is {actual}, not supported\n  fix: use a file with {name} {value}")
 
     def _incomplete_error(self, error: Exception) -> LoadError:
         return LoadError(f"{self._path} is not a complete GGUF file: {error}\n  fix: download it again")
 
-    def _field(self, name: str) -> Any:
+    def has_field(self, name: str) -> bool:
+        """Whether the header has a metadata field."""
+        return name in self._fields
+
+    def field(self, name: str) -> Any:
+        """Value of a metadata field. Raises LoadError if it is missing."""
         if name not in self._fields:
             raise LoadError(f"{self._path} has no {name}\n  fix: convert the model again with a current llama.cpp")
         return self._fields[name]
@@ -113,15 +118,15 @@ class GgufFile:
         from mstar.nn.weights.checkpoints import assemble, parse_dtype
 
         config = LlamaConfig(
-            vocab_size=len(self._field("tokenizer.ggml.tokens")),
-            hidden_size=self._field("llama.embedding_length"),
-            intermediate_size=self._field("llama.feed_forward_length"),
-            num_hidden_layers=self._field("llama.block_count"),
-            num_attention_heads=self._field("llama.attention.head_count"),
-            num_key_value_heads=self._field("llama.attention.head_count_kv"),
-            max_position_embeddings=self._field("llama.context_length"),
-            rms_norm_eps=self._field("llama.attention.layer_norm_rms_epsilon"),
-            rope_parameters={"rope_type": "default", "rope_theta": self._field("llama.rope.freq_base")},
+            vocab_size=len(self.field("tokenizer.ggml.tokens")),
+            hidden_size=self.field("llama.embedding_length"),
+            intermediate_size=self.field("llama.feed_forward_length"),
+            num_hidden_layers=self.field("llama.block_count"),
+            num_attention_heads=self.field("llama.attention.head_count"),
+            num_key_value_heads=self.field("llama.attention.head_count_kv"),
+            max_position_embeddings=self.field("llama.context_length"),
+            rms_norm_eps=self.field("llama.attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_type": "default", "rope_theta": self.field("llama.rope.freq_base")},
             tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in self._tensors),
         )
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
@@ -140,13 +145,13 @@ class GgufFile:
         """Build the tokenizer from the vocabulary and merges in the header."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-        tokens: list[str] = self._field("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ")) for merge in self._field("tokenizer.ggml.merges")]
+        tokens: list[str] = self.field("tokenizer.ggml.tokens")
+        merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
         tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         tokenizer.decoder = decoders.ByteLevel()
-        types = self._field("tokenizer.ggml.token_type")
+        types = self.field("tokenizer.ggml.token_type")
         special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL_TOKEN]
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
         return tokenizer
@@ -173,11 +178,12 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
     if kind != _ARRAY:
         return _unpack(file, _STRUCT_FORMATS[kind])[0]
     kind, count = _unpack(file, "IQ")
-    return (
-        [*_unpack(file, f"{count}{_STRUCT_FORMATS[kind]}")]
-        if kind in _STRUCT_FORMATS
-        else [_read_value(file, kind) for _ in range(count)]
-    )
+    if kind in _STRUCT_FORMATS:
+        return [*_unpack(file, f"{count}{_STRUCT_FORMATS[kind]}")]
+    if kind == _TEXT:  # a vocabulary has 50,000 texts and as many merges
+        read, length_of = file.read, struct.Struct("<Q").unpack
+        return [read(*length_of(read(8))).decode() for _ in range(count)]
+    return [_read_value(file, kind) for _ in range(count)]
 
 
 def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:

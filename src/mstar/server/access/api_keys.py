@@ -1,9 +1,12 @@
-"""API keys: authentication, and a rate limit (token bucket and concurrency limit) and default SLO for each tenant.
+"""API keys: authentication, and a role, a rate limit (token bucket and concurrency limit) and a default SLO each.
 
 Keys are stored as SHA-256 digests and compared in constant time. `browser_auth` reads a key from a request, and the
-middleware in `app` sends the errors.
+middleware in `app` sends the errors. A key is a client key or an operator key: operator keys can also load and unload
+models and see the requests of all tenants.
 
-Rate limit of one tenant, checked in `Tenant.acquire` for every POST request and WebSocket:
+Rate limit of one tenant, checked for every request and WebSocket. POST requests and WebSockets share one bucket
+(`Tenant.work`); all others, GET and DELETE for example, have one with the same limits (`Tenant.reads`). So a tenant
+that has used up its requests can still look at them, and an endless loop of reads is limited too:
 
 1. Concurrency: at most `max_concurrent` requests in progress, else retry after 1 s.
 2. Token bucket: it holds at most `max_concurrent` tokens and gains `requests_per_second` tokens a second. A request
@@ -33,25 +36,22 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-class Tenant:
-    """The owner of one API key: its name in logs, its SLO, and its token bucket."""
+class RequestBucket:
+    """Token bucket and concurrency limit of one kind of requests."""
 
-    def __init__(self, name: str, rate_limit: RateLimit, slo: Slo | None = None) -> None:
-        self.name = name
-        """Name from the configuration, or the first NAME_DIGITS hex digits of the key's digest."""
-        self.slo = slo or Slo()
-        """SLO of requests that set none."""
-        self.rate_limit = rate_limit
+    def __init__(self, rate_limit: RateLimit) -> None:
         self.active_requests = 0
+        self.rate_limit = rate_limit
         self._tokens = float(rate_limit.max_concurrent)
         self._refilled_at = float("-inf")
 
     def acquire(self, now: float) -> float:
         """Take a token and return 0, or return the seconds to wait before the next try."""
-        if self.active_requests >= self.rate_limit.max_concurrent:
+        limit = self.rate_limit
+        if self.active_requests >= limit.max_concurrent:
             return 1.0
-        rate = self.rate_limit.requests_per_second
-        self._tokens = min(float(self.rate_limit.max_concurrent), self._tokens + (now - self._refilled_at) * rate)
+        rate = limit.requests_per_second
+        self._tokens = min(float(limit.max_concurrent), self._tokens + (now - self._refilled_at) * rate)
         self._refilled_at = now
         if self._tokens < 1:
             return (1 - self._tokens) / rate
@@ -59,8 +59,31 @@ class Tenant:
         return 0.0
 
 
+class Tenant:
+    """The owner of one API key: its name in logs, its role, its SLO, and its token buckets."""
+
+    def __init__(self, name: str, rate_limit: RateLimit, slo: Slo | None = None, *, is_operator: bool = False) -> None:
+        self.name = name
+        """Name from the configuration, or the first NAME_DIGITS hex digits of the key's digest."""
+        self.slo = slo or Slo()
+        """SLO of requests that set none."""
+        self.rate_limit = rate_limit
+        self.is_operator = is_operator
+        self.is_withdrawn = False
+        """Whether its key was removed while the server runs."""
+        self.work = RequestBucket(rate_limit)
+        """POST requests and WebSockets."""
+        self.reads = RequestBucket(rate_limit)
+        """All other requests."""
+
+    def adopt(self, configured: Tenant) -> None:
+        """Take over the settings of the same tenant after a reload; requests in progress and tokens stay counted."""
+        self.slo, self.rate_limit, self.is_operator = configured.slo, configured.rate_limit, configured.is_operator
+        self.work.rate_limit = self.reads.rate_limit = configured.rate_limit
+
+
 class ApiKeys:
-    """The API keys of a server. Without any key, every request belongs to one anonymous tenant."""
+    """The API keys of a server. Without any key, every request belongs to one anonymous tenant, an operator."""
 
     def __init__(
         self,
@@ -68,13 +91,30 @@ class ApiKeys:
         rate_limit: RateLimit | None = None,
         tenants: Mapping[bytes, Tenant] | None = None,
         slo: Slo | None = None,
+        operator_keys: Iterable[str] = (),
     ) -> None:
-        """`keys` are plain keys; `tenants` are configured tenants by the digest of their key."""
+        """`keys` are plain keys of clients; `tenants` are configured tenants by the digest of their key."""
         rate_limit = rate_limit or RateLimit()
-        names = {digest: digest.hex()[:NAME_DIGITS] for digest in map(hash_key, keys)}
-        unnamed = {digest: Tenant(name, rate_limit, slo) for digest, name in names.items()}
+        roles = dict.fromkeys(map(hash_key, keys), False) | dict.fromkeys(map(hash_key, operator_keys), True)
+        unnamed = {
+            digest: Tenant(digest.hex()[:NAME_DIGITS], rate_limit, slo, is_operator=is_operator)
+            for digest, is_operator in roles.items()
+        }
         self._tenants = unnamed | dict(tenants or {})
-        self._anonymous = None if self._tenants else Tenant("", rate_limit, slo)
+        self._anonymous = None if self._tenants else Tenant("", rate_limit, slo, is_operator=True)
+
+    def replace(self, configured: ApiKeys) -> tuple[int, int]:
+        """Take over the keys of a reloaded configuration. Returns how many keys were added and withdrawn."""
+        previous, self._tenants = self._tenants, dict(configured._tenants)
+        self._anonymous = configured._anonymous
+        for digest, tenant in configured._tenants.items():
+            if (known := previous.get(digest)) is not None and known.name == tenant.name:
+                known.adopt(tenant)
+                self._tenants[digest] = known
+        withdrawn = [tenant for digest, tenant in previous.items() if self._tenants.get(digest) is not tenant]
+        for tenant in withdrawn:
+            tenant.is_withdrawn = True
+        return len(self._tenants.keys() - previous.keys()), len(previous.keys() - self._tenants.keys())
 
     @property
     def is_required(self) -> bool:

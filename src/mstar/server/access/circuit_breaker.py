@@ -18,6 +18,8 @@ and rejects similar requests before their body is read. There is one circuit for
 | open | all are rejected, for `min(MAX_OPEN_S, retry_after / 2)` |
 | half-open | rounds of 1, 2, 4, … 64 probes are admitted, the rest is rejected |
 
+A circuit without a rejection for `FORGET_S` closes: what it knows is out of date.
+
 A round lasts as long as the last rejection took (at most `MAX_PROBE_ROUND_S`): a probe that was not rejected by then is
 taken as admitted. The rounds grow slowly because a whole crowd would otherwise enter at once and be rejected.
 """
@@ -41,6 +43,10 @@ MAX_PROBE_ROUND_S = 0.01
 MAX_PROBES = 64
 """Number of probes in a round after which the circuit closes."""
 
+FORGET_S = 1.0
+"""Seconds without a rejection after which a circuit closes. While a server is overloaded, every open time and most
+probe rounds end with a rejection, which takes less than 0.1 s."""
+
 CircuitKey = tuple[str, str, bool]
 """Tenant, model, and whether the requests are best effort."""
 
@@ -54,6 +60,8 @@ class _Circuit:
     """TTFT target of the rejected request. The circuit covers requests with the same or a tighter target."""
     open_until: float
     """End of the open state, then of the current probe round."""
+    rejected_at: float
+    """When the request was rejected."""
     retry_at: float
     """When the conductor expects free capacity."""
     probe_round_s: float
@@ -103,6 +111,9 @@ class CircuitBreaker:
 
     def _find_circuit(self, key: CircuitKey, slo: Slo) -> _Circuit | None:
         circuit = self._circuits.get(key)
+        if circuit is not None and self._clock() - circuit.rejected_at >= FORGET_S:
+            del self._circuits[key]
+            return None
         return circuit if circuit is not None and _ttft_s(slo) <= circuit.ttft_s else None
 
     def _on_rejected(self, key: CircuitKey, slo: Slo, sent_at: float, end: m.RequestRejected) -> None:
@@ -111,7 +122,7 @@ class CircuitBreaker:
         if end.status == 429 and (circuit is None or circuit.open_until <= now or circuit.ttft_s <= _ttft_s(slo)):
             until = now + min(MAX_OPEN_S, end.retry_after_s / 2)
             round_s = min(MAX_PROBE_ROUND_S, now - sent_at)
-            self._circuits[key] = _Circuit(end, _ttft_s(slo), until, now + end.retry_after_s, round_s)
+            self._circuits[key] = _Circuit(end, _ttft_s(slo), until, now, now + end.retry_after_s, round_s)
             self._open_until = max(self._open_until, until)
 
 

@@ -6,9 +6,10 @@ Costs are means since the worker processes started.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
@@ -18,8 +19,10 @@ from mstar.graph import ir
 from mstar.graph.types import ObjectType, TensorType, Type
 from mstar.plan.describe import describe, describe_batch_keys, describe_frequency
 from mstar.plan.tables import CutEdge, Plan, Plans
-from mstar.server.admin.health import refresh_stats
+from mstar.server.admin.health import query_all_stats, refresh_stats
 from mstar.server.http_exchange import HttpExchange, json_response
+from mstar.server.state import ServerState
+from mstar.walk.component import Component
 from mstar.wire.stats import OpTotals
 
 Json = dict[str, Any]
@@ -37,11 +40,15 @@ async def graph(exchange: HttpExchange) -> Response:
     await refresh_stats(state)
     plans, graphs = state.plans[served.name], served.model.graphs()
     op_totals = [totals for ops in state.op_stats.values() for totals in ops if totals.model == served.name]
+    components = served.model.components()
+    client_calls = calls_by_walk(state) - (state.warmup_calls or Counter())
+    used = {walk for _, model, walk in client_calls if model == served.name}
     content = {
         "model": served.name,
-        "walks": [_walk(plans, plan, graphs[name]) for name, plan in plans.walks.items()],
+        "walks": [_walk(plans, plan, graphs[name]) | {"is_used": name in used} for name, plan in plans.walks.items()],
         "workers": plans.workers,
-        "ops": _ops(plans, op_totals),
+        "processes": [_process(state, worker) for worker in plans.workers],
+        "ops": [op | {"source": _source(components, op["op"])} for op in _ops(plans, op_totals)],
         "seats": [
             {"walk": name, "seat": seat, "workers": worker_set.workers, "ops": _ops_at(plans, plan, seat)}
             for name, plan in plans.walks.items()
@@ -52,6 +59,49 @@ async def graph(exchange: HttpExchange) -> Response:
         "text": describe(plans, graphs),
     }
     return json_response(content)
+
+
+async def record_warmup(state: ServerState) -> None:
+    """Remember the calls of the warm-up requests, so that a walk which no client has used is known."""
+    await query_all_stats(state)
+    state.warmup_calls = calls_by_walk(state)
+
+
+def calls_by_walk(state: ServerState) -> Counter[tuple[str, str, str]]:
+    """Number of op calls by worker, model and walk, since the worker processes started."""
+    calls = Counter[tuple[str, str, str]]()
+    for worker, ops in state.op_stats.items():
+        for op in ops:
+            for walk, totals in op.walks.items():
+                calls[worker, op.model, walk] += totals.calls
+    return calls
+
+
+def _process(state: ServerState, worker: str) -> Json:
+    """Components of all models on a worker, and its memory and CPU time; None if it shares the server's process."""
+    components = {
+        f"{model}.{plans.keys[key].component}": None
+        for model, plans in state.plans.items()
+        for plan in plans.walks.values()
+        for key, seat in plan.calls
+        if worker in plan.worker_sets[seat].workers
+    }
+    counts = state.metrics.processes.counts(worker)
+    cpu_ms = counts.get("cpu_ms")
+    return {
+        "worker": worker,
+        "components": [*components],
+        "memory_bytes": counts.get("rss_bytes"),
+        "cpu_s": None if cpu_ms is None else cpu_ms / 1000,
+        "threads": counts.get("threads"),
+    }
+
+
+def _source(components: Mapping[str, Component], name: str) -> str:
+    """File name and line of an op. The path is left out, as in traces."""
+    component, _, op = name.rpartition(".")
+    code = components[component].ops()[op].body.__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def _walk(plans: Plans, plan: Plan, graph: ir.Walk) -> Json:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from mstar.frontend.response_stream import wait_reply
+from mstar.process_tuning import process_usage
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
+from mstar.server.status import WorkerProcessStatus
 from mstar.wire import messages as m
 
 MAX_STATS_AGE_S = 2.0
 """Maximum age of the statistics of other processes."""
+DEGRADED = "degraded"
+"""Phase that /ready reports if the server has started and a model is not ready."""
 STATS_TIMEOUT_S = 0.5
 """Seconds to wait for the statistics of another process."""
 
@@ -30,27 +36,67 @@ async def health(exchange: HttpExchange) -> Response:  # noqa: ARG001 - handler 
 
 
 async def ready(exchange: HttpExchange) -> Response:
-    """GET /ready: 200 if the server accepts requests, else 503 with the start-up progress."""
-    phase = exchange.state.phase
-    content = {"phase": phase.name, "done": phase.done, "total": phase.total}
+    """GET /ready: 200 if every model that should be loaded can serve, else 503 with the progress or those models.
+
+    With `?model=NAME` it reports on one model.
+    """
+    name = exchange.request.query_params.get("model")
+    return json_response(*readiness(exchange.state, exchange.resolve_model(name).name if name else ""))
+
+
+def readiness(state: ServerState, model: str = "") -> tuple[dict[str, Any], int, dict[str, str]]:
+    """Content, status and headers of /ready, for one model or for all. Can be called in any thread."""
+    phase, rollout = state.phase, state.rollout()
+    content: dict[str, Any] = {"phase": phase.name, "done": phase.done, "total": phase.total}
+    if rollout.state:
+        content["rollout"] = {"state": rollout.state, "error": rollout.error}
+    models = state.model_readiness()
+    if model:
+        content |= {"model": model, "state": models[model].state}
+        not_ready = {} if models[model].is_ready else {model: models[model]}
+    else:
+        not_ready = {name: one for name, one in models.items() if one.is_missing}
     if phase.name == "ready":
-        return json_response(content)
-    return json_response(content, 503, {"Retry-After": str(round(NOT_READY_RETRY_AFTER_S))})
+        if not not_ready:
+            return content, 200, {}
+        content["phase"] = DEGRADED
+        content["not_ready"] = {name: {"state": one.state, "workers": one.workers} for name, one in not_ready.items()}
+    return content, 503, {"Retry-After": str(round(NOT_READY_RETRY_AFTER_S))}
 
 
 async def metrics(exchange: HttpExchange) -> Response:
     """GET /metrics: metrics of all processes."""
-    await refresh_stats(exchange.state)
-    return Response(generate_latest(_MetricsCollector(exchange.state)), media_type=CONTENT_TYPE_LATEST)
+    state = exchange.state
+    await refresh_stats(state)
+    content = state.metrics.page.read(lambda: generate_latest(_MetricsCollector(state)))
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 async def refresh_stats(state: ServerState) -> None:
     """Query the statistics of all processes, unless the last ones are recent."""
     now = time.monotonic()
-    if state.bridge is not None and now - state.metrics.refreshed_at > MAX_STATS_AGE_S:
+    if now - state.metrics.refreshed_at > MAX_STATS_AGE_S:
         state.metrics.refreshed_at = now
-        peers = [state.bridge.frontend.peer, *state.peers()]
+        await query_all_stats(state)
+
+
+async def query_all_stats(state: ServerState) -> None:
+    """Query the statistics of all processes."""
+    if state.bridge is not None:
+        current = {peer.worker: peer for peer in state.peers()}  # the last process of a worker is the current one
+        peers = [state.bridge.frontend.peer, *current.values()]
         await asyncio.gather(*(_query_stats(state, peer) for peer in peers))
+        _drop_stopped(state, {peer.worker for peer in peers})
+
+
+def _drop_stopped(state: ServerState, running: set[str]) -> None:
+    """Remove the statistics of processes that were stopped. Those that are down for a moment keep theirs."""
+    kept = running | {name for name, status in state.process_statuses().items() if status.state != "stopped"}
+    state.metrics.processes.retain(kept)
+    for stats in (state.op_stats, state.deadline_stats):
+        for name in [*stats]:
+            if name not in kept:
+                del stats[name]
 
 
 class _MetricsCollector(Collector):
@@ -61,7 +107,12 @@ class _MetricsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All metrics with their current values."""
+        statuses = self._state.process_statuses()
+        for worker, status in statuses.items():
+            if status.state != "stopped":
+                self._state.metrics.processes.set_restarts(worker, status.restarts)
         yield from self._state.metrics.registry.collect()
+        yield from self._readiness_metrics(statuses)
         op_labels, labels = ["model", "component", "op", "worker"], ["model", "component", "op", "walk", "worker"]
         calls = CounterMetricFamily("mstar_op_calls", "Op calls", labels=labels)
         seconds = CounterMetricFamily(
@@ -69,16 +120,43 @@ class _MetricsCollector(Collector):
         )
         waited = CounterMetricFamily("mstar_op_wait_seconds", "Seconds from ready to start of op calls", labels=labels)
         batches = CounterMetricFamily("mstar_op_batches", "Op batches", labels=op_labels)
+        running = GaugeMetricFamily(
+            "mstar_op_running_seconds", "Seconds that the current batch of an op has run", labels=op_labels
+        )
         for worker, ops in self._state.op_stats.items():
             for op in ops:
                 batches.add_metric((op.model, op.component, op.op, worker), op.batches)
+                running.add_metric((op.model, op.component, op.op, worker), op.running_s)
                 for walk, totals in op.walks.items():
                     values = (op.model, op.component, op.op, walk, worker)
                     calls.add_metric(values, totals.calls)
                     seconds.add_metric(values, totals.busy_s)
                     waited.add_metric(values, totals.wait_s)
-        yield from (calls, seconds, waited, batches)
+        yield from (calls, seconds, waited, batches, running)
         yield from self._deadline_metrics()
+
+    def _readiness_metrics(self, statuses: Mapping[str, WorkerProcessStatus]) -> Iterable[Metric]:
+        """Readiness of workers and models. A worker that is not needed has no series, so that no alert fires for it."""
+        up = GaugeMetricFamily("mstar_worker_up", "1 while a worker that is needed is up, else 0", labels=["worker"])
+        failed = GaugeMetricFamily(
+            "mstar_worker_failed_starts", "Failed starts of a worker in a row; 0 once it is up", labels=["worker"]
+        )
+        next_start = GaugeMetricFamily(
+            "mstar_worker_next_start_seconds", "Seconds until a worker that failed is started again", labels=["worker"]
+        )
+        ready = GaugeMetricFamily("mstar_model_ready", "1 while a model can serve requests, else 0", labels=["model"])
+        for worker, status in statuses.items():
+            if status.state != "stopped":
+                up.add_metric([worker], int(status.state == "up"))
+                failed.add_metric([worker], status.failed_starts)
+                next_start.add_metric([worker], status.next_start_in_s)
+        for model, readiness in self._state.model_readiness().items():
+            ready.add_metric([model], int(readiness.is_ready))
+        rollout = self._state.rollout()
+        rollouts = CounterMetricFamily("mstar_rollouts", "Rolling updates, by result", labels=["result"])
+        rollouts.add_metric(["completed"], rollout.completed)
+        rollouts.add_metric(["failed"], rollout.failed)
+        yield from (up, failed, next_start, ready, rollouts)
 
     def _deadline_metrics(self) -> Iterable[Metric]:
         """Deadlines of emissions, and predictions of the time to first output."""
@@ -111,12 +189,12 @@ class _MetricsCollector(Collector):
 
 async def _query_stats(state: ServerState, peer: m.Peer) -> None:
     assert state.bridge is not None, "checked by refresh_stats"
-    state.metrics.processes.set_restarts(peer.name, peer.incarnation)
-    reply = asyncio.wrap_future(state.bridge.frontend.query_stats(peer))
-    try:
-        stats = await asyncio.wait_for(asyncio.shield(reply), STATS_TIMEOUT_S)  # a late reply still resolves it
-    except TimeoutError:
+    name = peer.worker
+    state.metrics.processes.set_restarts(name, peer.incarnation)
+    stats = await wait_reply(state.bridge.frontend.query_stats(peer), STATS_TIMEOUT_S)
+    if stats is None:
         return  # starting or dead: its last statistics stay
-    state.op_stats[peer.name] = stats.ops
-    state.deadline_stats[peer.name] = stats.deadlines
-    state.metrics.processes.update(peer.name, stats.counts)
+    state.op_stats[name] = stats.ops
+    state.deadline_stats[name] = stats.deadlines
+    usage = process_usage() if peer == state.bridge.frontend.peer else {}
+    state.metrics.processes.update(name, stats.counts | usage)

@@ -17,6 +17,8 @@ POLL_INTERVAL_S = 0.1
 """Seconds between two polls of a process."""
 KEEPALIVE_S = 1.0
 """Seconds without a change before an update is published anyway."""
+MAX_SUBSCRIBERS = 16
+"""Maximum number of subscribers of one tenant."""
 MAX_QUEUED_UPDATES = 4
 """Maximum number of updates queued for a slow subscriber."""
 
@@ -46,6 +48,10 @@ class LiveFeed:
         self._source = source
         self._subscribers: list[Subscriber] = []
         self._task: asyncio.Task[None] | None = None
+
+    def count(self, tenant: str) -> int:
+        """Number of subscribers of a tenant."""
+        return sum(subscriber.tenant == tenant for subscriber in self._subscribers)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Add a subscriber. The first one starts the polling."""

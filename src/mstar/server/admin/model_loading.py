@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
+from mstar.frontend.response_stream import wait_reply
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
@@ -45,7 +46,7 @@ async def _send_model_command(exchange: HttpExchange, kind: type[m.UnloadModel] 
 
 
 async def model_states(state: ServerState) -> dict[str, str]:
-    """State of each model: loaded, loading or unloaded. A model whose conductor does not answer is loading."""
+    """State of each model: loaded, loading, failing or unloaded. A model whose conductor does not answer is loading."""
     states = dict.fromkeys(state.served_models, "loading")
     if state.bridge is not None:
         conductors = {peer: model for model, peer in state.bridge.frontend.conductors.items()}
@@ -63,8 +64,4 @@ async def _query_model_status(
     if state.bridge is None:
         return None
     frontend = state.bridge.frontend
-    try:
-        reply = asyncio.wrap_future(frontend.query_model_status(frontend.conductors[model], make_message))
-        return await asyncio.wait_for(asyncio.shield(reply), CONDUCTOR_TIMEOUT_S)  # a late reply still resolves it
-    except TimeoutError:
-        return None
+    return await wait_reply(frontend.query_model_status(frontend.conductors[model], make_message), CONDUCTOR_TIMEOUT_S)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from mstar.server.admin.text_capture import CapturedText, TextCapture
 from mstar.server.request_context import RequestContext
 from mstar.wire.slo import PlaybackClock, has_deadline
 from mstar.wire.span_buffer import measure_clock_offset
 
 MAX_REQUESTS = 256
-"""Maximum number of requests in the buffer of one tenant."""
+"""Maximum number of requests in the buffer of one tenant, unless more are in progress. Those are never dropped."""
 MAX_EMISSION_TIMES = 32
 """Maximum number of delivery times per kind, besides the last one."""
 MAX_RIDS = 64
@@ -54,6 +55,8 @@ class RequestRecord:
     """Runtime request ids that were started for it."""
     deliveries: dict[str, DeliveryTimes] = field(default_factory=dict[str, DeliveryTimes])
     """By emission kind."""
+    captured: CapturedText | None = None
+    """Its prompt and response; None unless the server captures text."""
 
     def record_delivery(self, kind: str, now: float, seconds: float | None = None) -> None:
         """Record that an emission was delivered. `seconds` is its playback duration, None if it has none."""
@@ -85,6 +88,8 @@ class RequestRecord:
             "model": self.model,
             "endpoint": self.context.endpoint,
             "status": None if self.ended_at is None else self.context.status,
+            "code": self.context.code,
+            "error": self.context.error,
             "started_at": self.started_at + self.wall_clock_offset,
             "seconds": self.seconds,
             "emissions": [
@@ -110,6 +115,7 @@ class RecentRequests:
     def __init__(self) -> None:
         self.on_end: Callable[[RequestRecord], None] | None = None
         """Called when such a request has ended."""
+        self.text_capture = TextCapture()
         self._records: defaultdict[str, dict[str, RequestRecord]] = defaultdict(dict)
         """By tenant and request id, oldest first. One buffer each: a tenant cannot evict the records of another."""
 
@@ -128,13 +134,21 @@ class RecentRequests:
             records = self._records[tenant]
             records.pop(record.context.id, None)  # a client can reuse an id: the newest record wins
             records[record.context.id] = record
-            if len(records) > MAX_REQUESTS:
-                del records[next(iter(records))]
+            self._trim(records)
         return record
+
+    def _trim(self, records: dict[str, RequestRecord]) -> None:
+        """Drop the oldest ended requests. A request in progress stays: its client can list and cancel it."""
+        surplus = len(records) - MAX_REQUESTS
+        if surplus > 0:
+            ended = [request_id for request_id, record in records.items() if record.ended_at is not None]
+            for request_id in ended[:surplus]:
+                del records[request_id]
 
     def end(self, record: RequestRecord) -> None:
         """Record that a request has ended."""
         record.ended_at = time.monotonic()
+        self._trim(self._records.get(record.context.tenant_name, {}))
         if record.rids and self.on_end is not None:
             self.on_end(record)
 
@@ -150,6 +164,11 @@ class RecentRequests:
             for record in records.values()
             if record.ended_at is None
         ]
+
+    def all(self) -> list[RequestRecord]:
+        """Requests of all tenants, newest first."""
+        records = [record for records in self._records.values() for record in records.values()]
+        return sorted(records, key=lambda record: record.started_at, reverse=True)
 
     def for_tenant(self, tenant: str) -> list[RequestRecord]:
         """Requests of one tenant, newest first."""

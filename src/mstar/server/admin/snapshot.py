@@ -14,6 +14,7 @@ from mstar.frontend.response_stream import LoopBridge
 from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
 from mstar.server.status import Phase, WorkerProcessStatus
 from mstar.wire.activity import OpActivity, RequestStatus, StreamFill, WorkerActivity
+from mstar.wire.message import worker_of
 from mstar.wire.messages import ActivityReply, Peer
 
 Json = dict[str, Any]
@@ -45,7 +46,12 @@ class RequestView:
     """None if unknown, as for the tenant."""
 
     def refresh(self, tenant: str | None, record: RequestRecord | None) -> bool:
-        """Rebuild the payload; return whether it has changed."""
+        """Rebuild the payload; return whether it has changed.
+
+        The owner stays known: the response can be complete before the conductor has ended the request.
+        """
+        if record is None:
+            tenant, record = self.tenant, self.record
         status = self.status
         at = [
             [worker, call_index]
@@ -64,7 +70,7 @@ class RequestView:
             "at": at,
             "emitted": {} if record is None else {kind: times.count for kind, times in record.deliveries.items()},
         }
-        self.tenant, self.record = tenant, record or self.record
+        self.tenant, self.record = tenant, record
         has_changed = any(self.payload.get(key) != value for key, value in payload.items())
         if has_changed:
             self.payload = payload | {"age": status.age_s}
@@ -114,7 +120,7 @@ class ClusterSnapshot:
         ended: dict[str, RequestView] = {}
         for name in conductors & replies.keys():
             ended |= self._update_conductor(name, replies[name])
-        workers = {name: reply for name, reply in replies.items() if name not in conductors}
+        workers = {worker_of(name): reply for name, reply in replies.items() if name not in conductors}
         self._by_worker |= workers
         for name, reply in workers.items():
             for position in reply.positions:
@@ -174,6 +180,9 @@ def _worker(
         "host": status.host,
         "state": status.state if registered is None else registered.state,
         "loading": loading,
+        "restarts": status.restarts,
+        "failed_starts": status.failed_starts,
+        "next_start": status.next_start_in_s,
         "utilization": registered.utilization if registered is not None and registered.utilization >= 0 else None,
         "slack": activity.slack_s if activity is not None and activity.slack_s >= 0 else None,
         "waiting": counts.get("waiting", 0),

@@ -1,6 +1,6 @@
 """Traces of requests: spans collected from all processes on demand, on one clock; also as a Chrome trace for Perfetto.
 
-Only the tenant that sent a request can see its trace. Spans of a process that has died are lost.
+Only the tenant that sent a request and operators can see its trace. Spans of a process that has died are lost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from mstar.frontend.response_stream import wait_reply
 from mstar.server.admin.recent_requests import RequestRecord
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response
@@ -18,14 +19,17 @@ from mstar.server.state import ServerState
 from mstar.wire import messages as m
 from mstar.wire.stats import Span
 
+FRONT = "front"
+"""Name of the front end in traces."""
 SPANS_TIMEOUT_S = 0.5
 """Seconds to wait for the spans of another process."""
 
 
 async def list_requests(exchange: HttpExchange) -> Response:
-    """GET /v1/requests: the last requests of this tenant, newest first."""
-    records = exchange.state.recent_requests.for_tenant(tenant_name(exchange))
-    return json_response({"object": "list", "data": [record.content for record in records]})
+    """GET /v1/requests: the last requests of this tenant, for an operator those of all tenants, newest first."""
+    recent = exchange.state.recent_requests
+    records = recent.all() if exchange.context.is_operator else recent.for_tenant(tenant_name(exchange))
+    return json_response({"object": "list", "data": [_describe(exchange, record) for record in records]})
 
 
 async def retrieve_trace(exchange: HttpExchange) -> Response:
@@ -34,8 +38,11 @@ async def retrieve_trace(exchange: HttpExchange) -> Response:
     if trace_format not in ("json", "chrome"):
         message = f"unknown trace format {trace_format!r}; fix: use json or chrome"
         raise ApiError(400, "invalid_value", message, param="format")
-    record = _find_record(exchange)
-    trace = record.content | {"spans": await collect_spans(exchange.state, record)}
+    record = _find_record(exchange, of_all_tenants=exchange.context.is_operator)
+    trace = _describe(exchange, record) | {
+        "spans": await collect_spans(exchange.state, record),
+        "captured": _captured_text(exchange.state, record),
+    }
     return json_response(trace if trace_format == "json" else to_chrome_trace(trace))
 
 
@@ -49,9 +56,29 @@ async def cancel_request(exchange: HttpExchange) -> Response:
     return json_response({"id": record.context.id, "cancelled": is_running})
 
 
-def _find_record(exchange: HttpExchange) -> RequestRecord:
-    request_id = exchange.request.path_params["id"]
-    record = exchange.state.recent_requests.find(tenant_name(exchange), request_id)
+def _describe(exchange: HttpExchange, record: RequestRecord) -> dict[str, Any]:
+    """A record as JSON; with its tenant, if the operator of a server with several keys asks.
+
+    The message of an error can quote the request: only the tenant that sent it gets it.
+    """
+    content, sender = record.content, record.context.tenant_name
+    if content["error"] is not None and sender != tenant_name(exchange):
+        content["error"]["message"] = ""
+    is_named = exchange.context.is_operator and exchange.state.keys.is_required
+    return content | ({"tenant": sender} if is_named else {})
+
+
+def _captured_text(state: ServerState, record: RequestRecord) -> dict[str, Any] | None:
+    return (
+        None if record.captured is None else record.captured.content(state.served_models[record.model].model.detokenize)
+    )
+
+
+def _find_record(exchange: HttpExchange, *, of_all_tenants: bool = False) -> RequestRecord:
+    request_id, recent = exchange.request.path_params["id"], exchange.state.recent_requests
+    record = recent.find(tenant_name(exchange), request_id)
+    if record is None and of_all_tenants:
+        record = next((other for other in recent.all() if other.context.id == request_id), None)
     if record is None:
         message = f"no recent request {request_id!r}; fix: use an id from GET /v1/requests (the X-Request-Id header)"
         raise ApiError(404, "request_not_found", message, param="id")
@@ -61,14 +88,17 @@ def _find_record(exchange: HttpExchange) -> RequestRecord:
 # ---------------------------------------------------------------- spans of all processes
 async def collect_spans(state: ServerState, record: RequestRecord) -> list[dict[str, Any]]:
     """All spans of a request, ordered by time, in seconds since its start."""
-    own = Span("request", record.context.endpoint, "", 0, 0, 0.0, record.seconds)
-    spans = [_to_json("front", "", own, 0.0, 0)]
+    context = record.context
+    # What failed elsewhere is at the span of that process.
+    detail = context.failure.summary(context.error_type) if context.failure.process == FRONT else ""
+    own = Span("request", context.endpoint, "", 0, 0, 0.0, record.seconds, detail=detail)
+    spans = [_to_json(FRONT, "", own, 0.0, 0)]
     queries = [(peer, rid) for peer in state.peers() for rid in record.rids]
     replies = await asyncio.gather(*(_query_spans(state, peer, rid) for peer, rid in queries))
     started_at = record.started_at + record.wall_clock_offset
     for rid in record.rids:
         timelines = [
-            (peer.name, reply)
+            (peer.worker, reply)
             for (peer, queried_rid), reply in zip(queries, replies, strict=True)
             if queried_rid == rid and reply is not None
         ]
@@ -83,11 +113,8 @@ async def collect_spans(state: ServerState, record: RequestRecord) -> list[dict[
 async def _query_spans(state: ServerState, peer: m.Peer, rid: str) -> m.SpansReply | None:
     if state.bridge is None:
         return None
-    reply = asyncio.wrap_future(state.bridge.frontend.query_spans(peer, rid))
-    try:
-        return await asyncio.wait_for(asyncio.shield(reply), SPANS_TIMEOUT_S)
-    except TimeoutError:
-        return None  # dead or busy: the trace is returned without its spans
+    # None if it is dead or busy: the trace is returned without its spans.
+    return await wait_reply(state.bridge.frontend.query_spans(peer, rid), SPANS_TIMEOUT_S)
 
 
 def _to_json(process: str, rid: str, span: Span, shift: float, attempt: int) -> dict[str, Any]:
@@ -133,7 +160,7 @@ def to_chrome_trace(trace: dict[str, Any]) -> dict[str, Any]:
         head = {"ph": "X", "name": span["name"], "cat": span["kind"], "args": args}
         events.append(head | times | track(span["process"], span["rid"], thread))
     for emission in trace["emissions"]:
-        ids = track("front", "", emission["kind"])
+        ids = track(FRONT, "", emission["kind"])
         head = {"ph": "i", "s": "t", "name": emission["kind"], "cat": "emission"}
         times = dict.fromkeys((*emission["first"], emission["last"]))
         events += [head | {"ts": when * 1e6} | ids for when in times]

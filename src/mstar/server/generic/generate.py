@@ -15,11 +15,14 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from mstar.frontend.response_stream import RequestEnded, ResponseStream
+from mstar.requests import ChatRequest
 from mstar.server import arrays
 from mstar.server.errors import ApiError
 from mstar.server.generic.request_parsing import FormText, parse_request
 from mstar.server.http_exchange import HttpExchange, StreamResponse, check_value_count, sse_event
+from mstar.server.inputs.msgpack_scan import check_msgpack_value_count
 from mstar.server.openai.schema import MAX_NAME_CHARS, GenerateBody
+from mstar.server.openai.schema_limits import check_grammar
 from mstar.wire import messages as m
 
 MSGPACK = "application/msgpack"
@@ -31,7 +34,10 @@ async def generate(exchange: HttpExchange) -> Response:
     """POST /v1/generate."""
     body = await _read_body(exchange)
     served = exchange.resolve_model(body.model)
-    stream = exchange.start_requests(served, parse_request(served, body.request))
+    request = parse_request(served, body.request)
+    if isinstance(request, ChatRequest) and (grammar := request.sampling.grammar) is not None:
+        check_grammar(grammar, "request.sampling.grammar")
+    stream = exchange.start_requests(served, request)
     await stream.wait_first()
     if MSGPACK in exchange.request.headers.get("accept", ""):
         return StreamResponse(_msgpack_frames(exchange, stream), MSGPACK, {"Cache-Control": "no-store"})
@@ -42,9 +48,9 @@ async def generate(exchange: HttpExchange) -> Response:
 async def _read_body(exchange: HttpExchange) -> GenerateBody:
     match exchange.media_type:
         case "application/json":
-            check_value_count(await exchange.body())
-            return _validate_body(_decode(msgspec.json.decode, await exchange.body()))
+            return _validate_body(_decode_json(await exchange.body()))
         case "application/msgpack":
+            await check_msgpack_value_count(await exchange.body())
             return _validate_body(_decode(msgspec.msgpack.decode, await exchange.body()))
         case "multipart/form-data":
             return await _read_form(exchange)
@@ -53,6 +59,11 @@ async def _read_body(exchange: HttpExchange) -> GenerateBody:
                 f"unsupported content type {other!r}. fix: send application/json, {MSGPACK} or multipart/form-data"
             )
             raise ApiError(415, "unsupported_media_type", message)
+
+
+def _decode_json(content: bytes) -> Any:
+    check_value_count(content)
+    return _decode(msgspec.json.decode, content)
 
 
 def _decode(decode: Any, content: bytes) -> Any:
@@ -82,17 +93,20 @@ async def _read_form(exchange: HttpExchange) -> GenerateBody:
             message = "two parts of the form have the same name. fix: send each field once; a list is one JSON part"
             raise ApiError(422, "invalid_value", message)
         parts = {name: await _decode_part(name, part) for name, part in form.multi_items()}
-    model = parts.pop("model", None)
-    return _validate_body({"model": model, "request": parts.pop("request", {}) | parts})
+    model, request = parts.pop("model", None), parts.pop("request", {})
+    if not isinstance(request, dict):
+        message = "request: the part of a form is not a JSON object. fix: send an object, or send its fields as parts"
+        raise ApiError(400, "invalid_body", message, param="request")
+    return _validate_body({"model": model, "request": cast("dict[str, Any]", request) | parts})
 
 
 async def _decode_part(name: str, part: UploadFile | str) -> Any:
     """Decode one part: the request as JSON, a field as text, or a file by its content type or .npy name."""
     if isinstance(part, str):
-        return _decode(msgspec.json.decode, part.encode()) if name == "request" else FormText(part)
+        return _decode_json(part.encode()) if name == "request" else FormText(part)
     content = await part.read()
     if part.content_type == "application/json":
-        return _decode(msgspec.json.decode, content)
+        return _decode_json(content)
     if (part.filename or "").endswith(".npy"):
         try:
             return arrays.from_npy(content)

@@ -24,10 +24,13 @@ from mstar.server.errors import ApiError
 from mstar.server.http_exchange import MAX_JSON_VALUES, too_many_values_error
 from mstar.server.state import ServedModel
 from mstar.walk.types import UnknownHint, read_hint
+from mstar.wire.frame import MAX_MESSAGE_BYTES
 
 _PLAIN_TYPES = {bool: "a boolean", str: "a string", bytes: "bytes"}
 _SEQUENCES = (list, tuple, Sequence)
 _INT64 = 2**63
+MAX_INLINE_BYTES = MAX_MESSAGE_BYTES - (4 << 20)
+"""Maximum bytes of the texts and bytes of a request: they are sent in one message, with everything around them."""
 _MAX_SHOWN_CHARS = 64
 """Maximum characters of a value in an error message."""
 
@@ -49,7 +52,7 @@ class FormText(str):
 
 def parse_request(served_model: ServedModel, value: Any) -> Any:
     """Convert a decoded value to the argument of a model's route, or of its only walk. Raises ApiError."""
-    _check_value_count(value)
+    _check_size(value)
     if served_model.request_type is not None:
         return _parse(served_model.request_type, value, "request")
     walks = served_model.model.walks()
@@ -67,19 +70,33 @@ def parse_request(served_model: ServedModel, value: Any) -> Any:
     return _parse_fields(fields, required, value, "request")
 
 
-def _check_value_count(value: Any) -> None:
-    """Reject a value that would block the event loop for too long while it is parsed."""
-    count, stack = 0, [value]
+def _check_size(value: Any) -> None:
+    """Reject a value that would block the event loop for too long, or that cannot be sent to another process.
+
+    Arrays have no limit here: they are not part of a message.
+    """
+    count = inline_bytes = 0
+    stack = [value]
     while stack:
-        container = stack.pop()
+        item = stack.pop()
         items: Collection[Any] = ()
-        if isinstance(container, dict):
-            items = cast("dict[Any, Any]", container).values()
-        elif isinstance(container, list):
-            items = cast("list[Any]", container)
+        if isinstance(item, dict):
+            fields = cast("dict[Any, Any]", item)
+            is_array = fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], str | bytes)
+            items = [fields["shape"]] if is_array else fields.values()
+        elif isinstance(item, list):
+            items = cast("list[Any]", item)
+        elif isinstance(item, str | bytes):
+            inline_bytes += len(item)
         count += len(items)
         if count > MAX_JSON_VALUES:
             raise too_many_values_error()
+        if inline_bytes > MAX_INLINE_BYTES:
+            message = (
+                f"request: the texts and bytes of a request can have {MAX_INLINE_BYTES} bytes in total. "
+                "fix: send less, or send large data as arrays"
+            )
+            raise ApiError(413, "too_large", message, param="request")
         stack += items
 
 

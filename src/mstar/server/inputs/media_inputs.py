@@ -1,4 +1,4 @@
-"""Media inputs of one request: reads data: and http URLs, decodes audio and images, limits the decoded size.
+"""Media inputs of one request: reads data: and http URLs, decodes audio and images, reserves their memory.
 
 Decoding runs in the sandboxed processes of `mstar.media`; their errors become `ApiError` here.
 """
@@ -13,47 +13,35 @@ from mstar.media.decoder_pool import MediaError, shared_decoders
 from mstar.requests import AudioInput, ImageInput
 from mstar.server.errors import ApiError
 from mstar.server.inputs.media_fetcher import MediaFetcher
-
-MAX_DECODED_BYTES = 384 << 20
-"""Maximum decoded bytes of all media of one request. Guards against decompression bombs."""
+from mstar.server.inputs.memory_budget import Reservation
 
 
 class MediaInputs:
-    """Reads and decodes the media of one request, and counts the decoded bytes."""
+    """Reads and decodes the media of one request. Decoded bytes count against the memory budget of the server."""
 
-    def __init__(self, fetcher: MediaFetcher) -> None:
+    def __init__(self, fetcher: MediaFetcher, memory: Reservation, tenant: str) -> None:
         self._fetcher = fetcher
-        self._decoded_bytes = 0
+        self._memory = memory
+        self._tenant = tenant
 
     async def read_url(self, url: str, param: str) -> bytes:
         """Bytes of a base64 data: URL, or the download of any other URL. Raises ApiError."""
         prefix, _, data = url.partition(",")
         if prefix.startswith("data:") and prefix.endswith(";base64"):
             return decode_base64(data, param)
-        return await self._fetcher.fetch(url, param)
+        data = await self._fetcher.fetch(url, param)
+        self._memory.add(len(data), param)
+        return data
 
     async def decode_audio(self, data: bytes, param: str) -> AudioInput:
         """Decode an audio file; `param` names the request field in errors. Raises ApiError."""
         with _translate_media_errors(param):
-            audio = await shared_decoders().decode_audio(data)
-        self._add_decoded(audio.samples.nbytes, param)
-        return audio
+            return await shared_decoders().decode_audio(data, self._tenant, lambda size: self._memory.add(size, param))
 
     async def decode_image(self, data: bytes, param: str) -> ImageInput:
         """Decode an image file; `param` names the request field in errors. Raises ApiError."""
         with _translate_media_errors(param):
-            image = await shared_decoders().decode_image(data)
-        self._add_decoded(image.pixels.nbytes, param)
-        return image
-
-    def _add_decoded(self, size: int, param: str) -> None:
-        self._decoded_bytes += size
-        if self._decoded_bytes > MAX_DECODED_BYTES:
-            message = (
-                f"{param}: the decoded media of this request exceeds {MAX_DECODED_BYTES} bytes. "
-                "fix: send fewer or smaller files"
-            )
-            raise ApiError(413, "too_large", message, param=param)
+            return await shared_decoders().decode_image(data, self._tenant, lambda size: self._memory.add(size, param))
 
 
 def decode_base64(data: str, param: str) -> bytes:

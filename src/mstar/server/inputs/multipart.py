@@ -61,5 +61,5 @@ async def read_form(exchange: HttpExchange, schema: type[Body], max_files: Mappi
     for name, limit in max_files.items():
         if len(files[name]) > limit:
             message = f"{name}: {len(files[name])} files, the limit is {limit}. fix: send fewer files"
-            raise ApiError(422, "invalid_value", message, param=name)
-    return MultipartForm(parse_body(schema, msgspec.json.encode(fields)), files, MediaInputs(exchange.state.fetcher))
+            raise ApiError(400, "invalid_value", message, param=name)
+    return MultipartForm(parse_body(schema, msgspec.json.encode(fields)), files, exchange.media_inputs())

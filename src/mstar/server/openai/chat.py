@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
-from mstar.errors import LoadError
+from mstar.errors import MissingExtra
 from mstar.media.audio import AudioStreamEncoder
 from mstar.requests import AudioInput, ChatRequest, ContentPart, Grammar, ImageInput, Message, Sampling, Tool, ToolCall
 from mstar.server.access.slo import as_best_effort
-from mstar.server.errors import ApiError
+from mstar.server.errors import ApiError, missing_extra_error
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.inputs.media_inputs import MediaInputs, decode_base64
 from mstar.server.openai.completion import ChatCompletion, Choice
-from mstar.server.openai.schema import ChatBody, ContentPartParam, MessageParam, NamedTool
+from mstar.server.openai.schema import ChatBody, ContentPartParam, MessageParam, NamedTool, SamplingParams
+from mstar.server.openai.schema_limits import check_schema
 from mstar.server.openai.speech import resolve_voice
 from mstar.server.state import ServedModel
 
@@ -38,25 +40,47 @@ _UNSUPPORTED_PART_FIXES = {
     "file": "send file_data, a data: URL of text, an image or audio; uploaded files (file_id) are not supported",
 }
 _DEFAULT_PART_FIX = "send a text, image_url, input_audio, audio_url or file part with its content field"
+MIN_OUTLINE_BYTES = 1 << 20
+"""Minimum bytes of a body whose texts are measured before it is parsed."""
+MAX_JSON_EXPANSION = 6
+"""Maximum bytes of JSON for a byte of text: `\\u0000`."""
 OUTPUT_SAMPLE_RATE_HZ = 24_000
 """Sample rate of audio in chat responses; OpenAI clients assume it."""
 
 
 async def create_completion(exchange: HttpExchange) -> Response:
     """POST /v1/chat/completions."""
+    await reject_long_text(exchange)
     body = await exchange.read_json(ChatBody)
+    tier = apply_service_tier(exchange, body.service_tier)
+    prepared = await prepare_chat(exchange, body)
+    stream = exchange.start_requests(prepared.served, *prepared.requests)
+    common_fields = {"id": f"chatcmpl-{exchange.context.id}", "model": prepared.served.name, **tier}
+    completion = ChatCompletion(common_fields, stream, prepared.choices)
+    if body.stream:
+        await completion.wait_first()
+        return exchange.event_stream(completion.chunks(include_usage=body.stream_options.include_usage))
+    return json_response(await completion.collect())
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A chat body as requests for its model, one per choice."""
+
+    served: ServedModel
+    requests: list[ChatRequest]
+    choices: list[Choice]
+
+
+async def prepare_chat(exchange: HttpExchange, body: ChatBody) -> PreparedChat:
+    """Validate a chat body, decode its media and make its requests. Nothing is submitted. Raises ApiError."""
     served = exchange.resolve_model(body.model)
     _reject_unsupported_inputs(body, served)
-    chat = await to_chat_request(body, served, MediaInputs(exchange.state.fetcher))
-    seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
-    is_flex = body.service_tier == "flex"
-    if is_flex:
-        exchange.context.slo = as_best_effort(exchange.context.slo)
-    stream = exchange.start_requests(
-        served, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds)
-    )
+    chat = await to_chat_request(body, served, exchange.media_inputs())
     max_tool_calls = 1 if body.parallel_tool_calls is False else None
     is_tool_call = bool(forced_tools(body))
+    seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
+    requests = [replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds]
     choices = [
         Choice(
             served,
@@ -67,16 +91,52 @@ async def create_completion(exchange: HttpExchange) -> Response:
         )
         for _ in seeds
     ]
-    tier = {} if body.service_tier is None else {"service_tier": "flex" if is_flex else "default"}
-    common_fields = {"id": f"chatcmpl-{exchange.context.id}", "model": served.name, **tier}
-    completion = ChatCompletion(common_fields, stream, choices)
-    if body.stream:
-        await completion.wait_first()
-        return exchange.event_stream(completion.chunks(include_usage=body.stream_options.include_usage))
-    return json_response(await completion.collect())
+    return PreparedChat(served, requests, choices)
+
+
+def apply_service_tier(exchange: HttpExchange, service_tier: str | None) -> dict[str, str]:
+    """Apply `service_tier` to the SLO of a request. Returns the field of the response; empty if none was requested."""
+    if service_tier == "flex":
+        exchange.context.slo = as_best_effort(exchange.context.slo)
+    return {} if service_tier is None else {"service_tier": "flex" if service_tier == "flex" else "default"}
 
 
 # ---------------------------------------------------------------- request parsing
+class MessageOutline(msgspec.Struct):
+    """The fields of a message or item that can have long text."""
+
+    content: msgspec.Raw = msgspec.Raw(b"")
+    output: msgspec.Raw = msgspec.Raw(b"")
+    """Result of a function, in /v1/responses."""
+
+
+class ChatOutline(msgspec.Struct):
+    """The fields of a body that tell how much text it has. The others are skipped, not decoded."""
+
+    model: str = ""
+    messages: list[MessageOutline] | str = []
+
+
+async def reject_long_text(exchange: HttpExchange, outline_type: type[ChatOutline] = ChatOutline) -> None:
+    """Reject text for a text model that is too long as JSON already. To parse all of it would block the event loop."""
+    content = await exchange.body()
+    if len(content) < MIN_OUTLINE_BYTES:
+        return
+    try:
+        outline = msgspec.json.decode(content, type=outline_type)
+    except (msgspec.MsgspecError, RecursionError):
+        return  # the schema reports what is wrong
+    served = exchange.state.served_models.get(outline.model)
+    input_types = served and served.optional_method("input_types")
+    if served is not None and input_types is not None and set(input_types()) == {str}:
+        if isinstance(outline.messages, str):
+            size = len(outline.messages)
+        else:
+            raw = (part for message in outline.messages for part in (message.content, message.output))
+            size = sum(len(memoryview(part)) for part in raw) // MAX_JSON_EXPANSION
+        exchange.state.text_budget.check_size(served.model, size)
+
+
 def _content_parts(body: ChatBody) -> Iterator[ContentPartParam]:
     for message in body.messages:
         if isinstance(message.content, list):
@@ -116,7 +176,7 @@ def _parse_logprobs(body: ChatBody) -> int | None:
     if not body.logprobs:
         if body.top_logprobs is not None:
             message = f"top_logprobs: {body.top_logprobs} requires logprobs. fix: set logprobs to true"
-            raise ApiError(422, "invalid_value", message, param="top_logprobs")
+            raise ApiError(400, "invalid_value", message, param="top_logprobs")
         return None
     if "audio" in (body.modalities or ()):
         message = 'logprobs: not supported with audio output. fix: set modalities to ["text"] or logprobs to false'
@@ -124,31 +184,51 @@ def _parse_logprobs(body: ChatBody) -> int | None:
     return body.top_logprobs or 0
 
 
-async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInputs) -> ChatRequest:
-    """Build the request for the model's route. Fetches and decodes media. Raises ApiError."""
-    stochastic = body.temperature is None or body.temperature > 0
+def clip_max_tokens(served: ServedModel, max_tokens: int) -> int:
+    """Maximum output tokens, at most the context length of the model. Its route clips them further by the prompt."""
+    max_context_tokens = served.optional_method("max_context_tokens")
+    limit = None if max_context_tokens is None else max_context_tokens()
+    return max_tokens if limit is None else min(max_tokens, limit)
+
+
+def to_sampling(
+    served: ServedModel, body: SamplingParams, max_tokens: int, logprobs: int | None, grammar: Grammar | None
+) -> Sampling:
+    """Convert the sampling parameters of a body. Without a seed, stochastic sampling gets a random one."""
     bias = body.logit_bias or {}
     for token in bias:
         if not token.isdecimal() or len(token) >= 10:
             message = f"logit_bias: {token[:32]!r} is not a token id. fix: use decimal token ids as keys"
-            raise ApiError(422, "invalid_value", message, param="logit_bias")
-    sampling = Sampling(
-        max_tokens=body.max_completion_tokens or body.max_tokens or DEFAULT_MAX_TOKENS,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+            raise ApiError(400, "invalid_value", message, param="logit_bias")
+    sampling = served.sampling(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logit_bias=tuple((int(token), value) for token, value in bias.items()),
-        grammar=to_grammar(body),
+        grammar=grammar,
         stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        logprobs=_parse_logprobs(body),
-        seed=body.seed if body.seed is not None else secrets.randbits(62) if stochastic else 0,
+        logprobs=logprobs,
+        seed=body.seed,
     )
+    return with_random_seed(sampling) if body.seed is None else sampling
+
+
+def with_random_seed(sampling: Sampling) -> Sampling:
+    """A copy with a random seed, if sampling is stochastic."""
+    return replace(sampling, seed=secrets.randbits(62)) if sampling.temperature else sampling
+
+
+async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInputs) -> ChatRequest:
+    """Build the request for the model's route. Fetches and decodes media. Raises ApiError."""
+    max_tokens = clip_max_tokens(served, body.max_completion_tokens or body.max_tokens or DEFAULT_MAX_TOKENS)
+    sampling = to_sampling(served, body, max_tokens, _parse_logprobs(body), to_grammar(body))
     tools = () if body.tool_choice == "none" else tuple(tool.function for tool in body.tools)
     count = sum(1 for part in _content_parts(body) if part.type != "text")
     if count > MAX_MEDIA_PARTS:
         message = f"messages: {count} media parts, the limit is {MAX_MEDIA_PARTS}. fix: send fewer of them"
-        raise ApiError(422, "invalid_value", message, param="messages")
+        raise ApiError(400, "invalid_value", message, param="messages")
     voice = body.audio.voice if body.audio else ""
     return ChatRequest(
         messages=tuple([await to_message(message, media) for message in body.messages]),
@@ -211,9 +291,8 @@ def audio_encoder_for(body: ChatBody) -> AudioStreamEncoder | None:
     name = body.audio.format if body.audio else "wav"
     try:
         return AudioStreamEncoder("pcm" if name == "pcm16" else name, OUTPUT_SAMPLE_RATE_HZ)
-    except LoadError:
-        message = f"audio.format: this server has no {name} encoder. fix: use wav or pcm16"
-        raise ApiError(400, "unsupported_parameter", message, param="audio.format") from None
+    except MissingExtra as error:
+        raise missing_extra_error(str(error), "audio.format", "use wav or pcm16") from None
 
 
 def to_grammar(body: ChatBody) -> Grammar | None:
@@ -221,6 +300,7 @@ def to_grammar(body: ChatBody) -> Grammar | None:
     forced = forced_tools(body)
     if forced:
         by_name = {tool.function.name: tool.function for tool in body.tools}
+        check_schema({"anyOf": [by_name[name].parameters for name in forced]}, "tools")
         calls = [_tool_call_schema(name, by_name[name].parameters) for name in forced]
         return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
     response_format = body.response_format
@@ -230,8 +310,10 @@ def to_grammar(body: ChatBody) -> Grammar | None:
         return Grammar.json_schema({"type": "object"})
     if response_format.json_schema is None:
         message = 'response_format.json_schema: missing. fix: send {"name": ..., "schema": {...}} or use json_object'
-        raise ApiError(422, "invalid_value", message, param="response_format.json_schema")
-    return Grammar.json_schema(response_format.json_schema.json_schema)
+        raise ApiError(400, "invalid_value", message, param="response_format.json_schema")
+    schema = response_format.json_schema.json_schema
+    check_schema(schema, "response_format.json_schema.schema")
+    return Grammar.json_schema(schema)
 
 
 def forced_tools(body: ChatBody) -> list[str]:
@@ -241,11 +323,11 @@ def forced_tools(body: ChatBody) -> list[str]:
         name = body.tool_choice.function.name
         if name not in offered:
             message = f"tool_choice: no tool is named {name!r}. fix: add it to tools or name one of {offered[:16]}"
-            raise ApiError(422, "invalid_value", message, param="tool_choice")
+            raise ApiError(400, "invalid_value", message, param="tool_choice")
         return [name]
     if body.tool_choice == "required" and not offered:
         message = "tools: empty, but tool_choice is required. fix: add a tool or set tool_choice to auto"
-        raise ApiError(422, "invalid_value", message, param="tools")
+        raise ApiError(400, "invalid_value", message, param="tools")
     return offered if body.tool_choice == "required" else []
 
 

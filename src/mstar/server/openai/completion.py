@@ -1,7 +1,8 @@
 """Chat completion responses: choices, deltas, logprobs, tool calls, finish reasons and token usage.
 
 Builds the response of `/v1/chat/completions` from the outputs of a request, either as one JSON object or as
-`chat.completion.chunk` events (SSE); both carry the same content. Requests are parsed in `chat`.
+`chat.completion.chunk` events (SSE); both carry the same content. Requests are parsed in `chat`. `CompletionReader`
+and `Choice` also serve `/v1/completions` and `/v1/responses`, which have other formats.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from mstar.server.errors import ApiError
 from mstar.server.http_exchange import sse_event
 from mstar.server.openai.detokenizer import IncrementalDetokenizer, token_to_bytes
 from mstar.server.openai.speech import audio_tokens
+from mstar.server.openai.tool_calls_text import ToolCallsText
 from mstar.server.state import ServedModel
 
 _MIN_LOGPROB = -9999.0
@@ -50,6 +52,8 @@ class Choice:
         self._is_tool_call = is_tool_call
         """The output is a forced tool call, parsed once it is complete: no text deltas are sent."""
         self._max_tool_calls = max_tool_calls
+        tool_call_start = served.optional_method("tool_call_start") if chat.tools and not is_tool_call else None
+        self._tool_calls_text = ToolCallsText(tool_call_start()) if tool_call_start is not None else None
         self._audio_encoder = audio_encoder
         self._audio_id = f"audio_{secrets.token_hex(8)}"
         self._text = ""
@@ -86,8 +90,17 @@ class Choice:
         last = self._append_delta(
             self.detokenizer.finish(), self._audio_encoder.finish() if self._audio_encoder else b""
         )
+        if self._tool_calls_text is not None and self.finish_reason != "tool_calls":
+            held_back = self._tool_calls_text.finish()
+            self._text += held_back
+            last = {"content": last.get("content", "") + held_back} if held_back else last
         is_truncated_call = self._is_tool_call and self.finish_reason != "tool_calls"
         return {"content": self._text} if is_truncated_call else last
+
+    @property
+    def text(self) -> str:
+        """The text so far, up to a stop string."""
+        return self._text
 
     @property
     def completion_tokens(self) -> dict[str, int] | None:
@@ -98,6 +111,8 @@ class Choice:
         return {"text": self.detokenizer.token_count} | audio
 
     def _append_delta(self, text: str, audio: bytes) -> dict[str, Any]:
+        if self._tool_calls_text is not None:
+            text = self._tool_calls_text.add(text)
         self._text += text
         self._audio += audio
         if self._is_tool_call or not (text or audio):
@@ -131,7 +146,8 @@ class Choice:
     def message(self, now: int) -> dict[str, Any]:
         """Complete message, for a response that is not streamed."""
         if self.finish_reason == "tool_calls":
-            return {"role": "assistant", "content": None, "tool_calls": self.tool_calls}
+            content = None if self._is_tool_call else self._text or None
+            return {"role": "assistant", "content": content, "tool_calls": self.tool_calls}
         if self._audio_encoder is None:
             return {"role": "assistant", "content": self._text}
         # The server does not store the audio for later turns, so it expires immediately.
@@ -167,15 +183,14 @@ def _parse_tool_call(text: str) -> ToolCall:
     return ToolCall(f"call_{secrets.token_hex(8)}", name, arguments)
 
 
-class ChatCompletion:
-    """All choices of one completion, as one object or as a stream of chunks."""
+class CompletionReader:
+    """Reads the outputs of the requests of one completion, one request per choice, as deltas."""
 
-    def __init__(self, common_fields: Mapping[str, Any], stream: ResponseStream, choices: list[Choice]) -> None:
+    def __init__(self, stream: ResponseStream, choices: Sequence[Choice], choices_per_prompt: int) -> None:
+        self.choices = choices
+        """By prompt, then by seed."""
+        self._choices_per_prompt = choices_per_prompt
         self._stream = stream
-        self._choices = choices
-        self._created = int(time.time())
-        self._common_fields = {**common_fields, "created": self._created}
-        """Fields of the response object and of every chunk."""
         self._deltas = self._read_deltas()
         self._prefetched: list[tuple[int, dict[str, Any], bool]] = []
 
@@ -183,11 +198,17 @@ class ChatCompletion:
         """Wait for the first delta, so that an early error still sets the HTTP status."""
         self._prefetched.append(await anext(self._deltas))
 
-    async def _read_deltas(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
+    async def read(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
         """Yield (choice index, delta, whether the choice is finished)."""
+        while self._prefetched:
+            yield self._prefetched.pop(0)
+        async for delta in self._deltas:
+            yield delta
+
+    async def _read_deltas(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
         async for event in self._stream:
             index = self._stream.index_of(event)
-            choice = self._choices[index]
+            choice = self.choices[index]
             if isinstance(event, RequestEnded):
                 yield index, choice.finalize(_finish_from(event)), True
                 continue
@@ -197,9 +218,40 @@ class ChatCompletion:
                 continue
             yield index, choice.add_output(event), False
 
+    def usage(self) -> dict[str, Any] | None:
+        """Token usage, or None if the model does not report it. A prompt counts once for all its choices."""
+        prompt_tokens, completion_tokens = Counter[str](), Counter[str]()
+        for first in range(0, len(self.choices), self._choices_per_prompt):
+            choices = self.choices[first : first + self._choices_per_prompt]
+            finish = next((choice.finish for choice in choices if choice.finish is not None), None)
+            if finish is None:
+                return None
+            prompt_tokens.update(finish.prompt_tokens)
+        for choice in self.choices:
+            if choice.completion_tokens is None:
+                return None
+            completion_tokens.update(choice.completion_tokens)
+        return {
+            "prompt_tokens": prompt_tokens.total(),
+            "completion_tokens": completion_tokens.total(),
+            "total_tokens": prompt_tokens.total() + completion_tokens.total(),
+            "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in prompt_tokens.items()},
+            "completion_tokens_details": {f"{kind}_tokens": count for kind, count in completion_tokens.items()},
+        }
+
+
+class ChatCompletion(CompletionReader):
+    """All choices of one chat completion, as one object or as a stream of chunks."""
+
+    def __init__(self, common_fields: Mapping[str, Any], stream: ResponseStream, choices: Sequence[Choice]) -> None:
+        super().__init__(stream, choices, len(choices))
+        self._created = int(time.time())
+        self._common_fields = {**common_fields, "created": self._created}
+        """Fields of the response object and of every chunk."""
+
     async def collect(self) -> dict[str, Any]:
         """Wait for all choices and return the `chat.completion` object."""
-        async for _ in self._deltas:
+        async for _ in self.read():
             pass
         choices = [
             {
@@ -208,28 +260,25 @@ class ChatCompletion:
                 "logprobs": _logprobs_field(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
-            for index, choice in enumerate(self._choices)
+            for index, choice in enumerate(self.choices)
         ]
-        return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self._usage()}
+        return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self.usage()}
 
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes]:
         """Yield `chat.completion.chunk` events, then `[DONE]`."""
-        for index in range(len(self._choices)):
+        for index in range(len(self.choices)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        for index, delta, is_end in self._prefetched:
-            for chunk in self._delta_chunks(index, delta, is_end=is_end):
-                yield chunk
-        async for index, delta, is_end in self._deltas:
+        async for index, delta, is_end in self.read():
             for chunk in self._delta_chunks(index, delta, is_end=is_end):
                 yield chunk
         if include_usage:
             yield sse_event(
-                self._common_fields | {"object": "chat.completion.chunk", "choices": [], "usage": self._usage()}
+                self._common_fields | {"object": "chat.completion.chunk", "choices": [], "usage": self.usage()}
             )
         yield b"data: [DONE]\n\n"
 
     def _delta_chunks(self, index: int, delta: dict[str, Any], *, is_end: bool) -> Iterator[bytes]:
-        choice = self._choices[index]
+        choice = self.choices[index]
         logprobs = choice.pop_new_logprobs()
         if delta or logprobs:
             yield self._chunk(index, delta or {"content": ""}, logprobs=logprobs)
@@ -254,25 +303,6 @@ class ChatCompletion:
             "finish_reason": finish_reason,
         }
         return sse_event(self._common_fields | {"object": "chat.completion.chunk", "choices": [choice]})
-
-    def _usage(self) -> dict[str, Any] | None:
-        """Token usage, or None if the model does not report it. The prompt counts once for all choices."""
-        finish = next((choice.finish for choice in self._choices if choice.finish is not None), None)
-        completion_tokens = Counter[str]()
-        for choice in self._choices:
-            if choice.completion_tokens is None:
-                return None
-            completion_tokens.update(choice.completion_tokens)
-        if finish is None:
-            return None
-        prompt_total, completion_total = sum(finish.prompt_tokens.values()), completion_tokens.total()
-        return {
-            "prompt_tokens": prompt_total,
-            "completion_tokens": completion_total,
-            "total_tokens": prompt_total + completion_total,
-            "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in finish.prompt_tokens.items()},
-            "completion_tokens_details": {f"{kind}_tokens": count for kind, count in completion_tokens.items()},
-        }
 
 
 def _logprobs_field(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:

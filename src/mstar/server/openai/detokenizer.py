@@ -71,7 +71,7 @@ class IncrementalDetokenizer:
         if stops:
             self.is_stopped, self._pending_text = True, ""
             return text[: min(stops)]
-        end = len(text) - max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        end = len(text) - max((overlap(text, stop) for stop in self._stop_strings), default=0)
         self._pending_text = text[end:]
         return text[:end]
 
@@ -92,6 +92,6 @@ def token_to_bytes(model: Any, token: int) -> bytes | None:
     return None if _REPLACEMENT in text else text.encode()
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest tail of `text` that is a proper prefix of `stop`."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

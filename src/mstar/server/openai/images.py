@@ -68,12 +68,12 @@ async def edit(exchange: HttpExchange) -> Response:
     form = await read_form(exchange, ImageEditForm, {"image": MAX_SOURCE_IMAGES, "mask": 1})
     sources = await form.decode_images("image")
     if not sources:
-        raise ApiError(422, "invalid_value", "image: missing. fix: send at least one image file", param="image")
+        raise ApiError(400, "invalid_value", "image: missing. fix: send at least one image file", param="image")
     mask = next(iter(await form.decode_images("mask")), None)
     if mask is not None and mask.pixels.shape != sources[0].pixels.shape:
         size, needed = (f"{image.pixels.shape[1]}x{image.pixels.shape[0]}" for image in (mask, sources[0]))
         message = f"mask: the size is {size}, but the image is {needed}. fix: resize the mask to {needed}"
-        raise ApiError(422, "invalid_value", message, param="mask")
+        raise ApiError(400, "invalid_value", message, param="mask")
     return await _create_images(exchange, form.body, "image_edit", sources, mask)
 
 
@@ -120,7 +120,7 @@ def _to_image_request(body: ImageBody, sources: tuple[ImageInput, ...], mask: Im
     width, height = (0, 0) if is_auto else map(int, str(body.size).split("x"))
     if width * height > MAX_PIXELS:
         message = f"size: {body.size} has {width * height} pixels, the limit is {MAX_PIXELS}. fix: use a smaller size"
-        raise ApiError(422, "invalid_value", message, param="size")
+        raise ApiError(400, "invalid_value", message, param="size")
     return ImageRequest(
         prompt=body.prompt,
         width=width,

@@ -9,23 +9,30 @@ from starlette.responses import Response
 from mstar.server.admin.model_loading import model_states
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import ServedModel, ServerState
+from mstar.server.status import ModelReadiness
 
 
 async def list_models(exchange: HttpExchange) -> Response:
     """GET /v1/models."""
     states = await model_states(exchange.state)
     served_models = exchange.state.served_models.values()
-    data = [_describe_model(exchange.state, served, states[served.name]) for served in served_models]
+    readiness = exchange.state.model_readiness()
+    data = [
+        _describe_model(exchange.state, served, states[served.name], readiness[served.name]) for served in served_models
+    ]
     return json_response({"object": "list", "data": data})
 
 
 async def retrieve_model(exchange: HttpExchange) -> Response:
     """GET /v1/models/{model}."""
     served = exchange.resolve_model(exchange.request.path_params["model"])
-    return json_response(_describe_model(exchange.state, served, (await model_states(exchange.state))[served.name]))
+    states, readiness = await model_states(exchange.state), exchange.state.model_readiness()
+    return json_response(_describe_model(exchange.state, served, states[served.name], readiness[served.name]))
 
 
-def _describe_model(state: ServerState, served_model: ServedModel, model_state: str) -> dict[str, Any]:
+def _describe_model(
+    state: ServerState, served_model: ServedModel, model_state: str, readiness: ModelReadiness
+) -> dict[str, Any]:
     endpoints = state.endpoints_of(served_model)
     type_names = (endpoint.request_type.__name__ for endpoint in endpoints if endpoint.request_type is not None)
     capabilities = dict.fromkeys(name.removesuffix("Request").lower() for name in type_names)
@@ -37,4 +44,5 @@ def _describe_model(state: ServerState, served_model: ServedModel, model_state: 
         "capabilities": list(capabilities),
         "endpoints": [*(endpoint.path for endpoint in endpoints), "/v1/generate"],
         "state": model_state,
+        "ready": readiness.is_ready,
     }

@@ -1,4 +1,4 @@
-"""Request body schemas (pydantic) of the chat, embeddings and generate endpoints.
+"""Request body schemas (pydantic) of the chat, completions, embeddings and generate endpoints.
 
 Every number is finite and bounded, every list and string limited, and no value is coerced to another type. Unknown
 fields are ignored, because OpenAI clients send many. The endpoints check what a combination of fields means.
@@ -12,6 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MAX_NAME_CHARS = 256
+MAX_MESSAGES = 4096
+"""Maximum messages of a conversation."""
+MAX_TOOL_CALLS = 128
+"""Maximum tool calls of one message."""
+TokenCount = Annotated[int, Field(ge=1, le=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
@@ -52,7 +57,7 @@ class MessageParam(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPartParam], Field(max_length=4096)] | None = None
-    tool_calls: list[ToolCallParam] = Field(default=[], max_length=128)
+    tool_calls: list[ToolCallParam] = Field(default=[], max_length=MAX_TOOL_CALLS)
     tool_call_id: str = ""
 
 
@@ -117,15 +122,10 @@ class AudioParam(StrictModel):
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
-class ChatBody(StrictModel):
-    """Body of `/v1/chat/completions`."""
+class SamplingParams(StrictModel):
+    """Sampling parameters that chat completions and completions share."""
 
-    model: Name
-    messages: list[MessageParam] = Field(min_length=1, max_length=4096)
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -134,6 +134,16 @@ class ChatBody(StrictModel):
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     stop: Name | Annotated[list[Name], Field(max_length=16)] | None = None
+
+
+class ChatBody(SamplingParams):
+    """Body of `/v1/chat/completions`."""
+
+    model: Name
+    messages: list[MessageParam] = Field(min_length=1, max_length=MAX_MESSAGES)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -142,6 +152,32 @@ class ChatBody(StrictModel):
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioParam | None = None
+    service_tier: Name | None = None
+
+
+# ---------------------------------------------------------------- completions
+MAX_PROMPTS = 64
+"""Maximum prompts of one request."""
+Prompt = Annotated[str, Field(min_length=1)]
+PromptTokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+
+
+class CompletionBody(SamplingParams):
+    """Body of `/v1/completions`."""
+
+    model: Name
+    prompt: (
+        Prompt
+        | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | PromptTokens
+        | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    suffix: str | None = None
     service_tier: Name | None = None
 
 

@@ -16,11 +16,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from starlette.responses import Response
 
-from mstar.errors import LoadError
+from mstar.errors import MissingExtra
 from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
 from mstar.requests import Finish, SpeechRequest
-from mstar.server.errors import ApiError
+from mstar.server.errors import ApiError, missing_extra_error
 from mstar.server.http_exchange import HttpExchange, StreamResponse, sse_event
 from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.state import ServedModel
@@ -70,10 +70,9 @@ class SpeechOptions(StrictModel):
         except ValueError as error:
             reason, _, _ = str(error).partition("\n")
             message = f"sample_rate: {reason}. fix: use a sample rate of the {self.response_format} format"
-            raise ApiError(422, "invalid_value", message, param="sample_rate") from None
-        except LoadError:  # its fix is for the operator, not for the client
-            message = f"response_format: this server has no {self.response_format} encoder. fix: use wav or pcm"
-            raise ApiError(400, "unsupported_format", message, param="response_format") from None
+            raise ApiError(400, "invalid_value", message, param="sample_rate") from None
+        except MissingExtra as error:
+            raise missing_extra_error(str(error), "response_format", "use wav or pcm") from None
 
 
 class SpeechBody(SpeechOptions):
@@ -131,7 +130,7 @@ async def _stream_file(
             if isinstance(part, bytes):
                 yield part
     except ApiError as error:
-        exchange.context.status = error.status
+        exchange.context.record_error(error)
         raise
 
 

@@ -19,7 +19,6 @@ from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.requests import AudioInput, Segment, Transcript, TranscriptionRequest
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response, parse_body, sse_event
-from mstar.server.inputs.media_inputs import MediaInputs
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.schema import Name
 from mstar.server.state import ServedModel
@@ -70,7 +69,7 @@ async def translate(exchange: HttpExchange) -> Response:
 async def _transcribe(exchange: HttpExchange, *, is_translation: bool) -> Response:
     form, file = await _read_form(exchange)
     served = exchange.resolve_model(form.model)
-    audio = await MediaInputs(exchange.state.fetcher).decode_audio(file, "file")
+    audio = await exchange.media_inputs().decode_audio(file, "file")
     request = form.to_request(audio, is_translation=is_translation)
     transcription = TranscriptionStream(served, exchange.start_requests(served, request), request)
     if form.stream:
@@ -88,7 +87,7 @@ async def _read_form(exchange: HttpExchange) -> tuple[TranscriptionForm, bytes]:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             message = "file: missing. fix: send the audio as a file part of the form"
-            raise ApiError(422, "invalid_value", message, param="file")
+            raise ApiError(400, "invalid_value", message, param="file")
         data = await file.read()
         fields: dict[str, Any] = {}
         for name, value in form.multi_items():

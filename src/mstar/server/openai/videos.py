@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import secrets
 import tempfile
@@ -23,18 +22,17 @@ from typing import Annotated, Any, BinaryIO, cast
 from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
-from mstar.errors import LoadError
+from mstar.errors import MissingExtra
 from mstar.frontend.response_stream import Deliver
 from mstar.media.mp4 import Mp4Writer, require_mp4
 from mstar.requests import ImageInput, VideoRequest
-from mstar.server.errors import ApiError
-from mstar.server.http_exchange import INTERNAL_ERROR, HttpExchange, RequestContext, StreamResponse, json_response
+from mstar.server.errors import ApiError, missing_extra_error
+from mstar.server.http_exchange import HttpExchange, RequestContext, StreamResponse, json_response
 from mstar.server.inputs.multipart import read_form
 from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.robotics.ttl_store import TtlStore, tenant_name
 from mstar.server.state import ServedModel, ServerState
-
-log = logging.getLogger("mstar.server")
+from mstar.server.unexpected_errors import report_exception
 
 MAX_JOBS_PER_TENANT = 64
 """Maximum jobs of one tenant, including finished ones."""
@@ -109,9 +107,8 @@ async def create(exchange: HttpExchange) -> Response:
     served = exchange.resolve_model(form.body.model)
     try:
         require_mp4()
-    except LoadError:
-        message = "this server has no MP4 encoder. fix: install mstar-serve[media] on the server"
-        raise ApiError(501, "no_encoder", message) from None
+    except MissingExtra as error:
+        raise missing_extra_error(str(error)) from None
     request = _to_video_request(form.body, next(iter(await form.decode_images("input_reference")), None))
     jobs = _video_jobs(exchange)
     job = jobs.store.put(tenant_name(exchange), lambda job_id: VideoJob(job_id, served, request, _unnamed_file()))
@@ -172,9 +169,8 @@ class VideoJobs:
             job.status, job.progress, job.completed = "completed", 100, int(time.time())
         except ApiError as error:
             _fail(job, error)
-        except Exception:
-            log.exception("video job %s failed", job.job_id)
-            _fail(job, INTERNAL_ERROR)
+        except Exception as error:  # noqa: BLE001 - any other exception is reported
+            _fail(job, report_exception(error, state, context))
         finally:
             job.task = None  # breaks the reference cycle of task and job, so that the file closes
 
@@ -231,7 +227,7 @@ def _to_video_request(body: VideoForm, source: ImageInput | None) -> VideoReques
     width, height = map(int, body.size.split("x")) if body.size else (0, 0)
     if width % 2 or height % 2:
         message = f"size: {body.size} has an odd side. fix: use an even width and height"
-        raise ApiError(422, "invalid_value", message, param="size")
+        raise ApiError(400, "invalid_value", message, param="size")
     seed = body.seed if body.seed is not None else secrets.randbits(62)
     return VideoRequest(
         body.prompt,

@@ -45,8 +45,9 @@ class ChatContinuation:
     def request_turn(self, chat: ChatRequest, items: Sequence[Item], instructions: str) -> ResponseStream:
         """Start or continue a request for one response; read `turn()` of the returned stream.
 
-        `chat` holds the whole conversation; `items` and `instructions` are what it was built from.
+        `chat` holds the whole conversation; `items` and `instructions` are what it was built from. Raises ApiError.
         """
+        self._websocket.state.text_budget.check(self._served_model.model, chat)
         current_items = [(item.id, item.text) for item in items]
         settings = (chat.tools, chat.audio_output, chat.voice, instructions)
         known = len(self._known_items)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from mstar.requests import AudioInput, ContentPart, Message, ToolCall
 from mstar.server.errors import ApiError
+from mstar.server.inputs.memory_budget import Reservation
 
 MAX_ITEMS = 1024
 """Maximum items of a conversation."""
@@ -126,10 +127,13 @@ class Item:
 
 
 class Conversation:
-    """Items of one session, in order."""
+    """Items of one session, in order. Items that the client adds count against the memory budget of the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Reservation) -> None:
         self.items: list[Item] = []
+        self._memory = memory
+        self._reserved: dict[str, int] = {}
+        """Bytes that each item has reserved, by its id."""
 
     def add(self, item: Item, after: str | None = None) -> str | None:
         """Insert an item at the end, after the item `after`, or first (`root`). Raises ApiError.
@@ -147,6 +151,8 @@ class Conversation:
             message = f"item.id: {item.id!r} already exists. fix: use another id or omit it"
             raise ApiError(400, "invalid_value", message, param="item.id")
         index = len(self.items) if after is None else 0 if after == "root" else self._index_of(after) + 1
+        self._memory.add(item.size_bytes, "item")
+        self._reserved[item.id] = item.size_bytes
         self.items.insert(index, item)
         return self.items[index - 1].id if index else None
 
@@ -157,6 +163,7 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         """Raises ApiError if there is no such item."""
         del self.items[self._index_of(item_id)]
+        self._memory.remove(self._reserved.pop(item_id, 0))
 
     def _index_of(self, item_id: str) -> int:
         for index, item in enumerate(self.items):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mstar.media.vad import EnergyVad, SpeechEdge
 from mstar.server.errors import ApiError
+from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.realtime.config import ServerVad
 from mstar.server.realtime.conversation import PCM_BYTES_PER_MS
 
@@ -20,9 +21,10 @@ _VAD_LATENCY_MS = 100
 
 
 class InputAudioBuffer:
-    """Uncommitted audio of one session and its VAD."""
+    """Uncommitted audio of one session and its VAD. Its bytes count against the memory budget of the server."""
 
-    def __init__(self, turn_detection: ServerVad | None) -> None:
+    def __init__(self, turn_detection: ServerVad | None, memory: Reservation) -> None:
+        self._memory = memory
         self._pcm = bytearray()
         self._discarded_bytes = 0
         """Bytes received before those in the buffer."""
@@ -52,6 +54,7 @@ class InputAudioBuffer:
         if len(self._pcm) + len(pcm) > MAX_BUFFER_MS * PCM_BYTES_PER_MS:
             message = f"the input audio buffer is full (limit {MAX_BUFFER_MS} ms). fix: commit or clear it"
             raise ApiError(400, "buffer_full", message)
+        self._memory.add(len(pcm), "audio")
         self._pcm += pcm
         if self._vad is None or self._turn_detection is None:
             return []
@@ -66,4 +69,5 @@ class InputAudioBuffer:
         pcm = bytes(self._pcm[:count])
         del self._pcm[:count]
         self._discarded_bytes += count
+        self._memory.remove(count)
         return pcm

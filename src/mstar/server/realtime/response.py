@@ -7,8 +7,6 @@ cancelled. The session decides when a response starts.
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,18 +15,15 @@ from typing import Any, Protocol
 from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
 from mstar.media.vad import SAMPLE_RATE
-from mstar.requests import ChatRequest, Finish, Sampling, ToolCall
+from mstar.requests import ChatRequest, Finish, ToolCall
 from mstar.server.errors import ApiError
-from mstar.server.http_exchange import INTERNAL_ERROR
-from mstar.server.openai.chat import DEFAULT_MAX_TOKENS
+from mstar.server.openai.chat import DEFAULT_MAX_TOKENS, with_random_seed
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.speech import resolve_voice
 from mstar.server.realtime.config import ResponseConfig, SessionSettings, to_tools
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id
 from mstar.server.state import ServedModel
-
-log = logging.getLogger("mstar.server")
 
 
 class EventSender(Protocol):
@@ -43,7 +38,8 @@ class EventSender(Protocol):
 class ResponseContext:
     """What a response uses of its session."""
 
-    request_id: str
+    report_exception: Callable[[Exception], ApiError]
+    """Logs an unexpected exception, and returns the error for the client."""
     served_model: ServedModel
     conversation: Conversation
     continuation: ChatContinuation
@@ -100,7 +96,7 @@ class RealtimeResponse:
         tools = () if settings.tool_choice == "none" else settings.tools if config.tools is None else config.tools
         return ChatRequest(
             self._context.conversation.to_messages(self._instructions),
-            Sampling(max_tokens, temperature=1.0, seed=secrets.randbits(62)),
+            with_random_seed(self._context.served_model.sampling(max_tokens=max_tokens)),
             to_tools(list(tools)),
             self._audio_output,
             resolve_voice(settings.audio.output.voice, self._context.served_model),
@@ -120,9 +116,8 @@ class RealtimeResponse:
             status, details = "cancelled", {"reason": self._cancel_reason}
         except ApiError as error:
             status, details = "failed", {"error": error.content["error"]}
-        except Exception:
-            log.exception("request %s: realtime response failed", self._context.request_id)
-            status, details = "failed", {"error": INTERNAL_ERROR.content["error"]}
+        except Exception as error:  # noqa: BLE001 - any other exception is reported
+            status, details = "failed", {"error": self._context.report_exception(error).content["error"]}
         await self._send_done(status, details)
         if status == "cancelled":
             await self._context.continuation.interrupt()

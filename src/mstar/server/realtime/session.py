@@ -10,8 +10,10 @@ Nothing outlives the session.
 from __future__ import annotations
 
 import asyncio
+import functools
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import msgspec
@@ -27,24 +29,51 @@ from mstar.server.realtime.conversation import Conversation, Item, new_id, parse
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
 from mstar.server.state import ServedModel
+from mstar.server.unexpected_errors import report_exception
 from mstar.server.websocket_session import WebSocketSession
 from mstar.wire import messages as m
 
 MIN_COMMIT_MS = 100
 """Minimum milliseconds of audio in `input_audio_buffer.commit`."""
+SESSION_RETRY_AFTER_S = 5.0
+END_TIMEOUT_S = 0.3
+"""Seconds to wait for the last events of a response when the session ends with an error."""
 
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
     """WS /v1/realtime: runs one session until the client disconnects or is idle for too long."""
     served = websocket.resolve_default_model()
-    await websocket.accept()
-    session = RealtimeSession(websocket, served)
+    with _counted_session(websocket):
+        await websocket.accept()
+        session = RealtimeSession(websocket, served)
+        websocket.is_busy = lambda: _is_busy(session)
+        try:
+            await session.send("session.created", session=session.config.content)
+            while True:
+                await session.dispatch(await websocket.receive())
+        except ApiError as error:  # idle for too long, or the server shuts down
+            await _end_response(session)
+            await session.send("error", error=error.content["error"] | {"event_id": None})
+            raise
+        finally:
+            session.close()
+
+
+@contextmanager
+def _counted_session(websocket: WebSocketSession) -> Generator[None]:
+    """Count a session against the limit of its API key. Raises ApiError."""
+    sessions, tenant = websocket.state.realtime_sessions, websocket.context.tenant_name
+    limit = websocket.state.limits.max_realtime_sessions
+    if sessions[tenant] >= limit:
+        message = f"this API key has {limit} realtime sessions, which is the limit. fix: close one first"
+        raise ApiError(429, "too_many_sessions", message, retry_after=SESSION_RETRY_AFTER_S)
+    sessions[tenant] += 1
     try:
-        await session.send("session.created", session=session.config.content)
-        while True:
-            await session.dispatch(await websocket.receive())
+        yield
     finally:
-        session.close()
+        sessions[tenant] -= 1
+        if not sessions[tenant]:
+            del sessions[tenant]
 
 
 class RealtimeSession:
@@ -52,24 +81,26 @@ class RealtimeSession:
 
     def __init__(self, websocket: WebSocketSession, served_model: ServedModel) -> None:
         self.config = SessionConfig(new_id("sess"), served_model.name)
-        self._conversation = Conversation()
+        memory = websocket.memory
+        self._conversation = Conversation(memory)
         self._continuation = ChatContinuation(websocket, served_model)
         self._websocket = websocket
+        report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
         self._response_context = ResponseContext(
-            websocket.context.id, served_model, self._conversation, self._continuation, self.send
+            report, served_model, self._conversation, self._continuation, self.send
         )
-        self._response: RealtimeResponse | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._input_audio = InputAudioBuffer(self.config.turn_detection)
+        self.response: RealtimeResponse | None = None
+        self.transcriptions: set[asyncio.Task[None]] = set()
+        self._input_audio = InputAudioBuffer(self.config.turn_detection, memory)
         self._next_item_id = new_id("item")
         """Id of the item that the buffered audio will become; VAD events announce it."""
 
     def close(self) -> None:
         """Cancel the response, the open request and running transcriptions."""
-        if self._response is not None:
-            self._response.cancel("")
+        if self.response is not None:
+            self.response.cancel("")
         self._continuation.close()
-        for task in self._tasks:
+        for task in self.transcriptions:
             task.cancel()
 
     async def send(self, kind: str, **fields: Any) -> None:
@@ -118,7 +149,7 @@ class RealtimeSession:
     async def _on_speech_stopped(self, at_ms: int, turn_detection: ServerVad) -> None:
         await self.send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_item_id)
         await self._commit(at_ms)
-        if turn_detection.create_response and (self._response is None or self._response.is_done):
+        if turn_detection.create_response and (self.response is None or self.response.is_done):
             await self._start_response(ResponseConfig())
 
     async def commit(self, _: Mapping[str, Any]) -> None:
@@ -142,8 +173,8 @@ class RealtimeSession:
         await self._announce_item(item, previous)
         if self.config.transcription_model is not None:
             task = asyncio.create_task(_transcribe(self, self._websocket, item, self.config.transcription_model))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.transcriptions.add(task)
+            task.add_done_callback(self.transcriptions.discard)
 
     async def clear(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.clear."""
@@ -189,7 +220,7 @@ class RealtimeSession:
     async def respond(self, event: Mapping[str, Any]) -> None:
         """response.create."""
         config = parse_body(ResponseConfig, msgspec.json.encode(event.get("response") or {}))
-        if self._response is not None and not self._response.is_done:
+        if self.response is not None and not self.response.is_done:
             message = "a response is in progress. fix: wait for response.done or send response.cancel first"
             raise ApiError(400, "conversation_already_has_active_response", message)
         await self._start_response(config)
@@ -197,19 +228,33 @@ class RealtimeSession:
     async def _start_response(self, config: ResponseConfig) -> None:
         response = RealtimeResponse(self._response_context, self.config.settings, config)
         await response.start()
-        self._response = response
+        self.response = response
 
     async def cancel(self, _: Mapping[str, Any]) -> None:
         """response.cancel."""
-        if self._response is None or self._response.is_done:
+        if self.response is None or self.response.is_done:
             message = "no response is in progress. fix: cancel only between response.created and response.done"
             raise ApiError(400, "response_cancel_not_active", message)
         await self._interrupt("client_cancelled")
 
     async def _interrupt(self, reason: str) -> None:
-        if self._response is not None:
-            self._response.cancel(reason)
-            await self._response.wait_done()
+        if self.response is not None:
+            self.response.cancel(reason)
+            await self.response.wait_done()
+
+
+def _is_busy(session: RealtimeSession) -> bool:
+    """Whether a response or a transcription is in progress."""
+    response = session.response
+    return bool(session.transcriptions) or (response is not None and not response.is_done)
+
+
+async def _end_response(session: RealtimeSession) -> None:
+    """Wait a moment for a response that fails to send its `response.done`."""
+    if session.response is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await session.response.wait_done()
 
 
 async def _transcribe(session: RealtimeSession, websocket: WebSocketSession, item: Item, model: str) -> None:

@@ -23,6 +23,7 @@ from mstar.server.access.slo import slo_for_rate
 from mstar.server.errors import ApiError
 from mstar.server.generic.request_parsing import parse_request
 from mstar.server.http_exchange import HttpExchange, check_value_count, json_response
+from mstar.server.inputs.msgpack_scan import check_msgpack_value_count
 from mstar.server.robotics import openpi
 from mstar.server.state import ServedModel
 from mstar.server.websocket_session import WebSocketSession
@@ -66,6 +67,7 @@ async def read_body(exchange: HttpExchange) -> dict[str, Any]:
                 check_value_count(content)
                 value = msgspec.json.decode(content)
             case "application/msgpack":
+                await check_msgpack_value_count(content)
                 value = openpi.unpack(content)
             case other:
                 message = f"unsupported content type {other!r}. fix: send application/json or {MSGPACK}"
@@ -99,6 +101,8 @@ async def serve_openpi(session: WebSocketSession) -> None:
         message = await session.receive()
         started_at = time.perf_counter()
         try:
+            if isinstance(message, bytes):
+                await check_msgpack_value_count(message)
             # openpi clients send no seed: the count makes the chunks of a session differ, and repeatable.
             request = replace(parse_action_request(served, _parse_observation(message)), seed=count)
             with session.start_requests(served, request) as stream:

@@ -8,8 +8,10 @@ the network (time to first output, inter-token latency, audio gaps). Counts of o
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -17,8 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from mstar.frontend.core import Deliver, RequestEnded
 from mstar.requests import ActionRequest, Finish, TranscriptionRequest
 from mstar.server.admin.recent_requests import RequestRecord
-from mstar.server.errors import api_error_from
+from mstar.server.errors import ApiError, api_error_from
 from mstar.server.openai.detokenizer import to_token_ids
+from mstar.server.telemetry.logs import log_failure
 from mstar.server.telemetry.process_metrics import ProcessMetrics
 from mstar.server.telemetry.vllm_metrics import VllmMetrics
 from mstar.wire import messages as m
@@ -28,8 +31,47 @@ _FAST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 _SLOW_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Dense around 1, where audio is generated exactly as fast as it plays."""
+MAX_RENDER_SHARE = 0.05
+"""Maximum fraction of the event loop's time for rendering the metrics page."""
+MAX_RENDER_BUDGET_S = 0.25
+"""Maximum seconds of rendering that are saved up."""
 GAPS_MS = (20, 50, 100, 200, 500)
 """Thresholds of a gapless audio response: no gap in playback is longer."""
+
+
+class CachedPage:
+    """A page whose rendering takes at most `MAX_RENDER_SHARE` of the time.
+
+    A saved-up budget pays for rendering, so a page that is read now and then is always new. In a flood of reads, the
+    last page is returned until the budget is positive again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._content = b""
+        self._budget_s = MAX_RENDER_BUDGET_S
+        self._updated_at = clock()
+
+    def read(self, render: Callable[[], bytes]) -> bytes:
+        """Render the page, or return the last one."""
+        start = self._clock()
+        saved_s = self._budget_s + MAX_RENDER_SHARE * (start - self._updated_at)
+        self._budget_s, self._updated_at = min(MAX_RENDER_BUDGET_S, saved_s), start
+        if self._budget_s > 0 or not self._content:
+            self._content = render()
+            self._budget_s -= self._clock() - start
+        return self._content
+
+
+def _add_own_process(registry: CollectorRegistry) -> None:
+    """Add the versions and the standard process metrics of this process."""
+    ProcessCollector(registry=registry)
+    try:
+        own_version = version("mstar-serve")
+    except PackageNotFoundError:
+        own_version = "unknown"  # run from source without an installation
+    build_info = Gauge("mstar_build_info", "1; the labels are versions", ["version", "python"], registry=registry)
+    build_info.labels(own_version, platform.python_version()).set(1)
 
 
 class Metrics:
@@ -37,22 +79,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"mstar_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float] = _FAST_BUCKETS_S) -> Histogram:
-            return Histogram(f"mstar_{name}", text, labels, buckets=buckets, registry=registry)
-
-        # Client requests.
-        self.requests = counter("requests", "Finished requests", "endpoint", "status")
-        self.request_duration = histogram(
-            "request_duration_seconds", "Duration of requests", "endpoint", buckets=_SLOW_BUCKETS_S
-        )
-        self.request_errors = counter("request_errors", "Requests that were rejected or failed, by error code", "code")
-        self.requests_in_progress = Gauge("mstar_requests_in_progress", "Requests in progress", registry=registry)
-        self.websockets_open = Gauge("mstar_websockets_open", "Open WebSockets", ["endpoint"], registry=registry)
+        _add_own_process(registry)
+        counter, histogram = self._counter, self._histogram
+        self._add_request_metrics()
         # Responses of models.
         self.responses_in_progress = Gauge(
             "mstar_responses_in_progress", "Responses in progress", ["model"], registry=registry
@@ -89,11 +118,34 @@ class Metrics:
         self.action_deadline_misses = counter(
             "action_deadline_misses", "Action requests that missed their deadline", "model"
         )
+        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because stderr was blocked")
         # Other processes.
         self.processes = ProcessMetrics()
         registry.register(self.processes)
+        self.page = CachedPage()
+        """The page of GET /metrics."""
         self.refreshed_at = float("-inf")
         """When the other processes were queried last."""
+
+    def _add_request_metrics(self) -> None:
+        """Add the metrics of client requests."""
+        registry, counter, histogram = self.registry, self._counter, self._histogram
+        self.requests = counter("requests", "Finished requests", "endpoint", "status")
+        self.request_duration = histogram(
+            "request_duration_seconds", "Duration of requests", "endpoint", buckets=_SLOW_BUCKETS_S
+        )
+        self.request_errors = counter("request_errors", "Requests that were rejected or failed, by error code", "code")
+        self.requests_in_progress = Gauge("mstar_requests_in_progress", "Requests in progress", registry=registry)
+        self.input_memory = Gauge(
+            "mstar_input_memory_bytes", "Bytes of bodies and decoded media that requests hold", registry=registry
+        )
+        self.websockets_open = Gauge("mstar_websockets_open", "Open WebSockets", ["endpoint"], registry=registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"mstar_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _FAST_BUCKETS_S) -> Histogram:
+        return Histogram(f"mstar_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def register_compat_names(self, compat: str | None) -> None:
         """Also export metrics under vLLM's names, if `compat` is "vllm"."""
@@ -138,7 +190,7 @@ class ResponseMetrics:
 
     def __init__(self, metrics: Metrics, model: str, request: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
-        self._model = model
+        self.model = model
         self._request = request
         self._clock = clock
         self._started_at = clock()
@@ -156,7 +208,7 @@ class ResponseMetrics:
         now, name = self._clock(), event.kind
         kind = self._by_kind.get(name)
         if kind is None:
-            kind = self._by_kind[name] = OutputMetrics(self._metrics, self._model, name, self._started_at)
+            kind = self._by_kind[name] = OutputMetrics(self._metrics, self.model, name, self._started_at)
         kind.count_output()
         (kind.observe_interval if kind.has_output else kind.observe_first)(now - kind.last_at)
         kind.last_at, kind.has_output = now, True
@@ -170,7 +222,7 @@ class ResponseMetrics:
 
     def on_end(self, event: RequestEnded) -> None:
         """Count the end of the response."""
-        end, metrics, model = event.end, self._metrics, self._model
+        end, metrics, model = event.end, self._metrics, self.model
         result = end.result.content if isinstance(end, m.RequestFinished) else None
         if isinstance(end, m.RequestRejected) or end.status != "ok":
             self.close(api_error_from(end).code)
@@ -187,15 +239,15 @@ class ResponseMetrics:
             self._count_action(dict(self._last_output.clock)["rate"])
         self.close(result.finish_reason if isinstance(result, Finish) else "stop")
 
-    def close(self, reason: str = "cancelled") -> None:
+    def close(self, reason: str) -> None:
         """Count the response as finished, once."""
         if self._is_open:
             self._is_open = False
-            self._metrics.responses_in_progress.labels(self._model).dec()
-            self._metrics.responses.labels(self._model, reason).inc()
+            self._metrics.responses_in_progress.labels(self.model).dec()
+            self._metrics.responses.labels(self.model, reason).inc()
 
     def _count_audio(self) -> None:
-        playback, metrics, model = self._playback, self._metrics, self._model
+        playback, metrics, model = self._playback, self._metrics, self.model
         if playback.seconds:
             metrics.audio_seconds.labels(model).inc(playback.seconds)
             metrics.audio_realtime_factor.labels(model).observe(
@@ -210,10 +262,10 @@ class ResponseMetrics:
 
     def _count_action(self, rate: float) -> None:
         seconds = self._by_kind["Action"].last_at - self._started_at
-        self._metrics.action_duration.labels(self._model).observe(seconds)
+        self._metrics.action_duration.labels(self.model).observe(seconds)
         if isinstance(self._request, ActionRequest) and self._request.delay:
-            self._metrics.action_deadlines.labels(self._model).inc()
-            self._metrics.action_deadline_misses.labels(self._model).inc(int(seconds > self._request.delay / rate))
+            self._metrics.action_deadlines.labels(self.model).inc()
+            self._metrics.action_deadline_misses.labels(self.model).inc(int(seconds > self._request.delay / rate))
 
 
 class MetricsObserver:
@@ -235,13 +287,24 @@ class MetricsObserver:
         if self._record is not None:
             seconds = duration_of(event.kind, event.value, dict(event.clock), self._record.context.slo)
             self._record.record_delivery(event.kind, time.monotonic(), seconds)
+            if self._record.captured is not None:
+                self._record.captured.add_output(event.kind, event.value)
 
     def on_end(self, event: RequestEnded) -> None:
-        """Count the end of a response."""
+        """Count the end of a response, and log why it failed."""
         self._metrics_by_rid[event.rid].on_end(event)
+        if self._record is not None:
+            self._record.context.release_slot()
         if isinstance(event.end, m.RequestRejected):
             self._on_rejected(event.end)
+        else:
+            request_id = self._record.context.id if self._record is not None else ""
+            if self._record is not None and event.end.error_type:
+                self._record.context.record_failure(event.end.error_type, event.end.failure)
+            if self._record is not None and self._record.captured is not None:
+                self._record.captured.add_result(event.end.result.content)
+            log_failure(event.end, self._metrics_by_rid[event.rid].model, request_id)
 
-    def on_cancel(self, rid: str) -> None:
-        """Count a response as cancelled."""
-        self._metrics_by_rid[rid].close()
+    def on_cancel(self, rid: str, error: Exception | None) -> None:
+        """Count a response as cancelled, or by the error with which the server ended it."""
+        self._metrics_by_rid[rid].close(error.code if isinstance(error, ApiError) else "cancelled")

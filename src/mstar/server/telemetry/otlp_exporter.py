@@ -41,7 +41,13 @@ REQUEST_MODEL = "gen_ai.request.model"
 RESPONSE_MODEL = "gen_ai.response.model"
 ROUTE = "http.route"
 STATUS = "http.response.status_code"
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/realtime": "chat", "/v1/embeddings": "embeddings"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/realtime": "chat",
+    "/v1/embeddings": "embeddings",
+}
 _OUTPUTS = {"Text": "text", "Audio": "speech", "Image": "image"}
 
 

@@ -10,13 +10,14 @@ Processes report counts as `{key: number}` in a `StatsReply`. A key becomes a me
 | any other `MODEL.COMPONENT.KEY` | `mstar_component_stat` | model, component, stat |
 | any other key | `mstar_process_stat` | stat |
 
+`pid` becomes the label of `mstar_process_info`, and `cpu_ms` the counter `mstar_process_cpu_seconds_total`.
 `mstar_process_restarts_total` counts the restarts of each process. A process that does not answer keeps its last
-values. `admin.health` queries the processes.
+values; the series of one that was stopped are removed. `admin.health` queries the processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -48,6 +49,7 @@ PROCESS_METRICS: Mapping[str, tuple[str, str]] = {
     # resources of a process
     "slots": ("mstar_shm_slots", "Shared memory slots in use"),
     "slot_bytes": ("mstar_shm_bytes", "Bytes of shared memory in use"),
+    "rss_bytes": ("mstar_process_resident_memory_bytes", "Resident memory in bytes"),
     "fds": ("mstar_process_open_fds", "Open file descriptors"),
     "threads": ("mstar_process_threads", "Threads"),
 }
@@ -62,6 +64,8 @@ _PAGE_METRICS: Mapping[str, tuple[str, str]] = {
     "pages_used": ("mstar_kv_pages_used", "Pages of the KV cache in use"),
 }
 """By the last part of the key."""
+
+_USAGE_KEYS = ("pid", "cpu_ms")
 
 
 class ProcessMetrics(Collector):
@@ -79,6 +83,19 @@ class ProcessMetrics(Collector):
         """Set how often a process was restarted."""
         self._restarts[process] = restarts
 
+    def retain(self, processes: Container[str]) -> None:
+        """Remove the series of all other processes."""
+        self._counts = {name: counts for name, counts in self._counts.items() if name in processes}
+        self._restarts = {name: count for name, count in self._restarts.items() if name in processes}
+
+    def counts(self, process: str) -> Mapping[str, int]:
+        """The last counts of a process; empty before its first report."""
+        return self._counts.get(process, {})
+
+    def total(self, key: str) -> int:
+        """Sum of a count over all processes."""
+        return sum(counts.get(key, 0) for counts in self._counts.values())
+
     def describe(self) -> list[Metric]:
         """Nothing: the metrics are known only once processes have reported."""
         return []
@@ -88,18 +105,34 @@ class ProcessMetrics(Collector):
         families: dict[str, GaugeMetricFamily] = {}
         for process, counts in self._counts.items():
             for key, count in counts.items():
+                if key in _USAGE_KEYS:
+                    continue
                 name, text, labels = _metric_for(key)
                 family = families.get(name)
                 if family is None:
                     family = families[name] = GaugeMetricFamily(name, text, labels=["process", *labels])
                 family.add_metric([process, *labels.values()], count)
         yield from families.values()
+        yield from self._usage()
         restarts = CounterMetricFamily(
             "mstar_process_restarts", "Restarts of a process since the server started", labels=["process"]
         )
         for process, count in self._restarts.items():
             restarts.add_metric([process], count)
         yield restarts
+
+    def _usage(self) -> Iterator[Metric]:
+        """Process ids and CPU times."""
+        info = GaugeMetricFamily("mstar_process_info", "1 for each process", labels=["process", "pid"])
+        cpu = CounterMetricFamily(
+            "mstar_process_cpu_seconds", "User and system CPU time of a process in seconds", labels=["process"]
+        )
+        for process, counts in self._counts.items():
+            if "pid" in counts:
+                info.add_metric([process, str(counts["pid"])], 1)
+            if "cpu_ms" in counts:
+                cpu.add_metric([process], counts["cpu_ms"] / 1000)
+        yield from (info, cpu)
 
 
 def _metric_for(key: str) -> tuple[str, str, dict[str, str]]:

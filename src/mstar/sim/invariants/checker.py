@@ -2,57 +2,46 @@
 
 | invariant | meaning |
 |---|---|
-| I5 | nothing is left when everything is idle |
+| I5 | nothing is left when everything is idle; see `final_state` |
 | I6 | the queue is bounded: a tenant with its share of a full queue cannot queue more |
 | I7 | messages and work of ended attempts have no effect; a non-idempotent call runs at most once |
 | I9 | requests end in time, with an allowed status |
-| I10 | failures are detected in time |
+| I10 | failures are detected in time; see `death` |
 | I11 | a seed determines a run (checked by a test) |
-| I12 | nothing grows without bound |
-| I13 | no request kills worker after worker |
+| I12 | nothing grows without bound; see `final_state` |
+| I13 | no request kills worker after worker; see `death` |
 | I14 | scaling and rolling updates; see `scaling` |
 | I15 | a conductor commands only its own workers |
 | I16 | a client never receives outputs of a kind from two executions; see `execution` |
 | I17 | workers know the deadlines of clients and serve urgent calls first; see `deadline` |
 | I18 | tenants get their shares; see `fairness` |
 | I19 | preempted walk runs resume in the order in which they started; see `preemption` |
+| I20 | only a process that was paused for longer than its limit is killed; see `death` |
+| I21 | only a request that crashes workers is poison; see `death` |
+| I22 | no new request waits for a worker that drains or starts while others can serve it; see `waiting` |
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from typing import Any
 
-from mstar.conductor.admission import Admission
-from mstar.conductor.attempts import Attempts
 from mstar.conductor.core import ConductorCore
-from mstar.conductor.membership import Membership
-from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import is_resubmitted
-from mstar.conductor.scaling.autoscaler import Autoscaler
-from mstar.conductor.scaling.pending_workers import PendingWorkers
-from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.sim.environment import Environment
 from mstar.sim.history import REFUSED, Violation
+from mstar.sim.invariants.death import DeathInvariants
+from mstar.sim.invariants.final_state import FinalState
 from mstar.sim.invariants.focused import FocusedInvariants
 from mstar.sim.invariants.scaling import ScalingInvariants
+from mstar.sim.invariants.waiting import WaitingInvariants
 from mstar.sim.oracle import digest, expected_outcome
-from mstar.sim.processes import AnyProcess, SimConductor, SimWorker, process_stats
+from mstar.sim.processes import SimConductor, SimWorker
 from mstar.sim.scenario import DISTURBING_FAULTS, REQUEST_TIMEOUT_S, SimClient
 from mstar.wire import messages as m
 from mstar.worker.commands import Batch
 from mstar.worker.core import CONDUCTOR_LEASE_S
-from mstar.worker.early_messages import EarlyMessages
-from mstar.worker.inflight_batches import InflightBatches
-from mstar.worker.outbox import Outbox
-from mstar.worker.request_table import RequestTable
-from mstar.worker.scheduling.scheduler import Scheduler
-from mstar.worker.state_table import StateTable
-from mstar.worker.walk_data import WalkDataSender
-from mstar.worker.walk_execution import WalkExecution
 
-FAILURE_DETECTION_S = 1.6
-"""Maximum seconds until a worker that does not respond is detected."""
 ZOMBIE_COMPUTE_S = 0.5
 """Maximum seconds a reachable worker computes for an attempt that has ended."""
 MAX_OVERSHOOT_OUTPUTS = 4
@@ -63,31 +52,6 @@ RECOVERY_S = 4.0
 """Seconds after the last fault until deployments are expected to have recovered."""
 DELAYING_FAULTS = frozenset({"pause", "cut", "conductor", "drop", "delay"})
 """Faults that can delay messages between conductor and front end."""
-MAX_POISON_KILLS = 3
-"""Maximum workers that one request can kill under one conductor. A spread request runs on several at once."""
-UNDETECTED_FAULTS = frozenset({"kill", "cut", "pause", "drop", "delay"})
-"""Faults after which a conductor can miss the crash suspects of a worker."""
-CHECKED_PARTS = (
-    *(Admission, Attempts, Autoscaler, Membership, PendingWorkers, RequestLifecycle, WeightsVersions),
-    *(EarlyMessages, InflightBatches, Outbox, RequestTable, Scheduler, StateTable, WalkDataSender, WalkExecution),
-)
-"""Parts of cores whose collections must be empty at the end."""
-BOUNDED_FIELDS = frozenset(
-    {
-        *("models", "plans", "workers", "frontends", "dead_peers", "groups", "conductors"),
-        *(
-            "_models",
-            "_plans",
-            "_groups",
-            "_known_workers",
-            "_initial_workers",
-            "_last_requested_at",
-            "_recent_versions",
-        ),
-        *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
-    }
-)
-"""Collections that can be non-empty at the end: their size is bounded by the deployment or by a constant."""
 
 
 class InvariantChecker:
@@ -96,11 +60,11 @@ class InvariantChecker:
     def __init__(self, simulation: Environment) -> None:
         self.simulation = simulation
         self._ended_attempts: dict[tuple[str, int], float] = {}
-        self._deaths_by_request: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._crashes: Counter[str] = Counter()
+        self.deaths = DeathInvariants(simulation)
         self.scaling = ScalingInvariants(simulation)
+        self.final_state = FinalState(simulation, self.scaling)
         self.focused = FocusedInvariants(simulation)
-        self._clients = {client.rid: client for client in simulation.scenario.clients}
+        self.waiting = WaitingInvariants(simulation)
 
     # ---------------------------------------------------------------- clients
     def on_submit(self, client: SimClient) -> None:
@@ -137,6 +101,8 @@ class InvariantChecker:
 
     def _is_allowed_end(self, client: SimClient, end: Any, status: str) -> bool:
         simulation, kinds = self.simulation, self.simulation.scenario.kinds
+        if simulation.scenario.has_long_pauses:
+            return status == "ok"
         match status:
             case "ok":
                 return not client.hits_trap
@@ -146,7 +112,7 @@ class InvariantChecker:
                 error = {"raise": "TrapError", "huge": "NeverFits"}.get(client.request.trap)
                 return client.hits_trap and end.error_type == error
             case "poison":
-                return self._is_poison(client.rid)
+                return self.deaths.is_poison(client)
             case "not_retryable":
                 is_bound = client.model == "reach" or simulation.weights_version > 0
                 return is_bound and bool(kinds & DISTURBING_FAULTS or "trap" in kinds)
@@ -155,18 +121,10 @@ class InvariantChecker:
             case "refused":
                 if end.status == 429:
                     return "burst" in kinds or client.slo.ttft_s is not None
-                return end.status == 503 and simulation.fault_injector.is_draining
+                is_crash_loop = end.retry_after_s > 0 and simulation.worker_processes.had_crash_loop(client.model)
+                return end.status == 503 and (simulation.fault_injector.is_draining or is_crash_loop)
             case _:
                 return False
-
-    def _is_poison(self, rid: str) -> bool:
-        """Whether two workers died at the same call of it, one of them while it ran alone."""
-        deaths = self._deaths_by_request[rid]
-        return any(
-            abs(calls - other) <= 1 and 1 in (count, count_then)
-            for number, (calls, count) in enumerate(deaths)
-            for other, count_then in deaths[:number]
-        )
 
     # ---------------------------------------------------------------- processes
     def check_delivery(self, client: SimClient, emit: m.Emit, count: int) -> None:
@@ -179,9 +137,9 @@ class InvariantChecker:
     def on_conductor_step(self, process: SimConductor, message: m.Message, *, is_old: bool) -> None:
         """A conductor handled a message; it must ignore one of an ended attempt (`is_old`)."""
         core = process.core
-        if is_old and core.lifecycle.stale_messages == process.ignored_messages:
+        if is_old and core.walk_reports.stale_messages == process.ignored_messages:
             raise Violation(f"I7 {process.peer} handled {message} of an ended attempt")
-        process.ignored_messages = core.lifecycle.stale_messages
+        process.ignored_messages = core.walk_reports.stale_messages
         if isinstance(message, m.Submit):
             if message.rid in core.lifecycle.requests:
                 # A queued request with a TTFT target can still be rejected.
@@ -213,6 +171,7 @@ class InvariantChecker:
         is_undisturbed = not scenario.kinds & DISTURBING_FAULTS or simulation.now > scenario.end + RECOVERY_S
         for suspect in process.engine.suspects:
             ended_at = self._ended_attempts.get((suspect.rid, suspect.attempt), simulation.now)
+            ended_at = max(ended_at, process.resumed_at)  # it could not receive ReleaseAttempt before
             if is_undisturbed and simulation.now - ended_at > ZOMBIE_COMPUTE_S:
                 raise Violation(
                     f"I7 {process.peer} computes for {suspect}, {simulation.now - ended_at:.2f} s after its end"
@@ -224,95 +183,10 @@ class InvariantChecker:
             if suspect.rid == released.rid and suspect.attempt == released.attempt:
                 raise Violation(f"I7 {process.peer} sent {released} and still computes for it")
 
-    def on_process_died(self, process: AnyProcess, suspects: list[m.Suspect]) -> None:
-        """A process died while it computed these requests."""
-        for suspect in suspects:
-            self._deaths_by_request[suspect.rid].append((suspect.calls_completed, len(suspects)))
-        if not isinstance(process, SimWorker):
-            return
-        clients = [self._clients[suspect.rid] for suspect in suspects]
-        trapped = [client for client in clients if client.request.trap == "crash" and client.model != "guide"]
-        if len(trapped) == 1 and not self.simulation.scenario.kinds & UNDETECTED_FAULTS:
-            rid = trapped[0].rid
-            self._crashes[rid] += 1
-            conductor = self.simulation.peers[self.simulation.shards.conductor(trapped[0].model)]
-            if self._crashes[rid] > MAX_POISON_KILLS * (conductor.incarnation + 1):
-                raise Violation(f"I13 {rid} has killed {self._crashes[rid]} workers")
-
-    def on_pause(self, process: AnyProcess, seconds: float) -> None:
-        """A process is paused."""
-        simulation = self.simulation
-        if not isinstance(process, SimWorker) or seconds <= FAILURE_DETECTION_S or "cut" in simulation.scenario.kinds:
-            return
-        conductor = simulation.processes.get(simulation.shards.conductor(process.peer.name))
-        if isinstance(conductor, SimConductor) and conductor.is_up and conductor.inbox is None:
-            simulation.schedule_at(
-                simulation.now + FAILURE_DETECTION_S, self._check_failure_detected, process, conductor, simulation.now
-            )
-
-    def _check_failure_detected(self, process: SimWorker, conductor: SimConductor, since: float) -> None:
-        is_watched = not conductor.is_dead and conductor.inbox is None and not process.is_dead
-        if is_watched and conductor.resumed_at < since and conductor.core.membership.is_alive(process.peer):
-            raise Violation(f"I10 {process.peer} did not respond for {FAILURE_DETECTION_S} s and was not detected")
-
     def on_drained(self, process: SimConductor) -> None:
         """A conductor reports that it is drained."""
         if process.core.lifecycle.requests:
             raise Violation(f"I5 drained with {sorted(process.core.lifecycle.requests)} left")
-
-    # ---------------------------------------------------------------- the end
-    def is_quiet(self) -> bool:
-        """Return whether no work is left anywhere."""
-        return not self._remaining_work()
-
-    def _remaining_work(self) -> list[str]:
-        """Describe unfinished work and leftovers."""
-        simulation = self.simulation
-        history, processes = simulation.history, simulation.processes
-        if len(history.requests) < len(simulation.scenario.clients):
-            return ["not all clients have submitted"]
-        left = [f"{rid} is open" for rid in history.pending_requests()]
-        names = [name for name in simulation.peers if name not in simulation.inactive]
-        left += [f"{name} is not up" for name in names if name not in processes or not processes[name].is_up]
-        if left:
-            return left
-        if simulation.fault_injector.is_draining and not simulation.launcher.is_drained:
-            left.append("the launcher did not receive Drained")
-        for process in processes.values():
-            stats = process_stats(process)
-            if isinstance(process, SimConductor):
-                membership, own = process.core.membership, simulation.shards.workers[process.peer.name]
-                workers = [simulation.peers[name] for name in own if name in names]
-                left += self.scaling.scaling_problems(process)
-                left += [f"the conductor does not know {peer}" for peer in workers if not membership.is_alive(peer)]
-                busy = [worker.peer for worker in membership.workers.values() if worker.running_walks]
-                left += [f"the conductor counts running walks at {peer}" for peer in busy]
-                del stats["workers"]
-            elif isinstance(process, SimWorker):
-                stats["in the engine"] = len(process.engine.states) + (process.engine.batch is not None)
-            left += [f"{process.peer} has {count} {name}" for name, count in stats.items() if count]
-            left += [f"{process.peer} is paused"] if process.inbox is not None else []
-        if unacked := simulation.launcher.unacked_frames():
-            left.append(f"the launcher has {unacked} unacked")
-        return left
-
-    def raise_not_quiet(self) -> None:
-        """Raise: work is left long after the last fault."""
-        left = self._remaining_work()
-        number = "I9" if any("is open" in problem for problem in left) else "I5"
-        raise Violation(f"{number} long after the last fault: {', '.join(left)}")
-
-    def check_final_state(self) -> None:
-        """Check what can only be checked when everything is idle."""
-        repeated = [call for call, count in Counter(self.simulation.non_idempotent_calls).items() if count > 1]
-        if repeated:
-            raise Violation(f"I7 non-idempotent calls ran twice: {repeated}")
-        for process in self.simulation.processes.values():
-            parts = [process.core, *(part for part in vars(process.core).values() if isinstance(part, CHECKED_PARTS))]
-            for part in parts:
-                for name, field in vars(part).items():
-                    if name not in BOUNDED_FIELDS and isinstance(field, dict | list | deque | set) and field:
-                        raise Violation(f"I12 {process.peer} is left with {len(field)} in {type(part).__name__}.{name}")
 
 
 def _has_share(core: ConductorCore, submit: m.Submit, limit: int) -> bool:

@@ -3,7 +3,8 @@
 For each pair of tenants the checker counts the work that each one got since both began to wait, divided by its weight:
 started requests at the conductor, engine seconds at a worker. The two counts must not differ by more than one turn of
 each tenant at the conductor, and by a constant number of batches at a worker. There a tenant is charged when a batch
-ends, and two batches are in flight. All requests of the scenario are best effort.
+ends, and two batches are in flight. A tenant whose running requests have used up its share does not wait for a turn.
+All requests of the scenario are best effort.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class FairnessInvariants:
         elif started:
             self._started.on_waiting(set())
         self._queued = queued
-        self._started.on_waiting({self._tenants[rid] for rid in queued})
+        tenants = {self._tenants[rid] for rid in queued}
+        self._started.on_waiting({tenant for tenant in tenants if process.core.admission.has_share(tenant)})
 
     def on_batch_submitted(self, process: SimWorker, batch: Batch) -> None:
         """A worker submits a batch to its engine."""

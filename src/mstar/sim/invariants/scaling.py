@@ -42,8 +42,9 @@ class ScalingInvariants:
                 raise Violation(f"I14 {peer} stops, and {group.workers} has {count} of {group.min_replicas} replicas")
 
     def scaling_problems(self, process: SimConductor) -> list[str]:
-        """Describe groups below their minimum, groups that did not scale down, and an incomplete rollout."""
-        if not self._simulation.scenario.is_elastic:
+        """Describe groups below their minimum or not scaled down, workers with two processes, incomplete rollouts."""
+        scenario = self._simulation.scenario
+        if not (scenario.is_elastic or scenario.weight_rolls):
             return []
         groups = [
             (group, len(process.core.membership.serving(group.workers))) for group in process.core.autoscaler.groups
@@ -52,5 +53,7 @@ class ScalingInvariants:
             f"{group.workers} has target {group.target}" for group, _ in groups if group.target > group.min_replicas
         ]
         left += [f"{group.workers} has only {count} replicas" for group, count in groups if count < group.min_replicas]
+        processes = [worker.peer.worker for worker in process.core.membership.workers.values()]
+        left += [f"{worker} has two processes" for worker in {*processes} if processes.count(worker) > 1]
         is_behind = self._simulation.launcher.rolled_version < self._simulation.weights_version
         return left + (["the launcher did not receive WeightsRolled"] if is_behind else [])

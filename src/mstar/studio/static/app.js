@@ -9,8 +9,8 @@ import { StartupPage } from "./startup.js";
 import { Theme } from "./theme.js";
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 
-const PAGES = { graph: "Graph", play: "Play", requests: "Requests", models: "Models" };
-const KEYS = { g: "graph", p: "play", r: "requests", m: "models" };
+const PAGES = { overview: "Overview", graph: "Graph", play: "Play", requests: "Requests", models: "Models" };
+const KEYS = { o: "overview", g: "graph", p: "play", r: "requests", m: "models" };
 
 const go = (hash) => {
   location.hash = hash;
@@ -18,7 +18,7 @@ const go = (hash) => {
 
 function route() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
-  return name in PAGES ? { name, rest } : { name: "graph", rest: [] };
+  return name in PAGES ? { name, rest } : { name: "overview", rest: [] };
 }
 
 function decoded(part) {
@@ -96,7 +96,7 @@ function Header({ name, help }) {
   const link = ([id, text]) =>
     html`<a key=${id} href=${`#/${id}`} aria-current=${id === name ? "page" : undefined}>${text}</a>`;
   return html`<header class="head">
-    <a class="brand" href="#/graph">mstar studio</a>
+    <a class="brand" href="#/overview">mstar studio</a>
     <nav aria-label="Pages">${Object.entries(PAGES).map(link)}</nav>
     <${Phase} />
     <span class="row tools">

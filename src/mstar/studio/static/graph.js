@@ -5,6 +5,7 @@ import { api } from "./api.js";
 import { COLORS } from "./graph/colors.js";
 import { RequestList } from "./graph/request_list.js";
 import { QueuePanel, WalkLinks, WalkPanel } from "./graph/panel.js";
+import { Zoom } from "./graph/zoom.js";
 import { ArrowMarkers, edgeStyle, STYLES } from "./graph/picture.js";
 import { DotAnimator } from "./graph/dot_animator.js";
 import { Workers } from "./graph/workers.js";
@@ -65,13 +66,14 @@ function Legend({ walks }) {
   </ul>`;
 }
 
-function Graph({ graph, go }) {
+function Graph({ graph, shown, go }) {
   const colors = useMemo(() => new Map(graph.workers.map((name, at) => [name, at % COLORS])), [graph]);
   const animator = useAnimator(graph, colors);
-  // Wide pictures first, in their order; then small ones, widest first, which share rows.
-  const walks = useMemo(() => {
-    const width = ({ picture }) => Math.min(picture.width, WIDE);
-    return [...graph.walks].sort((a, b) => width(b) - width(a));
+  const [zoom, setZoom] = useState(null);
+  // Used walks first; of these, wide pictures in their order, then small ones, widest first, which share rows.
+  const [walks, hasTraffic] = useMemo(() => {
+    const rank = ({ picture, is_used: isUsed }) => Math.min(picture.width, WIDE) + (isUsed ? WIDE : 0);
+    return [[...graph.walks].sort((a, b) => rank(b) - rank(a)), graph.walks.some((one) => one.is_used)];
   }, [graph]);
   const titles = useMemo(() => {
     const entries = graph.walks.map(({ name, picture, calls }) => {
@@ -80,17 +82,32 @@ function Graph({ graph, go }) {
     });
     return new Map(entries);
   }, [graph]);
-  const one = (walk) =>
-    html`<${WalkPanel} key=${walk.name} animator=${animator} walk=${walk} colors=${colors} go=${go} />`;
+  const boxes = (walk, at) => titles.get(walk)?.[at];
+  // Before the first traffic all walks are shown: none is more interesting than another.
+  const one = (walk) => html`<${WalkPanel} key=${walk.name} animator=${animator} walk=${walk} colors=${colors} zoom=${zoom}
+    isFolded=${hasTraffic && !walk.is_used} go=${go} />`;
   return html`<div class="graph">
     <${ArrowMarkers} />
     <div class="walks"><${QueuePanel} animator=${animator} go=${go} />${walks.map(one)}</div>
-    <aside>
+    <aside><div class="side">
+      <${Zoom} zoom=${zoom} setZoom=${setZoom} />
       ${walks.length > 1 && html`<${WalkLinks} model=${graph.model} walks=${walks} />`}
-      <${Workers} names=${graph.workers} colors=${colors} /><${Legend} walks=${graph.walks} />
-    </aside>
-    <${RequestList} model=${graph.model} boxes=${(walk, at) => titles.get(walk)?.[at]} />
+      <${Workers} model=${graph.model} names=${graph.workers} colors=${colors} /><${Legend} walks=${graph.walks} />
+    </div></aside>
+    <${RequestList} model=${graph.model} boxes=${boxes} />
+    ${shown.length === 2 && html`<${DetailsDialog} key=${shown.join(" ")} model=${graph.model} kind=${shown[0]} name=${shown[1]}
+      titles=${boxes} close=${() => go(`#/graph/${encodeURIComponent(graph.model)}`)} />`}
   </div>`;
+}
+
+/** The dialog of an op or a worker, once its module is loaded. */
+function DetailsDialog(about) {
+  const [{ Details, error }, setResult] = useState({});
+  useEffect(() => {
+    import("./graph/details.js").then(setResult, (failed) => setResult({ error: failed }));
+  }, []);
+  if (error) return html`<${ErrorMessage} what="Loading the figures failed" error=${error} />`;
+  return Details && html`<${Details} ...${about} />`;
 }
 
 export default function GraphPage({ models, rest, go }) {
@@ -100,12 +117,12 @@ export default function GraphPage({ models, rest, go }) {
   return html`<div class="stack">
     <h1 class="sr">Graph of ${model}</h1>
     ${models.length > 1 && html`<${Tabs} tabs=${tabs} chosen=${model} label="Models" />`}
-    <${GraphView} key=${model} model=${model} go=${go} />
+    <${GraphView} key=${model} model=${model} shown=${rest.slice(1)} go=${go} />
   </div>`;
 }
 
-function GraphView({ model, go }) {
+function GraphView({ model, shown, go }) {
   const { graph, error, retry } = useGraph(model);
   if (error) return html`<${ErrorMessage} what=${`Loading the graph of ${model} failed`} error=${error} retry=${retry} />`;
-  return graph ? html`<${Graph} graph=${graph} go=${go} />` : html`<${ProgressBar} text="Loading the graph…" />`;
+  return graph ? html`<${Graph} graph=${graph} shown=${shown} go=${go} />` : html`<${ProgressBar} text="Loading the graph…" />`;
 }

@@ -4,6 +4,7 @@
 import { api } from "./api.js";
 import { live, useLive } from "./live.js";
 import { ProgressBar, bytes, Copy, Meter, seconds, ErrorMessage } from "./components.js";
+import { detailsLink } from "./graph/links.js";
 import { usePoll } from "./requests/poll.js";
 import { Table } from "./requests/tables.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
@@ -195,7 +196,7 @@ function PlacementTable({ graph, hosts }) {
     return {
       key: `${walk} ${seat} ${op}`,
       look: at < ops.length - 1 ? "more" : undefined,
-      cells: [at ? "" : walk, at ? "" : seat, op, on, ...means],
+      cells: [at ? "" : walk, at ? "" : seat, html`<a href=${detailsLink(graph.model, "op", op)}>${op}</a>`, on, ...means],
     };
   };
   const heads = ["Walk", "#Partition", "*Op", "Workers", "#Calls", "#Mean call", "#Mean batch size", "#Mean queue wait"];

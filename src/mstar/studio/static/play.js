@@ -3,7 +3,7 @@
 import { ProgressBar, Choice, Tabs, ErrorMessage } from "./components.js";
 import { html, useEffect, useState } from "./vendor/preact.js";
 
-const KINDS = [
+export const KINDS = [
   { id: "chat", label: "Chat", needs: "chat", load: () => import("./play/chat.js") },
   { id: "conversation", label: "Conversation", needs: "chat", load: () => import("./play/realtime.js") },
   { id: "speech", label: "Speech", needs: "speech", load: () => import("./play/speech.js") },
@@ -14,7 +14,7 @@ const KINDS = [
   { id: "world", label: "World", needs: "rollout", load: () => import("./play/world.js") },
 ];
 
-const address = (kind, model) => `#/play/${kind}${model ? `/${encodeURIComponent(model)}` : ""}`;
+export const address = (kind, model) => `#/play/${kind}${model ? `/${encodeURIComponent(model)}` : ""}`;
 
 /** The panel of a kind once its module is loaded, or the error. */
 function usePanel(kind) {

@@ -5,8 +5,9 @@ import { api } from "./api.js";
 import { timeAgo, ProgressBar, Choice, Field, seconds, ErrorMessage } from "./components.js";
 import { View } from "./requests/chart.js";
 import { usePoll } from "./requests/poll.js";
-import { formatEmissions, hasDeadlines, requestStatus, summary, traceLength, traceWorkers } from "./requests/trace_summary.js";
+import { formatEmissions, hasDeadlines, reasonText, requestStatus, summary, traceLength, traceWorkers } from "./requests/trace_summary.js";
 import { Differences, Emissions, Spans, Table, Totals } from "./requests/tables.js";
+import { detailsLink } from "./graph/links.js";
 import { Legend, Waterfall, Zoom } from "./requests/waterfall.js";
 import { html, useEffect, useMemo, useState } from "./vendor/preact.js";
 
@@ -54,12 +55,12 @@ function Requests({ shown, selected, mark }) {
     const isMarked = selected.includes(one.id);
     const box = html`<input type="checkbox" aria-label=${`Compare ${one.id}`} checked=${isMarked}
       disabled=${selected.length > 1 && !isMarked} onChange=${() => mark(one.id)} />`;
-    const name = html`<a href=${link(one.id)}>${one.id}</a>`;
+    const name = html`<a class="id" href=${link(one.id)} title=${one.id}>${one.id}</a>`;
     const rest = [one.model, one.endpoint, formatEmissions(one), timeAgo(one.started_at)];
     return {
       key: one.id,
       look: isMarked ? "selected" : undefined,
-      cells: [box, name, html`<${Status} one=${one} />`, seconds(one.seconds), ...rest],
+      cells: [box, name, html`<${Status} one=${one} /> <small>${reasonText(one)}</small>`, seconds(one.seconds), ...rest],
     };
   });
   return html`<${Table} label="Requests" heads=${heads} rows=${rows} />`;
@@ -70,14 +71,29 @@ function Status({ one }) {
   return html`<span class="tag ${look}">${text}</span>`;
 }
 
+/** Why a request failed: the error that its client got, and the exception with its op, file and line. */
+function Reason({ model, error }) {
+  if (!error) return null;
+  const op = error.op && html`<a href=${detailsLink(model, "op", error.op)}>${error.op}</a>`;
+  const facts = [["Exception", error.type], ["File and line", error.location], ["Op", op], ["Walk", error.walk], ["Process", error.process]];
+  const fact = ([name, value]) => value && html`<div key=${name}><dt>${name}</dt><dd><code>${value}</code></dd></div>`;
+  return html`<section class="error stack" aria-label="Reason of the failure">
+    ${error.message && html`<p><strong>Request failed:</strong> ${error.message}</p>`}
+    <dl class="facts">${facts.map(fact)}</dl>
+    ${error.location && html`<p class="soft">The log of the server has the traceback under the id of this request.</p>`}
+  </section>`;
+}
+
+const STATES = [["", "all"], "running", "succeeded", "failed", "canceled"];
+const AGES = [["", "any time"], ["60", "last minute"], ["300", "last 5 minutes"], ["900", "last 15 minutes"], ["3600", "last hour"]];
+
 function Filters({ all, filter, choose }) {
-  const pick = (label, key) => {
-    const options = [["", "all"], ...new Set(all.map((one) => one[key]))];
-    return html`<${Choice} label=${label} value=${filter[key]} options=${options}
-      choose=${(value) => choose({ ...filter, [key]: value })} />`;
-  };
+  const pick = (label, key, options) => html`<${Choice} label=${label} value=${filter[key]} options=${options}
+    choose=${(value) => choose({ ...filter, [key]: value })} />`;
+  const values = (key) => [["", "all"], ...new Set(all.map((one) => one[key]))];
   return html`<div class="row filters">
-    ${pick("Model", "model")} ${pick("Endpoint", "endpoint")}
+    ${pick("Status", "state", STATES)} ${pick("Started", "age", AGES)}
+    ${pick("Model", "model", values("model"))} ${pick("Endpoint", "endpoint", values("endpoint"))}
     <${Field} label="Text">
       <input type="search" value=${filter.text} placeholder="id, status, kind" autocomplete="off" spellcheck="false"
         onInput=${(event) => choose({ ...filter, text: event.target.value })} />
@@ -85,10 +101,12 @@ function Filters({ all, filter, choose }) {
   </div>`;
 }
 
-function passes(one, { model, endpoint, text }) {
-  const words = [one.id, one.model, one.endpoint, requestStatus(one).text, formatEmissions(one)].join(" ").toLowerCase();
+function passes(one, { state, age, model, endpoint, text }) {
+  const texts = [one.id, one.model, one.endpoint, requestStatus(one).text, reasonText(one), formatEmissions(one)];
+  const words = texts.join(" ").toLowerCase();
   const isSame = (!model || one.model === model) && (!endpoint || one.endpoint === endpoint);
-  return isSame && text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
+  const isRecent = !age || Date.now() / 1000 - one.started_at <= Number(age);
+  return isSame && isRecent && (!state || requestStatus(one).state === state) && text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
 }
 
 function Compare({ selected, clear }) {
@@ -106,7 +124,7 @@ function Compare({ selected, clear }) {
 function List({ go }) {
   const ask = async (signal) => (await api.json("/v1/requests", { signal })).data;
   const { got, error, again } = usePoll(ask, () => 2, "");
-  const [filter, choose] = useState({ model: "", endpoint: "", text: "" });
+  const [filter, choose] = useState({ state: "", age: "", model: "", endpoint: "", text: "" });
   const [selected, put] = useState([]);
   const mark = (id) => put((ids) => (ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]));
   const shown = (got ?? []).filter((one) => passes(one, filter));
@@ -171,6 +189,19 @@ function Summary({ trace, name }) {
   </div>`;
 }
 
+/** What the client sent and got, if the server captures text. */
+function Captured({ captured }) {
+  if (!captured) return null;
+  const block = (label, { text, is_cut: isCut }) => html`<div class="stack">
+    <h3>${label}</h3>
+    <pre class="code captured" tabindex="0" role="region" aria-label=${label}>${text || "no text"}</pre>
+    ${isCut && html`<p class="note">The rest was not kept.</p>`}
+  </div>`;
+  return html`<div class="panel"><div class="grid2">
+    ${block("Prompt", captured.prompt)} ${block("Response", captured.response)}
+  </div></div>`;
+}
+
 /** Frame of the trace pages: breadcrumb, errors and loading state. */
 function TracePage({ traces, go, children }) {
   const missing = traces.filter((one) => one.error);
@@ -198,6 +229,8 @@ function RequestPage({ id, go }) {
         <code>${trace.endpoint}</code><span class="soft">${timeAgo(trace.started_at)}</span></p>
       <${Actions} trace=${trace} again=${again} />
     </div>
+    <${Reason} model=${trace.model} error=${trace.error} />
+    <${Captured} captured=${trace.captured} />
     <${Summary} trace=${trace} />
     <div class="panel stack">
       <div class="row between"><${Zoom} view=${view} /><${Legend} isTimed=${hasDeadlines(trace)} /></div>

@@ -24,6 +24,7 @@ from mstar.wire.frame import (
     encode_peers,
     pack_payloads,
 )
+from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
 from mstar.wire.messages import AnyMessage, Message, Peer
 from mstar.wire.transport.decode_thread import DecodeThread
@@ -87,7 +88,7 @@ class Channels:
         self._message_codec = MessageCodec(codec)
         self._counters = counters
         self._actors: dict[Peer, Actor] = {}
-        self._oldest_alive: dict[str, int] = {}  # oldest live incarnation, by name
+        self._incarnations = LiveIncarnations()
         self._channels: dict[tuple[Peer, Peer], _Channel] = {}  # by local and remote peer
         self._channels_by_peers: dict[bytes, _Channel] = {}  # by the encoded peers of incoming frames
         self._unflushed: list[_Channel] = []  # channels with queued messages
@@ -103,7 +104,8 @@ class Channels:
         """Accept connections for an actor of this process."""
         self._transport.listen(actor.peer)
         self._actors[actor.peer] = actor
-        self._drop_dead_peers(actor.peer.name, actor.peer.incarnation)
+        self._incarnations.add(actor.peer)
+        self._drop_dead_peers(actor.peer.name)
 
     def send(self, sender: Peer, to: Peer, message: Message) -> None:
         """Queue a message for the next frame to a peer."""
@@ -154,12 +156,13 @@ class Channels:
 
     def set_address(self, peer: Peer, address: str) -> None:
         """Record the address of a live peer."""
-        if peer.incarnation >= self._oldest_alive.get(peer.name, 0):
+        if self._incarnations.is_live(peer):
             self._transport.set_address(peer, address)
 
     def forget(self, peer: Peer) -> None:
         """Drop this and earlier incarnations of a peer."""
-        self._drop_dead_peers(peer.name, peer.incarnation + 1)
+        self._incarnations.remove(peer)
+        self._drop_dead_peers(peer.name)
 
     def stats(self) -> dict[str, int]:
         """Gauges: open links, unacknowledged payloads, payloads being decoded."""
@@ -248,27 +251,26 @@ class Channels:
 
     def _open_channel(self, actor: Actor, remote: Peer) -> _Channel | None:
         """A new channel; None if the peer is dead."""
-        oldest = self._oldest_alive.get(remote.name, -1)
-        if remote.incarnation < oldest:
+        if not self._incarnations.is_live(remote):
             return None
-        self._drop_dead_peers(remote.name, remote.incarnation)
+        self._incarnations.add(remote)
+        self._drop_dead_peers(remote.name)
         self._transport.check_name(remote)  # raises MstarError
         channel = _Channel(actor, remote)
         self._channels[actor.peer, remote] = self._channels_by_peers[encode_peers(remote, actor.peer)] = channel
         return channel
 
-    def _drop_dead_peers(self, name: str, oldest: int) -> None:
-        """Drop incarnations of this name before `oldest`."""
-        dead = Peer(name, self._oldest_alive.get(name, oldest))
-        self._oldest_alive[name] = max(dead.incarnation, oldest)
-        if dead.incarnation < oldest:
-            for local, remote in [pair for pair in self._channels if pair[1] == dead]:
-                channel = self._channels.pop((local, remote))
-                del self._channels_by_peers[encode_peers(remote, local)]
-                channel.outgoing.clear()
-                if channel.decode_thread:
-                    channel.decode_thread.close()
-                    channel.decode_thread = None
+    def _drop_dead_peers(self, name: str) -> None:
+        """Drop the dead incarnations of this name."""
+        pairs = [pair for pair in self._channels if pair[1].name == name and not self._incarnations.is_live(pair[1])]
+        for local, remote in pairs:
+            channel = self._channels.pop((local, remote))
+            del self._channels_by_peers[encode_peers(remote, local)]
+            channel.outgoing.clear()
+            if channel.decode_thread:
+                channel.decode_thread.close()
+                channel.decode_thread = None
+        for dead in dict.fromkeys(remote for _, remote in pairs):
             self._transport.disconnect(dead)
             self._codec.forget(dead)
-        self._transport.forget(Peer(name, oldest - 1))  # also peers known by address only
+        self._transport.forget(Peer(name, self._incarnations.oldest(name) - 1))  # also peers known by address only

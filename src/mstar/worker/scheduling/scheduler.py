@@ -105,10 +105,8 @@ class Scheduler:
         `running` is the batch key that the engine runs. `remote_requests` is the number of requests of this worker
         that also run at other workers.
         """
-        runnable, preempted = self._runnable()
-        if running is not None:
-            runnable = {key: calls for key, calls in runnable.items() if key != running}
-        elif not runnable and preempted:
+        runnable, preempted = self._runnable(running)
+        if running is None and not runnable and preempted:
             _, key, call = min(preempted, key=lambda item: item[0])
             call.walk_run.is_preempted = False
             runnable = {key: [call]}
@@ -123,11 +121,19 @@ class Scheduler:
             return None
         return key, self._dequeue(key, chosen)
 
-    def _runnable(self) -> tuple[dict[ModelBatchKey, list[ReadyCall]], list[tuple[int, ModelBatchKey, ReadyCall]]]:
-        """Calls that can run by batch key, and calls of preempted walk runs with the number of their walk run."""
+    def _runnable(
+        self, running: ModelBatchKey | None
+    ) -> tuple[dict[ModelBatchKey, list[ReadyCall]], list[tuple[int, ModelBatchKey, ReadyCall]]]:
+        """Calls that can run by batch key, and calls of preempted walk runs with the number of their walk run.
+
+        Without the calls of the batch key that runs. They are not even looked at: this is called for every message
+        while a batch runs, and there can be a thousand of them.
+        """
         runnable: dict[ModelBatchKey, list[ReadyCall]] = {}
         preempted: list[tuple[int, ModelBatchKey, ReadyCall]] = []
         for key, calls in self._by_key.items():
+            if key == running:
+                continue
             free: list[ReadyCall] = []
             for call in calls:
                 walk_run = call.walk_run

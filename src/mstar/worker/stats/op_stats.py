@@ -16,6 +16,7 @@ from mstar.plan.tables import Plans
 from mstar.wire.messages import Peer
 from mstar.wire.span_buffer import SpanBuffer
 from mstar.wire.stats import OpTotals, Span, WalkStats
+from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 from mstar.worker.scheduling.ready_call import ReadyCall
@@ -31,12 +32,16 @@ class OpStatsRecorder(SpanBuffer):
         self.live_stats = LiveStats()
         self._ops: dict[tuple[str, str, str], OpTotals] = {}
 
-    def ops(self) -> list[OpTotals]:
-        """Copy of the totals of each op."""
-        return [
-            replace(totals, walks={walk: replace(stats) for walk, stats in totals.walks.items()})
-            for totals in self._ops.values()
-        ]
+    def ops(self, running: RunningBatch | None = None) -> list[OpTotals]:
+        """Copy of the totals of each op, with the age of the batch that runs."""
+        copies = {
+            name: replace(totals, walks={walk: replace(stats) for walk, stats in totals.walks.items()})
+            for name, totals in self._ops.items()
+        }
+        if running is not None:  # an op whose first batch runs has no totals yet
+            name = (running.model, running.component, running.op)
+            copies.setdefault(name, OpTotals(*name)).running_s = running.seconds
+        return [*copies.values()]
 
     def on_batch(
         self, key: ModelBatchKey, calls: Sequence[ReadyCall], results: Sequence[Result], seconds: float

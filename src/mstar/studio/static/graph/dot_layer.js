@@ -58,7 +58,8 @@ export class DotLayer {
     this._occupy(dot, spot);
     this._paint(dot);
     if (from && !reducedMotion.matches) {
-      const start = from.spot ? from : { x: dot.tx - ENTRY_OFFSET, y: dot.ty };
+      // Not beyond the left border, where the canvas would cut it off.
+      const start = from.spot ? from : { x: Math.max(Math.min(dot.tx, dot.size / 2), dot.tx - ENTRY_OFFSET), y: dot.ty };
       Object.assign(dot, { kind: TRAVEL, x: start.x, y: start.y, fx: start.x, fy: start.y, begin: performance.now() });
       dot.path = from.spot && this._between(from.spot, dot.spot);
       dot.fades = !from.spot;

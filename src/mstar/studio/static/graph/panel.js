@@ -55,7 +55,9 @@ function useTip(layer, go) {
   };
   const onClick = (event) => {
     const id = (tip?.record ?? layer.current.nearest(...at(event))?.owner)?.request.id;
-    if (id) go(`#/requests/${encodeURIComponent(id)}`);
+    if (!id) return;
+    event.preventDefault(); // the dot can be over an op, which is a link
+    go(`#/requests/${encodeURIComponent(id)}`);
   };
   const look = tip?.record.request.id ? "sheet clickable" : "sheet";
   return { tip, on: { onPointerMove, onPointerLeave: () => show(null), onClick, class: look } };
@@ -103,10 +105,15 @@ function useCount(model, matches) {
   });
 }
 
-export function WalkPanel({ animator, walk, colors, go }) {
+/** `zoom`: scale of the picture, null to fit the width. A folded walk unfolds when a request enters it. */
+export function WalkPanel({ animator, walk, colors, zoom, isFolded, go }) {
   const room = useMemo(() => bounds(walk.picture), [walk]);
   const [sheet, canvas, layer, scroll] = [useRef(), useRef(), useRef(), useRef()];
   const count = useCount(animator.model, (one) => one.walk === walk.name);
+  const [chosen, choose] = useState(null);
+  const isIdle = useRef(isFolded);
+  if (count) isIdle.current = false;
+  const isOpen = chosen ?? !isIdle.current;
   const isWide = useOverflow(scroll);
   useEffect(() => {
     const svg = sheet.current.querySelector("svg");
@@ -116,15 +123,18 @@ export function WalkPanel({ animator, walk, colors, go }) {
     return observeCanvas(layer.current, canvas.current, () => room);
   }, [animator]);
   const { tip, on } = useTip(layer, go);
-  const wide = { width: `min(100%, ${room.width * MAX_SCALE}px)`, minWidth: `${room.width * MIN_SCALE}px` };
+  const wide = zoom
+    ? { width: `${room.width * zoom}px` }
+    : { width: `min(100%, ${room.width * MAX_SCALE}px)`, minWidth: `${room.width * MIN_SCALE}px` };
   const picture = useMemo(
-    () => html`<${Picture} name=${walk.name} picture=${walk.picture} room=${room} colors=${colors} />`,
+    () => html`<${Picture} model=${animator.model} name=${walk.name} picture=${walk.picture} room=${room} colors=${colors} />`,
     [walk, colors],
   );
-  return html`<section class="panel walk" id=${`walk-${walk.name}`} aria-label=${`walk ${walk.name}`}
-    style=${{ flexBasis: `${room.width * DEFAULT_SCALE + 26}px`, flexGrow: room.width }}>
-    <h2>${walk.name} <small class=${count ? "some" : ""}>${count === 1 ? "1 request" : `${count} requests`}</small></h2>
-    <div class="scroll" ref=${scroll} tabindex=${isWide ? 0 : undefined} role=${isWide ? "group" : undefined}
+  const basis = { flexBasis: `${room.width * (zoom ?? DEFAULT_SCALE) + 26}px`, flexGrow: room.width };
+  return html`<section class="panel walk" id=${`walk-${walk.name}`} aria-label=${`walk ${walk.name}`} style=${isOpen ? basis : {}}>
+    <h2><button type="button" class="fold" aria-expanded=${String(isOpen)} onClick=${() => choose(!isOpen)}>${walk.name}</button>
+      ${" "}<small class=${count ? "some" : ""}>${count === 1 ? "1 request" : `${count} requests`}</small></h2>
+    <div class="scroll" hidden=${!isOpen} ref=${scroll} tabindex=${isWide ? 0 : undefined} role=${isWide ? "group" : undefined}
       aria-label=${isWide ? `picture of ${walk.name}` : undefined}>
       <div ...${on} ref=${sheet} style=${{ ...wide, aspectRatio: `${room.width} / ${room.height}` }}>
         ${picture}<canvas ref=${canvas}></canvas>${tip && html`<${Tip} tip=${tip} />`}
@@ -156,7 +166,11 @@ export function QueuePanel({ animator, go }) {
 
 function WalkLink({ model, name }) {
   const count = useCount(model, (one) => one.walk === name);
-  const show = () => document.getElementById(`walk-${name}`).scrollIntoView({ block: "start" });
+  const show = () => {
+    const panel = document.getElementById(`walk-${name}`);
+    panel.querySelector("[aria-expanded=false]")?.click();
+    panel.scrollIntoView({ block: "start" });
+  };
   const some = html`<span class=${count ? "some" : ""}>${count}</span>`;
   return html`<li><button type="button" onClick=${show}>${name}${some}</button></li>`;
 }

@@ -2,6 +2,7 @@
 // It draws the static parts. activity_overlay.js and dot_layer.js add halos, badges and dots.
 
 import { html } from "../vendor/preact.js";
+import { detailsLink } from "./links.js";
 
 const [TITLE, NOTE] = [13, 10];
 const [EDGE, GUTTER] = [12, 26];
@@ -129,10 +130,10 @@ function WorkerStrip({ box, colors }) {
   );
 }
 
-function Op({ box, colors }) {
+function Op({ box, colors, model }) {
   const tint = `k${colors.get(box.workers[0]) ?? 0}`;
   const { x, y, w, h } = box;
-  return html`<g data-box=${box.id}>
+  return html`<a data-box=${box.id} href=${detailsLink(model, "op", box.title)} aria-label=${`op ${box.title}`}>
     <rect class=${`halo ${tint}`} x=${x - 2} y=${y - 2} width=${w + 4} height=${h + 4} rx="8" visibility="hidden" />
     <${Outline} box=${box} tint=${tint} /><${BoxLabel} box=${box} />
     ${box.workers.length > 1 && html`<${WorkerStrip} box=${box} colors=${colors} />`}
@@ -142,11 +143,11 @@ function Op({ box, colors }) {
     <g class="wait" visibility="hidden">
       <rect x=${x - 11} y=${y + h / 2 - 8} width="20" height="16" rx="8" />
       <text x=${x - 1} y=${y + h / 2 + 4}></text></g>
-  </g>`;
+  </a>`;
 }
 
-function Box({ box, colors }) {
-  if (box.shape === "op") return html`<${Op} box=${box} colors=${colors} />`;
+function Box({ box, colors, model }) {
+  if (box.shape === "op") return html`<${Op} box=${box} colors=${colors} model=${model} />`;
   return html`<g><${Outline} box=${box} /><${BoxLabel} box=${box} /></g>`;
 }
 
@@ -155,17 +156,17 @@ function described({ boxes, frames }) {
   return `Ops: ${ops}.${frames.length ? ` Regions: ${frames.map(({ caption }) => caption).join("; ")}.` : ""}`;
 }
 
-/** `colors`: color index by worker. */
-export function Picture({ name, picture, room, colors }) {
+/** `colors`: color index by worker. Ops are links to their figures. */
+export function Picture({ model, name, picture, room, colors }) {
   const depths = new Map([["", -1]]);
   for (const frame of picture.frames) depths.set(frame.id, depths.get(frame.frame) + 1);
   // Streams are drawn first, edges between workers last.
   const depth = (edge) => (edge.style !== "pipe") * 2 + edge.crosses;
   const edges = picture.edges.map((edge, at) => ({ edge, at })).sort((a, b) => depth(a.edge) - depth(b.edge));
-  return html`<svg class="picture" viewBox=${`${room.left} ${room.top} ${room.width} ${room.height}`} role="img"
+  return html`<svg class="picture" viewBox=${`${room.left} ${room.top} ${room.width} ${room.height}`} role="group"
     aria-label=${`Walk ${name}. ${described(picture)}`}>
     ${picture.frames.map((frame) => html`<${Frame} key=${frame.id} frame=${frame} depth=${depths.get(frame.id)} />`)}
     ${edges.map(({ edge, at }) => html`<${Edge} key=${at} edge=${edge} at=${at} />`)}
-    ${picture.boxes.map((box) => html`<${Box} key=${box.id} box=${box} colors=${colors} />`)}
+    ${picture.boxes.map((box) => html`<${Box} key=${box.id} box=${box} colors=${colors} model=${model} />`)}
   </svg>`;
 }

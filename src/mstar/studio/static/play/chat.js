@@ -214,7 +214,7 @@ function ParamsPanel({ store, entry }) {
     <${ParamField} store=${store} name="system" label="System prompt" tag="textarea" rows="3" placeholder="none" />
     <div class="params">
       <${ParamField} store=${store} name="temperature" label="Temperature" type="number" min="0" max="2" step="0.1"
-        placeholder="1" />
+        placeholder="model default" />
       <${ParamField} store=${store} name="maxTokens" label="Max tokens" type="number" min="1" placeholder="1024" />
       <${ParamField} store=${store} name="seed" label="Seed" type="number" placeholder="any" />
     </div>

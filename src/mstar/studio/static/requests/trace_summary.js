@@ -115,11 +115,17 @@ function packRows(items) {
   return rows;
 }
 
-/** Status of a request with its CSS class. */
-export function requestStatus(request) {
-  if (request.status === null) return { text: "running", look: "runs" };
-  if (request.status === 499) return { text: "499 canceled", look: "warn" };
-  return { text: String(request.status), look: request.status < 400 ? "good" : "bad" };
+/** Status of a request with its state and CSS class. */
+export function requestStatus({ status, code }) {
+  if (status === null) return { text: "running", state: "running", look: "runs" };
+  if (status === 499) return { text: "499 canceled", state: "canceled", look: "warn" };
+  const text = `${status} ${code}`.trim();
+  return status < 400 ? { text, state: "succeeded", look: "good" } : { text, state: "failed", look: "bad" };
+}
+
+/** "ValueError at model.py:12": the exception that failed a request, empty without one. */
+export function reasonText({ error }) {
+  return [error?.type, error?.location].filter(Boolean).join(" at ");
 }
 
 /** "14 Text, 3 Audio". */

@@ -1,0 +1,79 @@
+"""Recognizes a folder of transformers by the `architectures` in its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mstar.cli.checkpoints.refusal import read_json, unsupported
+from mstar.errors import LoadError
+
+ARCHITECTURES = {
+    "WhisperForConditionalGeneration": "whisper",
+    "SmolVLMForConditionalGeneration": "smolvlm",
+    "Idefics3ForConditionalGeneration": "smolvlm",
+    "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",
+    "VJEPA2Model": "vjepa2",
+    "BertModel": "sentence-transformer",
+    "RobertaModel": "sentence-transformer",
+    "XLMRobertaModel": "sentence-transformer",
+    "MPNetModel": "sentence-transformer",
+    "DistilBertModel": "sentence-transformer",
+}
+"""Installed model of each architecture. A text encoder without modules.json is served with mean pooling, which is what
+sentence-transformers does with it."""
+CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+_ENCODER_TASKS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_SPEECH_WORDS = ("Speech", "Wav2Vec", "Hubert", "CTC", "Audio")
+
+
+def recognize(path: Path) -> str | None:
+    """Name of the model that serves a transformers folder; None if it is none. Raises LoadError for other families."""
+    file = path / "config.json"
+    if not file.is_file():
+        if (path / "adapter_config.json").is_file():
+            raise LoadError(
+                f"{path} has a LoRA adapter without its base model, which is not supported\n"
+                f"  fix: merge it with merge_and_unload() of peft, save_pretrained the result, and serve that folder"
+            )
+        return None
+    config = read_json(file)
+    architecture = str((config.get("architectures") or [""])[0])
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown method")
+        raise LoadError(
+            f"{file}: quantized weights ({method}) are not supported\n"
+            f"  nearest: the same model in bfloat16 or float32, or as GGUF\n"
+            f"  fix: use the original, unquantized checkpoint"
+        )
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
+    if "auto_map" in config:
+        raise LoadError(
+            f"{file}: {architecture} runs code from its repository (trust_remote_code), which is never run\n"
+            f"  nearest: a family that is part of transformers, such as LlamaForCausalLM\n"
+            f"  fix: use a version of the model for transformers, or port it (docs/authoring.md)"
+        )
+    if architecture.endswith(CAUSAL_LM_SUFFIXES):
+        return "causal-lm"
+    nearest, advice = _nearest(architecture, config)
+    supported = (*ARCHITECTURES, *(f"*{suffix}" for suffix in CAUSAL_LM_SUFFIXES))
+    what = f"the architecture {architecture}" if architecture else "a config without architectures"
+    raise unsupported(file, what, nearest, supported, advice)
+
+
+def _nearest(architecture: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    """The nearest supported kind, and what to do; the latter is empty if there is nothing special."""
+    model_type = str(config.get("model_type", ""))
+    if not architecture:
+        fix = 'save the folder with save_pretrained of its own class, or add "architectures" to config.json'
+        return f"any *ForCausalLM (model_type is {model_type or 'missing'})", fix
+    if "vision_config" in config:
+        return "SmolVLMForConditionalGeneration (smolvlm, chat about images)", ""
+    if any(word in architecture for word in _SPEECH_WORDS):
+        return "WhisperForConditionalGeneration (whisper, transcription)", ""
+    if architecture.endswith(_ENCODER_TASKS):
+        fix = "for embeddings, save the encoder alone: AutoModel.from_pretrained(PATH).save_pretrained(FOLDER)"
+        return "BertModel and other encoders (sentence-transformer, embeddings)", fix
+    return "any *ForCausalLM (causal-lm, chat and completions)", ""

@@ -1,0 +1,1 @@
+"""Recovery of requests whose workers were lost."""

@@ -1,0 +1,1 @@
+"""Child processes of this operating system: pipes, exits, output, and kills for lack of memory."""

@@ -1,0 +1,62 @@
+"""Sentence encoder: text to one vector, with a result cache per tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mstar import Float, Int64, Tensor, View, op
+from mstar.models.sentence_transformer.checkpoint import Checkpoint
+from mstar.nn.encoder import Encoder, TenantState
+from mstar.nn.weights.sources import PINNED_PACKAGES, Weights
+from mstar.requests import EmbeddingRequest, Finish
+from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
+
+_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
+"""Padded lengths in tokens. Texts of one bucket share a batch."""
+
+
+class SentenceEncoder(Encoder):
+    """A text encoder of transformers with its tokenizer, pooling and normalization."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.checkpoint = Checkpoint(weights)
+        super().__init__(self.checkpoint.network, buckets=_BUCKETS)
+        self.weights = PINNED_PACKAGES.get(weights.source.removeprefix("package:"), ())
+
+    def prepare(self) -> None:
+        """Load the network and the tokenizer, and check the pooling."""
+        super().prepare()
+        _ = self.checkpoint.tokenizer, self.checkpoint.pooling
+
+    @op
+    def tokenize(self, request: EmbeddingRequest) -> tuple[list[Int64[Tensor, "T"]], Finish]:
+        """Token ids of each text, and their number."""
+        import torch
+
+        encoded = self.checkpoint.tokenizer.encode_batch_fast(list(request.texts))
+        tokens = [torch.tensor(text.ids) for text in encoded]
+        return tokens, Finish(prompt_tokens={"text": sum(map(len, tokens))})
+
+    @op(batch=ragged("T"))
+    def embed(
+        self, tokens: Int64[Tensor, "T"], owner: View[TenantState], layout: Layout = ONE_ROW
+    ) -> Float[Tensor, "D"]:
+        """The vector of a text."""
+        tenants = [state.tenant for state in rows(owner)]
+        return self._vectors(self._encode(tokens.split(list(layout.lengths)), tenants))
+
+    def _vectors(self, hidden_states: Sequence[Tensor]) -> Any:
+        import torch
+        from torch.nn.functional import normalize
+
+        is_mean = self.checkpoint.pooling == "mean"
+        vectors = torch.stack([hidden.mean(0) if is_mean else hidden[0] for hidden in hidden_states])
+        return normalize(vectors, dim=1) if self.checkpoint.is_normalized else vectors
+
+    @op
+    def stack(self, vectors: list[Float[Tensor, "D"]]) -> Float[Tensor, "N D"]:
+        """All vectors of a request as one array."""
+        import torch
+
+        return torch.stack(vectors)

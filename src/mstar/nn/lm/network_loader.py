@@ -1,0 +1,60 @@
+"""NetworkLoader: loads the network of a language model, from the graph cache if its weights have a checksum."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+WeightsChecksum = str | Callable[[], str | None] | None
+"""Checksum of the weights, or a function that returns it. None: the graph cache is not used."""
+
+
+class NetworkLoader:
+    """Loads a decoder. `load` returns the transformers model."""
+
+    def __init__(self, load: Callable[[], Any], checksum: WeightsChecksum, *, is_int8: bool = False) -> None:
+        self.load_uncached = load
+        self._checksum_source = checksum
+        self._is_int8 = is_int8
+
+    @functools.cached_property
+    def _checksum(self) -> str | None:
+        return self._checksum_source() if callable(self._checksum_source) else self._checksum_source
+
+    def load(self) -> Any:
+        """The captured network from the graph cache, or the network of the weights."""
+        return self.load_uncached() if self._checksum is None else self._load_cached(self._checksum)
+
+    def preload(self) -> None:
+        """Map the entry of the graph cache, if there is one, for a later `load` in this process."""
+        if self._checksum is not None:
+            self._preload_cached(self._checksum)
+
+    def _load_cached(self, checksum: str) -> Any:
+        from mstar.nn.compile.graph_cache import load_or_capture
+
+        return load_or_capture(checksum, self.load_uncached, is_int8=self._is_int8)
+
+    def _preload_cached(self, checksum: str) -> None:
+        from mstar.nn.compile.graph_cache import preload_entry
+
+        preload_entry(checksum, is_int8=self._is_int8)
+
+
+class Seq2SeqLoader(NetworkLoader):
+    """Loads an encoder-decoder, whose self-attention has a sliding window of `window` tokens."""
+
+    def __init__(self, load: Callable[[], Any], checksum: WeightsChecksum, window: int | None) -> None:
+        super().__init__(load, checksum)
+        self._window = window
+
+    def _load_cached(self, checksum: str) -> Any:
+        from mstar.nn.compile.seq2seq_cache import load_or_capture_seq2seq
+
+        return load_or_capture_seq2seq(checksum, self.load_uncached, self._window)
+
+    def _preload_cached(self, checksum: str) -> None:
+        from mstar.nn.compile.seq2seq_cache import preload_seq2seq
+
+        preload_seq2seq(checksum, self._window)

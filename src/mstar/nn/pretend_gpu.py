@@ -1,0 +1,286 @@
+"""A pretend GPU: a torch device whose tensors are in host memory and that refuses what a GPU refuses.
+
+Results are real, so that a component on it can be compared with the same component on a CPU. Operations on tensors of
+two devices and implicit copies to the host (`numpy`, `data_ptr`) raise the errors of CUDA. `count_traffic` counts, by
+source line, copies between host and device and what makes the host wait for the device: a read of a value, a copy that
+is not asynchronous, an operation whose result has a size that the device computes.
+
+It shows nothing about speed, memory, streams or rounding on a real GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+aten = torch.ops.aten
+NAME = "pretend"
+_TORCH = str(Path(torch.__file__).parent)
+_DIFFERENT_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, pretend:0 and cpu!"
+
+_WAITS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.equal.default,
+    aten.repeat_interleave.Tensor,
+    aten.bincount.default,
+}
+"""Operations that read a value or a size from the device."""
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+_WHOLE = {aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default}
+"""Composite operations that a GPU runs as few kernels; they are not taken apart."""
+
+
+@dataclass
+class Traffic:
+    """What happened between host and device, by source line."""
+
+    syncs: Counter[str] = field(default_factory=Counter[str])
+    """Times that the host waited for the device."""
+    to_device: Counter[str] = field(default_factory=Counter[str])
+    to_host: Counter[str] = field(default_factory=Counter[str])
+    kernels: Counter[str] = field(default_factory=Counter[str])
+    """Operations on the device."""
+
+
+_counting: list[Traffic] = []
+
+
+@contextmanager
+def count_traffic() -> Iterator[Traffic]:
+    """Count the traffic of all pretend GPUs of this process."""
+    traffic = Traffic()
+    _counting.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _counting.remove(traffic)
+
+
+@functools.cache
+def pretend_gpu() -> torch.device:
+    """The device, registered with torch in this process; for example `network.to(pretend_gpu())`."""
+    _setup_privateuseone_for_python_backend(NAME)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(_create, dispatch_key="PrivateUse1")
+    _kept.append(library)
+    _device_constructors()  # its result is cached: `with torch.device(...)` must know the functions replaced here
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _copying(getattr(torch, name)))
+    return torch.device(NAME, 0)
+
+
+_kept: list[torch.library.Library] = []
+"""A library unregisters its functions when it is collected."""
+
+
+class PretendTensor(Tensor):
+    """A tensor on the pretend GPU."""
+
+    held: Tensor
+    """The same tensor in host memory."""
+
+    __torch_function__ = cast("Any", torch._C._disabled_torch_function_impl)
+
+    @staticmethod
+    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:
+        """The description of a tensor in host memory, on the device."""
+        # A view of a weight, which is no inference tensor, must not be one either.
+        with torch.inference_mode(mode=False):
+            return Tensor._make_wrapper_subclass(
+                cls,
+                held.shape,
+                strides=held.stride(),
+                storage_offset=held.storage_offset(),
+                dtype=held.dtype,
+                layout=held.layout,
+                device=torch.device(NAME, 0),
+            )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __repr__(self, **_: Any) -> str:
+        return f"PretendTensor({self.held!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        ):
+            result = func.decompose(*args, **kwargs)  # in inference mode such operations arrive here
+            if result is not NotImplemented:
+                return result
+        return _run(func, args, kwargs)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_host_index(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_host_index(index), value)
+
+    def tolist(self) -> Any:
+        """The values, which are copied to the host."""
+        return self.cpu().tolist()
+
+    def new_tensor(self, data: Any, *_: Any, **options: Any) -> Tensor:
+        """A tensor of Python values on this device."""
+        return torch.tensor(data, **({"dtype": self.dtype, "device": self.device} | options))
+
+    def numpy(self, **_: Any) -> NoReturn:
+        """Refused, as by a GPU."""
+        raise TypeError("can't convert pretend:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        self.numpy()
+
+    def data_ptr(self) -> NoReturn:
+        """Refused: a kernel of the host cannot read memory of a GPU."""
+        raise RuntimeError(f"the address of a tensor on pretend:0 is used on the host at {_source_line()}")
+
+
+def _copying(function: Any) -> Any:
+    """A function of torch that makes a tensor of Python values, on the host and then copied as CUDA does: inside these
+    functions torch calls no Python code."""
+
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        if not _is_pretend(kwargs.get("device")):
+            return function(*args, **kwargs)
+        device = kwargs.pop("device")
+        made = args[0] if isinstance(args[0], PretendTensor) else function(*args, **kwargs)
+        return made.to(device)
+
+    return make
+
+
+def _host_index(index: Any) -> Any:
+    """An index whose lists are tensors on the host, as CUDA reads them."""
+    if isinstance(index, tuple):
+        return tuple(map(_host_index, index))
+    return torch.tensor(index, dtype=None if index else torch.int64) if isinstance(index, list) else index
+
+
+def _create(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation that creates a tensor on the device."""
+    return _wrap(op(*args, **_on_host(kwargs)), {})
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+    hosts = [tensor for tensor in tensors if not isinstance(tensor, PretendTensor)]
+    is_on_device = _note_copy(func, args, kwargs)
+    if is_on_device is None:
+        _refuse_mixed(func, args, hosts)
+        is_on_device = "device" not in kwargs or _is_pretend(kwargs["device"])
+    _note_wait(func, args)
+    held_args, held_kwargs = tree_map(_held, (args, _on_host(kwargs)))
+    if func is aten.histc.default:
+        held_args = (held_args[0].double(), *held_args[1:])  # a CPU has no histogram of integers, CUDA has
+    result = func(*held_args, **held_kwargs)
+    if not is_on_device:
+        return result
+    _count("kernels")
+    return _wrap(result, {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, PretendTensor)})
+
+
+def _note_copy(func: Any, args: Any, kwargs: Any) -> bool | None:
+    """Count a copy between host and device. Whether its result is on the device; None if it is no such copy."""
+    if func is aten.copy_.default:
+        target, source = args[:2]
+        begin, end = isinstance(source, PretendTensor), isinstance(target, PretendTensor)
+        is_async = bool(args[2:] and args[2]) or bool(kwargs.get("non_blocking"))
+    elif func is aten._to_copy.default and kwargs.get("device") is not None:
+        begin, end = isinstance(args[0], PretendTensor), _is_pretend(kwargs["device"])
+        is_async = bool(kwargs.get("non_blocking"))
+    else:
+        return None
+    if begin != end:
+        _count("to_device" if end else "to_host")
+        if not (end and is_async):  # a copy to the host is read next
+            _count("syncs")
+    return end
+
+
+def _refuse_mixed(func: Any, args: Any, hosts: list[Tensor]) -> None:
+    """Raise for operations on tensors of both devices, except single values and indices of the host."""
+    if func in _INDEXING:
+        if not isinstance(args[0], PretendTensor):
+            raise RuntimeError(
+                f"indices should be either on cpu or on the same device as the indexed tensor (cpu) at {_source_line()}"
+            )
+        for _ in hosts:
+            _count("to_device")
+            _count("syncs")
+    elif any(host.dim() for host in hosts):
+        raise RuntimeError(f"{_DIFFERENT_DEVICES} ({func} at {_source_line()})")
+
+
+def _note_wait(func: Any, args: Any) -> None:
+    is_mask = func in _INDEXING and any(
+        isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    )
+    if func in _WAITS or is_mask:
+        _count("syncs")
+
+
+def _count(kind: str) -> None:
+    if _counting:
+        line = _source_line()
+        for traffic in _counting:
+            getattr(traffic, kind)[line] += 1
+
+
+def _source_line() -> str:
+    """The innermost line that is neither of torch nor of this file."""
+    frame = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(_TORCH)):
+        frame = frame.f_back
+    if frame is None:
+        return "torch"
+    return f"{'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}"
+
+
+def _is_pretend(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return kwargs | {"device": torch.device("cpu")} if _is_pretend(kwargs.get("device")) else kwargs
+
+
+def _held(leaf: Any) -> Any:
+    return leaf.held if isinstance(leaf, PretendTensor) else leaf
+
+
+def _wrap(result: Any, known: dict[int, PretendTensor]) -> Any:
+    """The result on the device: tensors that were changed in place are those that were passed."""
+
+    def wrap(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return known[id(leaf)] if id(leaf) in known else PretendTensor(leaf)
+
+    return tree_map(wrap, result)

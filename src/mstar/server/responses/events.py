@@ -1,0 +1,174 @@
+"""Response objects of the Responses API, and the typed events of a streamed response.
+
+`ResponseBuilder` turns the deltas of a chat completion into output items. A streamed response sends its events; any
+other one reads them to the end and returns the object. Order of the events:
+
+1. `response.created`, `response.in_progress`.
+2. A message: `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` for each piece
+   of text, `response.output_text.done`, `response.content_part.done`, `response.output_item.done`.
+3. Each function call: `response.output_item.added`, `response.function_call_arguments.delta` and `.done`,
+   `response.output_item.done`.
+4. `response.completed`, `response.incomplete` or `response.failed`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any
+
+from mstar.server.errors import ApiError
+from mstar.server.openai.completion import CompletionReader
+from mstar.server.responses.items import Item, function_call_item, new_id
+
+_INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""`incomplete_details.reason` by finish reason. Responses with another finish reason are completed."""
+
+Event = dict[str, Any]
+
+
+class ResponseBuilder:
+    """Builds one response object from a completion with one choice."""
+
+    def __init__(self, fields: Mapping[str, Any], status: str) -> None:
+        self.content: dict[str, Any] = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **fields,
+        }
+        """The response object, which grows while the response is generated."""
+        self.on_finished: Callable[[], object] | None = None
+        """Called when the response is complete, before the last event."""
+        self._event_count = 0
+        self._message: Item | None = None
+
+    @property
+    def response_id(self) -> str:
+        """Id of the response."""
+        return self.content["id"]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the response has not ended."""
+        return self.content["status"] in ("queued", "in_progress")
+
+    @property
+    def output(self) -> list[Item]:
+        """Output items so far."""
+        return self.content["output"]
+
+    async def events(self, reader: CompletionReader) -> AsyncGenerator[Event]:
+        """Yield the events of the response. Raises ApiError if the model fails."""
+        on_finished, self.on_finished = self.on_finished, None  # it refers to the builder: no reference cycle
+        self.content["status"] = "in_progress"
+        yield self._event("response.created", response=self.content)
+        yield self._event("response.in_progress", response=self.content)
+        (choice,) = reader.choices
+        async for _, delta, _ in reader.read():
+            logprobs = choice.pop_new_logprobs()
+            if delta or logprobs:
+                for event in self._add_text(delta.get("content", ""), logprobs):
+                    yield event
+        calls = choice.tool_calls if choice.finish_reason == "tool_calls" else []
+        reason = _INCOMPLETE_REASONS.get(choice.finish_reason)
+        status = "incomplete" if reason else "completed"
+        if self._message is not None or not calls:  # without any output, the message is empty
+            for event in self._close_message(status):
+                yield event
+        for call in calls:
+            for event in self._add_call(call["id"], call["function"]["name"], call["function"]["arguments"]):
+                yield event
+        self.content |= {
+            "status": status,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "completed_at": None if reason else int(time.time()),
+            "usage": _to_usage(reader.usage()),
+        }
+        if on_finished is not None:
+            on_finished()
+        yield self._event(f"response.{status}", response=self.content)
+
+    def fail(self, error: ApiError) -> Event:
+        """End the response with an error, and return the event that reports it."""
+        self.content |= {"status": "failed", "error": {"code": error.code, "message": error.message}}
+        return self._event("response.failed", response=self.content)
+
+    def cancel(self) -> None:
+        """End the response because its client cancelled it."""
+        self.content["status"] = "cancelled"
+
+    # ---------------------------------------------------------------- output items
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._event_count, **fields}
+        self._event_count += 1
+        return event
+
+    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        """Append text to the message, which its first text opens."""
+        if self._message is None:
+            yield from self._open_message()
+        assert self._message is not None, "opened above"
+        part = self._message["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        yield self._event("response.output_text.delta", **self._position(), delta=text, logprobs=logprobs)
+
+    def _open_message(self) -> Iterator[Event]:
+        message: Item = {
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
+        self._message = message
+        self.output.append(message)
+        yield self._event("response.output_item.added", output_index=0, item=message)
+        message["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+        yield self._event("response.content_part.added", **self._position(), part=message["content"][0])
+
+    def _position(self) -> dict[str, Any]:
+        """Position of the text in the output. The message is always the first item."""
+        return {"item_id": self.output[0]["id"], "output_index": 0, "content_index": 0}
+
+    def _close_message(self, status: str) -> Iterator[Event]:
+        if self._message is None:
+            yield from self._open_message()
+        assert self._message is not None, "opened above"
+        part = self._message["content"][0]
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield self._event("response.output_text.done", **self._position(), **done)
+        yield self._event("response.content_part.done", **self._position(), part=part)
+        self._message["status"] = status
+        yield self._event("response.output_item.done", output_index=0, item=self._message)
+
+    def _add_call(self, call_id: str, name: str, arguments: str) -> Iterator[Event]:
+        index, item_id = len(self.output), new_id("fc")
+        position = {"item_id": item_id, "output_index": index}
+        started = function_call_item(item_id, call_id, name, "", "in_progress")
+        finished = function_call_item(item_id, call_id, name, arguments)
+        yield self._event("response.output_item.added", output_index=index, item=started)
+        yield self._event("response.function_call_arguments.delta", **position, delta=arguments)
+        yield self._event("response.function_call_arguments.done", **position, name=name, arguments=arguments)
+        self.output.append(finished)
+        yield self._event("response.output_item.done", output_index=index, item=finished)
+
+
+def _to_usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Token usage of a chat completion in the form of the Responses API; None if the model does not report it."""
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0} | usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0} | usage["completion_tokens_details"],
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,73 @@
+"""Reaper: exits are seen at once, and output is forwarded."""
+
+import queue
+import signal
+import sys
+import time
+
+import pytest
+
+from mstar.launch.os_process.oom_kills import OomKills
+from mstar.launch.os_process.process import OUTPUT_TAIL_BYTES, Process
+from mstar.launch.os_process.reaper import Reaper
+
+
+@pytest.fixture
+def reaper():
+    """Start commands under a reaper; exited processes are queued with the time."""
+    exits, processes = queue.SimpleQueue(), []
+    reaper_thread = Reaper(lambda process: exits.put((time.monotonic(), process)))
+
+    def start(*command):
+        process = Process(command, OomKills())
+        processes.append(process)
+        reaper_thread.add(process)
+        return process
+
+    yield start, exits
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        assert process.exited.wait(5)
+    reaper_thread.close()
+
+
+def test_an_exit_is_seen_within_fifty_milliseconds(reaper):
+    start, exits = reaper
+    seen = []
+    for _ in range(20):
+        process = start("sleep", "60")
+        killed = time.monotonic()
+        process.send_signal(signal.SIGKILL)
+        when, exited = exits.get(timeout=5)
+        assert exited is process
+        assert exited.exit_reason() == "killed by SIGKILL"
+        seen.append(when - killed)
+    assert sorted(seen)[17] < 0.05  # 90th percentile: the cores are shared
+
+
+def test_output_is_forwarded_and_its_tail_kept(reaper, capfd):
+    start, exits = reaper
+    start(sys.executable, "-c", f"print('a' * {2 * OUTPUT_TAIL_BYTES}); raise SystemExit('last words')")
+    _, exited = exits.get(timeout=5)
+    assert exited.exit_reason() == "exited with status 1"
+    assert exited.stderr_tail().endswith("a\nlast words")
+    assert len(exited.stderr_tail()) < OUTPUT_TAIL_BYTES
+    assert capfd.readouterr().err == "a" * 2 * OUTPUT_TAIL_BYTES + "\nlast words\n"
+
+
+def test_a_process_with_closed_output_is_still_watched(reaper):
+    start, exits = reaper
+    process = start("sh", "-c", "exec >&- 2>&-; sleep 60")
+    time.sleep(0.05)
+    assert exits.empty()
+    process.send_signal(signal.SIGKILL)
+    assert exits.get(timeout=5)[1] is process
+
+
+def test_configuration_for_an_exited_process_is_dropped(reaper):
+    start, exits = reaper
+    process = start("true")
+    exits.get(timeout=5)
+    process.write_stdin(b"config")
+    process.send_signal(signal.SIGKILL)
+    assert process.exit_reason() == "exited with status 0"

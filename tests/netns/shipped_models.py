@@ -1,0 +1,78 @@
+"""Every shipped model as a target of `mstar serve`: with the weights of an installed package, else with random ones."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mstar.models.faces.network import build_network
+from tests.models.bagel import bagel_tiny
+from tests.models.causal_lm import causal_lm_tiny
+from tests.models.diffusion import diffusion_tiny
+from tests.models.kokoro import kokoro_tiny
+from tests.models.orpheus import orpheus_tiny
+from tests.models.pi05 import pi05_tiny
+from tests.models.qwen3_omni import qwen3_omni_tiny
+from tests.models.qwen3_tts import qwen3_tts_tiny
+from tests.models.smolvlm import smolvlm_tiny
+from tests.models.vjepa2 import vjepa2_tiny
+
+PACKAGED = ("assistant", "hibari", "hopper", "sentence-transformer", "smollm2", "terrain", "whisper")
+"""Models whose weights are in an installed package."""
+_FACES = {"style": 8, "depth": 2, "channels": [16, 16, 8]}
+_ORPHEUS = """
+from mstar.models.orpheus.orpheus import Orpheus
+
+class Served(Orpheus):
+    def __init__(self) -> None:
+        super().__init__({!r}, {!r})
+"""
+
+
+def save_models(root: Path) -> dict[str, str]:
+    """Save random weights below `root`. Returns the targets by name."""
+
+    def folder(name):
+        path = root / name
+        path.mkdir(parents=True)
+        return path
+
+    orpheus = folder("orpheus") / "orpheus_served.py"
+    orpheus.write_text(_ORPHEUS.format(*orpheus_tiny.save(orpheus.parent)))
+    diffusion_tiny.save_sd3(folder("sd3"))
+    diffusion_tiny.save_wan(folder("wan"))
+    bagel, omni = bagel_tiny.save(folder("bagel")), qwen3_omni_tiny.save(folder("qwen3_omni"))
+    smolvlm, clips = smolvlm_tiny.save(folder("smolvlm")), vjepa2_tiny.save_clips(folder("vjepa2"))[0]
+    return {
+        **{name: name for name in PACKAGED},
+        "bagel": f"bagel@{bagel}",
+        "bagel-chat": f"bagel-chat@{bagel}",
+        "causal-lm": f"causal-lm@{causal_lm_tiny.save(folder('causal_lm'), 'llama')}",
+        "faces": f"faces@{_save_faces(folder('faces'))}",
+        "kokoro": f"kokoro@{kokoro_tiny.save(folder('kokoro'))}",
+        "orpheus": f"{orpheus}:Served",
+        "pi05": f"pi05@{pi05_tiny.save(folder('pi05'))}",
+        "qwen3-omni": f"qwen3-omni@{omni}",
+        "qwen3-omni-text": f"qwen3-omni-text@{omni}",
+        "qwen3-tts": f"qwen3-tts@{qwen3_tts_tiny.save(folder('qwen3_tts'))}",
+        "sd3": f"sd3@{root / 'sd3'}",
+        "smolvlm": f"smolvlm@{smolvlm}",
+        "smolvlm-text": f"smolvlm-text@{smolvlm}",
+        "vjepa2": f"vjepa2@{clips}",
+        "vjepa2-ac": f"vjepa2-ac@{vjepa2_tiny.save_ac(folder('vjepa2_ac'))}",
+        "vjepa2-encoder": f"vjepa2-encoder@{clips}",
+        "wan": f"wan@{root / 'wan'}",
+    }
+
+
+def _save_faces(folder):
+    torch.manual_seed(3)
+    tensors = {
+        f"{part}.{name}": tensor
+        for part in ("mapping", "synthesis")
+        for name, tensor in build_network(part, _FACES).state_dict().items()
+    }
+    (folder / "config.json").write_text(json.dumps(_FACES))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder

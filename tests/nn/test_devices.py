@@ -1,0 +1,117 @@
+"""Devices of workers: which components use them, what is moved, and what a machine without one says."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mstar.models
+from mstar import Bool, Component, Float32, Int64, Tensor, op
+from mstar.errors import LoadError
+from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
+from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
+from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
+from mstar.nn.devices import open_device
+from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
+from mstar.walk.batching import ragged, stacked
+
+TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
+"""Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
+
+
+def shown(value):
+    return type(value) is PretendTensor
+
+
+class Scale(Component):
+    """Says where its arguments are."""
+
+    runs_on_device = True
+
+    def __init__(self):
+        self.seen = []
+
+    def prepare(self):
+        self.factor = torch.full((1,), 2.0, device=self.device)
+
+    @op(batch=ragged("T"))
+    def scale(
+        self, x: Float32[Tensor, "T D"], ids: Int64[Tensor, "T"]
+    ) -> tuple[Float32[Tensor, "T D"], Int64[Tensor, "T"]]:
+        self.seen.append((shown(x), shown(ids)))
+        return x * self.factor, torch.arange(len(ids), device=self.device) + 1
+
+    @op
+    def alone(self, x: Float32[Tensor, "D"]) -> tuple[Bool[Tensor, ""], Int64[Tensor, "D E"]]:
+        self.seen.append((shown(x),))
+        return x.sum() > 0, torch.ones((len(x), 2), dtype=torch.int64, device=self.device)
+
+    @op(batch=stacked)
+    def host(self, x: Float32[Tensor, "D"]) -> Float32[Tensor, "D"]:
+        self.seen.append((type(x),))
+        return x
+
+
+def scale(device):
+    component = Scale()
+    component.name, component.device = "scale", device
+    component.prepare_once()
+    return component
+
+
+def test_data_is_moved_to_the_device_and_control_values_stay_on_the_host():
+    component = scale(pretend_gpu())
+    columns = {"x": [torch.ones(2, 3), torch.ones(1, 3)], "ids": [torch.tensor([4, 5]), torch.tensor([6])]}
+    with count_traffic() as traffic:
+        results = Scale.ops()["scale"].run(component, columns, 2)
+    assert component.seen == [(True, False)]
+    assert [(shown(x), shown(ids)) for x, ids in results] == [(True, False)] * 2
+    assert results[1][0].tolist() == [[2.0, 2.0, 2.0]]
+    assert results[1][1].tolist() == [3]
+    assert sum(traffic.to_device.values()) == 1
+    flag, table = component.alone(torch.ones(3))
+    assert component.seen[-1] == (True,)
+    assert (shown(flag), shown(table)) == (False, True)
+
+
+def test_without_a_device_nothing_is_moved():
+    component = scale(None)
+    component.scale(torch.ones(2, 3), torch.tensor([4, 5]))
+    assert component.seen == [(False, False)]
+
+
+def test_arrays_of_other_libraries_are_passed_as_they_are():
+    component = scale(pretend_gpu())
+    assert component.host(np.ones(3, np.float32)).tolist() == [1.0, 1.0, 1.0]
+    assert component.seen == [(np.ndarray,)]
+
+
+def components(kind=Component):
+    for child in kind.__subclasses__():
+        yield child
+        yield from components(child)
+
+
+def test_components_that_run_on_devices_are_tested_on_one():
+    for module in pkgutil.walk_packages(mstar.models.__path__, "mstar.models."):
+        try:
+            importlib.import_module(module.name)
+        except ImportError:
+            continue  # an extra is missing
+    shipped = {kind for kind in components() if kind.__module__.startswith("mstar.models.")}
+    assert len(shipped) > 20
+    assert {kind for kind in shipped if kind.runs_on_device} == {*TESTED}
+    assert all((Path(__file__).parents[1] / "models" / name / "test_device.py").exists() for name in TESTED.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_the_device_says_so():
+    with pytest.raises(LoadError, match=r"torch cannot use the device 'cuda:0'.*\n  fix: install the torch build"):
+        open_device("cuda:0")
+    with pytest.raises(LoadError, match="torch cannot use the device 'tpu'"):
+        open_device("tpu")
+    assert open_device("cpu") == torch.device("cpu")
+    assert open_device("pretend") == pretend_gpu()

@@ -1,0 +1,92 @@
+"""The pretend GPU refuses what a GPU refuses, and counts what makes the host wait."""
+
+import pytest
+import torch
+
+from mstar.nn.pretend_gpu import count_traffic, pretend_gpu
+
+MODES = [torch.no_grad, torch.inference_mode]
+
+
+@pytest.fixture(params=MODES, ids=lambda mode: mode.__name__, autouse=True)
+def mode(request):
+    with request.param():
+        yield
+
+
+def on_device(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).view(shape).to(pretend_gpu())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + torch.ones(4),
+        lambda x: torch.ones(4) + x,
+        lambda x: x @ torch.ones(4, 2),
+        lambda x: torch.nn.functional.embedding(torch.tensor([1]), x),
+        lambda x: torch.nn.functional.linear(torch.ones(2, 4), x),
+        lambda x: torch.cat([x, torch.ones(3, 4)]),
+        lambda x: torch.ones(3)[x[:, 0].long()],
+        lambda x: x.data_ptr(),
+    ],
+)
+def test_tensors_of_two_devices_are_refused(use):
+    with pytest.raises(RuntimeError, match=r"device|pretend"):
+        use(on_device(3, 4))
+
+
+def test_a_tensor_is_not_read_as_an_array():
+    with pytest.raises(TypeError, match="can't convert"):
+        on_device(3).numpy()
+
+
+def test_results_are_those_of_the_host():
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+    moved = x.to(pretend_gpu())
+    assert torch.equal((moved.T @ moved).softmax(-1).cpu(), (x.T @ x).softmax(-1))
+    moved[1:3, ::2] = 4.0
+    x[1:3, ::2] = 4.0
+    assert torch.equal(moved.T.reshape(-1).cpu(), x.T.reshape(-1)), "views share the memory of their tensor"
+    assert moved.tolist() == x.tolist()
+    linear = torch.nn.Linear(7, 2)
+    expected = linear(x)
+    assert torch.equal(linear.to(pretend_gpu())(moved).cpu(), expected)
+
+
+@pytest.mark.parametrize(
+    ("use", "syncs", "to_device", "to_host"),
+    [
+        (lambda x: x * 2 + x[0], 0, 0, 0),
+        (lambda x: torch.arange(3, device=x.device) + torch.zeros(3, device=x.device), 0, 0, 0),
+        (lambda x: x[torch.arange(2, device=x.device)], 0, 0, 0),
+        (lambda x: x + 1.5, 0, 0, 0),
+        (lambda x: x.sum().item(), 1, 0, 0),
+        (lambda x: bool((x > 100).any()), 1, 0, 0),
+        (lambda x: x.cpu(), 1, 0, 1),
+        (lambda x: x.tolist(), 1, 0, 1),
+        (lambda x: (x > 1).nonzero(), 1, 0, 0),
+        (lambda x: x[x > 1], 1, 0, 0),
+        (lambda x: x[[0, 1]], 1, 1, 0),
+        (lambda x: x[torch.tensor([0, 1])], 1, 1, 0),
+        (lambda x: torch.tensor([1, 2], device=x.device), 1, 1, 0),
+        (lambda x: x.new_tensor([1, 2]), 1, 1, 0),
+        (lambda x: torch.ones(3).to(x.device), 1, 1, 0),
+        (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0, 1, 0),
+        (lambda x: x.copy_(torch.ones(3, 4)), 1, 1, 0),
+        (lambda x: x[:, 0].long().clamp(max=2).repeat_interleave(x[:, 0].long()), 1, 0, 0),
+    ],
+)
+def test_traffic_is_counted(use, syncs, to_device, to_host):
+    x = on_device(3, 4)
+    with count_traffic() as traffic:
+        use(x)
+    counted = [sum(counter.values()) for counter in (traffic.syncs, traffic.to_device, traffic.to_host)]
+    assert counted == [syncs, to_device, to_host]
+    assert all("test_pretend_gpu.py:" in line for line in traffic.syncs), "lines of this file, not of torch"
+
+
+def test_a_default_device_still_holds_for_tensors_of_python_values():
+    pretend_gpu()
+    with torch.device("meta"):
+        assert torch.tensor([1]).device.type == "meta"
