@@ -90,3 +90,13 @@ def test_a_default_device_still_holds_for_tensors_of_python_values():
     pretend_gpu()
     with torch.device("meta"):
         assert torch.tensor([1]).device.type == "meta"
+
+
+def test_random_states_are_saved_and_restored_beside_it():
+    pretend_gpu()
+    with torch.random.fork_rng():  # of all devices
+        torch.manual_seed(0)
+        first = torch.rand(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert torch.equal(torch.rand(3), first)

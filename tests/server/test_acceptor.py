@@ -5,7 +5,7 @@ import logging
 import socket
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -112,15 +112,15 @@ def test_rejections_are_counted_and_logged_once_in_an_interval(limited, monkeypa
 
 def test_a_request_on_a_kept_connection_is_rejected_beyond_the_limit(limited):
     limited.state.load_shedder.limit = 1
-    with limited.client() as client, ExitStack() as running:
+    with limited.client() as client:
         assert client.post(CHAT, json=chat_body("hi")).status_code == 200
-        running.enter_context(closing(send(limited, raw_chat("slow" + "x" * 300, stream=True))))
-        deadline = time.monotonic() + 5
-        while (response := client.post(CHAT, json=chat_body("hi"))).status_code == 200:
-            assert time.monotonic() < deadline
-        assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
-        assert client.get("/v1/models").status_code == 200, "only requests that begin work are limited"
-        assert client.post("/v1/requests/unknown/cancel").status_code == 404
+        assert limited.wait_until_idle(5)
+        with closing(send(limited, raw_chat("slow" + "x" * 300, stream=True))) as running:
+            assert status_of(running.recv(1 << 16)) == 200
+            response = client.post(CHAT, json=chat_body("hi"))
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+            assert client.get("/v1/models").status_code == 200, "only requests that begin work are limited"
+            assert client.post("/v1/requests/unknown/cancel").status_code == 404
 
 
 def test_a_flood_of_one_tenant_leaves_slots_and_turns_to_another():

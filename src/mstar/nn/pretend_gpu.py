@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_iter, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
 NAME = "pretend"
@@ -81,7 +81,7 @@ def count_traffic() -> Iterator[Traffic]:
 @functools.cache
 def pretend_gpu() -> torch.device:
     """The device, registered with torch in this process; for example `network.to(pretend_gpu())`."""
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, _DeviceModule())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_create, dispatch_key="PrivateUse1")
     _kept.append(library)
@@ -89,6 +89,16 @@ def pretend_gpu() -> torch.device:
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _copying(getattr(torch, name)))
     return torch.device(NAME, 0)
+
+
+class _DeviceModule(_DummyBackendModule):
+    """`torch.pretend`. Random numbers of the device come from the generator of the host."""
+
+    def get_rng_state(self, _device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, _device: Any = None) -> None:
+        torch.set_rng_state(state)
 
 
 _kept: list[torch.library.Library] = []
