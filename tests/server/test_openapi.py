@@ -183,7 +183,7 @@ def test_schemathesis_finds_no_violation(tmp_path, caplog):
         "--continue-on-failure",
         "--request-timeout=60",
         "--no-color",
-        "--workers=2",
+        "--workers=1",  # Hypothesis parses source code, and the parser of Python 3.11 fails now and then in two threads
     ]
     with caplog.at_level(logging.ERROR), serve_all_models() as served, served.client("k") as client:
         (tmp_path / "openapi.json").write_text(json.dumps(fuzzable_document(client)))
