@@ -94,11 +94,8 @@ def pretend_gpu() -> torch.device:
 class _DeviceModule(_DummyBackendModule):
     """`torch.pretend`. Random numbers of the device come from the generator of the host."""
 
-    def get_rng_state(self, _device: Any = None) -> Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Tensor, _device: Any = None) -> None:
-        torch.set_rng_state(state)
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
 
 
 _kept: list[torch.library.Library] = []
