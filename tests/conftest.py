@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that CI fails for a change and not by chance. Who searches for more says
-# --hypothesis-profile=default.
-settings.register_profile("repeated", derandomize=True)
+# The same examples in every run and no time limit per example, so that CI fails for a change and not by chance. Who
+# searches for more says --hypothesis-profile=default.
+settings.register_profile("repeated", derandomize=True, deadline=None)
 settings.load_profile("repeated")
 
 

@@ -57,7 +57,7 @@ def foreign_cpu_s():
 
 def own_cpu_s():
     """CPU seconds of this process, its descendants, and their descendants that have ended."""
-    return sum(_process_ticks(pid) for pid in _descendants(os.getpid())) / TICKS_PER_S
+    return sum(_process_ticks(pid) for pid in descendants(os.getpid())) / TICKS_PER_S
 
 
 def process_cpu_s(pid):
@@ -72,7 +72,8 @@ def _process_ticks(pid):
         return 0
 
 
-def _descendants(pid):
+def descendants(pid):
+    """Ids of a process and all its descendants."""
     pids, left = [], [pid]
     while left:
         pids.append(left.pop())

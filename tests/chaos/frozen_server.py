@@ -41,8 +41,9 @@ class FrozenServer:
         pids, left = [], [self.process.pid]
         while left:
             pids.append(left.pop())
-            for path in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
-                left += map(int, path.read_text().split())
+            with suppress(OSError):  # a thread or the process has exited meanwhile
+                for path in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
+                    left += map(int, path.read_text().split())
         return pids
 
     @contextmanager

@@ -108,12 +108,12 @@ class ToyServer:
         except httpx2.TransportError:
             return False
 
-    def wait_for_line(self, pattern, seconds=20.0):
+    def wait_for_line(self, pattern, seconds=60.0):
         """Wait until the server has printed a line that matches. Returns the match."""
         find_line = lambda: next(filter(None, (re.search(pattern, line) for line in [*self.lines])), None)  # noqa: E731
         return self.wait_for(find_line, seconds)
 
-    def wait_for(self, condition, seconds=20.0):
+    def wait_for(self, condition, seconds=60.0):
         """Poll until a condition is true. Returns its value."""
         start = time.monotonic()
         while not (value := condition()):

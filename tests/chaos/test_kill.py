@@ -21,7 +21,7 @@ from tests.chaos.deployment import (
     wait_until,
     wait_until_idle,
 )
-from tests.integration.deployment_clients import Client, Oracle, add_frontend
+from tests.integration.deployment_clients import REQUEST_TIMEOUT_S, Client, Oracle, add_frontend
 from tests.machine_share import MachineShare
 
 pytestmark = pytest.mark.slow
@@ -97,11 +97,11 @@ def test_five_kills_from_outside_at_the_same_call_make_no_request_poison(tmp_pat
     marks.write_text("")
     with LocalLauncher({"traps": TRAPS_FILE}, {"traps": '[place]\npart = ["a"]'}) as local:
         front_end = add_frontend(local)
-        clients = [Client(front_end, "traps", request) for request in oracle.requests]
+        clients = [Client(front_end, "traps", request, timeout_s=REQUEST_TIMEOUT_S) for request in oracle.requests]
         for kill in range(kills):
             wait_until(lambda kill=kill: len(marks.read_text()) > kill, 30)
             os.kill(local.pid("a"), signal.SIGKILL)
         for number, client in enumerate(clients):
-            oracle.check(client.wait(30), number)
+            oracle.check(client.wait(REQUEST_TIMEOUT_S), number)
         assert len(local.recent_exits) == kills
     report(f"{kills} kills at the same call: longest gap {max(client.max_gap_s for client in clients):.2f} s")

@@ -41,7 +41,7 @@ def test_a_worker_that_fails_to_start_is_reported_and_recovers_by_itself(tmp_pat
 
         begun = time.monotonic()
         refused = server.generate()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10, "it does not wait for a worker"
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert refused.json()["error"]["message"].startswith("worker t1 of the model `toy` failed to start ")
         assert int(refused.headers["retry-after"]) >= 1
@@ -54,7 +54,7 @@ def test_a_worker_that_fails_to_start_is_reported_and_recovers_by_itself(tmp_pat
         ]
 
         server.cause.unlink()
-        server.wait_for_line(r"worker t1 is ready again", 40)
+        server.wait_for_line(r"worker t1 is ready again")
         assert client.get("/ready").status_code == 200
         assert server.generate().status_code == 200
         assert server.metrics()['mstar_worker_up{worker="t1"}'] == "1.0"
@@ -75,13 +75,15 @@ def test_model_commands_stop_and_resume_the_retries(tmp_path):
         server.wait_for_line(r"worker t1 failed to start \(attempt 8, ")
         begun = time.monotonic()
         assert server.generate().status_code == 503
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10, "it does not wait for a worker"
 
         server.cause.unlink()
-        begun = time.monotonic()
+        next_start = 'mstar_worker_next_start_seconds{worker="t1"}'
+        next_start_s = float(server.metrics()[next_start])
         assert client.post("/v1/models/toy/load").json()["state"] == "failing"
+        # A load command does not wait for the next attempt.
+        server.wait_for(lambda: server.metrics()[next_start] == "0.0", next_start_s - 1)
         server.wait_for(lambda: client.get("/ready").status_code == 200)
-        assert time.monotonic() - begun < 5, "a load command does not wait for the next attempt"
         assert server.generate().status_code == 200
 
 
@@ -103,7 +105,7 @@ def test_a_rolling_update_to_broken_weights_is_rolled_back_and_nobody_notices(tm
 
         server.cause.unlink()
         server.process.send_signal(signal.SIGHUP)
-        server.wait_for_line(r"all workers replaced", 40)
+        server.wait_for_line(r"all workers replaced")
         assert set(server.worker_pids()).isdisjoint(before)
         assert server.generate().status_code == 200
         assert "rollout" not in server.client.get("/ready").json()
@@ -126,16 +128,16 @@ def test_new_requests_get_the_new_weights_at_once_while_a_long_one_keeps_the_old
                 start = time.monotonic()
                 answers.append([*server.stream(2)])
                 assert answers[-1] in ([0, 1], [weight, weight + 1])
-                assert time.monotonic() - start < 5, "it waited for a worker"
+                assert time.monotonic() - start < 20, "it waited for a worker"
                 begun = begun or (time.monotonic() if len(server.worker_pids()) == 2 else None)
-                assert begun is None or time.monotonic() - begun < 5, "the successor is up and gets no request"
+                assert begun is None or time.monotonic() - begun < 20, "the successor is up and gets no request"
             assert server.worker_pids()[0] == old
             assert not rest.done(), "the old worker still computes the long request"
             assert server.client.get("/ready").json()["rollout"]["state"] == "running"
             server.slow.unlink()
             received += rest.result(60)
         assert received == [*range(steps)]
-        server.wait_for_line(r"all workers replaced", 20)
+        server.wait_for_line(r"all workers replaced")
         assert old not in server.worker_pids()
         metrics = server.metrics()
         assert metrics['mstar_worker_up{worker="t1"}'] == "1.0"

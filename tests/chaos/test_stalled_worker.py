@@ -27,7 +27,7 @@ from tests.chaos.deployment import (
 from tests.integration.deployment_clients import Client, Oracle, add_frontend
 from tests.machine_share import MachineShare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 DETECTION_S = 1.5
 """Target for the time until the requests of a stalled worker run elsewhere, on a machine that runs nothing else."""
 

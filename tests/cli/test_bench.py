@@ -138,7 +138,7 @@ def test_every_kind_is_asked_and_understood(model_server, bench, tmp_path):
     mix = "chat=8,speech=8,transcriptions=8,images=8,embeddings=8,robot=1@4hz"
     report = tmp_path / "x.html"
     flags = ("--model", MODELS, "--mix", mix)
-    (level,) = bench(model_server, *flags, "--seconds", "0.5", "--burstiness", "0.2", "--report", str(report))
+    (level,) = bench(model_server, *flags, "--seconds", "2", "--burstiness", "0.2", "--report", str(report))
     kinds = level["kinds"]
     assert level["load"] == 40
     assert all(one["completed"] == one["sent"] > 0 for kind, one in kinds.items() if kind != "robot")
@@ -157,7 +157,7 @@ def test_every_kind_is_asked_and_understood(model_server, bench, tmp_path):
 
 def test_a_robot_skips_the_ticks_at_which_it_still_waits(bench):
     with serve_models({"sloth": SlowRobot()}) as slow:
-        flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "0.3", "--server-slo", "robot=best_effort")
+        flags = ("--model", "sloth", "--mix", "robot=1@50hz", "--seconds", "1", "--server-slo", "robot=best_effort")
         (level,) = bench(slow, *flags)
     payload, ticks = level["kinds"]["robot"], level["records"]
     assert all(later["due_at"] - earlier["due_at"] == pytest.approx(0.02) for earlier, later in pairwise(ticks))

@@ -37,15 +37,15 @@ class ModelServer:
 
     def op_calls(self, name):
         """Number of calls of an op, summed over all models."""
-        ops = self._frontend.query_stats(Peer("local", 0)).result(1.0).ops
+        ops = self._frontend.query_stats(Peer("local", 0)).result(5.0).ops
         return sum(walk.calls for op in ops if f"{op.component}.{op.op}" == name for walk in op.walks.values())
 
-    def is_idle(self, seconds=1.0):
+    def is_idle(self, seconds=4.0):
         """Whether all request state is freed within `seconds`."""
         peers = (self._frontend.peer, self._launcher.conductor, Peer("local", 0))
         deadline = time.monotonic() + seconds
         while True:
-            counts = [self._frontend.query_counts(peer).result(1.0) for peer in peers]
+            counts = [self._frontend.query_counts(peer).result(5.0) for peer in peers]
             is_idle = not any(
                 count
                 for peer_counts in counts
@@ -56,7 +56,7 @@ class ModelServer:
                 return is_idle
             time.sleep(0.01)
 
-    def wait_until_idle(self, seconds=1.0):
+    def wait_until_idle(self, seconds=4.0):
         """Whether all HTTP requests have ended and their state is freed within `seconds`."""
         deadline = time.monotonic() + seconds
         while self.state.active_requests and time.monotonic() < deadline:

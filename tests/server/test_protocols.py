@@ -51,10 +51,8 @@ def locked():
 
 @pytest.fixture(scope="module")
 def short_timeouts():
-    """A server with short timeouts and few connections."""
-    with run_toy_server(
-        limits=HttpLimits(header_timeout_s=0.3, websocket_idle_timeout_s=0.3, max_connections=40)
-    ) as started:
+    """A server with short timeouts."""
+    with run_toy_server(limits=HttpLimits(header_timeout_s=0.3, websocket_idle_timeout_s=0.3)) as started:
         yield started
 
 
@@ -62,7 +60,7 @@ def open_socket(server, *sent, receive_buffer=None):
     """A connection on which data was sent; `receive_buffer` is the size of its receive buffer."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.socket()
-    connection.settimeout(5)
+    connection.settimeout(30)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((host, int(port)))
@@ -141,7 +139,7 @@ def test_headers_that_never_end_time_out(short_timeouts):
         closed = time.monotonic() - begun
         with short_timeouts.client() as client:
             assert client.get("/health").status_code == 200  # other clients are served meanwhile
-        assert closed < 3
+        assert closed < 20
     assert closed >= 0.3
 
 
@@ -160,22 +158,26 @@ def test_an_incomplete_request_times_out(short_timeouts, sent):
     begun = time.monotonic()
     with open_socket(short_timeouts, sent) as connection:
         read_response(connection)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
 
 
-def test_connections_over_the_limit_are_rejected(short_timeouts):
-    connections = [open_socket(short_timeouts) for _ in range(40)]
-    time.sleep(0.05)
-    with open_socket(short_timeouts, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
-        response = read_response(connection)
-    for one in connections:
-        one.close()
-    assert response.startswith(b"HTTP/1.1 503 ")
-    assert b"Retry-After: 1\r\n" in response
-    assert b'"code":"too_many_connections"' in response
-    time.sleep(0.05)
-    with short_timeouts.client() as client:
-        assert client.get("/health").status_code == 200
+def test_connections_over_the_limit_are_rejected():
+    with run_toy_server(limits=HttpLimits(max_connections=40)) as few:
+        connections = [open_socket(few) for _ in range(40)]
+        with open_socket(few, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
+            response = read_response(connection)
+        for one in connections:
+            one.close()
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in response
+        assert b'"code":"too_many_connections"' in response
+        statuses = []
+        while statuses[-1:] != [200] and len(statuses) < 100:  # until the server has seen that they are closed
+            time.sleep(0.05)
+            with few.client() as client:
+                statuses.append(client.get("/health").status_code)
+        assert {*statuses[:-1]} <= {503}
+        assert statuses[-1] == 200
 
 
 def test_file_descriptors_are_reserved(monkeypatch):
@@ -239,10 +241,10 @@ def test_an_ambiguous_request_gets_400_and_the_connection_closes(short_timeouts,
     assert b'"object":"list"' not in response
 
 
-def test_a_request_in_single_bytes_is_served(short_timeouts):
+def test_a_request_in_single_bytes_is_served(server):
     request = b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: y\r\n\r\n"
     pieces = [request[index : index + 1] for index in range(len(request))]
-    with open_socket(short_timeouts, *pieces) as connection:
+    with open_socket(server, *pieces) as connection:
         assert read_response(connection).startswith(b"HTTP/1.1 405 ")
 
 
@@ -289,22 +291,22 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_invalid_frames_close_a_websocket(short_timeouts, name):
+def test_invalid_frames_close_a_websocket(server, name):
     sent, code = FRAMES[name]
-    with open_websocket(short_timeouts) as connection:
+    with open_websocket(server) as connection:
         while b"session.created" not in connection.recv(1 << 16):
             pass
         connection.sendall(sent)
         assert close_code(read_response(connection)) == code
-    assert short_timeouts.wait_until_idle()
+    assert server.wait_until_idle()
 
 
 def test_an_idle_websocket_is_closed(short_timeouts):
     with connect(short_timeouts.url.replace("http", "ws") + "/v1/realtime?model=parrot") as silent:
         assert "session.created" in silent.recv()
-        assert "idle_timeout" in silent.recv(timeout=3)
+        assert "idle_timeout" in silent.recv(timeout=20)
         with pytest.raises(ConnectionClosed) as closed:
-            silent.recv(timeout=3)
+            silent.recv(timeout=20)
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle_timeout")
 
 

@@ -80,7 +80,7 @@ def test_a_response_that_has_not_started_gets_a_503():
         answers = []
         request = threading.Thread(target=lambda: answers.append(client.post(CHAT, json=chat_body(LONG))))
         request.start()
-        while not server.state.active_requests:
+        while not server.parrot.seen:
             time.sleep(0.01)
         server.drain()
         request.join(10)

@@ -24,7 +24,7 @@ class Denoiser(Component):
         self, x: Float32[Tensor, "H W 3"], target: Float32[Tensor, "H W 3"], prompt: str
     ) -> Float32[Tensor, "H W 3"]:
         if prompt.startswith("slow"):
-            time.sleep(0.02)
+            time.sleep(0.2 if prompt == "slower" else 0.02)
         if prompt.startswith("break"):
             raise RuntimeError("an internal secret: /etc/passwd")
         return x + (target - x) / 2

@@ -47,11 +47,11 @@ class Server:
     def request_stats(self):
         """Nonzero counts of request state in the front end, conductor and worker."""
         peers = (self.front.peer, self.launcher.conductor, Peer("local", 0))
-        all_counts = [self.front.query_counts(peer).result(1.0) for peer in peers]
+        all_counts = [self.front.query_counts(peer).result(5.0) for peer in peers]
         ignored = ("workers", "inbox")
         return {name: n for counts in all_counts for name, n in counts.items() if n and name not in ignored}
 
-    def wait_until_idle(self, seconds=1.0):
+    def wait_until_idle(self, seconds=4.0):
         """Whether all HTTP requests have ended and their state is freed within `seconds`."""
         deadline = time.monotonic() + seconds
         while (self.request_stats() or self.state.active_requests) and time.monotonic() < deadline:

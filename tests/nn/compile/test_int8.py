@@ -178,13 +178,21 @@ def test_int8_runs_need_the_kernels():
         lm.kv()
 
 
+def test_int8_is_refused_on_a_cpu_on_which_it_is_slower_than_bf16(monkeypatch):
+    monkeypatch.setattr(native, "supports_int8_matmul", lambda: False)
+    lm = CausalLM(lambda: copy.deepcopy(network("llama")), eos_token_id=2, int8=True)
+    with pytest.raises(LoadError, match=r"neither AMX nor AVX-512 VNNI\n  fix: set int8=False"):
+        lm.kv()
+
+
 @pytest.mark.slow
-def test_without_amx_the_sums_are_the_same(monkeypatch, tmp_path):
+@pytest.mark.parametrize("flags", [("-mno-amx-int8",), ("-mno-amx-int8", "-mno-avx512vnni")], ids=["no AMX", "no VNNI"])
+def test_without_int8_instructions_the_sums_are_the_same(monkeypatch, tmp_path, flags):
     torch.manual_seed(5)
     tiles, scales = pack(torch.randn(50, 130))
     x, bias = torch.randn(37, 130), torch.randn(50)
     right = native.linear_int8(x, tiles, scales, bias)
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-mno-amx-int8"))
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, *flags))
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     for name in ("_library", "kernel"):
         monkeypatch.setattr(native, name, functools.cache(getattr(native, name).__wrapped__))

@@ -83,7 +83,7 @@ def test_a_stream_has_partial_images(client):
 
 
 def test_a_partial_image_arrives_before_the_final_one_is_generated(model_server):
-    body = {"model": "painter", "prompt": "slow", "stream": True, "partial_images": 3}
+    body = {"model": "painter", "prompt": "slower", "stream": True, "partial_images": 3}
     with model_server.client() as http, http.stream("POST", "/v1/images/generations", json=body) as response:
         lines = response.iter_lines()
         assert next(lines) == "event: image_generation.partial_image"

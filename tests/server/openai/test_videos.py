@@ -38,7 +38,7 @@ def frames(data):
         return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
 
 
-def wait_finished(client, video, seconds=3.0):
+def wait_finished(client, video, seconds=20.0):
     """Poll a job until it is completed or failed."""
     deadline = time.monotonic() + seconds
     while (video := client.videos.retrieve(video.id)).status in ("queued", "in_progress"):
@@ -60,7 +60,7 @@ def test_a_video_is_the_output_of_the_model(client):
 
 
 def test_progress_follows_the_generated_frames(client, model_server):
-    video = client.videos.create(model="filmer", prompt="slow", seconds="4")
+    video = client.videos.create(model="filmer", prompt="slow", seconds="20")
     seen = set()
     while (video := client.videos.retrieve(video.id)).status != "completed":
         seen.add(video.progress)
@@ -72,7 +72,8 @@ def test_progress_follows_the_generated_frames(client, model_server):
 
 def test_a_response_recommends_a_poll_interval(model_server):
     with model_server.client("mine") as http:
-        response = http.post("/v1/videos", files={"prompt": (None, "slow"), "model": (None, "filmer")})
+        fields = {"prompt": (None, "slow"), "model": (None, "filmer"), "seconds": (None, "100")}
+        response = http.post("/v1/videos", files=fields)
         assert response.headers["openai-poll-after-ms"] == str(videos.POLL_MS)
         job_id = response.json()["id"]
         early = http.get(f"/v1/videos/{job_id}/content")

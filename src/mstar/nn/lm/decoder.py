@@ -81,6 +81,9 @@ class Decoder:
         if native_modes and not native.is_native(self._embed.weight.dtype, self.device):
             fix = "install g++, and use float32 or bfloat16 on a CPU"
             raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
+        if is_int8 and not native.supports_int8_matmul():
+            problem = "int8 is slower than bfloat16 on this CPU, which has neither AMX nor AVX-512 VNNI"
+            raise LoadError(f"{problem}\n  fix: set int8=False")
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             _check_batching(self, type(network).__name__, layers)

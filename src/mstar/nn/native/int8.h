@@ -1,6 +1,6 @@
 // Int8 matrix products (W8A8), included by kernels.cpp.
 //
-// With AMX if the CPU has it, else the same sums by plain loops, which is correct but slow.
+// With AMX or AVX-512 VNNI if the CPU has one of them, else the same sums by plain loops, which are slower than bf16.
 
 // Quantizes part of a row to integers in [-127, 127] and returns its scale. With infinity or NaN in it, the integers are
 // zeros and the scale is not finite, so that results are NaN.
@@ -26,10 +26,11 @@ template <typename T> float quantize(int8_t *out, const T *x, long size) {
 constexpr long TILE = 16, DEPTH = 64;  // a tile is 16 rows of 64 bytes: of x row by row, of a weight [DEPTH / 4][TILE][4]
 constexpr long GROUP = 192;            // number of adjacent values in a row of x with one scale
 
-// sums = x weight for TILES * 16 rows of x and 32 columns, two rows of tiles, over `count` of a row's `size`.
+// sums = x weight for `rows` rows of x, at most TILES * 16, and 32 columns, two rows of tiles, over `count` of a row's
+// `size`.
 #ifdef __AMX_INT8__
 template <int TILES>
-void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, long size) {
+void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long, long count, long size) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -67,10 +68,50 @@ struct Tiles {  // the tile registers of the CPU, for the lifetime of this objec
     }
     ~Tiles() { _tile_release(); }
 };
+#elif defined(__AVX512VNNI__)
+// The instruction multiplies unsigned by signed integers. So 128 is added to x, and 128 times the sum of each column of
+// the weight is subtracted from the result.
+template <int ROWS>
+void multiply_rows(int32_t *sums, const int8_t *x, const int8_t *weight, long count, long size) {
+    alignas(64) uint8_t shifted[ROWS][GROUP];
+    for (long row = 0; row < ROWS; ++row)
+        for (long k = 0; k < count; ++k) shifted[row][k] = static_cast<uint8_t>(x[row * size + k]) ^ 0x80;
+    __m512i own[ROWS][2] = {}, surplus[2] = {};
+    const __m512i shift = _mm512_set1_epi8(static_cast<char>(0x80));
+    for (long k = 0; k < count; k += 4) {
+        const __m512i left = _mm512_loadu_si512(weight + k * TILE);
+        const __m512i right = _mm512_loadu_si512(weight + (size + k) * TILE);
+        surplus[0] = _mm512_dpbusd_epi32(surplus[0], shift, left);
+        surplus[1] = _mm512_dpbusd_epi32(surplus[1], shift, right);
+        for (long row = 0; row < ROWS; ++row) {
+            int32_t four;
+            std::memcpy(&four, shifted[row] + k, sizeof four);
+            const __m512i values = _mm512_set1_epi32(four);
+            own[row][0] = _mm512_dpbusd_epi32(own[row][0], values, left);
+            own[row][1] = _mm512_dpbusd_epi32(own[row][1], values, right);
+        }
+    }
+    for (long row = 0; row < ROWS; ++row)
+        for (long half = 0; half < 2; ++half)
+            _mm512_storeu_si512(sums + (2 * row + half) * TILE, _mm512_sub_epi32(own[row][half], surplus[half]));
+}
+
+template <int TILES>
+void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long rows, long count, long size) {
+    for (long row = 0; row < rows;) {
+        const auto [step, run] = rows - row >= 8   ? std::pair{8, multiply_rows<8>}
+                                 : rows - row >= 4 ? std::pair{4, multiply_rows<4>}
+                                                   : std::pair{1, multiply_rows<1>};
+        run(sums + 2 * row * TILE, x + row * size, weight, count, size);
+        row += step;
+    }
+}
+
+struct Tiles {};
 #else
 template <int TILES>
-void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long count, long size) {
-    for (long row = 0; row < TILES * TILE; ++row)
+void multiply(int32_t *sums, const int8_t *x, const int8_t *weight, long rows, long count, long size) {
+    for (long row = 0; row < rows; ++row)
         for (long half = 0; half < 2; ++half) {
             int32_t own[TILE] = {};
             for (long k = 0; k < count; k += 4)
@@ -91,7 +132,7 @@ void sum_groups(float *totals, const int8_t *x, const float *own, const int8_t *
     alignas(64) int32_t sums[TILES * TILE * COUNT];
     for (long group = 0; group < groups; ++group) {
         const long first = group * GROUP;
-        multiply<TILES>(sums, x + first, weight + first * TILE, std::min(GROUP, size - first), size);
+        multiply<TILES>(sums, x + first, weight + first * TILE, rows, std::min(GROUP, size - first), size);
         for (long row = 0; row < rows; ++row)
             for (long i = 0; i < COUNT; ++i) {
                 const float part = sums[row * COUNT + i] * own[row * groups + group];
