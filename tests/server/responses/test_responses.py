@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gc
 import io
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from mstar.server.http_exchange import HttpExchange
 from mstar.server.responses import store as response_store
+from mstar.server.responses.store import measure
 from tests.server.model_server import serve_models
 from tests.server.openai.test_completion import PlainTextModel, ScoringModel
 from tests.server.toy_models import BOOM
@@ -395,6 +397,40 @@ def test_a_background_response_that_fails_has_an_error(openai):
     failed = wait_for_end(openai, respond(openai, f"a{BOOM}", background=True))
     assert (failed.status, failed.error.code) == ("failed", "model_error")
     assert "secret" not in failed.model_dump_json()
+
+
+def call_in_loop(server, function, *arguments):
+    """The result of a function that runs in the event loop of the server, between the steps of its tasks."""
+
+    async def call():
+        return function(*arguments)
+
+    return asyncio.run_coroutine_threadsafe(call(), server.loop).result(10)
+
+
+def store_of(server):
+    """The store of the server, after the tasks of ended responses are done."""
+    store = server.http_server.config.app.state.response_store
+    deadline = time.monotonic() + 10
+    while call_in_loop(server, store.count_running, "") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not call_in_loop(server, store.count_running, "")
+    return store
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
+def test_the_output_of_a_background_response_counts_however_it_ended(server, openai, end):
+    text = {"completed": "x" * 900, "failed": "x" * 900 + BOOM, "cancelled": "slow " + "x" * 2000}[end]
+    created = respond(openai, text, background=True)
+    if end == "cancelled":
+        while not openai.responses.retrieve(created.id).output_text:
+            time.sleep(0.01)
+        openai.responses.cancel(created.id)
+    ended = wait_for_end(openai, created)
+    assert (ended.status, bool(ended.output_text)) == (end, True)
+    stored = store_of(server).find("", created.id)
+    assert stored.size == measure(stored.input_items) + measure(stored.builder.content)
+    openai.responses.delete(created.id)
 
 
 def test_running_background_responses_are_limited(server, openai, monkeypatch):

@@ -77,7 +77,9 @@ async def create_response(exchange: HttpExchange) -> Response:
             _request_fields(body, prepared) | tier, "queued" if body.background else "in_progress"
         )
         stored = StoredResponse(builder, items)
-        if body.store is not False:  # not with `exchange`: a stored response must not keep the body of its request
+        # Not with `exchange`: a stored response must not keep the body of its request. A background response is already
+        # stored, and stored again when its task ends.
+        if body.store is not False and not body.background:
             builder.on_finished = functools.partial(_store(exchange).put, exchange.context.tenant_name, stored)
         if body.background:
             return json_response(_start_background(exchange, stored, prepared))
@@ -299,6 +301,8 @@ def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: 
     def on_done(_: asyncio.Task[None]) -> None:  # `finally` does not run in a task that is cancelled before it starts
         stream.close()
         stored.task = None
+        if store.get(tenant, stored.builder.response_id) is stored:  # else it was deleted
+            store.put(tenant, stored)  # counts its output, which a failed or cancelled response has too
 
     stored.task = asyncio.create_task(run())
     stored.task.add_done_callback(on_done)
