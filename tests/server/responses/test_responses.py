@@ -10,10 +10,11 @@ import json
 import time
 
 import pytest
-from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI
+from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 from PIL import Image
 from pydantic import BaseModel
 
+from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange
 from mstar.server.responses import store as response_store
 from mstar.server.responses.store import measure
@@ -431,6 +432,27 @@ def test_the_output_of_a_background_response_counts_however_it_ended(server, ope
     stored = store_of(server).find("", created.id)
     assert stored.size == measure(stored.input_items) + measure(stored.builder.content)
     openai.responses.delete(created.id)
+
+
+def test_a_background_response_that_cannot_start_is_not_stored(server, openai, monkeypatch):
+    respond(openai, "x")
+    store = store_of(server)
+    before = store.size
+
+    def reject(*_, **__):
+        raise ApiError(503, "not_ready", "the server is draining", retry_after=2.0)
+
+    monkeypatch.setattr(server.state, "start_requests", reject)
+    with pytest.raises(InternalServerError, match="draining"):
+        respond(openai, "x", background=True)
+    assert store.size == before
+
+
+def test_a_background_response_that_cannot_be_stored_does_not_run(server, openai, monkeypatch):
+    monkeypatch.setattr(response_store, "MAX_TENANT_BYTES", 10)
+    with pytest.raises(RateLimitError, match="storage of this API key is full"):
+        respond(openai, "slow " + "x" * 1000, background=True)
+    assert server.wait_until_idle()
 
 
 def test_running_background_responses_are_limited(server, openai, monkeypatch):

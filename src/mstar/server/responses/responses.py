@@ -279,13 +279,13 @@ def _previous_items(exchange: HttpExchange, response_id: str | None) -> list[Ite
 def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: PreparedChat) -> dict[str, Any]:
     """Start a response that runs without its client. Returns the response object."""
     tenant, store = exchange.context.tenant_name, _store(exchange)
-    if store.count_running(tenant) >= MAX_RUNNING or not store.put(tenant, stored):
-        message = (
-            f"background: the limit of {MAX_RUNNING} running background responses or the storage of this API key is "
-            f"full. fix: retry after {RETRY_AFTER_S:g} s, or cancel one"
-        )
-        raise ApiError(429, "quota_exceeded", message, param="background", retry_after=RETRY_AFTER_S)
+    if store.count_running(tenant) >= MAX_RUNNING:
+        raise _background_full()
+    # Stored once it has started: a rejected request leaves no entry, and drops no other response.
     stream = exchange.state.start_requests(prepared.served, *prepared.requests, context=exchange.context)
+    if not store.put(tenant, stored):
+        stream.close()
+        raise _background_full()
     reader = CompletionReader(stream, prepared.choices, 1)
 
     async def run() -> None:
@@ -307,6 +307,14 @@ def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: 
     stored.task = asyncio.create_task(run())
     stored.task.add_done_callback(on_done)
     return stored.builder.content
+
+
+def _background_full() -> ApiError:
+    message = (
+        f"background: the limit of {MAX_RUNNING} running background responses or the storage of this API key is "
+        f"full. fix: retry after {RETRY_AFTER_S:g} s, or cancel one"
+    )
+    return ApiError(429, "quota_exceeded", message, param="background", retry_after=RETRY_AFTER_S)
 
 
 async def _sse_events(builder: ResponseBuilder, reader: CompletionReader) -> AsyncGenerator[bytes]:
