@@ -496,6 +496,21 @@ def test_a_stored_response_does_not_keep_its_request(server, openai):
     assert [openai.responses.retrieve(response.id).id for response in stored] == [response.id for response in stored]
 
 
+def test_a_running_background_response_keeps_its_memory_but_not_its_body(server, openai):
+    assert server.wait_until_idle()
+    before = server.state.memory_budget.held_bytes
+    created = respond(openai, "slow " + "x" * 1000, background=True)
+    deadline = time.monotonic() + 10
+    while server.state.active_requests and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is HttpExchange]
+    assert server.state.memory_budget.held_bytes > before + 1000
+    openai.responses.cancel(created.id)
+    store_of(server)
+    assert server.state.memory_budget.held_bytes == before
+
+
 def test_a_conversation_has_a_limited_number_of_messages(openai, monkeypatch):
     monkeypatch.setattr("mstar.server.responses.responses.MAX_MESSAGES", 3)
     first = respond(openai, "a")
