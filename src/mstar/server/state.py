@@ -118,7 +118,8 @@ class ServerState:
         self.fetcher = MediaFetcher()
         """Downloads media URLs. This default has an empty allow-list: it fetches nothing."""
         self.text_budget = TextBudget()
-        self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=self.keys.is_required)
+        # Keys can be configured while the server runs.
+        self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=lambda: self.keys.is_required)
         self.metrics = Metrics()
         self.recent_requests = RecentRequests()
         self.circuit_breaker, self.load_shedder = CircuitBreaker(), LoadShedder()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from mstar.server.errors import ApiError
@@ -38,18 +39,28 @@ def default_budget_bytes() -> int:
 class MemoryBudget:
     """The budget of one front end. Any thread can use it."""
 
-    def __init__(self, total_bytes: int = 0, *, is_shared: bool = False) -> None:
-        """`total_bytes` of 0 takes the default; `is_shared` tells that there are several tenants."""
+    def __init__(self, total_bytes: int = 0, *, is_shared: Callable[[], bool] = lambda: False) -> None:
+        """`total_bytes` of 0 takes the default; `is_shared` tells whether there are several tenants now."""
         self.total_bytes = total_bytes or default_budget_bytes()
-        self.max_tenant_bytes = self.total_bytes // 2 if is_shared else self.total_bytes
-        self.max_request_bytes = min(MAX_REQUEST_BYTES, self.max_tenant_bytes)
+        self._is_shared = is_shared
+        self._max_request_bytes = MAX_REQUEST_BYTES
         self.held_bytes = 0
         self._held_by_tenant: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def max_tenant_bytes(self) -> int:
+        """Maximum bytes of one tenant."""
+        return self.total_bytes // 2 if self._is_shared() else self.total_bytes
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Maximum bytes of one request."""
+        return min(self._max_request_bytes, self.max_tenant_bytes)
+
     def limit_requests(self, max_bytes: int) -> None:
         """Lower the maximum of one request."""
-        self.max_request_bytes = min(self.max_request_bytes, max_bytes)
+        self._max_request_bytes = min(self._max_request_bytes, max_bytes)
 
     def reserve(self, tenant: str, size: int) -> bool:
         """Reserve bytes; False if the budget or the share of the tenant does not have them."""
