@@ -1,5 +1,7 @@
 """The memory budget of inputs: what one request, one tenant and all of them can hold."""
 
+import threading
+
 import pytest
 
 from mstar.config import HttpLimits
@@ -60,6 +62,24 @@ def test_a_closed_reservation_holds_nothing():
     reservation.close()
     reservation.close()
     assert rejection(reservation, 1) == (429, "input_memory_full", 1.0)
+    assert budget.held_bytes == 0
+
+
+def test_a_reservation_that_is_closed_while_a_thread_adds_leaks_nothing():
+    class ClosingBudget(MemoryBudget):
+        """Another thread closes the reservation as soon as its bytes are reserved."""
+
+        def reserve(self, tenant, size):
+            is_reserved = super().reserve(tenant, size)
+            closer.start()
+            closer.join(0.2)
+            return is_reserved
+
+    budget = ClosingBudget(1000)
+    reservation = Reservation(budget, "")
+    closer = threading.Thread(target=reservation.close)
+    reservation.add(10)
+    closer.join(10)
     assert budget.held_bytes == 0
 
 

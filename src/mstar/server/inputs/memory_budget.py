@@ -81,38 +81,45 @@ class MemoryBudget:
 
 
 class Reservation:
-    """Bytes that one request or realtime session holds."""
+    """Bytes that one request or realtime session holds. A decoder thread can add while the event loop closes it."""
 
     def __init__(self, budget: MemoryBudget, tenant: str) -> None:
         self._budget = budget
         self._tenant = tenant
         self._size = 0
         self._is_closed = False
+        self._lock = threading.Lock()
 
     def add(self, size: int, param: str | None = None) -> None:
         """Reserve more bytes; `param` names the request field in errors. Raises ApiError."""
         budget, prefix = self._budget, f"{param}: " if param else ""
-        if self._size + size > budget.max_request_bytes:
-            message = (
-                f"{prefix}the request with its decoded media has {self._size + size} bytes, the limit is "
-                f"{budget.max_request_bytes}. fix: send fewer or smaller files"
-            )
-            raise ApiError(413, "too_large", message, param=param)
-        if self._is_closed or not budget.reserve(self._tenant, size):
-            message = (
-                f"{prefix}the inputs of all requests exceed the memory budget of the server "
-                f"(max_input_memory_bytes). fix: retry after {RETRY_AFTER_S:g} s"
-            )
-            raise ApiError(429, "input_memory_full", message, param=param, retry_after=RETRY_AFTER_S)
-        self._size += size
+        with self._lock:
+            if self._size + size > budget.max_request_bytes:
+                message = (
+                    f"{prefix}the request with its decoded media has {self._size + size} bytes, the limit is "
+                    f"{budget.max_request_bytes}. fix: send fewer or smaller files"
+                )
+                raise ApiError(413, "too_large", message, param=param)
+            if self._is_closed or not budget.reserve(self._tenant, size):
+                message = (
+                    f"{prefix}the inputs of all requests exceed the memory budget of the server "
+                    f"(max_input_memory_bytes). fix: retry after {RETRY_AFTER_S:g} s"
+                )
+                raise ApiError(429, "input_memory_full", message, param=param, retry_after=RETRY_AFTER_S)
+            self._size += size
 
     def remove(self, size: int) -> None:
         """Give some bytes back."""
-        if not self._is_closed:
-            self._budget.release(self._tenant, size)
-            self._size -= size
+        with self._lock:
+            self._release(size)
 
     def close(self) -> None:
         """Give all bytes back. Idempotent; nothing can be reserved afterwards."""
-        self.remove(self._size)
-        self._is_closed = True
+        with self._lock:
+            self._release(self._size)
+            self._is_closed = True
+
+    def _release(self, size: int) -> None:
+        if not self._is_closed:
+            self._budget.release(self._tenant, size)
+            self._size -= size
