@@ -157,7 +157,9 @@ class StreamResponse(StreamingResponse):
             try:
                 await self.stream_response(send)
             except ClientStalled as error:
-                last = await self._chunks.athrow(error)
+                last = cast("bytes | None", await self._chunks.athrow(error))
+                if last is None:  # all chunks were produced before
+                    raise
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

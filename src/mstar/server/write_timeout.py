@@ -82,8 +82,13 @@ class CancellableFlowControl(FlowControl):
 
     def cancel(self, error: ClientStalled) -> None:
         """Stop waiting. What the response sends from now on, an error event for example, is buffered."""
+        super().resume_writing()
         self._error = error
-        self.resume_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again: an error that no response has raised is void."""
+        self._error = None
+        super().resume_writing()
 
     async def drain(self) -> None:
         """Wait until the write buffer has space."""
