@@ -100,7 +100,7 @@ def test_an_exception_in_the_middle_of_a_stream_without_events_is_recorded(serve
     monkeypatch.setattr(arrays, "to_plain", to_plain)
     failed = server.state.metrics.requests.labels("/v1/generate", "500")._value
     before = failed.get()
-    body = {"model": "free", "request": {"text": "abc", "steps": 3, "prompt": [[1, 2]]}}
+    body = {"model": "parrot", "request": {"messages": [{"role": "user", "parts": ["ab"]}]}}
     headers = {"Accept": "application/msgpack", "X-Request-Id": "r-2"}
     with server.client() as client, pytest.raises(httpx2.RemoteProtocolError):
         client.post("/v1/generate", json=body, headers=headers)
