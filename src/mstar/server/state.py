@@ -249,7 +249,7 @@ class ServerState:
     ) -> ResponseStream:
         """Submit requests to the runtime with the SLO of the context. The caller must close the stream."""
         if self.bridge is None or self.phase.name != "ready":
-            message = f"the server is {self.phase.name}"
+            message = f"the server is {self.phase.name}; fix: retry after {NOT_READY_RETRY_AFTER_S:g} s"
             raise ApiError(503, "not_ready", message, retry_after=NOT_READY_RETRY_AFTER_S)
         on_rejected = self.circuit_breaker.admit(context.tenant_name, served.name, context.slo)
         frontend = self.bridge.frontend
