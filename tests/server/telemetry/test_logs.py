@@ -52,16 +52,21 @@ def lines_of(read, count):
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_a_line_that_cannot_be_formatted_raises_nothing(log_format, capsys):
-    log = logging.getLogger("mstar.server")
+    def write(message, *arguments, **fields):
+        """Not with a logger: the handler of pytest raises."""
+        record = logging.LogRecord("mstar.server", logging.WARNING, __file__, 7, message, arguments, None)
+        record.fields = fields
+        logs._handlers[-1].handle(record)
+
     with captured_logs(log_format, capsys) as read:
-        log.warning("%d", CANARY)
-        log.warning("lone", extra={"fields": {"text": {"a": "\ud800"}}})
-        log.warning("last")
+        write("%d", CANARY)
+        write("lone", text={"a": "\ud800"})
+        write("last")
         lines = read()
     assert len(lines) == 3
     for line in lines[:2]:
         assert "a log line cannot be formatted" in line
-        assert "mstar.server test_logs.py:" in line
+        assert "mstar.server test_logs.py:7" in line
         assert CANARY not in line
     assert "last" in lines[2]
 
