@@ -130,12 +130,17 @@ def test_a_client_that_stalls_at_the_end_of_a_stream_is_reported():
     async def chunks():
         yield b"all"
 
+    ends = []
+
     async def send(message):
         if not message.get("more_body", True):
-            raise ClientStalled(1.0)
+            ends.append(message)
+            if len(ends) == 1:
+                raise ClientStalled(1.0)
 
     with pytest.raises(ClientStalled):
         asyncio.run(StreamResponse(chunks(), "audio/wav", {})({"type": "http"}, None, send))
+    assert len(ends) == 1
 
 
 def test_an_unread_stream_stops_after_few_outputs():
