@@ -1,5 +1,6 @@
 """`mstar config explain`, manifests, and how flags, environment, file and defaults decide, all as operators do it."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from mstar.cli import config as config_command
 from mstar.cli import main
 from mstar.cli.config import explain_rows, resolve_config
 from mstar.cli.main import _make_parser
-from mstar.cli.serving.api_keys import load_api_keys
+from mstar.cli.serving.api_keys import load_api_keys, reload_api_keys
 from mstar.cli.serving.settings import settings
 from mstar.config import HttpLimits, RateLimit, RuntimeConfig, ServerConfig
+from mstar.errors import LoadError
 from mstar.plan.planned_model import load_planned_models
 from mstar.server.access.api_keys import hash_key
 from mstar.wire.slo import Slo
@@ -65,8 +68,12 @@ def folder(tmp_path, monkeypatch):
     return inside
 
 
+def options_of(*arguments):
+    return _make_parser().parse_args(["config", "explain", *map(str, arguments)])
+
+
 def resolve_settings(*arguments):
-    return resolve_config(_make_parser().parse_args(["config", "explain", *map(str, arguments)]))
+    return resolve_config(options_of(*arguments))
 
 
 def row(output, name):
@@ -143,6 +150,20 @@ def test_keys_come_from_files_and_variables_each_with_its_rate_limit(folder):
     assert robot.work.acquire(0.0) == 1.0  # two at once are all it may have
     first.work.active_requests = 2
     assert first.work.acquire(0.0) == 0.0
+
+
+def test_keys_are_reloaded_although_a_model_has_moved(folder):
+    options = options_of(folder / "m.toml")
+    keys = load_api_keys(resolve_config(options), ServerConfig())
+    checkpoint = '[models.moved]\nmodel = "./moved/checkpoint"\n'
+    (folder / "m.toml").write_text(MANIFEST + checkpoint)
+    (folder / "again.toml").unlink()
+    (folder / "keys.txt").write_text(f"{SECRET}-2\n")
+    with pytest.raises(LoadError):
+        resolve_config(options)
+    changed = reload_api_keys(keys, functools.partial(config_command.resolve_settings, options), ServerConfig())
+    assert changed == "API keys reloaded: 0 added, 1 withdrawn"
+    assert keys.authenticate(f"Bearer {SECRET}-1") is None
 
 
 def test_slos_are_set_globally_and_for_each_key(folder):

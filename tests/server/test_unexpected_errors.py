@@ -3,8 +3,10 @@
 import json
 import re
 
+import httpx2
 import pytest
 
+from mstar.server import arrays
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.host_check import HostCheck
 from mstar.server.state import ServerState
@@ -89,6 +91,24 @@ def test_a_value_that_no_response_can_be_made_of(server, is_exposed, capsys, mon
     )
     assert "detokenizer.py" in line["stack"][-1]
     assert re.fullmatch(r"TypeError at detokenizer\.py:\d+", front_end_text(server))
+
+
+def test_an_exception_in_the_middle_of_a_stream_without_events_is_recorded(server, monkeypatch):
+    def to_plain(*_):
+        raise LookupError("no such value")
+
+    monkeypatch.setattr(arrays, "to_plain", to_plain)
+    failed = server.state.metrics.requests.labels("/v1/generate", "500")._value
+    before = failed.get()
+    body = {"model": "parrot", "request": {"messages": [{"role": "user", "parts": ["ab"]}]}}
+    headers = {"Accept": "application/msgpack", "X-Request-Id": "r-2"}
+    with server.client() as client, pytest.raises(httpx2.RemoteProtocolError):
+        client.post("/v1/generate", json=body, headers=headers)
+    assert server.wait_until_idle()
+    with server.client() as client:
+        (entry,) = [entry for entry in client.get("/v1/requests").json()["data"] if entry["id"] == "r-2"]
+    assert (entry["status"], entry["code"], entry["error"]["type"]) == (500, "model_error", "LookupError")
+    assert failed.get() == before + 1
 
 
 def test_errors_are_exposed_on_a_loopback_address_without_keys():

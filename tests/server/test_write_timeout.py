@@ -1,5 +1,6 @@
 """Write timeout: a client that does not read is cut off and its request ends; a slow reader is served."""
 
+import asyncio
 import json
 import socket
 import time
@@ -10,6 +11,8 @@ import pytest
 
 from mstar.config import HttpLimits
 from mstar.server import http_server
+from mstar.server.http_exchange import StreamResponse
+from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
 from tests.server import toy_server
 from tests.server.test_protocols import frame, open_socket, open_websocket, read_response
 
@@ -100,6 +103,44 @@ def test_a_websocket_of_a_client_that_does_not_read_is_closed(server):
         wait_until(server.request_stats, 5.0)
         wait_until(lambda: not open_connections(server), 20.0)
     assert server.wait_until_idle(5.0)
+
+
+class Transport:
+    """A connection that does nothing."""
+
+
+def test_a_client_that_reads_again_gets_its_next_response():
+    async def scenario():
+        flow = CancellableFlowControl(Transport())
+        flow.pause_writing()
+        flow.cancel(ClientStalled(1.0))  # while the handler waits for the model, not for the client
+        flow.resume_writing()
+        await flow.drain()
+        flow.pause_writing()
+        waiting = asyncio.create_task(flow.drain())
+        await asyncio.sleep(0)
+        flow.cancel(ClientStalled(1.0))
+        with pytest.raises(ClientStalled):
+            await waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_stalls_at_the_end_of_a_stream_is_reported():
+    async def chunks():
+        yield b"all"
+
+    ends = []
+
+    async def send(message):
+        if not message.get("more_body", True):
+            ends.append(message)
+            if len(ends) == 1:
+                raise ClientStalled(1.0)
+
+    with pytest.raises(ClientStalled):
+        asyncio.run(StreamResponse(chunks(), "audio/wav", {})({"type": "http"}, None, send))
+    assert len(ends) == 1
 
 
 def test_an_unread_stream_stops_after_few_outputs():

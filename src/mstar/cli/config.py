@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,11 @@ class ServeConfig:
     """Text of the placement file by model name. Empty: no placement."""
 
 
-def resolve_config(options: argparse.Namespace) -> ServeConfig:
-    """Merge flags, environment and manifest. Raises MstarError."""
+def resolve_settings(options: argparse.Namespace) -> ServeConfig:
+    """Merge flags, environment and manifest, without models and placements: looks at no checkpoint. Raises MstarError.
+
+    Reads few small files, so a server that runs can call it in its event loop.
+    """
     from mstar.cli.serving.manifest import Manifest  # needs msgspec, which other commands run without
     from mstar.config import ENV_PREFIX, env_variables
 
@@ -68,11 +71,18 @@ def resolve_config(options: argparse.Namespace) -> ServeConfig:
     manifest = Manifest(Path(target)) if target is not None and target.endswith(".toml") else None
     tenant_variables = [f"{tenant.env}" for tenant in manifest.tenants] if manifest else []
     check_variables(variables, frozenset(name for name in tenant_variables if name.startswith(ENV_PREFIX)))
-    resolved = ResolvedSettings(vars(options), variables, manifest)
+    return ServeConfig(ResolvedSettings(vars(options), variables, manifest), manifest, {}, {})
+
+
+def resolve_config(options: argparse.Namespace) -> ServeConfig:
+    """Merge flags, environment and manifest, and resolve the models. Raises MstarError."""
+    config, target = resolve_settings(options), options.target
+    manifest = config.manifest
     if manifest is None:
         name = options.name or target_name(target or "")
         models = {name: resolve_target(target)} if target else {}
-        return ServeConfig(resolved, None, models, {name: _read_text(options.placement)} if options.placement else {})
+        placements = {name: _read_text(options.placement)} if options.placement else {}
+        return replace(config, models=models, placements=placements)
     if options.name or options.placement:
         raise LoadError(
             f"--name and --placement apply to a single model, not to a manifest\n"
@@ -80,7 +90,7 @@ def resolve_config(options: argparse.Namespace) -> ServeConfig:
         )
     models = {name: _model_target(manifest, entry.model) for name, entry in manifest.models.items()}
     placements = {name: _placement_text(manifest, name, entry) for name, entry in manifest.models.items()}
-    return ServeConfig(resolved, manifest, models, placements)
+    return replace(config, models=models, placements=placements)
 
 
 def _model_target(manifest: Manifest, model: str) -> str:

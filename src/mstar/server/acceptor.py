@@ -60,7 +60,10 @@ _HEALTH_RESPONSE = (
     b'{"status":"ok"}'
 )
 _SHUTDOWN_RESPONSE = ApiError(
-    503, "not_ready", "the server is draining", retry_after=NOT_READY_RETRY_AFTER_S
+    503,
+    "not_ready",
+    f"the server is draining; fix: retry after {NOT_READY_RETRY_AFTER_S:g} s",
+    retry_after=NOT_READY_RETRY_AFTER_S,
 ).http_response(_CLOSE_HEADERS)
 
 ProtocolFactory = Callable[[], HttpProtocol]

@@ -281,6 +281,7 @@ class RequestMiddleware:
             api_error = INTERNAL_ERROR
             if not context.code:  # else it is known: a stream without error events failed
                 api_error = report_exception(error, self._state, context)
+                context.record_error(api_error)
             if is_started:
                 return  # closing the connection before the body is complete tells the client
             await _send_error(api_error, scope, receive, send_with_request_id)

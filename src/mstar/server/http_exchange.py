@@ -75,7 +75,10 @@ class HttpExchange:
                     if (unannounced := unannounced + len(chunk)) > 0:  # a chunked body has no content length
                         self.memory.add(min(unannounced, len(chunk)))
         except TimeoutError:
-            message = f"the request body did not arrive within {self.state.limits.body_timeout_s:g} s"
+            message = (
+                f"the request body did not arrive within {self.state.limits.body_timeout_s:g} s (body_timeout_s); "
+                "fix: send it faster, or send less"
+            )
             raise ApiError(408, "body_timeout", message) from None
         # Starlette parses forms from it. It stays a bytearray: a copy of a large body would block the event loop.
         self.request._body = cast("bytes", body)  # pyright: ignore[reportPrivateUsage]
@@ -157,7 +160,9 @@ class StreamResponse(StreamingResponse):
             try:
                 await self.stream_response(send)
             except ClientStalled as error:
-                last = await self._chunks.athrow(error)
+                last = cast("bytes | None", await self._chunks.athrow(error))
+                if last is None:  # all chunks were produced before
+                    raise
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
@@ -278,4 +283,4 @@ def too_many_values_error() -> ApiError:
 
 
 def _body_too_large(limit: int) -> ApiError:
-    return ApiError(413, "too_large", f"the request body exceeds the limit of {limit} bytes")
+    return ApiError(413, "too_large", f"the request body exceeds the limit of {limit} bytes; fix: send less")

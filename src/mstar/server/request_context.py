@@ -81,6 +81,11 @@ class RequestContext:
             self.memory = Reservation(budget, self.tenant_name)
         return self.memory
 
+    def take_memory(self) -> Reservation | None:
+        """Hand over its reservation: the caller closes it, after the end of the request. None if it has none."""
+        memory, self.memory = self.memory, None
+        return memory
+
     def release_memory(self) -> None:
         """Release the memory of its inputs, at the end of the request."""
         if self.memory is not None:

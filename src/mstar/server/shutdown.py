@@ -70,7 +70,7 @@ class Shutdown:
             self._tasks.discard(task)
 
     def end_idle_websockets(self) -> None:
-        """Tell every idle WebSocket that the server shuts down, and close it."""
+        """Close every idle WebSocket with an error."""
         for websocket in [*self.websockets]:
             if not websocket.is_busy():
                 websocket.interrupt(shutting_down())

@@ -118,7 +118,8 @@ class ServerState:
         self.fetcher = MediaFetcher()
         """Downloads media URLs. This default has an empty allow-list: it fetches nothing."""
         self.text_budget = TextBudget()
-        self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=self.keys.is_required)
+        # Keys can be configured while the server runs.
+        self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=lambda: self.keys.is_required)
         self.metrics = Metrics()
         self.recent_requests = RecentRequests()
         self.circuit_breaker, self.load_shedder = CircuitBreaker(), LoadShedder()
@@ -248,7 +249,7 @@ class ServerState:
     ) -> ResponseStream:
         """Submit requests to the runtime with the SLO of the context. The caller must close the stream."""
         if self.bridge is None or self.phase.name != "ready":
-            message = f"the server is {self.phase.name}"
+            message = f"the server is {self.phase.name}; fix: retry after {NOT_READY_RETRY_AFTER_S:g} s"
             raise ApiError(503, "not_ready", message, retry_after=NOT_READY_RETRY_AFTER_S)
         on_rejected = self.circuit_breaker.admit(context.tenant_name, served.name, context.slo)
         frontend = self.bridge.frontend

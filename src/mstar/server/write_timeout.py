@@ -26,7 +26,10 @@ class ClientStalled(ApiError):
     """The client does not read its response."""
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(408, "client_stalled", f"the client read nothing of the response for {timeout_s:g} s")
+        message = (
+            f"the client read nothing of the response for {timeout_s:g} s (write_timeout_s); fix: read continuously"
+        )
+        super().__init__(408, "client_stalled", message)
 
 
 class WriteTimer:
@@ -42,13 +45,13 @@ class WriteTimer:
         self._progress_at = 0.0
 
     def start(self) -> None:
-        """Start to watch: the write buffer is full."""
+        """Start watching: the write buffer is full."""
         self.stop()
         self._acknowledged, self._progress_at = self._acknowledged_bytes(), self._loop.time()
         self._schedule()
 
     def stop(self) -> None:
-        """Stop to watch: the write buffer has space again, or the connection is closed."""
+        """Stop watching: the write buffer has space again, or the connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -82,8 +85,13 @@ class CancellableFlowControl(FlowControl):
 
     def cancel(self, error: ClientStalled) -> None:
         """Stop waiting. What the response sends from now on, an error event for example, is buffered."""
+        super().resume_writing()
         self._error = error
-        self.resume_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again: an error that no response has raised is void."""
+        self._error = None
+        super().resume_writing()
 
     async def drain(self) -> None:
         """Wait until the write buffer has space."""

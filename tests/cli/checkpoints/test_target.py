@@ -43,6 +43,26 @@ def test_a_folder_of_transformers_is_recognized_by_its_architecture(folder, arch
     assert resolve_target(str(made)) == f"{model}@{made}"
 
 
+@pytest.mark.parametrize(
+    ("file", "value"), [("config.json", [1]), ("model_index.json", "x"), ("modules.json", {"type": "x"})]
+)
+def test_a_file_with_another_kind_of_value_is_not_a_checkpoint(folder, file, value):
+    made = folder(file, value)
+    with pytest.raises(LoadError, match=rf"{file} is not an? (object|list) in JSON\n  fix: "):
+        resolve_target(str(made))
+
+
+def test_a_file_that_cannot_be_read_is_reported(folder, monkeypatch):
+    made = folder("config.json", {})
+
+    def read_bytes(_):
+        raise PermissionError("permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", read_bytes)
+    with pytest.raises(LoadError, match=r"config\.json: cannot be read: permission denied"):
+        resolve_target(str(made))
+
+
 def test_other_libraries_are_recognized_by_their_index(folder):
     modules = [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in ("Transformer", "Pooling")]
     made = folder("modules.json", modules, "st", **{"config.json": {"architectures": ["BertForMaskedLM"]}})

@@ -36,6 +36,24 @@ def test_a_key_under_another_name_belongs_to_another_tenant():
     assert unnamed.is_withdrawn
 
 
+def test_the_first_key_withdraws_the_anonymous_tenant():
+    keys = ApiKeys()
+    anonymous = keys.authenticate("")
+    assert keys.replace(ApiKeys(["a"])) == (1, 0)
+    assert anonymous.is_withdrawn
+    assert keys.authenticate("") is None
+
+
+def test_a_server_without_keys_keeps_the_counts_of_its_tenant():
+    keys = ApiKeys()
+    anonymous = keys.authenticate("")
+    anonymous.work.active_requests = 3
+    keys.replace(ApiKeys(rate_limit=RateLimit(max_concurrent=3)))
+    assert keys.authenticate("") is anonymous
+    assert not anonymous.is_withdrawn
+    assert anonymous.work.acquire(1.0) > 0  # by the new limit
+
+
 def read_until_closed(socket):
     while True:
         socket.recv(5)

@@ -2,8 +2,13 @@
 
 import pytest
 
+from mstar.frontend.response_stream import RequestEnded
 from mstar.server.access.load_shedding import LoadShedder, RequestMatcher
 from mstar.server.app import ENDPOINTS
+from mstar.server.request_context import RequestContext
+from mstar.server.state import ServerState
+from mstar.server.telemetry.metrics import MetricsObserver, ResponseMetrics
+from mstar.wire.messages import RequestFinished, Value
 
 CHAT = "POST /v1/chat/completions HTTP/1.1"
 
@@ -43,6 +48,22 @@ def test_a_slot_is_released_once():
     slot.release()
     full.take("")
     assert not full.has_slot("")
+
+
+@pytest.mark.parametrize("end", ["ended", "cancelled"])
+def test_the_slot_of_a_request_with_several_choices_is_released_by_the_last_one(end):
+    full, state = shedder(1), ServerState({})
+    record = state.recent_requests.begin(RequestContext("r-1"), "")
+    record.context.slot = full.take("")
+    metrics = {rid: ResponseMetrics(state.metrics, "parrot", None) for rid in ("a", "b")}
+    observer = MetricsObserver(metrics, record, lambda _: None)
+    observer.on_end(RequestEnded("a", RequestFinished("a", "ok", {}, Value(None))))
+    assert not full.has_slot("")
+    if end == "ended":
+        observer.on_end(RequestEnded("b", RequestFinished("b", "ok", {}, Value(None))))
+    else:
+        observer.on_cancel("b", None)
+    assert full.has_slot("")
 
 
 def test_one_tenant_leaves_slots_to_another():

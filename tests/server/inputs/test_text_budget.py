@@ -11,7 +11,7 @@ import pytest
 from mstar.errors import NeverFits
 from mstar.requests import ChatRequest, Finish, Message
 from mstar.server.errors import ApiError
-from mstar.server.inputs.text_budget import MAX_INLINE_TEXT_BYTES, TextBudget, text_bytes
+from mstar.server.inputs.text_budget import MAX_INLINE_TEXT_BYTES, TOKENIZER_THREADS, TextBudget, text_bytes
 from mstar.transfer import values
 from tests.integration.isolation.two_keys import wait_until
 from tests.server.model_server import serve_models
@@ -139,6 +139,34 @@ def test_a_client_that_leaves_during_tokenization_leaves_no_request(model_server
         model.is_released.set()
     assert model_server.wait_until_idle(10)
     assert not model.seen
+
+
+def test_a_cancelled_tokenization_holds_its_slot_until_its_thread_ends():
+    model, budget = Counting(), TextBudget()
+    model.is_released.clear()
+
+    async def scenario():
+        async def start(text="x"):
+            tasks = [
+                asyncio.create_task(budget.tokenize(model, request_of(text), "")) for _ in range(TOKENIZER_THREADS)
+            ]
+            await asyncio.sleep(0.1)
+            return tasks
+
+        first = await start("!")  # fails after its cancellation
+        for task in first:
+            task.cancel()
+        await asyncio.wait(first, timeout=5)
+        assert all(task.cancelled() for task in first), "a cancelled request does not wait for its thread"
+        second = await start()
+        assert len(model.threads) == TOKENIZER_THREADS
+        model.is_released.set()
+        assert len(await asyncio.gather(*second)) == TOKENIZER_THREADS
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        model.is_released.set()
 
 
 def test_clients_cannot_send_tokens(client):

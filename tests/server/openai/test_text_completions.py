@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,24 @@ def test_a_completion_has_text_and_usage(server, openai):
 )
 def test_every_form_of_a_prompt_is_completed(openai, prompt, texts, stream):
     assert texts_of(complete(openai, prompt, stream=stream), stream=stream) == texts
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_token_ids_become_text_for_echo_only_and_outside_the_event_loop(server, openai, monkeypatch, echo):
+    prompt, detokenize, threads = [97] * 40, server.parrot.detokenize, []
+
+    def watch(tokens, /):
+        if len(tokens) == len(prompt):
+            threads.append(threading.get_ident())
+        return detokenize(tokens)
+
+    monkeypatch.setattr(server.parrot, "detokenize", watch)
+    loop_thread = Future()
+    server.run_in_loop(lambda: loop_thread.set_result(threading.get_ident()))
+    text = complete(openai, prompt, max_tokens=1, echo=echo).choices[0].text
+    assert text == "a" * (41 if echo else 1)
+    assert len(threads) == (2 if echo else 1)  # the route of the model calls it too
+    assert loop_thread.result(5) not in threads
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -50,6 +50,27 @@ def lines_of(read, count):
     return lines
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_that_cannot_be_formatted_raises_nothing(log_format, capsys):
+    def write(message, *arguments, **fields):
+        """Not with a logger: the handler of pytest raises."""
+        record = logging.LogRecord("mstar.server", logging.WARNING, __file__, 7, message, arguments, None)
+        record.fields = fields
+        logs._handlers[-1].handle(record)
+
+    with captured_logs(log_format, capsys) as read:
+        write("%d", CANARY)
+        write("lone", text={"a": "\ud800"})
+        write("last")
+        lines = read()
+    assert len(lines) == 3
+    for line in lines[:2]:
+        assert "a log line cannot be formatted" in line
+        assert "mstar.server test_logs.py:7" in line
+        assert CANARY not in line
+    assert "last" in lines[2]
+
+
 def test_a_request_writes_an_access_log_line(capsys):
     keys = ApiKeys(tenants={hash_key("k"): Tenant("bob", RateLimit())})
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

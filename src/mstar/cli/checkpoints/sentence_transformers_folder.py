@@ -15,7 +15,7 @@ def recognize(path: Path) -> str | None:
     file = path / "modules.json"
     if not file.is_file():
         return None
-    names = tuple(str(module["type"]).rpartition(".")[2] for module in read_json(file))
+    names = tuple(str(module["type"]).rpartition(".")[2] for module in read_json(file, list))
     if names in (MODULES, MODULES[:2]):
         return "sentence-transformer"
     nearest = "Transformer, Pooling, and optionally Normalize (sentence-transformer)"

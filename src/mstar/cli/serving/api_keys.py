@@ -45,9 +45,9 @@ def load_api_keys(config: ServeConfig, server: ServerConfig) -> ApiKeys:
     return ApiKeys(keys, rate_limit, tenants, slo, operator_keys)
 
 
-def reload_api_keys(keys: ApiKeys, read_config: Callable[[], ServeConfig], server: ServerConfig) -> str:
+def reload_api_keys(keys: ApiKeys, read_settings: Callable[[], ServeConfig], server: ServerConfig) -> str:
     """Read all keys again, and replace those in use. Returns what changed. Raises MstarError and changes nothing."""
-    configured = load_api_keys(read_config(), server)
+    configured = load_api_keys(read_settings(), server)
     if keys.is_required and not configured.is_required:
         fix = "configure a key and send SIGHUP again, or restart the server to serve without authentication"
         raise LoadError(f"the configuration has no API key any more; the previous keys stay valid\n  fix: {fix}")

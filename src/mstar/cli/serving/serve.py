@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mstar import process_tuning
-from mstar.cli.config import add_target, resolve_config
+from mstar.cli.config import add_target, resolve_config, resolve_settings
 from mstar.cli.serving.progress import LineProgress, StartStage, make_progress
 from mstar.errors import LoadError, MstarError
 
@@ -81,12 +81,13 @@ def _serve_until_signal(options: argparse.Namespace, sighup_received: threading.
     from mstar.config import ServerConfig  # imported here: other commands do not need the server
     from mstar.server.telemetry import logs
 
-    read_config = functools.partial(resolve_config, options)
-    config = read_config()
+    config = resolve_config(options)
+    # Without the models: a checkpoint that has moved must not keep a withdrawn key valid.
+    read_settings = functools.partial(resolve_settings, options)
     server_config = config.resolved.build(ServerConfig)
     log_format, log_level = server_config.log_format, server_config.log_level
     with logs.logging_to_stderr(log_format, log_level) as log_writer, _errors_in(log_format):
-        _serve_config(config, read_config, sighup_received, log_writer)
+        _serve_config(config, read_settings, sighup_received, log_writer)
 
 
 @contextmanager
@@ -105,11 +106,11 @@ def _errors_in(log_format: str) -> Iterator[None]:
 
 def _serve_config(
     config: ServeConfig,
-    read_config: Callable[[], ServeConfig],
+    read_settings: Callable[[], ServeConfig],
     sighup_received: threading.Event,
     log_writer: LogWriter,
 ) -> None:
-    """Serve with this configuration until a signal. `read_config` reads it again."""
+    """Serve with this configuration until a signal. `read_settings` reads its settings again."""
     from mstar.cli.serving.api_keys import is_loopback, load_api_keys, reload_api_keys  # only this command needs them
     from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
     from mstar.media.decoder_pool import DecoderPool, MediaLimits
@@ -149,7 +150,7 @@ def _serve_config(
         progress.log_event(f"listening at {url}", url=url)
         launcher = _make_launcher(config, models, server_config)
         server = ModelServer(
-            state, models, progress, functools.partial(reload_api_keys, keys, read_config, server_config), url
+            state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
         )
         with _probes(state, server_config, progress):
             asyncio.run(server.run(launcher, listening, server_config.drain_timeout_s, sighup_received))

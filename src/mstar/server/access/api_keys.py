@@ -70,7 +70,7 @@ class Tenant:
         self.rate_limit = rate_limit
         self.is_operator = is_operator
         self.is_withdrawn = False
-        """Whether its key was removed while the server runs."""
+        """Whether its key was removed while the server runs. The anonymous tenant is withdrawn by the first key."""
         self.work = RequestBucket(rate_limit)
         """POST requests and WebSockets."""
         self.reads = RequestBucket(rate_limit)
@@ -106,7 +106,12 @@ class ApiKeys:
     def replace(self, configured: ApiKeys) -> tuple[int, int]:
         """Take over the keys of a reloaded configuration. Returns how many keys were added and withdrawn."""
         previous, self._tenants = self._tenants, dict(configured._tenants)
-        self._anonymous = configured._anonymous
+        anonymous, self._anonymous = self._anonymous, configured._anonymous
+        if anonymous is not None and configured._anonymous is not None:
+            anonymous.adopt(configured._anonymous)
+            self._anonymous = anonymous
+        elif anonymous is not None:
+            anonymous.is_withdrawn = True
         for digest, tenant in configured._tenants.items():
             if (known := previous.get(digest)) is not None and known.name == tenant.name:
                 known.adopt(tenant)

@@ -188,7 +188,7 @@ class _MetricsCollector(Collector):
 
 
 async def _query_stats(state: ServerState, peer: m.Peer) -> None:
-    assert state.bridge is not None, "checked by refresh_stats"
+    assert state.bridge is not None, "checked by query_all_stats"
     name = peer.worker
     state.metrics.processes.set_restarts(name, peer.incarnation)
     stats = await wait_reply(state.bridge.frontend.query_stats(peer), STATS_TIMEOUT_S)

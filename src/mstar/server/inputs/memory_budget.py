@@ -5,7 +5,7 @@
 3. If the sum of all requests would exceed the budget, the request gets 429 and can be sent again.
 4. With several tenants, one of them can hold at most half of the budget, so that the others are served.
 
-The bytes are released when the request or the realtime session ends.
+The bytes are released when the request, its background response or the realtime session ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from mstar.server.errors import ApiError
@@ -38,18 +39,28 @@ def default_budget_bytes() -> int:
 class MemoryBudget:
     """The budget of one front end. Any thread can use it."""
 
-    def __init__(self, total_bytes: int = 0, *, is_shared: bool = False) -> None:
-        """`total_bytes` of 0 takes the default; `is_shared` tells that there are several tenants."""
+    def __init__(self, total_bytes: int = 0, *, is_shared: Callable[[], bool] = lambda: False) -> None:
+        """`total_bytes` of 0 takes the default; `is_shared` tells whether there are several tenants now."""
         self.total_bytes = total_bytes or default_budget_bytes()
-        self.max_tenant_bytes = self.total_bytes // 2 if is_shared else self.total_bytes
-        self.max_request_bytes = min(MAX_REQUEST_BYTES, self.max_tenant_bytes)
+        self._is_shared = is_shared
+        self._max_request_bytes = MAX_REQUEST_BYTES
         self.held_bytes = 0
         self._held_by_tenant: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def max_tenant_bytes(self) -> int:
+        """Maximum bytes of one tenant."""
+        return self.total_bytes // 2 if self._is_shared() else self.total_bytes
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Maximum bytes of one request."""
+        return min(self._max_request_bytes, self.max_tenant_bytes)
+
     def limit_requests(self, max_bytes: int) -> None:
         """Lower the maximum of one request."""
-        self.max_request_bytes = min(self.max_request_bytes, max_bytes)
+        self._max_request_bytes = min(self._max_request_bytes, max_bytes)
 
     def reserve(self, tenant: str, size: int) -> bool:
         """Reserve bytes; False if the budget or the share of the tenant does not have them."""
@@ -70,38 +81,45 @@ class MemoryBudget:
 
 
 class Reservation:
-    """Bytes that one request or realtime session holds."""
+    """Bytes that one request or realtime session holds. A decoder thread can add while the event loop closes it."""
 
     def __init__(self, budget: MemoryBudget, tenant: str) -> None:
         self._budget = budget
         self._tenant = tenant
         self._size = 0
         self._is_closed = False
+        self._lock = threading.Lock()
 
     def add(self, size: int, param: str | None = None) -> None:
         """Reserve more bytes; `param` names the request field in errors. Raises ApiError."""
         budget, prefix = self._budget, f"{param}: " if param else ""
-        if self._size + size > budget.max_request_bytes:
-            message = (
-                f"{prefix}the request with its decoded media has {self._size + size} bytes, the limit is "
-                f"{budget.max_request_bytes}. fix: send fewer or smaller files"
-            )
-            raise ApiError(413, "too_large", message, param=param)
-        if self._is_closed or not budget.reserve(self._tenant, size):
-            message = (
-                f"{prefix}the inputs of all requests exceed the memory budget of the server "
-                f"(max_input_memory_bytes). fix: retry after {RETRY_AFTER_S:g} s"
-            )
-            raise ApiError(429, "input_memory_full", message, param=param, retry_after=RETRY_AFTER_S)
-        self._size += size
+        with self._lock:
+            if self._size + size > budget.max_request_bytes:
+                message = (
+                    f"{prefix}the request with its decoded media has {self._size + size} bytes, the limit is "
+                    f"{budget.max_request_bytes}. fix: send fewer or smaller files"
+                )
+                raise ApiError(413, "too_large", message, param=param)
+            if self._is_closed or not budget.reserve(self._tenant, size):
+                message = (
+                    f"{prefix}the inputs of all requests exceed the memory budget of the server "
+                    f"(max_input_memory_bytes). fix: retry after {RETRY_AFTER_S:g} s"
+                )
+                raise ApiError(429, "input_memory_full", message, param=param, retry_after=RETRY_AFTER_S)
+            self._size += size
 
     def remove(self, size: int) -> None:
         """Give some bytes back."""
-        if not self._is_closed:
-            self._budget.release(self._tenant, size)
-            self._size -= size
+        with self._lock:
+            self._release(size)
 
     def close(self) -> None:
         """Give all bytes back. Idempotent; nothing can be reserved afterwards."""
-        self.remove(self._size)
-        self._is_closed = True
+        with self._lock:
+            self._release(self._size)
+            self._is_closed = True
+
+    def _release(self, size: int) -> None:
+        if not self._is_closed:
+            self._budget.release(self._tenant, size)
+            self._size -= size

@@ -12,7 +12,8 @@ Steps for a request whose model has the hooks `max_text_bytes` and `tokenize`:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from mstar.errors import MstarError, NeverFits
@@ -31,6 +32,8 @@ class TextBudget:
 
     def __init__(self) -> None:
         self._slots = FairSlots(TOKENIZER_THREADS)
+        self._running: set[asyncio.Task[Any]] = set()
+        """Hooks that run in a thread, those of cancelled requests included."""
 
     def check(self, model: Model, request: Any) -> None:
         """Raise ApiError if the text of a request is too long for the model, by its bytes alone."""
@@ -68,12 +71,27 @@ class TextBudget:
 
     async def _run_hook(self, model: Model, name: str, argument: Any, tenant: str, param: str) -> Any:
         try:
-            async with self._slots.slot(tenant):
-                return await asyncio.to_thread(_hook(model, name), argument)
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._slots.slot(tenant))
+                running = asyncio.create_task(_run_in_thread(stack.pop_all(), _hook(model, name), argument))
+            self._running.add(running)
+            running.add_done_callback(self._on_done)
+            await asyncio.wait([running])  # leaves the task alone if this is cancelled
+            return running.result()
         except MstarError as error:
             if (code := request_error_code(type(error).__name__)) is None:
                 raise
             raise ApiError(400, code, str(error), param=param if isinstance(error, NeverFits) else None) from None
+
+    def _on_done(self, running: asyncio.Task[Any]) -> None:
+        self._running.discard(running)
+        _ = running.cancelled() or running.exception()  # of a cancelled request, whose exception has no reader
+
+
+async def _run_in_thread(slot: AsyncExitStack, hook: Callable[[Any], Any], argument: Any) -> Any:
+    """Run a hook in a thread, and hold its slot until the thread ends: a thread cannot be cancelled."""
+    async with slot:
+        return await asyncio.to_thread(hook, argument)
 
 
 def text_bytes(request: ChatRequest) -> int:

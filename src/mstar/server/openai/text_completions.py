@@ -7,6 +7,7 @@ no logprobs, and text is not inserted before a `suffix`.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -42,11 +43,14 @@ async def create_completion(exchange: HttpExchange) -> Response:
     requests, echoes = list[ChatRequest](), list[str]()
     for prompt in prompts:
         tokens = await budget.tokenize_prompt(served.model, prompt, tenant)
-        text = prompt if isinstance(prompt, str) else served.model.detokenize(tokens.tolist())
+        echo = ""
+        if body.echo:  # in a thread: a long prompt would block the event loop
+            is_text = isinstance(prompt, str)
+            echo = prompt if is_text else await asyncio.to_thread(served.model.detokenize, tokens.tolist())
         for number in range(count):
             request = ChatRequest((), replace(sampling, seed=sampling.seed + number))
             requests.append(request.with_prompt_tokens(tokens))
-            echoes.append(text if body.echo else "")
+            echoes.append(echo)
     choices = [
         Choice(served, request, audio_encoder=None, is_tool_call=False, max_tool_calls=None) for request in requests
     ]

@@ -1,4 +1,4 @@
-"""Holds the text of tool calls back from a streamed answer.
+"""Holds the text of tool calls back from a streamed response.
 
 A model with the hook `tool_call_start` writes tool calls as text, and its route returns them parsed in `Finish`. The
 client gets the text before the first call as content, and the calls as `tool_calls`.
@@ -27,6 +27,6 @@ class ToolCallsText:
         return text[:end]
 
     def finish(self) -> str:
-        """Return the text held back, of an answer without tool calls."""
+        """Return the text held back, of a response without tool calls."""
         text, self._held_back = self._held_back, ""
         return text

@@ -77,7 +77,9 @@ async def create_response(exchange: HttpExchange) -> Response:
             _request_fields(body, prepared) | tier, "queued" if body.background else "in_progress"
         )
         stored = StoredResponse(builder, items)
-        if body.store is not False:  # not with `exchange`: a stored response must not keep the body of its request
+        # Not with `exchange`: a stored response must not keep the body of its request. A background response is already
+        # stored, and stored again when its task ends.
+        if body.store is not False and not body.background:
             builder.on_finished = functools.partial(_store(exchange).put, exchange.context.tenant_name, stored)
         if body.background:
             return json_response(_start_background(exchange, stored, prepared))
@@ -276,17 +278,19 @@ def _previous_items(exchange: HttpExchange, response_id: str | None) -> list[Ite
 
 def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: PreparedChat) -> dict[str, Any]:
     """Start a response that runs without its client. Returns the response object."""
-    tenant, store = exchange.context.tenant_name, _store(exchange)
-    if store.count_running(tenant) >= MAX_RUNNING or not store.put(tenant, stored):
-        message = (
-            f"background: the limit of {MAX_RUNNING} running background responses or the storage of this API key is "
-            f"full. fix: retry after {RETRY_AFTER_S:g} s, or cancel one"
-        )
-        raise ApiError(429, "quota_exceeded", message, param="background", retry_after=RETRY_AFTER_S)
-    stream = exchange.state.start_requests(prepared.served, *prepared.requests, context=exchange.context)
+    state, context, store = exchange.state, exchange.context, _store(exchange)
+    tenant = context.tenant_name
+    if store.count_running(tenant) >= MAX_RUNNING:
+        raise _background_full()
+    # Stored once it has started: a rejected request leaves no entry, and drops no other response.
+    stream = state.start_requests(prepared.served, *prepared.requests, context=context)
+    if not store.put(tenant, stored):
+        stream.close()
+        raise _background_full()
     reader = CompletionReader(stream, prepared.choices, 1)
+    memory = context.take_memory()  # the inputs are in memory until the response ends, not until the client has its id
 
-    async def run() -> None:
+    async def run() -> None:  # without `exchange`, which keeps the body of the request
         builder = stored.builder
         try:
             async for _ in builder.events(reader):
@@ -294,15 +298,27 @@ def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: 
         except ApiError as error:
             builder.fail(_with_own_field_names(error))
         except Exception as error:  # noqa: BLE001 - any other exception is reported
-            builder.fail(report_exception(error, exchange.state, exchange.context))
+            builder.fail(report_exception(error, state, context))
 
     def on_done(_: asyncio.Task[None]) -> None:  # `finally` does not run in a task that is cancelled before it starts
         stream.close()
+        if memory is not None:
+            memory.close()
         stored.task = None
+        if store.get(tenant, stored.builder.response_id) is stored:  # else it was deleted
+            store.put(tenant, stored)  # counts its output, which a failed or cancelled response has too
 
     stored.task = asyncio.create_task(run())
     stored.task.add_done_callback(on_done)
     return stored.builder.content
+
+
+def _background_full() -> ApiError:
+    message = (
+        f"background: the limit of {MAX_RUNNING} running background responses or the storage of this API key is "
+        f"full. fix: retry after {RETRY_AFTER_S:g} s, or cancel one"
+    )
+    return ApiError(429, "quota_exceeded", message, param="background", retry_after=RETRY_AFTER_S)
 
 
 async def _sse_events(builder: ResponseBuilder, reader: CompletionReader) -> AsyncGenerator[bytes]:

@@ -141,8 +141,14 @@ class StderrHandler(logging.Handler):
         self.setFormatter(_formatter(log_format, ""))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line."""
-        self.writer.write(self.format(record))
+        """Queue a line. One that cannot be formatted is replaced: a log call must not fail the request around it."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a wrong argument or text that is not Unicode, for example
+            fields = {"source": f"{record.name} {record.filename}:{record.lineno}", "error": type(error).__name__}
+            self._write_own(logging.ERROR, "a log line cannot be formatted", fields)
+            return
+        self.writer.write(line)
 
     def write_output(self, process: str, pid: int, lines: Sequence[str]) -> None:
         """Write output of a child process. In JSON logs, lines that are not JSON objects are put into one."""

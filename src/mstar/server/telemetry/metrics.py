@@ -278,6 +278,7 @@ class MetricsObserver:
         on_rejected: Callable[[m.RequestRejected], None],
     ) -> None:
         self._metrics_by_rid = metrics_by_rid
+        self._running = set(metrics_by_rid)
         self._record = record
         self._on_rejected = on_rejected
 
@@ -293,8 +294,7 @@ class MetricsObserver:
     def on_end(self, event: RequestEnded) -> None:
         """Count the end of a response, and log why it failed."""
         self._metrics_by_rid[event.rid].on_end(event)
-        if self._record is not None:
-            self._record.context.release_slot()
+        self._release_slot_after(event.rid)
         if isinstance(event.end, m.RequestRejected):
             self._on_rejected(event.end)
         else:
@@ -308,3 +308,10 @@ class MetricsObserver:
     def on_cancel(self, rid: str, error: Exception | None) -> None:
         """Count a response as cancelled, or by the error with which the server ended it."""
         self._metrics_by_rid[rid].close(error.code if isinstance(error, ApiError) else "cancelled")
+        self._release_slot_after(rid)
+
+    def _release_slot_after(self, rid: str) -> None:
+        """Release the slot of the client request once all its responses have ended, this one included."""
+        self._running.discard(rid)
+        if not self._running and self._record is not None:
+            self._record.context.release_slot()
