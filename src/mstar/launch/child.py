@@ -86,9 +86,9 @@ class Child:
         return ExitCause.CRASH if self.kill_reason else self.process.exit_cause()  # killed: it made no progress
 
     def state(self) -> str:
-        """State shown to operators."""
-        if self.process:
-            return "up" if self.is_up else self.process.pending_reason() or "starting"
+        """State shown to operators. Can be called from other threads."""
+        if process := self.process:  # read once: it can exit meanwhile
+            return "up" if self.is_up else process.pending_reason() or "starting"
         if not self.is_needed:
             return NOT_NEEDED
         return "waiting to be restarted" if self.backoff.failed_starts else "waiting to be started"

@@ -112,13 +112,17 @@ class Supervisor:
         self._deployment = deployment
 
     def processes(self) -> dict[str, ProcessHandle]:
-        """Running processes by the name of their conductor or worker; the second one of a worker says what it is."""
+        """Running processes by the name of their conductor or worker; that of the second one of a worker has its role.
+
+        Can be called from other threads.
+        """
         current, processes = current_children(self.children), dict[str, ProcessHandle]()
         for child in self.children.values():
-            if child.process:
+            if process := child.process:  # read once: it can exit meanwhile
                 role = "" if current[child.peer.worker] is child else f" ({child.role()})"
-                processes[child.peer.worker + role] = child.process
-        processes |= {STANDBY_NAME: self.standby.process} if self.standby.process else {}
+                processes[child.peer.worker + role] = process
+        if standby := self.standby.process:
+            processes[STANDBY_NAME] = standby
         return {name: process for name, process in processes.items() if not process.exited.is_set()}
 
     def drain(self) -> None:
