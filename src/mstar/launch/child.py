@@ -52,7 +52,7 @@ class Child:
         self.kill_reason = ""
         """Reason of its kill or stop."""
         self.stopping_since: float | None = None
-        """Time at which it was told to stop because it is not needed."""
+        """Time of the signal to stop, which it got because it is not needed."""
 
     def on_started(self, process: ProcessHandle) -> None:
         """Note the process of its next incarnation."""

@@ -126,7 +126,7 @@ class Supervisor:
         return {name: process for name, process in processes.items() if not process.exited.is_set()}
 
     def drain(self) -> None:
-        """Start draining. Sets `drained` when all conductors confirm, or have failed for good."""
+        """Start draining. Sets `drained` when each conductor has confirmed, or is in a crash loop."""
         self.is_draining = True
         self.conductors.send_to_all(Drain())
 

@@ -1,7 +1,7 @@
 """Rolling updates of weights as the launcher sees them: their version, and which conductors have not finished.
 
-Conductors replace their workers one by one and report the end. An update whose first replica fails to start is rolled
-back by its conductor: the old workers keep serving, and a worker that is started later gets their version again.
+Conductors replace their workers one by one and report the end. If a worker fails to start twice in a row, its
+conductor rolls the update back: the old workers keep serving, and a worker that is started later gets their version.
 """
 
 from __future__ import annotations
