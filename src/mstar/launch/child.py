@@ -70,7 +70,9 @@ class Child:
 
     def stop(self, now: float) -> bool:
         """Stop a worker that is not needed, or cancel its next start; return whether it was stopped at once."""
-        was_needed, self.is_needed, self.is_successor = self.is_needed, False, False
+        was_needed, self.is_needed = self.is_needed, False
+        self.backoff = RestartBackoff()  # a stop ends a crash loop, and its exit is no failed start
+        self.is_successor = self.is_rolled_back = False
         if self.process is None:
             self.exit_reason = ""
             return was_needed
