@@ -117,6 +117,36 @@ def test_broken_weights_stop_the_rollout_at_the_first_replica(place):
     assert not deployment.core.rollout.is_active
 
 
+def test_a_worker_that_was_in_a_crash_loop_before_does_not_stop_the_rollout():
+    deployment = Deployment({"talk": {"lm": ["a"]}, "sing": {"lm": ["b"], "voice": ["c"]}}, SINGLE_HOST).start_all()
+    deployment.exit_process(m.Peer("c", 0))
+    for failed_starts in range(1, 5):
+        fail_start(deployment, "c", failed_starts)
+    deployment.advance_time(3.0)
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
+    fail_start(deployment, "c", 5)
+    deployment.advance_time(SETTLE_S)
+    assert list(successors(deployment)) == ["b"], "the rollout replaces workers"
+    fail_start(deployment, "c", 6)
+    assert deployment.sent_of_kind(m.RolloutFailed) == []
+    deployment.worker_up("c", 7, weights_version=1)
+    deployment.exit_process(m.Peer("c", 7))
+    for failed_starts in (1, 2):
+        fail_start(deployment, "c", failed_starts)
+    failures = deployment.sent_of_kind(m.RolloutFailed)
+    assert [failed.worker for failed in failures] == ["c"], "it has started with the new weights, and counts again"
+
+
+def test_a_new_conductor_rolls_back_a_successor_that_was_in_a_crash_loop_before():
+    deployment = Deployment({"talk": {"lm": ["a"]}}, SINGLE_HOST)
+    for failed_starts in (1, 2, 3):
+        fail_start(deployment, "a+", failed_starts)
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
+    deployment.worker_up("a", 0)
+    fail_start(deployment, "a+", 4)
+    assert deployment.sent_of_kind(m.RolloutFailed) == [m.RolloutFailed(1, 0, "a", "exited with status 1")]
+
+
 def test_the_next_rollout_starts_after_a_failed_one():
     deployment = deploy(["a"])
     assert successors(deployment) == {"a": OLD}
