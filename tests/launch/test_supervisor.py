@@ -2,7 +2,7 @@
 
 from signal import SIGTERM
 
-from mstar.wire.messages import Peer, ProcessExited, RolloutFailed, StartWorker, StopWorker
+from mstar.wire.messages import Peer, ProcessExited, RolloutFailed, RollWeights, StartWorker, StopWorker
 from tests.launch.supervisor_harness import ExitingChild, SupervisorHarness
 
 
@@ -44,3 +44,14 @@ def test_a_worker_that_was_stopped_after_a_rollback_is_not_killed_with_its_condu
     harness.up("a")
     harness.exit("conductor")
     assert harness.children["a"].process.signals == []
+
+
+def test_a_new_conductor_continues_only_an_update_that_it_has_not_finished():
+    harness = SupervisorHarness(one=["a"], two=["b"])
+    harness.supervisor.reload_weights()
+    assert len(harness.sent(RollWeights)) == 2
+    harness.receive("one", RolloutFailed(1, 0, "a", "exited with status 1"))
+    for name in ("one", "two"):
+        harness.exit(name)
+        harness.up(name)
+    assert harness.sent(RollWeights) == [(Peer("two", 1), RollWeights(1))]

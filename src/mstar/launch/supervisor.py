@@ -258,7 +258,7 @@ class Supervisor:
                 self.conductors.send(sender.name, report)
             if self.is_draining:
                 self.conductors.send(sender.name, Drain())
-            if self.rollout.status().is_running:
+            if self.rollout.is_pending(sender.name):
                 self.conductors.send(sender.name, RollWeights(self.rollout.weights_version))
 
     # ---------------------------------------------------------------- exit

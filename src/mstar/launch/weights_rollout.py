@@ -55,6 +55,10 @@ class WeightsRollout:
         """Return the version of the weights that a new worker of this conductor loads."""
         return self._serving_versions.get(conductor, self.weights_version)
 
+    def is_pending(self, conductor: str) -> bool:
+        """Return whether a conductor has not finished the current update."""
+        return conductor in self._unfinished
+
     def request(self) -> None:
         """Start an update, after the current one."""
         self._is_requested = True
