@@ -179,6 +179,23 @@ def test_a_worker_serves_again_while_its_successor_restarts():
     assert deployment.workers["a"].draining_since is not None
 
 
+def test_a_worker_that_served_again_is_kept_for_the_stop_delay_of_its_next_drain():
+    deployment = deploy(["a"])
+    assert successors(deployment) == {"a": OLD}
+    deployment.worker_up("a+", 0, weights_version=1)
+    deployment.advance_time(0.7)
+    assert deployment.workers["a"].draining_since is not None
+    deployment.exit_process(NEW)
+    deployment.advance_time(10.0)
+    assert deployment.workers["a"].draining_since is None
+    deployment.worker_up("a+", 1, weights_version=1)
+    deployment.advance_time(0.8)
+    assert deployment.workers["a"].draining_since is not None
+    assert deployment.sent_of_kind(m.StopWorker) == []
+    deployment.advance_time(1.0)
+    assert deployment.launcher.stop_workers() == ["a"]
+
+
 def test_a_successor_that_was_up_and_fails_to_restart_is_rolled_back():
     deployment = deploy(["a"])
     assert successors(deployment) == {"a": OLD}
