@@ -55,3 +55,20 @@ def test_a_new_conductor_continues_only_an_update_that_it_has_not_finished():
         harness.exit(name)
         harness.up(name)
     assert harness.sent(RollWeights) == [(Peer("two", 1), RollWeights(1))]
+
+
+def test_a_new_conductor_gets_every_exit_that_it_has_not_seen():
+    harness = SupervisorHarness(conductor=["a"])
+    harness.receive("conductor", StartWorker("a", beside=Peer("a", 0)))
+    harness.up("a+")
+    harness.receive("conductor", StopWorker(Peer("a", 0)))
+    harness.exit("a")
+    harness.receive("conductor", StartWorker("a", beside=Peer("a+", 0)))
+    harness.exit("conductor")
+    harness.exit("a+")
+    harness.fail_starts("a", 2)
+    harness.exit("a")
+    harness.sent(ProcessExited)
+    harness.up("conductor")
+    reports = [(exited.peer, exited.failed_starts) for exited in harness.sent_to("conductor", ProcessExited)]
+    assert reports == [(Peer("a+", 0), 0), (Peer("a", 3), 3)], "the one in a crash loop comes last"

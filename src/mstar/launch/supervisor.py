@@ -17,7 +17,7 @@ from signal import SIGKILL
 
 from mstar.config import ConductorConfig, WorkerConfig
 from mstar.errors import MstarError
-from mstar.launch.child import Child
+from mstar.launch.child import NOT_NEEDED, Child, RestartStatus
 from mstar.launch.conductor_links import ConductorLinks
 from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.peer_addresses import PeerAddresses
@@ -254,7 +254,7 @@ class Supervisor:
         if sender.name in self._deployment.shards and is_new:  # its predecessor has died with the command
             names = self._deployment.shards[sender.name].workers
             workers = [each for name in names for each in children_of(name, self.children)]
-            for report in _failed_starts(now, workers):
+            for report in _exit_reports(now, workers):
                 self.conductors.send(sender.name, report)
             if self.is_draining:
                 self.conductors.send(sender.name, Drain())
@@ -326,15 +326,17 @@ def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> Laun
     return LaunchError(f"{peer.name}{where} {reason} during the start. Its last output:\n{output}\n  fix: {fix}")
 
 
-def _failed_starts(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
-    """Reports of the workers that fail to start, for a new conductor: it has not seen their exits."""
-    missing = [child for child in workers if child.is_needed and child.process is None]
-    statuses = [(child.peer, child.restart_status(now)) for child in missing]
-    return [
-        ProcessExited(peer, status.reason, [], status.failed_starts, status.next_start_in_s)
-        for peer, status in statuses
-        if status.failed_starts
-    ]
+def _exit_reports(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
+    """Reports of the processes that have exited, for a new conductor: it has not seen their exits.
+
+    Those that are not needed come first: a conductor keeps the failed starts of the last report of a worker.
+    """
+    exited = [child for child in workers if child.process is None and child.peer.incarnation >= 0]
+    reports: list[ProcessExited] = []
+    for child in sorted(exited, key=lambda child: child.is_needed):
+        status = child.restart_status(now) if child.is_needed else RestartStatus(reason=NOT_NEEDED)
+        reports.append(ProcessExited(child.peer, status.reason, [], status.failed_starts, status.next_start_in_s))
+    return reports
 
 
 def _describe(child: Child, deployment: Deployment) -> str:
