@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mstar.wire import messages as m
-from tests.conductor.deployment import LAUNCHER, LIMITS, Deployment
+from tests.conductor.deployment import LAUNCHER, LIMITS, Deployment, worker_load
 
 SETTLE_S = 2.2
 """An autoscaler that had nothing to do waits for `startup_settle_s` first."""
@@ -177,6 +177,19 @@ def test_a_worker_serves_again_while_its_successor_restarts():
     assert deployment.started_walks() == {"s": m.Peer("a+", 1)}
     deployment.advance_time(1.0)
     assert deployment.workers["a"].draining_since is not None
+
+
+def test_a_stopped_worker_leaves_the_load_of_its_successor():
+    deployment = deploy(["a"])
+    assert successors(deployment) == {"a": OLD}
+    deployment.worker_up("a+", 0, weights_version=1)
+    load = worker_load(utilization=0.5)
+    deployment.deliver(NEW, m.Heartbeat(0.0, load))
+    deployment.advance_time(2.0)
+    assert deployment.launcher.stop_workers() == ["a"]
+    assert deployment.core.capacity.worker_load("a") == load
+    deployment.exit_process(NEW)
+    assert deployment.core.capacity.worker_load("a") is None
 
 
 def test_a_worker_that_served_again_is_kept_for_the_stop_delay_of_its_next_drain():
