@@ -215,7 +215,7 @@ def test_retries_are_limited():
         deployment.deliver(A, m.RetryNeeded("r", attempt, "bad frame"))
     end = end_of(deployment)
     assert end.status == "unavailable"
-    assert end.error_message == "gave up after 2 retries (max_retries); last reason: bad frame"
+    assert end.error_message.startswith("failed after 2 retries (max_retries); last reason: bad frame\n  fix: ")
 
 
 # ---------------------------------------------------------------- poison

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mstar.wire import messages as m
-from tests.conductor.deployment import LAUNCHER, LIMITS, Deployment
+from tests.conductor.deployment import LAUNCHER, LIMITS, Deployment, worker_load
 
 SETTLE_S = 2.2
 """An autoscaler that had nothing to do waits for `startup_settle_s` first."""
@@ -117,6 +117,36 @@ def test_broken_weights_stop_the_rollout_at_the_first_replica(place):
     assert not deployment.core.rollout.is_active
 
 
+def test_a_worker_that_was_in_a_crash_loop_before_does_not_stop_the_rollout():
+    deployment = Deployment({"talk": {"lm": ["a"]}, "sing": {"lm": ["b"], "voice": ["c"]}}, SINGLE_HOST).start_all()
+    deployment.exit_process(m.Peer("c", 0))
+    for failed_starts in range(1, 5):
+        fail_start(deployment, "c", failed_starts)
+    deployment.advance_time(3.0)
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
+    fail_start(deployment, "c", 5)
+    deployment.advance_time(SETTLE_S)
+    assert list(successors(deployment)) == ["b"], "the rollout replaces workers"
+    fail_start(deployment, "c", 6)
+    assert deployment.sent_of_kind(m.RolloutFailed) == []
+    deployment.worker_up("c", 7, weights_version=1)
+    deployment.exit_process(m.Peer("c", 7))
+    for failed_starts in (1, 2):
+        fail_start(deployment, "c", failed_starts)
+    failures = deployment.sent_of_kind(m.RolloutFailed)
+    assert [failed.worker for failed in failures] == ["c"], "it has started with the new weights, and counts again"
+
+
+def test_a_new_conductor_rolls_back_a_successor_that_was_in_a_crash_loop_before():
+    deployment = Deployment({"talk": {"lm": ["a"]}}, SINGLE_HOST)
+    for failed_starts in (1, 2, 3):
+        fail_start(deployment, "a+", failed_starts)
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
+    deployment.worker_up("a", 0)
+    fail_start(deployment, "a+", 4)
+    assert deployment.sent_of_kind(m.RolloutFailed) == [m.RolloutFailed(1, 0, "a", "exited with status 1")]
+
+
 def test_the_next_rollout_starts_after_a_failed_one():
     deployment = deploy(["a"])
     assert successors(deployment) == {"a": OLD}
@@ -147,6 +177,36 @@ def test_a_worker_serves_again_while_its_successor_restarts():
     assert deployment.started_walks() == {"s": m.Peer("a+", 1)}
     deployment.advance_time(1.0)
     assert deployment.workers["a"].draining_since is not None
+
+
+def test_a_stopped_worker_leaves_the_load_of_its_successor():
+    deployment = deploy(["a"])
+    assert successors(deployment) == {"a": OLD}
+    deployment.worker_up("a+", 0, weights_version=1)
+    load = worker_load(utilization=0.5)
+    deployment.deliver(NEW, m.Heartbeat(0.0, load))
+    deployment.advance_time(2.0)
+    assert deployment.launcher.stop_workers() == ["a"]
+    assert deployment.core.capacity.worker_load("a") == load
+    deployment.exit_process(NEW)
+    assert deployment.core.capacity.worker_load("a") is None
+
+
+def test_a_worker_that_served_again_is_kept_for_the_stop_delay_of_its_next_drain():
+    deployment = deploy(["a"])
+    assert successors(deployment) == {"a": OLD}
+    deployment.worker_up("a+", 0, weights_version=1)
+    deployment.advance_time(0.7)
+    assert deployment.workers["a"].draining_since is not None
+    deployment.exit_process(NEW)
+    deployment.advance_time(10.0)
+    assert deployment.workers["a"].draining_since is None
+    deployment.worker_up("a+", 1, weights_version=1)
+    deployment.advance_time(0.8)
+    assert deployment.workers["a"].draining_since is not None
+    assert deployment.sent_of_kind(m.StopWorker) == []
+    deployment.advance_time(1.0)
+    assert deployment.launcher.stop_workers() == ["a"]
 
 
 def test_a_successor_that_was_up_and_fails_to_restart_is_rolled_back():

@@ -3,6 +3,7 @@
 from mstar.launch.child import Child
 from mstar.wire.frame import encode_peers
 from mstar.wire.messages import Peer
+from tests.launch.supervisor_harness import ExitingChild, StubProcess
 
 
 class ObservedChild(Child):
@@ -21,3 +22,10 @@ def test_a_child_with_a_process_can_be_addressed_at_every_moment():
     assert encode_peers(Peer("frontend", 0), child.seen)
     child.on_started(object())
     assert child.seen == Peer("a+", 1), "never the previous incarnation, which is dead"
+
+
+def test_a_process_that_exits_while_another_thread_reads_its_state_is_no_error():
+    child = ExitingChild("a")
+    child.on_started(StubProcess())
+    assert child.state() == "starting"
+    assert child.state() == "waiting to be started"

@@ -35,6 +35,16 @@ def test_a_pause_of_the_worker_does_not_count_in_the_age_of_its_batch():
     assert [beat.batch_running_s for _, beat in worker.take_sent(m.Heartbeat)] == [MAX_STEP_S]
 
 
+def test_the_wait_behind_another_batch_does_not_count_in_the_age_of_a_batch():
+    worker = WorkerHarness().start(rid="r0").start("stateful", rid="r1")
+    assert worker.core.stats()["running"] == MAX_INFLIGHT_BATCHES
+    worker.now = 0.2
+    worker.finish_batch(2)
+    worker.tick(0.3)
+    assert [beat.batch_running_s for _, beat in worker.take_sent(m.Heartbeat)] == [pytest.approx(0.1)]
+    assert worker.core.running_batch().seconds == pytest.approx(0.1)
+
+
 def test_without_a_message_of_the_conductor_no_batch_starts():
     worker = WorkerHarness().start()
     worker.now = CONDUCTOR_LEASE_S + 0.1

@@ -99,7 +99,7 @@ class ConductorCore:
                 lambda now, _: self.lifecycle.place_waiting(now),
             ),
             lost=(
-                self.capacity.on_worker_lost,
+                self._drop_load,
                 self.autoscaler.on_worker_lost,
                 attempts.on_worker_lost,
                 self.retries.on_worker_lost,
@@ -207,6 +207,11 @@ class ConductorCore:
             if message.load is not None and not self.membership.is_replaced(sender):
                 self.capacity.update_load(sender.worker, message.load)
             self.failure_detector.on_batch_running(now, sender, message.batch_running_s, message.batch_expected_s)
+
+    def _drop_load(self, now: float, lost: WorkerLost) -> None:
+        """Drop the load of a lost worker, unless another process of it serves: the load is that of the other one."""
+        if not self.membership.serving([lost.peer.worker]):
+            self.capacity.on_worker_lost(now, lost)
 
     def _on_process_exited(self, now: float, exited: m.ProcessExited) -> None:
         peer, membership = exited.peer, self.membership

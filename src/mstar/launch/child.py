@@ -52,7 +52,7 @@ class Child:
         self.kill_reason = ""
         """Reason of its kill or stop."""
         self.stopping_since: float | None = None
-        """Time at which it was told to stop because it is not needed."""
+        """Time of the signal to stop, which it got because it is not needed."""
 
     def on_started(self, process: ProcessHandle) -> None:
         """Note the process of its next incarnation."""
@@ -70,7 +70,9 @@ class Child:
 
     def stop(self, now: float) -> bool:
         """Stop a worker that is not needed, or cancel its next start; return whether it was stopped at once."""
-        was_needed, self.is_needed, self.is_successor = self.is_needed, False, False
+        was_needed, self.is_needed = self.is_needed, False
+        self.backoff = RestartBackoff()  # a stop ends a crash loop, and its exit is no failed start
+        self.is_successor = self.is_rolled_back = False
         if self.process is None:
             self.exit_reason = ""
             return was_needed
@@ -86,9 +88,9 @@ class Child:
         return ExitCause.CRASH if self.kill_reason else self.process.exit_cause()  # killed: it made no progress
 
     def state(self) -> str:
-        """State shown to operators."""
-        if self.process:
-            return "up" if self.is_up else self.process.pending_reason() or "starting"
+        """State shown to operators. Can be called from other threads."""
+        if process := self.process:  # read once: it can exit meanwhile
+            return "up" if self.is_up else process.pending_reason() or "starting"
         if not self.is_needed:
             return NOT_NEEDED
         return "waiting to be restarted" if self.backoff.failed_starts else "waiting to be started"

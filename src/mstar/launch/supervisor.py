@@ -17,7 +17,7 @@ from signal import SIGKILL
 
 from mstar.config import ConductorConfig, WorkerConfig
 from mstar.errors import MstarError
-from mstar.launch.child import Child
+from mstar.launch.child import NOT_NEEDED, Child, RestartStatus
 from mstar.launch.conductor_links import ConductorLinks
 from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.peer_addresses import PeerAddresses
@@ -112,17 +112,21 @@ class Supervisor:
         self._deployment = deployment
 
     def processes(self) -> dict[str, ProcessHandle]:
-        """Running processes by the name of their conductor or worker; the second one of a worker says what it is."""
+        """Running processes by the name of their conductor or worker; that of the second one of a worker has its role.
+
+        Can be called from other threads.
+        """
         current, processes = current_children(self.children), dict[str, ProcessHandle]()
         for child in self.children.values():
-            if child.process:
+            if process := child.process:  # read once: it can exit meanwhile
                 role = "" if current[child.peer.worker] is child else f" ({child.role()})"
-                processes[child.peer.worker + role] = child.process
-        processes |= {STANDBY_NAME: self.standby.process} if self.standby.process else {}
+                processes[child.peer.worker + role] = process
+        if standby := self.standby.process:
+            processes[STANDBY_NAME] = standby
         return {name: process for name, process in processes.items() if not process.exited.is_set()}
 
     def drain(self) -> None:
-        """Start draining. Sets `drained` when all conductors confirm, or have failed for good."""
+        """Start draining. Sets `drained` when each conductor has confirmed, or is in a crash loop."""
         self.is_draining = True
         self.conductors.send_to_all(Drain())
 
@@ -250,11 +254,11 @@ class Supervisor:
         if sender.name in self._deployment.shards and is_new:  # its predecessor has died with the command
             names = self._deployment.shards[sender.name].workers
             workers = [each for name in names for each in children_of(name, self.children)]
-            for report in _failed_starts(now, workers):
+            for report in _exit_reports(now, workers):
                 self.conductors.send(sender.name, report)
             if self.is_draining:
                 self.conductors.send(sender.name, Drain())
-            if self.rollout.status().is_running:
+            if self.rollout.is_pending(sender.name):
                 self.conductors.send(sender.name, RollWeights(self.rollout.weights_version))
 
     # ---------------------------------------------------------------- exit
@@ -322,15 +326,17 @@ def _start_error(peer: Peer, reason: str, process: ProcessHandle | None) -> Laun
     return LaunchError(f"{peer.name}{where} {reason} during the start. Its last output:\n{output}\n  fix: {fix}")
 
 
-def _failed_starts(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
-    """Reports of the workers that fail to start, for a new conductor: it has not seen their exits."""
-    missing = [child for child in workers if child.is_needed and child.process is None]
-    statuses = [(child.peer, child.restart_status(now)) for child in missing]
-    return [
-        ProcessExited(peer, status.reason, [], status.failed_starts, status.next_start_in_s)
-        for peer, status in statuses
-        if status.failed_starts
-    ]
+def _exit_reports(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
+    """Reports of the processes that have exited, for a new conductor: it has not seen their exits.
+
+    Those that are not needed come first: a conductor keeps the failed starts of the last report of a worker.
+    """
+    exited = [child for child in workers if child.process is None and child.peer.incarnation >= 0]
+    reports: list[ProcessExited] = []
+    for child in sorted(exited, key=lambda child: child.is_needed):
+        status = child.restart_status(now) if child.is_needed else RestartStatus(reason=NOT_NEEDED)
+        reports.append(ProcessExited(child.peer, status.reason, [], status.failed_starts, status.next_start_in_s))
+    return reports
 
 
 def _describe(child: Child, deployment: Deployment) -> str:

@@ -1,7 +1,7 @@
 """Rolling updates of weights as the launcher sees them: their version, and which conductors have not finished.
 
-Conductors replace their workers one by one and report the end. An update whose first replica fails to start is rolled
-back by its conductor: the old workers keep serving, and a worker that is started later gets their version again.
+Conductors replace their workers one by one and report the end. If a worker fails to start twice in a row, its
+conductor rolls the update back: the old workers keep serving, and a worker that is started later gets their version.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class WeightsRollout:
     def version_for(self, conductor: str) -> int:
         """Return the version of the weights that a new worker of this conductor loads."""
         return self._serving_versions.get(conductor, self.weights_version)
+
+    def is_pending(self, conductor: str) -> bool:
+        """Return whether a conductor has not finished the current update."""
+        return conductor in self._unfinished
 
     def request(self) -> None:
         """Start an update, after the current one."""

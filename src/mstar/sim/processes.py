@@ -289,7 +289,7 @@ class SimLauncher(SimProcess):
             case m.Register() if sender.name in self.simulation.shards:
                 if self.simulation.fault_injector.is_draining:
                     self.send(sender, m.Drain())  # its predecessor got the message
-                if self.rolled_version < self.simulation.weights_version:
+                if self._rolled_versions[sender.name] < self.simulation.weights_version:
                     self.send(sender, m.RollWeights(self.simulation.weights_version))
             case _:
                 pass

@@ -8,13 +8,13 @@ from mstar.wire.message import Message, Peer
 
 
 class ExitCause(StrEnum):
-    """What an exit says about the requests that the process was computing."""
+    """Whether a request that the process was computing can be the cause of its exit."""
 
     CRASH = "crash"
     """A fault signal, an exit by itself, a kill for lack of memory, or no progress: one of the requests can be the
     cause."""
     UNEXPLAINED = "unexplained"
-    """SIGKILL, and nothing tells whether memory was short."""
+    """SIGKILL, and it is unknown whether the kernel sent it for lack of memory."""
     EXTERNAL = "external"
     """A signal from outside, a stop, or a lost host: no request is the cause."""
 
@@ -41,7 +41,7 @@ class ProcessExited(Message):
 
 
 class StillComputing(Message):
-    """The process uses CPU time, although its heartbeat can be late: do not declare it dead."""
+    """The process uses CPU time. This is a sign of life of a worker whose heartbeat is late."""
 
     peer: Peer
 

@@ -22,7 +22,7 @@ class RunningBatch:
     component: str
     op: str
     seconds: float
-    """Time since it was submitted."""
+    """Time for which it has run, without its wait behind another batch."""
     expected_s: float
     """Predicted duration; 0 if unknown."""
     rids: tuple[str, ...]

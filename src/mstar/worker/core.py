@@ -156,7 +156,7 @@ class WorkerCore:
 
     def _on_batch_finished(self, now: float, event: BatchFinished) -> None:
         hit("worker.on_batch_finished")
-        batch = self._batches.finish(event.number)
+        batch = self._batches.finish(self._active_now, event.number)
         self.op_stats.on_batch(batch.key, batch.calls, event.results, event.seconds)
         self.scheduler.learn(batch.key, batch.calls, event.seconds)
         self._states.preempt_owners(event.evicted)
@@ -171,7 +171,7 @@ class WorkerCore:
             self._last_heartbeat_at = now
             self.op_stats.live_stats.expire(now)
             load = self.load_estimator.estimate_load(self._requests, self.scheduler.count_pending_batches())
-            running_s, expected_s = self._batches.oldest_age_s(self._active_now), self._batches.oldest_expected_s()
+            running_s, expected_s = self._batches.running_s(self._active_now), self._batches.running_expected_s()
             self._outbox.send_to_conductor(m.Heartbeat(running_s, load, expected_s))
 
     # ---------------------------------------------------------------- batches

@@ -26,7 +26,6 @@ class InflightBatch:
 
     key: ModelBatchKey
     calls: list[ReadyCall]
-    since: float
     expected_s: float
     """Predicted duration; 0 if unknown."""
 
@@ -40,6 +39,8 @@ class InflightBatches:
         self._batches: dict[int, InflightBatch] = {}
         """By number, oldest first."""
         self._last_number = 0
+        self._running_since = 0.0
+        """Time at which the oldest batch started to run: it was submitted, or the batch before it finished."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -60,19 +61,19 @@ class InflightBatches:
             model, key_number = batch.key
             key = self._plans[model].keys[key_number]
             rids = tuple(dict.fromkeys(call.walk_run.request.rid for call in batch.calls))
-            return RunningBatch(number, model, key.component, key.op, now - batch.since, batch.expected_s, rids)
+            return RunningBatch(number, model, key.component, key.op, self.running_s(now), batch.expected_s, rids)
         return None
 
     def calls(self) -> Iterator[ReadyCall]:
         """Calls of all batches."""
         return (call for batch in self._batches.values() for call in batch.calls)
 
-    def oldest_age_s(self, now: float) -> float:
-        """Seconds since the oldest batch was submitted; 0 without one."""
-        return now - min((batch.since for batch in self._batches.values()), default=now)
+    def running_s(self, now: float) -> float:
+        """Seconds for which the batch that runs has run; 0 without one. Its wait behind another one does not count."""
+        return now - self._running_since if self._batches else 0.0
 
-    def oldest_expected_s(self) -> float:
-        """Predicted duration of the oldest batch; 0 if unknown or without one."""
+    def running_expected_s(self) -> float:
+        """Predicted duration of the batch that runs; 0 if unknown or without one."""
         return next((batch.expected_s for batch in self._batches.values()), 0.0)
 
     def submit(
@@ -91,11 +92,14 @@ class InflightBatches:
             Suspect(walk_run.request.rid, walk_run.request.attempt, walk_run.completed_calls[key_number])
             for walk_run in walk_runs
         ]
+        if not self._batches:
+            self._running_since = now
         self._last_number += 1
-        self._batches[self._last_number] = InflightBatch(key, calls, now, expected_s or 0.0)
+        self._batches[self._last_number] = InflightBatch(key, calls, expected_s or 0.0)
         batch_key = self._plans[model].keys[key_number]
         self._outbox.command(Batch(self._last_number, model, batch_key, jobs, suspects, expected_s, time_limit_s))
 
-    def finish(self, number: int) -> InflightBatch:
-        """Remove and return a batch that the engine has finished."""
+    def finish(self, now: float, number: int) -> InflightBatch:
+        """Remove and return the batch that the engine has finished. The next one runs from now on."""
+        self._running_since = now
         return self._batches.pop(number)

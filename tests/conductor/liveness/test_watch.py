@@ -57,6 +57,14 @@ def test_two_conductors_are_not_replaced_at_once():
     assert watch_until(watch, 5.05, 10.0) == (TWO, 6.05)
 
 
+def test_of_two_conductors_that_fall_silent_together_one_is_replaced_after_the_other():
+    watch = ConductorWatch()
+    watch.on_message(0.0, ONE)
+    watch.on_message(0.0, TWO)
+    assert watch_until(watch, 0.0, 10.0) == (ONE, 5.05)
+    assert watch_until(watch, 5.05, 10.0) == (TWO, 6.05)
+
+
 def test_an_exited_conductor_is_not_watched():
     watch = ConductorWatch()
     watch.on_message(0.0, ONE)

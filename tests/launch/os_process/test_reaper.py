@@ -71,3 +71,11 @@ def test_configuration_for_an_exited_process_is_dropped(reaper):
     process.write_stdin(b"config")
     process.send_signal(signal.SIGKILL)
     assert process.exit_reason() == "exited with status 0"
+
+
+def test_an_exit_by_a_signal_without_a_name_has_a_reason(reaper):
+    start, exits = reaper
+    process, number = start("sleep", "60"), signal.SIGRTMIN + 5
+    process.send_signal(number)
+    assert exits.get(timeout=5)[1] is process
+    assert process.exit_reason() == f"killed by signal {number}"

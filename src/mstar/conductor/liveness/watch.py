@@ -78,6 +78,6 @@ class ConductorWatch:
         if not hung or now - self._last_replaced_at < self._tuning.second_look_s:
             return None
         self._last_replaced_at = now
-        silent_s, peer = max(hung)
+        silent_s, peer = max(hung, key=lambda each: each[0])  # peers have no order
         self.forget(peer)
         return peer, silent_s

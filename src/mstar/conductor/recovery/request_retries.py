@@ -59,7 +59,8 @@ class RequestRetries:
         if run is None and (is_whole or not request.is_awaiting_input):
             return
         if not self._attempts.count_retry(request):
-            text = f"gave up after {request.retries - 1} retries (max_retries); last reason: {reason}"
+            text = f"failed after {request.retries - 1} retries (max_retries); last reason: {reason}"
+            text += "\n  fix: see the log of the server, then send the request again"
             self._lifecycle.finish(now, request, FinishStatus("unavailable", "Unavailable", text))
             return
         results = [] if is_whole else request.walk_results

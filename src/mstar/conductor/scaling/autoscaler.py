@@ -227,7 +227,8 @@ class Autoscaler:
                 self._idle_since.pop(peer.name, None)
                 continue
             is_overdue = any(request.needs(peer) for request in requests)
-            idle_s = 0.0 if is_overdue else now - self._idle_since.setdefault(peer.name, now)
+            idle_since = self._idle_since.setdefault(peer.name, now)
+            idle_s = now - max(idle_since, worker.draining_since or 0.0)  # it can have served since an earlier drain
             if is_overdue or idle_s >= self.tuning.stop_delay_s:
                 self._membership.stop(now, peer)
 

@@ -25,7 +25,7 @@ class StartTuning:
     restart_grace_s: float = 5.0
     """Seconds to count on a lost worker. After that its host can be down, and another worker starts instead."""
     max_failed_starts: int = 3
-    """Number of exits before registration after which a worker is given up."""
+    """Number of exits before registration after which a worker does not count as starting."""
     retry_interval_s: float = 5.0
     """Seconds between repeated start requests: the launcher ignores one while the worker still exits."""
 
@@ -80,7 +80,7 @@ class PendingWorkers:
                 self._remove(name)
 
     def expire(self, now: float) -> None:
-        """Give up workers that exceed the start timeout."""
+        """Remove the workers that exceed the start timeout."""
         timeout_s = self._tuning.start_timeout_s
         for name in [name for name, since in self.pending_since.items() if now - since > timeout_s]:
             self._remove(name)

@@ -13,7 +13,8 @@
    the old worker finishes its requests, and the autoscaler stops it when it is idle.
 
 Rollback of a rolling update: if a worker fails to start `max_failed_starts` times, the rollout stops. The old workers
-keep serving, successors that are up drain, and the newest version is again the one that the old workers have.
+keep serving, successors that are up drain, and the newest version is again the one that the old workers have. Starts of
+a worker that was in a crash loop before the rollout do not count: the new weights are not their cause.
 
 If a successor is lost while its predecessor drains, the predecessor serves again until the successor is back.
 
@@ -54,6 +55,8 @@ class Rollout:
         self._tuning = tuning or RolloutTuning()
         self._surges: set[str] = set()
         """Workers that were started beside the old ones of their group, or whose successors were started."""
+        self._failing_before: set[str] = set()
+        """Workers that were in a crash loop when the rollout started, and have not registered since."""
         self._failed_version = -1
         """Version of the last rollout that failed."""
 
@@ -62,9 +65,12 @@ class Rollout:
         if weights_version >= self._fleet.versions.newest and weights_version != self._failed_version:
             self._fleet.versions.newest = weights_version
             self.is_active = True
+            names = (name for group in self._fleet.groups for name in group.workers)
+            self._failing_before = {starts.peer.worker for starts in self._fleet.crash_loops.find(names)}
 
     def on_worker_started(self, now: float, worker: Worker) -> None:
         """Resume a rollout that an earlier conductor began: a worker has a newer version than others."""
+        self._failing_before.discard(worker.peer.worker)
         versions, is_second = self._fleet.versions, self._is_second(worker.peer)
         if not is_second or worker.weights_version != self._failed_version:
             versions.newest = max(versions.newest, worker.weights_version)
@@ -82,6 +88,9 @@ class Rollout:
         """Roll back if a worker fails to start during the rollout; return whether it did."""
         fleet, worker = self._fleet, exited.peer.worker
         if not self.is_active or exited.failed_starts < self._tuning.max_failed_starts:
+            return False
+        # A process beside one that serves is a successor: an earlier conductor can have started it for this rollout.
+        if worker in self._failing_before and not self._is_second(exited.peer):
             return False
         has_enough = all(len(fleet.serving(group)) >= group.target for group in fleet.groups_of_worker(worker))
         # An earlier conductor can have started the successor, so `_surges` does not have all of them.

@@ -1,6 +1,6 @@
 """Kills by the out-of-memory killer of the kernel, which has counters for each cgroup and for the host.
 
-SIGKILL does not say who sent it. A process that the kernel killed for lack of memory can be the victim of its own
+The sender of SIGKILL is unknown. A process that the kernel killed for lack of memory can be the victim of its own
 request; one that an operator killed is not. The counters tell the two apart:
 
 | counter of the cgroup | counter of the host | cause |

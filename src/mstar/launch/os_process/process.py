@@ -105,7 +105,7 @@ class Process:
     def exit_reason(self) -> str:
         """Exit signal or status."""
         code = self._popen.returncode
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return f"killed by {_signal_name(-code)}" if code < 0 else f"exited with status {code}"
 
     def exit_cause(self) -> ExitCause:
         """Whether the process caused its exit. To be called soon after the exit."""
@@ -117,3 +117,10 @@ class Process:
     def stderr_tail(self) -> str:
         """Tail of its output."""
         return self._tail.decode(errors="replace").strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
