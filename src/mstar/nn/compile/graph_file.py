@@ -37,6 +37,8 @@ _INCOMPLETE_S = 3600
 """Age in seconds after which an incomplete file belongs to a process that was killed."""
 _ALIGNMENT_BYTES = 4096
 
+_OTHER_VERSIONS = "install another version of torch or transformers: with these, capturing the network changes it"
+
 log = logging.getLogger("mstar.nn.graph_cache")
 
 CapturedGraph = tuple[FlatGraph, Callable[[str], Tensor]]
@@ -144,7 +146,7 @@ def write_graphs(
         stored = _bind(np.memmap(temporary, np.uint8, mode="c"), footer)
         results = trial_run(stored)
         for result, wanted in zip(results, expected or results, strict=True):
-            require_close(result, wanted, "the captured graph differs from the network", "none is needed")
+            require_close(result, wanted, "the captured graph differs from the network", _OTHER_VERSIONS)
         footer.trial = [writer.write(result) for result in results]
         encoded = msgspec.msgpack.encode(footer)
         file.write(encoded + hashlib.blake2b(encoded, digest_size=16).digest() + len(encoded).to_bytes(8, "little"))
