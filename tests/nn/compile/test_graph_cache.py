@@ -14,7 +14,7 @@ import transformers as t
 
 from mstar.errors import LoadError
 from mstar.nn import native
-from mstar.nn.compile import graph_cache, graph_capture, graph_file, seq2seq_capture
+from mstar.nn.compile import flat_graph, graph_cache, graph_capture, graph_file, seq2seq_capture
 from mstar.nn.compile.graph_cache import FlatNetwork, load_or_capture, trial_run
 from mstar.nn.compile.graph_capture import flatten
 from mstar.nn.kv import attention_interface
@@ -153,6 +153,22 @@ def test_the_oldest_entries_are_removed_above_the_limit(directory, monkeypatch):
     load_or_capture("y", network, is_int8=False)
     (left,) = directory.iterdir()
     assert left != old
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["call_method", "numpy", {"tuple": []}, {}],
+        ["placeholder", "x=print(1)", {"tuple": []}, {}],
+        ["get_attr", "forward.__globals__", {"tuple": []}, {}],
+        ["call_function", "aten.relu.default", {"tuple": []}, {"x=print(1), y": 1}],
+        ["call_function", "aten.relu.default", {"tuple": [{"torch": "load"}]}, {}],
+        ["call_function", "prims.add.default", {"tuple": []}, {}],
+    ],
+)
+def test_a_file_with_other_operations_is_not_decoded(row):
+    with pytest.raises(ValueError, match="unknown"):
+        flat_graph.decode([row])
 
 
 def test_a_cached_decoder_needs_no_transformers():
