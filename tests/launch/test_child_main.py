@@ -43,6 +43,13 @@ def test_a_standby_waits_ready_and_exits_when_not_needed():
     assert standby.returncode == 0
 
 
+def test_a_standby_survives_a_model_that_cannot_be_preloaded(tmp_path):
+    (tmp_path / "model.py").write_text("raise RuntimeError('no home directory')")
+    with child(os.getpid(), tmp_path / "model.py") as standby:
+        assert standby.communicate() == (None, b"")
+    assert standby.returncode == 0
+
+
 MODEL_WITH_ENVIRONMENT = """
 import os
 import pathlib

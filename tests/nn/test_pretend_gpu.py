@@ -86,6 +86,24 @@ def test_traffic_is_counted(use, syncs, to_device, to_host):
     assert all("test_pretend_gpu.py:" in line for line in traffic.syncs), "lines of this file, not of torch"
 
 
+def test_counts_can_be_nested():
+    x = on_device(3)
+    with count_traffic() as outer:
+        with count_traffic() as inner:
+            pass
+        x.cpu()
+    assert (sum(outer.to_host.values()), sum(inner.to_host.values())) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_a_tensor_of_a_tensor_has_the_dtype_of_the_call():
+    x, device = on_device(3), pretend_gpu()
+    assert torch.as_tensor(x, dtype=torch.float64, device=device).dtype == torch.float64
+    assert torch.tensor(x, dtype=torch.float64, device=device).dtype == torch.float64
+    assert torch.as_tensor(x, device=device) is x
+    assert torch.tensor(x, device=device) is not x, "a copy"
+
+
 def test_a_default_device_still_holds_for_tensors_of_python_values():
     pretend_gpu()
     with torch.device("meta"):

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """It may not exist, and may not be writable. Raises RuntimeError without a home directory."""
+    """The directory; it need not exist or be writable. Raises RuntimeError without a home directory."""
     return Path.home() / ".cache" / "mstar"

@@ -17,6 +17,7 @@ def require_close(actual: Tensor, expected: Tensor, what: str, fix: str) -> None
         raise LoadError(f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}\n  fix: {fix}")
     # Any network has norms in float32, so a float64 network is compared in float32 precision.
     eps = max(torch.finfo(dtype).eps for dtype in (expected.dtype, torch.float32))
-    difference = float((actual - expected).abs().max() / expected.abs().max())
+    largest = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)  # a result can be all zeros
+    difference = float((actual - expected).abs().max() / largest)
     if not difference <= eps**0.5:
         raise LoadError(f"{what}: relative difference {difference:.0e}, limit {eps**0.5:.0e}\n  fix: {fix}")

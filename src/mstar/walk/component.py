@@ -287,8 +287,8 @@ class Component:
     """Whether it loads its weights on `device`. Other components of a worker with a device stay on the CPU."""
     device: Any = None
     """The torch device of its weights, set by the worker before `prepare`; None is the CPU. Float tensors are moved to
-    it before an op, and float results stay there. Integers and flags with at most one dimension, which walks and
-    routes read, are on the host."""
+    it before an op, except those in a list, and float results stay there. Integers and flags with at most one
+    dimension, which walks and routes read, are on the host."""
     weights: tuple[Any, ...] = ()
     """The weight files that it loads, as values of `mstar.nn.weights.sources`."""
     _is_prepared = False

@@ -8,6 +8,7 @@ from mstar.cli.backends import LocalBackend, RunParams
 from mstar.cli.checkpoints.target import resolve_target
 from mstar.errors import NeverFits, Unsupported
 from mstar.models.causal_lm.causal_lm import CausalLanguageModel
+from mstar.models.causal_lm.conversation import to_template_message
 from mstar.models.smollm2.smollm2 import LanguageModel
 from mstar.nn.weights.sources import SMOLLM2_135M
 from mstar.requests import ChatRequest, Message, Sampling, Tool, ToolCall
@@ -124,6 +125,19 @@ def test_the_prompt_is_that_of_the_chat_template(llama):
     request = ChatRequest(messages, Sampling(), tools)
     assert llama.lm.prompt_tokens(request) == expected
     assert llama.tokenize(request).prompt_tokens.tolist() == expected
+
+
+def test_arguments_that_are_nested_too_deeply_stay_text():
+    arguments = "[" * 200_000
+    converted = to_template_message(Message("assistant", (), (ToolCall("call_1", "weather", arguments),)))
+    assert converted["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_an_answer_of_tool_call_tokens_is_detokenized(llama):
+    (start,) = tiny.make_tokenizer()("<tool_call>", add_special_tokens=False)["input_ids"]
+    (letter,) = tiny.make_tokenizer()("a", add_special_tokens=False)["input_ids"]
+    assert llama.lm.detokenize([letter, start, letter, start]) == "a<tool_call>a<tool_call>"
+    assert llama.lm.detokenize([start] * 2000) == "<tool_call>" * 2000
 
 
 def test_a_special_token_in_a_message_is_text(llama):

@@ -40,3 +40,7 @@ def test_other_text_is_no_call(parser, text):
 
 def test_a_template_without_a_known_format_has_no_parser():
     assert find_tool_parser("{{ messages }}") is None
+
+
+def test_arguments_that_are_nested_too_deeply_are_no_call():
+    assert calls(HERMES, '<tool_call>{"name": "a", "arguments": ' + '{"x": ' * 200_000) == []

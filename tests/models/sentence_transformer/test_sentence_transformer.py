@@ -8,7 +8,9 @@ import pytest
 
 from mstar.cli import main
 from mstar.errors import LoadError
+from mstar.models.sentence_transformer.checkpoint import Checkpoint
 from mstar.models.sentence_transformer.sentence_transformer import SentenceTransformer
+from mstar.nn.weights.sources import Weights
 from mstar.requests import EmbeddingRequest
 from tests.models.sentence_transformer.minilm import library_vectors, minilm_folder
 from tests.models.transcripts import one_thread
@@ -84,3 +86,32 @@ def test_other_pooling_is_refused(copy):
         SentenceTransformer(str(copy)).encoder.prepare()
     config.write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert SentenceTransformer(str(copy)).encoder.checkpoint.pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514}, 512),
+    ],
+)
+def test_a_text_has_no_more_tokens_than_the_network_has_positions(tmp_path, config, limit):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Checkpoint(Weights(str(tmp_path))).max_tokens == limit
+
+
+def test_a_checkpoint_without_a_limit_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"how many tokens a text can have\n  fix: write max_seq_length"):
+        _ = Checkpoint(Weights(str(tmp_path))).max_tokens
+
+
+def test_other_modules_are_refused(tmp_path):
+    names = ("Transformer", "Pooling", "Dense", "Normalize")
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in names]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    checkpoint = Checkpoint(Weights(str(tmp_path)))
+    for read in (lambda: checkpoint.pooling, lambda: checkpoint.is_normalized):
+        with pytest.raises(LoadError, match="unsupported modules Transformer, Pooling, Dense, Normalize\n  fix: "):
+            read()

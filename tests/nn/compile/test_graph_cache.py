@@ -4,16 +4,23 @@ import logging
 import os
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers as t
 
+from mstar.errors import LoadError
 from mstar.nn import native
-from mstar.nn.compile import graph_cache, graph_file
+from mstar.nn.compile import flat_graph, graph_cache, graph_capture, graph_file, seq2seq_capture
 from mstar.nn.compile.graph_cache import FlatNetwork, load_or_capture, trial_run
 from mstar.nn.compile.graph_capture import flatten
+from mstar.nn.kv import attention_interface
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION
+from mstar.nn.lm import decoder_check, eager_seq2seq
+from mstar.nn.weights import gguf
 from tests.nn.lm.model_families import SMALL
 
 
@@ -76,7 +83,6 @@ def test_a_damaged_entry_is_replaced(place, directory, caplog):
         flat = load_or_capture("x", network, is_int8=False)
     assert isinstance(flat, FlatNetwork)
     assert "is not used and is removed" in caplog.text
-    graph_cache.read_entry.cache_clear()
     load_or_capture("x", never, is_int8=False)
 
 
@@ -87,6 +93,45 @@ def test_without_a_writable_directory_nothing_is_cached(directory, caplog):
     assert isinstance(flat, FlatNetwork)
     assert len(caplog.records) == 1
     assert "is not cached" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no home directory"), PermissionError(13, "no permission")])
+def test_without_a_home_directory_nothing_is_cached(error, monkeypatch, caplog):
+    monkeypatch.setattr(native, "cache_directory", Mock(side_effect=error))
+    graph_cache.preload_entry("x", is_int8=False)
+    caplog.clear()
+    assert isinstance(load_or_capture("x", network, is_int8=False), t.LlamaForCausalLM)
+    (record,) = caplog.records
+    assert f"there is no graph cache, so every start captures the network: {error}" in record.getMessage()
+
+
+def test_a_graph_that_differs_from_its_network_is_refused(directory, monkeypatch):
+    other, capture = network(), graph_capture.capture
+    other.config._attn_implementation = PAGED_ATTENTION
+    other.model.layers[0].mlp.down_proj.weight.data.mul_(2)
+    monkeypatch.setattr(graph_capture, "capture", lambda _, **options: capture(other, **options))
+    with pytest.raises(LoadError, match=r"the captured graph differs[\s\S]*fix: install another version of torch"):
+        load_or_capture("x", network, is_int8=False)
+    assert not [*directory.iterdir()]
+
+
+def test_a_network_whose_results_are_zeros_is_served():
+    def zeros():
+        made = network()
+        made.lm_head.weight.data.zero_()
+        return made
+
+    assert isinstance(load_or_capture("x", zeros, is_int8=False), FlatNetwork)
+
+
+def test_the_key_has_the_code_and_the_packages_of_a_graph(monkeypatch):
+    hashed = {file for pattern in graph_cache._CODE_FILES for file in graph_cache._CODE.glob(pattern)}
+    modules = (graph_capture, seq2seq_capture, attention_interface, eager_seq2seq, decoder_check, gguf)
+    assert {Path(str(module.__file__)) for module in modules} <= hashed
+    before = graph_cache.entry_path("x", "")
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "other" if name == "gguf" else version(name))
+    assert graph_cache.entry_path("x", "") != before
 
 
 def test_a_disk_that_fills_up_leaves_no_file(directory, monkeypatch, caplog):
@@ -108,6 +153,22 @@ def test_the_oldest_entries_are_removed_above_the_limit(directory, monkeypatch):
     load_or_capture("y", network, is_int8=False)
     (left,) = directory.iterdir()
     assert left != old
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["call_method", "numpy", {"tuple": []}, {}],
+        ["placeholder", "x=print(1)", {"tuple": []}, {}],
+        ["get_attr", "forward.__globals__", {"tuple": []}, {}],
+        ["call_function", "aten.relu.default", {"tuple": []}, {"x=print(1), y": 1}],
+        ["call_function", "aten.relu.default", {"tuple": [{"torch": "load"}]}, {}],
+        ["call_function", "prims.add.default", {"tuple": []}, {}],
+    ],
+)
+def test_a_file_with_other_operations_is_not_decoded(row):
+    with pytest.raises(ValueError, match="unknown"):
+        flat_graph.decode([row])
 
 
 def test_a_cached_decoder_needs_no_transformers():

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers as t
 
+from mstar.errors import LoadError
 from mstar.nn import native
-from mstar.nn.compile import seq2seq_cache
+from mstar.nn.compile import seq2seq_cache, seq2seq_capture
 from mstar.nn.compile.seq2seq_cache import FlatSeq2Seq, load_or_capture_seq2seq
 from mstar.nn.lm.eager_seq2seq import EagerSeq2Seq
 from mstar.nn.lm.seq2seq import Seq2SeqLM
@@ -96,6 +98,35 @@ def test_without_a_writable_directory_the_network_is_used(directory, caplog):
     directory.write_text("a file, so that no directory can be made here")
     assert isinstance(load_or_capture_seq2seq("x", _new_network, None), t.WhisperForConditionalGeneration)
     assert "is not cached" in caplog.text
+
+
+def test_without_a_home_directory_the_network_is_used(monkeypatch, caplog):
+    monkeypatch.setattr(native, "cache_directory", Mock(side_effect=RuntimeError("no home directory")))
+    seq2seq_cache.preload_seq2seq("x", None)
+    assert isinstance(load_or_capture_seq2seq("x", _new_network, None), t.WhisperForConditionalGeneration)
+    assert "there is no graph cache" in caplog.text
+
+
+def test_a_graph_that_differs_from_its_network_is_refused(monkeypatch):
+    other, capture = _new_network(), seq2seq_capture.capture_seq2seq
+    other.model.decoder.layers[0].fc2.weight.data.mul_(2)
+    monkeypatch.setattr(seq2seq_capture, "capture_seq2seq", lambda _: capture(EagerSeq2Seq(other, None)))
+    with pytest.raises(LoadError, match=r"the captured graph differs[\s\S]*fix: install another version of torch"):
+        load_or_capture_seq2seq("x", _new_network, None)
+
+
+def test_a_decoder_that_mixes_its_tokens_is_refused():
+    class Mixed(torch.nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x + x.mean(dim=1, keepdim=True))
+
+    def mixing():
+        network = _new_network()
+        network.model.decoder.layer_norm = Mixed(32)
+        return network
+
+    with pytest.raises(LoadError, match="WhisperForConditionalGeneration cannot be served: 12 tokens at once differ"):
+        load_or_capture_seq2seq("x", mixing, None)
 
 
 def test_a_cached_encoder_decoder_needs_no_transformers():

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 import torch
@@ -199,5 +200,22 @@ def test_a_model_file_does_not_load_the_network():
 def test_without_the_libraries_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mstar.nn.lm.decoder", None)
     lm = CausalLM(lambda: network("llama"), eos_token_id=2)
+    with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install torch"):
+        lm.kv()
+
+
+@pytest.mark.parametrize("checksum", [None, "abc"])
+def test_without_transformers_it_says_what_to_install(checksum, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    def load():
+        from transformers import LlamaForCausalLM
+
+        return LlamaForCausalLM
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(metadata, "version", version)
+    lm = CausalLM(load, eos_token_id=2, weights_checksum=checksum)
     with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install torch"):
         lm.kv()

@@ -14,7 +14,7 @@ from mstar.nn.lm.decoder import SlowPath
 from mstar.requests import Sampling
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
-from tests.nn.lm.model_families import RECURRENT_FAMILIES, new_network, paged_network
+from tests.nn.lm.model_families import RECURRENT_FAMILIES, new_network
 
 PARAMS = Sampling(max_tokens=8)
 REQUESTS = [(prompt, PARAMS) for prompt in prompts(6)]
@@ -61,9 +61,9 @@ def test_sampling_is_that_of_generate(family, lm):
     assert ConcurrentRequests(lm, 5).serve(requests) == [reference_tokens(family, *one) for one in requests]
 
 
-def test_requests_without_a_slot_wait_outside(family, expected):
-    lm = CausalLM(lambda: paged_network(family), eos_token_id=2, pages=256, page_size=4, slots=5)
-    lm.name = "lm"
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 30])
+def test_requests_without_a_slot_wait_outside(family, expected, swap_bytes):
+    lm = make_component(family, slots=5, swap_bytes=swap_bytes)
     assert ConcurrentRequests(lm, 4, largest=2).serve(REQUESTS) == expected
     assert free(lm) == (256, 5)
 

@@ -253,6 +253,29 @@ def test_a_cache_goes_on_in_another_component():
     assert full.store.pool.free_pages == 2
 
 
+@pytest.mark.parametrize(("part", "swap_bytes"), [("_write_cross_kv", 0), ("_write_cross_kv", 5000), ("_recompute", 0)])
+def test_a_failed_restore_leaves_the_cache_evicted(monkeypatch, part, swap_bytes):
+    lm = component(swap_bytes=swap_bytes)
+    (cache,) = encoded_caches(lm, 1)
+    lm.next_token(torch.arange(3, 9), cache, SAMPLING_PARAMS[0])
+    free_pages = lm.decoder.store.pool.free_pages
+    cache.evict()
+
+    def fail(*_args):
+        raise OutOfPages("no pages")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm.decoder, part, fail)
+        with pytest.raises(OutOfPages, match="no pages"):
+            lm.restore([cache])
+    assert cache.is_dropped
+    assert cache.cross_attention_cache.is_dropped
+    lm.restore([cache])
+    assert lm.decoder.store.pool.free_pages == free_pages
+    right = generated(sound(0), torch.arange(3, 10), ONE)
+    assert [int(lm.next_token(torch.tensor([9]), cache, ONE))] == right
+
+
 def run(lm, name, jobs):
     results = Engine().run(lm, lm.ops()[name], [Job(each) for each in jobs])
     return [str(result.error) if isinstance(result, JobFailed) else result.values for result in results]

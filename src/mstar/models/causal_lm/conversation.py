@@ -26,7 +26,7 @@ def _to_template_call(call: ToolCall) -> dict[str, Any]:
     """Templates write the arguments as JSON themselves, so they get an object if the text is one."""
     try:
         arguments: Any = json.loads(call.arguments)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):  # not JSON, or nested too deeply
         arguments = call.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 

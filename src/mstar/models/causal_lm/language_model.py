@@ -133,8 +133,13 @@ class LanguageModel(TextLM):
         start = self._tool_call_token
         if start is None or self.tool_parser is None or start not in tokens:
             return super().detokenize(tokens)
-        at = list(tokens).index(start)
-        return super().detokenize(tokens[:at]) + self.tool_parser.start + self.detokenize(tokens[at + 1 :])
+        starts = [position for position, token in enumerate(tokens) if token == start]
+        ends = [*starts[1:], len(tokens)]
+        parts = [super().detokenize(tokens[: starts[0]])]
+        parts += [
+            super(LanguageModel, self).detokenize(tokens[at + 1 : end]) for at, end in zip(starts, ends, strict=True)
+        ]
+        return self.tool_parser.start.join(parts)
 
     @functools.cached_property
     def _tool_call_token(self) -> int | None:

@@ -55,7 +55,7 @@ def _json_values(text: str) -> Iterator[Any]:
     while position >= 0:
         try:
             value, end = decoder.raw_decode(text, position)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):  # not JSON, or nested too deeply
             return
         yield value
         position = text.find("{", end)

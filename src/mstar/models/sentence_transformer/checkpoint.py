@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,16 @@ from mstar.errors import LoadError, format_names
 from mstar.nn.weights.sources import Weights
 
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+_OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+"""Model types whose positions start after the padding token, so that a text has fewer tokens than positions."""
+MODULES = ("Transformer", "Pooling", "Normalize")
+"""Modules that are supported, in this order. The last one is optional."""
+
+
+def are_supported(modules: Sequence[str]) -> bool:
+    """Whether these modules of modules.json, in this order, can be run."""
+    return tuple(modules) in (MODULES, MODULES[:2])
 
 
 class Checkpoint:
@@ -40,8 +50,15 @@ class Checkpoint:
     @functools.cached_property
     def max_tokens(self) -> int:
         """Maximum tokens of a text: of sentence_bert_config.json, else the positions of the network."""
-        limit = self._read_json("sentence_bert_config.json").get("max_seq_length")
-        return limit or self._read_json("config.json")["max_position_embeddings"]
+        if limit := self._read_json("sentence_bert_config.json").get("max_seq_length"):
+            return limit
+        config = self._read_json("config.json")
+        positions = config.get("max_position_embeddings")
+        if not positions:
+            fix = "write max_seq_length, such as 512, to sentence_bert_config.json"
+            raise LoadError(f"{self._folder} does not say how many tokens a text can have\n  fix: {fix}")
+        is_offset = config.get("model_type") in _OFFSET_POSITIONS
+        return positions - (config.get("pad_token_id", 1) + 1) if is_offset else positions
 
     @functools.cached_property
     def pooling(self) -> str:
@@ -71,10 +88,16 @@ class Checkpoint:
         return self._weights.path()
 
     def _module_folder(self, name: str) -> str | None:
-        """Folder of the module of this class, None if the model has none."""
+        """Folder of the module of this class, None if the model has none. Raises LoadError for other modules."""
         file = self._folder / "modules.json"
-        modules = json.loads(file.read_bytes()) if file.is_file() else []
-        return next((module["path"] for module in modules if module["type"].rpartition(".")[2] == name), None)
+        if not file.is_file():
+            return None
+        modules = json.loads(file.read_bytes())
+        names: list[str] = [module["type"].rpartition(".")[2] for module in modules]
+        if not are_supported(names):
+            problem = f"{file}: unsupported modules {', '.join(names)}"
+            raise LoadError(f"{problem}\n  fix: use a model with Transformer, Pooling, and optionally Normalize")
+        return modules[names.index(name)]["path"] if name in names else None
 
     def _read_json(self, name: str) -> Mapping[str, Any]:
         file = self._folder / name

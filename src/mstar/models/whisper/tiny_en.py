@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mstar.models.whisper.mel_spectrogram import MelSpectrogram
 from mstar.models.whisper.tokenizer import SpecialTokens, WhisperTokenizer
 from mstar.models.whisper.whisper_asr import WhisperAsr
+from mstar.nn.weights.file_checksum import compute_sha256
 from mstar.nn.weights.sources import PackageFile
 
 TINY_EN_WEIGHTS = PackageFile(
@@ -123,5 +125,6 @@ class WhisperTinyEn(WhisperAsr):
 
 
 def _verified_checksum() -> str:
+    """Checksum of the weights and of this file, which renames their tensors and sets the configuration."""
     TINY_EN_WEIGHTS.path()
-    return TINY_EN_WEIGHTS.sha256
+    return f"{TINY_EN_WEIGHTS.sha256} {compute_sha256(Path(__file__))}"

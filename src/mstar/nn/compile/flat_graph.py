@@ -1,8 +1,9 @@
 """FlatGraph: a captured network as data, a list of tensor operations and a recipe for each constant that they read.
 
 A recipe names tensors and how they are merged and packed, so that a graph holds no weights. `bind` evaluates the
-recipes and returns the function. `encode` and `decode` convert a graph to and from plain values for the graph cache;
-only operations that are listed here can be decoded, so a cache file cannot call anything else.
+recipes and returns the function. `encode` and `decode` convert a graph to and from plain values for the graph cache.
+Only calls of the functions and of torch operators in the namespaces that are listed here can be decoded, and only
+identifiers as names, so that a cache file cannot call anything else.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
 }
 """Functions that a decoded graph can call, by name."""
+_KINDS = ("placeholder", "get_attr", "call_function", "output")
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 
 
@@ -146,7 +148,7 @@ def decode(rows: list[Any]) -> Graph:
             case {"slice": items}:
                 return slice(*(value(item) for item in items))
             case {"torch": name}:
-                return getattr(torch, name)
+                return _torch_constant(name)
             case {"device": name}:
                 return torch.device(name)
             case list():
@@ -155,6 +157,7 @@ def decode(rows: list[Any]) -> Graph:
                 return plain
 
     for kind, name, args, kwargs in rows:
+        _require_plain(kind, name, kwargs)
         target = _function(name) if kind == "call_function" else name
         named = {key: value(item) for key, item in kwargs.items()}
         nodes.append(graph.create_node(kind, target, value(args), named, name if kind == "placeholder" else None))
@@ -170,6 +173,20 @@ def _target_name(node: Node) -> str:
     if not callable(target) or target not in _NAMES:
         raise NotEncodable(f"the operation {target}")
     return _NAMES[target]
+
+
+def _require_plain(kind: str, name: str, kwargs: Iterable[str]) -> None:
+    """Raise ValueError for what `encode` does not write: the code of a graph is made of these names."""
+    names = [*kwargs] if kind == "call_function" else [name, *kwargs]
+    if kind not in _KINDS or not all(map(str.isidentifier, names)):
+        raise ValueError(f"unknown operation {kind} {name}")
+
+
+def _torch_constant(name: str) -> Any:
+    constant = getattr(torch, name)
+    if not isinstance(constant, torch.dtype | torch.layout | torch.memory_format):
+        raise ValueError(f"unknown constant {name}")
+    return constant
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -2,13 +2,13 @@
 
 An entry is one file (`mstar.nn.compile.graph_file`): the operations of a `FlatGraph`, and its constants in the layout
 that the kernels read. They are memory-mapped, so workers share them and none has a second copy. The key of an entry has
-the checksum of the weights, the versions of torch, transformers and the capture code, and a digest of the native
+the checksum of the weights, the versions of torch, transformers, gguf and the capture code, and a digest of the native
 kernels for this CPU. Encoder-decoders are in `mstar.nn.compile.seq2seq_cache`.
 
 Before an entry is used, a trial run must give the recorded result bit for bit. The recorded result was compared with
-the network's own code when the entry was written. An entry that fails is removed and written again. If the directory is
-full or read-only, there is one log line and no cache. An entry gets its name when it is complete (rename), and the
-oldest entries are removed above MAX_CACHE_BYTES.
+the network's own code when the entry was written; a network whose captured graph differs is refused. An entry that
+fails is removed and written again. If the directory is full, read-only or not accessible, there is one log line and no
+cache. An entry gets its name when it is complete (rename), and the oldest entries are removed above MAX_CACHE_BYTES.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding
 
-from mstar.errors import LoadError
 from mstar.nn import native
 from mstar.nn.compile.flat_graph import NotEncodable
 from mstar.nn.compile.graph_file import SUFFIX, GraphsToStore, StoredGraphs, log, read_graphs, write_graphs
@@ -39,9 +38,14 @@ from mstar.nn.one_thread import one_thread
 _TRIAL_LENGTHS = (7, 1)
 """Tokens of the two forwards of a trial run: a prompt, and one decode step."""
 _CODE = Path(__file__).parents[1]
-_CODE_FILES = ("compile/*.py", "kv/*attention*.py", "lm/encoder_decoder.py", "weights/*.py", "native/__init__.py")
+_CODE_FILES = (
+    *("compile/*.py", "kv/*attention*.py", "weights/*.py", "native/__init__.py"),
+    *("lm/eager_seq2seq.py", "lm/decoder_check.py", "self_check.py"),
+)
+"""Code that loads, captures or checks a network."""
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Network = TypeVar("Network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) ->
     Returns the transformers model if it cannot be captured.
     """
     path = entry_path(checksum, f"int8={is_int8}")
-    if path.exists() and (cached := read_entry(path)) is not None:
+    if path is None:
+        return load()
+    if (cached := read_existing(path, read_entry)) is not None:
         return cached
     from mstar.nn.compile.graph_capture import capture, eager_forward
     from mstar.nn.kv.recurrent_layers import has_recurrent_layers
@@ -81,7 +87,7 @@ def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) ->
     content = GraphsToStore([(flat, tensor)], [embedding.weight], {"layers": layers, "window": flat.window})
     try:
         return _to_network(write_graphs(path, content, _trial_run_of, expected))
-    except (OSError, NotEncodable, LoadError) as error:
+    except (OSError, NotEncodable) as error:
         log.warning("the captured graph is not cached, so every start captures it: %s", error)
         return FlatNetwork(flat.bind(tensor), embedding, layers, flat.window)
 
@@ -104,13 +110,29 @@ def _check(forward: Forward, family: str, embedding: Embedding, layers: int) -> 
 def preload_entry(checksum: str, *, is_int8: bool) -> None:
     """Map the entry of these weights, if there is one, for a later `load_or_capture` in this process."""
     path = entry_path(checksum, f"int8={is_int8}")
-    if path.exists():
-        read_entry(path)
+    if path is not None:
+        read_existing(path, read_entry)
 
 
-def entry_path(checksum: str, options: str) -> Path:
-    """Path of the entry of these weights, captured with these options."""
-    return native.cache_directory() / f"{_key(checksum, options)}{SUFFIX}"
+def entry_path(checksum: str, options: str) -> Path | None:
+    """Path of the entry of these weights, captured with these options. None if no entry can be read or written."""
+    try:
+        path = native.cache_directory() / f"{_key(checksum, options)}{SUFFIX}"
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a home directory without permission, or none
+        log.warning("there is no graph cache, so every start captures the network: %s", error)
+        return None
+    return path
+
+
+def read_existing(path: Path, read: functools._lru_cache_wrapper[Network | None]) -> Network | None:
+    """The network of an entry if there is one. An entry that cannot be used is read again when it is replaced."""
+    if not path.exists():
+        return None
+    network = read(path)
+    if network is None:
+        read.cache_clear()
+    return network
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,9 +173,17 @@ def trial_run(forward: Forward, embedding: Embedding, layers: int) -> list[Tenso
 def _key(checksum: str, options: str) -> str:
     """Digest of everything that determines an entry."""
     digest = hashlib.blake2b(digest_size=16)
-    versions = (torch.__version__, metadata.version("transformers"), native.version())
+    versions = (torch.__version__, metadata.version("transformers"), _gguf_version(), native.version())
     for part in (checksum, options, *versions, str(native.supports_bf16_matmul())):
         digest.update(part.encode() + b"\0")
     for file in sorted(file for pattern in _CODE_FILES for file in _CODE.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _gguf_version() -> str:
+    """Version of the package that dequantizes GGUF files; empty if it is not installed."""
+    try:
+        return metadata.version("gguf")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ _INCOMPLETE = ".new"
 _INCOMPLETE_S = 3600
 """Age in seconds after which an incomplete file belongs to a process that was killed."""
 _ALIGNMENT_BYTES = 4096
+
+_OTHER_VERSIONS = "install another version of torch or transformers: with these, capturing the network changes it"
 
 log = logging.getLogger("mstar.nn.graph_cache")
 
@@ -131,8 +134,10 @@ def write_graphs(
     free = min(shutil.disk_usage(path.parent).free // 2, MAX_ENTRY_BYTES)
     if (size := content.max_bytes()) > free:
         raise OSError(f"it needs up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB can be used in {path.parent}")
-    temporary = path.with_suffix(f".{os.getpid()}{_INCOMPLETE}")
-    with _removed_on_error(temporary), temporary.open("wb") as file:
+    with (
+        NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.", suffix=_INCOMPLETE, delete=False) as file,
+        _removed_on_error(Path(file.name)) as temporary,
+    ):
         writer = _Writer(file)
         plain = [writer.add(tensor) for tensor in content.tensors]
         graphs: list[_StoredGraph] = []
@@ -144,7 +149,7 @@ def write_graphs(
         stored = _bind(np.memmap(temporary, np.uint8, mode="c"), footer)
         results = trial_run(stored)
         for result, wanted in zip(results, expected or results, strict=True):
-            require_close(result, wanted, "the captured graph differs from the network", "none is needed")
+            require_close(result, wanted, "the captured graph differs from the network", _OTHER_VERSIONS)
         footer.trial = [writer.write(result) for result in results]
         encoded = msgspec.msgpack.encode(footer)
         file.write(encoded + hashlib.blake2b(encoded, digest_size=16).digest() + len(encoded).to_bytes(8, "little"))
@@ -155,9 +160,9 @@ def write_graphs(
 
 
 @contextmanager
-def _removed_on_error(path: Path) -> Iterator[None]:
+def _removed_on_error(path: Path) -> Iterator[Path]:
     try:
-        yield
+        yield path
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -7,7 +7,7 @@ positions up to a complete window.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding
 
-from mstar.errors import LoadError
 from mstar.nn.compile.flat_graph import NotEncodable
-from mstar.nn.compile.graph_cache import FlatNetwork, Forward, entry_path
+from mstar.nn.compile.graph_cache import FlatNetwork, Forward, entry_path, read_existing
 from mstar.nn.compile.graph_file import StoredGraphs, log, read_graphs, write_graphs
 from mstar.nn.kv.cross_attention import CrossAttentionKV, KeysValues, reading_cross_kv
 from mstar.nn.kv.kv_cache import KVStore
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import AttentionView, extend_caches, running, write_keys_values
+from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.one_thread import one_thread
 
@@ -73,7 +73,9 @@ def load_or_capture_seq2seq(checksum: str, load: Callable[[], Any], window: int 
     Returns the transformers model if it cannot be captured or stored.
     """
     path = _path(checksum, window)
-    if path.exists() and (cached := read_seq2seq(path)) is not None:
+    if path is None:
+        return load()
+    if (cached := read_existing(path, read_seq2seq)) is not None:
         return cached
     from mstar.nn.compile.graph_capture import eager_forward
     from mstar.nn.compile.seq2seq_capture import capture_seq2seq
@@ -89,23 +91,42 @@ def load_or_capture_seq2seq(checksum: str, load: Callable[[], Any], window: int 
     except Exception as error:  # noqa: BLE001 - torch.export raises many kinds; the network runs as before
         log.warning("the network is not cached, so every start captures it: %s", str(error).partition("\n")[0])
         return network
+    forward, layers = eager_forward(eager.decoder_half), content.numbers["layers"] or 0
+    _check(eager, forward, type(network).__name__, embedding, layers)
     sizes = content.numbers["bins"] or 0, content.numbers["frames_per_position"] or 0
-    expected = _trial_run(eager, eager_forward(eager.decoder_half), embedding, content.numbers["layers"] or 0, sizes)
+    expected = _trial_run(eager, forward, embedding, layers, sizes)
     try:
         return _to_network(write_graphs(path, content, _trial_run_of, expected))
-    except (OSError, NotEncodable, LoadError) as error:
+    except (OSError, NotEncodable) as error:
         log.warning("the captured graph is not cached, so every start captures it: %s", error)
         return network
+
+
+@torch.inference_mode()
+def _check(parts: Seq2SeqParts, forward: Forward, family: str, embedding: Embedding, layers: int) -> None:
+    """Reject a network that chunked prefill or batching would change."""
+    store = KVStore(PagePool(16, 4), layers, swap_bytes=0)
+
+    def new_cache() -> CrossAttentionKV:
+        cache = CrossAttentionKV(store, SamplerState())
+        _write_cross_kv(parts, cache, embedding(torch.tensor([[0]])))
+        return cache
+
+    def run(tokens: Sequence[Tensor], caches: Sequence[CrossAttentionKV]) -> Sequence[Tensor]:
+        counts = [len(part) for part in tokens]
+        return _forward_tokens(forward, embedding, torch.cat(list(tokens)), caches, counts)[1].split(counts)
+
+    check_decoder(family, embedding.weight, run, new_cache)
 
 
 def preload_seq2seq(checksum: str, window: int | None) -> None:
     """Map the entry of these weights, if there is one, for a later `load_or_capture_seq2seq` in this process."""
     path = _path(checksum, window)
-    if path.exists():
-        read_seq2seq(path)
+    if path is not None:
+        read_existing(path, read_seq2seq)
 
 
-def _path(checksum: str, window: int | None) -> Path:
+def _path(checksum: str, window: int | None) -> Path | None:
     return entry_path(checksum, f"seq2seq, window={window}")
 
 
@@ -148,14 +169,26 @@ def _trial_run(
     features = torch.linspace(-1, 1, bins * frames, dtype=dtype).view(1, bins, frames)
     tokens = torch.arange(sum(_TRIAL_LENGTHS)) % len(embedding.weight)
     with one_thread(), torch.inference_mode():
-        states = parts.encode(features)
-        cross_caches = [cache.cross_attention_cache]
-        batch = extend_caches(store, cross_caches, [states.shape[1]])
-        for layer, (keys, values) in enumerate(parts.cross_keys_values(states)):
-            write_keys_values(batch, keys, values, layer)
-        results = [states]
+        results = [parts.encode(features)]
+        _write_cross_kv(parts, cache, results[0])
         for part in tokens.split(list(_TRIAL_LENGTHS)):
-            batch = extend_caches(store, [cache], [len(part)])
-            with running(batch), reading_cross_kv(AttentionView(store, cross_caches, [len(part)])):
-                results += forward(embedding(part)[None], batch.positions[None], torch.tensor([len(part) - 1]))
+            results += _forward_tokens(forward, embedding, part, [cache], [len(part)])
     return results
+
+
+def _write_cross_kv(parts: Seq2SeqParts, cache: CrossAttentionKV, states: Tensor) -> None:
+    """Write the cross-attention keys and values of encoder states, [1, positions, size]."""
+    batch = extend_caches(cache.store, [cache.cross_attention_cache], [states.shape[1]])
+    for layer, (keys, values) in enumerate(parts.cross_keys_values(states)):
+        write_keys_values(batch, keys, values, layer)
+
+
+def _forward_tokens(
+    forward: Forward, embedding: Embedding, tokens: Tensor, caches: Sequence[CrossAttentionKV], counts: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Append tokens, `counts` of each cache; return the logits of the last one and all hidden states."""
+    store = caches[0].store
+    batch = extend_caches(store, caches, counts)
+    view = AttentionView(store, [cache.cross_attention_cache for cache in caches], counts)
+    with running(batch), reading_cross_kv(view):
+        return forward(embedding(tokens)[None], batch.positions[None], torch.tensor([len(tokens) - 1]))

@@ -109,6 +109,11 @@ class KVStore:
         self.pool.truncate(cache.table, 0)
         cache.slot = None
 
+    def drop(self, cache: PagedKV) -> None:
+        """Return a cache whose recomputation failed to its evicted state, so that it is recomputed later."""
+        self.release(cache)
+        cache.is_resident = False
+
     def _grow(self, rows: int, width: int) -> None:
         table = torch.zeros((rows, width), dtype=torch.int32)
         table[: self.page_table.shape[0], : self.page_table.shape[1]] = self.page_table

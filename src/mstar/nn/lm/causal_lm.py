@@ -46,7 +46,8 @@ class CausalLM(Component):
     `deterministic` runs every forward at the same size, so that results are equal bit for bit alone and in a batch, at
     some cost of speed. `int8` quantizes weights to 8-bit integers on CPUs: faster, less memory, slightly less exact.
     `weights_checksum` identifies the weights, or is a function that does, and enables the graph cache: the captured
-    network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`).
+    network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`). It must change with
+    everything that determines what `network` returns, such as the files, the dtype and the code of `network`.
     """
 
     runs_on_device: ClassVar[bool] = True
@@ -82,13 +83,13 @@ class CausalLM(Component):
     @functools.cached_property
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
+        is_cacheable = self.parallel is None and self.device is None  # captured graphs are those of one CPU
         try:
-            decoder_class = self._decoder_class()  # imports torch and transformers, on the worker only
+            decoder_class = self._decoder_class()  # imports torch, on the worker only
+            network = self._loader.load() if is_cacheable else self._loader.load_uncached()
         except ImportError as error:
             fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
-        is_cacheable = self.parallel is None and self.device is None  # captured graphs are those of one CPU
-        network = self._loader.load() if is_cacheable else self._loader.load_uncached()
         if self.parallel is not None:
             self.parallel.shard(network)
         if self.device is not None:

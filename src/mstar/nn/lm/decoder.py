@@ -210,8 +210,13 @@ class Decoder:
         for cache in caches:
             is_dropped = cache.is_dropped
             cache.restore()
-            if is_dropped:
+            if not is_dropped:
+                continue
+            try:
                 self._recompute(cache)
+            except BaseException:
+                self.store.drop(cache)
+                raise
 
     def _reject_too_long(self, caches: Sequence[PagedKV], params: Sequence[Sampling], lengths: Sequence[int]) -> None:
         """Reject new requests whose prompt and `max_tokens` would not fit into all pages."""

@@ -73,12 +73,17 @@ class EncoderDecoder(Decoder):
         for cache in cast("Sequence[CrossAttentionKV]", caches):
             is_dropped, is_cross_dropped = cache.is_dropped, cache.cross_attention_cache.is_dropped
             cache.restore()
-            if is_cross_dropped:
-                self.store.pool.truncate(cache.cross_attention_cache.table, 0)
-                for _, states, _ in cache.cross_attention_cache.embeddings:
-                    self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
-            if is_dropped:
-                self._recompute(cache)
+            try:
+                if is_cross_dropped:
+                    self.store.pool.truncate(cache.cross_attention_cache.table, 0)
+                    for _, states, _ in cache.cross_attention_cache.embeddings:
+                        self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
+                if is_dropped:
+                    self._recompute(cache)
+            except BaseException:
+                self.store.drop(cache)
+                self.store.drop(cache.cross_attention_cache)
+                raise
 
     def _write_cross_kv(self, states: Tensor, cross_caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
         batch = extend_caches(cross_caches[0].store, cross_caches, counts)

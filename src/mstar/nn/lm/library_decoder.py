@@ -60,7 +60,7 @@ class LibraryKV(KV):
         self.cache, self.length = None, 0
 
     def export(self) -> SamplerSnapshot:
-        """The tokens and the random generator, for migration."""
+        """The tokens and the number of draws, for migration."""
         return self.sampler.export()
 
     def load(self, exported: SamplerSnapshot) -> None:

@@ -1,7 +1,8 @@
 """Logits processors: logit bias, penalties, allowed token ranges and grammar masks of a batch, in this order.
 
 What they read from the requests is computed on the host as arrays, which the sampler copies to the device with its
-own, so that no processor copies or waits.
+own, so that no processor copies or waits. The grammar mask is the exception: it has a row of the vocabulary per request
+and is copied by itself.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ Entries = Iterable[tuple[int, np.ndarray, np.ndarray | float]]
 
 def _biases(params: Sequence[Sampling]) -> Entries:
     for row, sampling in enumerate(params):
-        for token, bias in sampling.logit_bias:  # a token may have several
+        for token, bias in sampling.logit_bias:  # a token can have several
             yield row, np.array([token]), bias
 
 

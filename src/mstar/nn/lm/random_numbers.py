@@ -34,7 +34,8 @@ def arrival_times(keys: Tensor, tokens: Tensor) -> Tensor:
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         state = (state ^ _shifted(state, shift)) * _signed(factor)
     state ^= _shifted(state, _SHIFTS[-1])
-    fraction = (_shifted(state, 64 - _FRACTION_BITS).to(torch.float64) + 0.5) * 2.0**-_FRACTION_BITS  # never 0 or 1
+    # Never 0. The largest value is rounded to 1, and its time is infinite.
+    fraction = (_shifted(state, 64 - _FRACTION_BITS).to(torch.float64) + 0.5) * 2.0**-_FRACTION_BITS
     return -torch.log1p(-fraction)
 
 

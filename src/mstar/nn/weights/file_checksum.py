@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from mstar.nn.cache_directory import cache_directory
 
@@ -33,9 +33,10 @@ def file_sha256(path: Path) -> str:
         with suppress(OSError, RuntimeError):
             stored = _store(path)
             stored.parent.mkdir(parents=True, exist_ok=True)
-            temporary = stored.with_suffix(f".{os.getpid()}.new")
-            temporary.write_text(json.dumps({"file": identity, "sha256": digest}))
-            temporary.replace(stored)
+            content = json.dumps({"file": identity, "sha256": digest})
+            with NamedTemporaryFile("w", dir=stored.parent, suffix=".new", delete=False) as temporary:
+                temporary.write(content)
+            Path(temporary.name).replace(stored)
     return digest
 
 

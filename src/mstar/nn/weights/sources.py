@@ -155,7 +155,10 @@ class Weights:
         return network.to(device)
 
     def checksum(self) -> str:
-        """Checksum of the files that determine the network: a GGUF file, or the configuration and the safetensors."""
+        """Checksum of the files that determine the network: a GGUF file, or the configuration and the safetensors.
+
+        The arguments of `network` are not part of it: add them, for example `f"{weights.checksum()} bfloat16"`.
+        """
         path = self.path()
         gguf_file = find_gguf(path)
         files = [gguf_file] if gguf_file else [path / "config.json", *sorted(path.glob("*.safetensors"))]
