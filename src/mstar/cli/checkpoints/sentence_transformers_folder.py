@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mstar.cli.checkpoints.refusal import read_json, unsupported
-from mstar.models.sentence_transformer.checkpoint import MODULES, are_supported
+
+MODULES = ("Transformer", "Pooling", "Normalize")
+"""Modules that the embedding model has, in this order. The last one is optional. The model checks them too."""
 
 
 def recognize(path: Path) -> str | None:
@@ -14,7 +16,7 @@ def recognize(path: Path) -> str | None:
     if not file.is_file():
         return None
     names = tuple(str(module["type"]).rpartition(".")[2] for module in read_json(file, list))
-    if are_supported(names):
+    if names in (MODULES, MODULES[:2]):
         return "sentence-transformer"
     nearest = "Transformer, Pooling, and optionally Normalize (sentence-transformer)"
     raise unsupported(file, f"the list of modules {', '.join(names)}", nearest, MODULES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,8 @@ _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "
 
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 """Model types whose positions start after the padding token, so that a text has fewer tokens than positions."""
-MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules that are supported, in this order. The last one is optional."""
-
-
-def are_supported(modules: Sequence[str]) -> bool:
-    """Whether these modules of modules.json, in this order, can be run."""
-    return tuple(modules) in (MODULES, MODULES[:2])
 
 
 class Checkpoint:
@@ -94,7 +89,7 @@ class Checkpoint:
             return None
         modules = json.loads(file.read_bytes())
         names: list[str] = [module["type"].rpartition(".")[2] for module in modules]
-        if not are_supported(names):
+        if tuple(names) not in (_MODULES, _MODULES[:2]):
             problem = f"{file}: unsupported modules {', '.join(names)}"
             raise LoadError(f"{problem}\n  fix: use a model with Transformer, Pooling, and optionally Normalize")
         return modules[names.index(name)]["path"] if name in names else None
