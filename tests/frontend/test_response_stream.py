@@ -108,7 +108,7 @@ def test_many_concurrent_streams_finish(server):
 
     begun = time.monotonic()
     assert asyncio.run(all_of_them()) == [f"number {number}!" for number in range(100)]
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 5
     assert server.wait_until_idle()
 
 

@@ -22,7 +22,7 @@ from mstar.launch.run_directory import remove_stale_directories
 from mstar.launch.supervisor import LaunchError
 from mstar.wire.messages import ExitCause, Kill, Peer, ProcessExited, Register, StartWorker, StopWorker, Suspect
 from tests.launch.launcher_harness import Probe, StubLauncher, group_pids, is_running, make_placement, wait_until
-from tests.machine_share import TimeLimit
+from tests.machine_share import MachineShare, TimeLimit
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,7 +148,7 @@ def test_a_failed_start_is_reported_and_stops_the_launcher(launch, run_root, nam
     local, start = launch("a", "b", **{name: "dies"}), time.monotonic()
     with pytest.raises(LaunchError, match=f"{name} exited with status 1 .*\n    no weights here\n  fix: "):
         local.start()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 5
     assert os.listdir(run_root) == []
     assert local.stats()["processes"] == {}
 
@@ -289,7 +289,7 @@ def test_a_killed_launcher_leaves_nothing(run_root):
         started = json.loads(launcher.stdout.readline())
         assert len(started["pids"]) == 4
         launcher.kill()
-    wait_until(lambda: not any(map(is_running, started["pids"].values())), 20.0)
+    wait_until(lambda: not any(map(is_running, started["pids"].values())), 3.0)
     assert [str(path) for path in run_root.iterdir()] == [started["directory"]]
     remove_stale_directories(run_root)  # as the next launcher does
     assert os.listdir(run_root) == []
@@ -299,7 +299,7 @@ def test_a_killed_launcher_leaves_nothing(run_root):
 def test_twenty_exits_are_seen_and_restarted_in_time(launch):
     local = launch("a", "b", standby=True)
     local.start()
-    seen, back = [], []
+    seen, back, machine = [], [], MachineShare()
     for trial in range(20):
         name = ("a", "b", "conductor")[trial % 3]
         wait_until(lambda: "standby" in local.stats()["processes"])
@@ -314,5 +314,5 @@ def test_twenty_exits_are_seen_and_restarted_in_time(launch):
         )
         seen.append(local.recent_exits[-1][0] - killed)
         back.append(time.monotonic() - killed)
-    assert sorted(seen)[10] < 0.05  # the median: the cores are shared
-    assert sorted(back)[10] < 0.5
+    assert sorted(seen)[17] * machine.share < 0.05  # 90th percentile: the cores are shared
+    assert sorted(back)[17] * machine.share < 0.5

@@ -139,7 +139,7 @@ def test_headers_that_never_end_time_out(short_timeouts):
         closed = time.monotonic() - begun
         with short_timeouts.client() as client:
             assert client.get("/health").status_code == 200  # other clients are served meanwhile
-        assert closed < 20
+        assert closed < 3
     assert closed >= 0.3
 
 
@@ -158,7 +158,7 @@ def test_an_incomplete_request_times_out(short_timeouts, sent):
     begun = time.monotonic()
     with open_socket(short_timeouts, sent) as connection:
         read_response(connection)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 2
 
 
 def test_connections_over_the_limit_are_rejected():

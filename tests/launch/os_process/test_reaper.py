@@ -42,7 +42,7 @@ def test_an_exit_is_seen_within_fifty_milliseconds(reaper):
         assert exited is process
         assert exited.exit_reason() == "killed by SIGKILL"
         seen.append(when - killed)
-    assert sorted(seen)[10] < 0.05  # the median: the cores are shared
+    assert sorted(seen)[17] < 0.05  # 90th percentile: the cores are shared
 
 
 def test_output_is_forwarded_and_its_tail_kept(reaper, capfd):

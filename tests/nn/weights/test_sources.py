@@ -208,7 +208,7 @@ def test_a_name_that_the_hub_does_not_know_is_refused(name):
         Weights(f"hub:{name}").path()
 
 
-@pytest.mark.timeout(15)
+@pytest.mark.timeout(5)
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_without_a_hub_it_says_at_once_what_to_do(tmp_path, monkeypatch, revision):
     with socket.create_server(("127.0.0.1", 0)) as taken:

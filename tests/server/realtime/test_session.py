@@ -449,6 +449,6 @@ def test_the_vad_ignores_a_click_and_a_steady_noise():
 def test_a_response_starts_promptly(realtime_session):
     realtime_session.session.update(session=TEXT)
     send_text(realtime_session, "hello")
-    with TimeLimit(2.0):
+    with TimeLimit(0.5):
         realtime_session.response.create()
         wait_for_event(realtime_session, "response.output_text.delta")
