@@ -74,7 +74,10 @@ def test_a_request_that_would_break_an_slo_is_not_admitted(front_end):
     refused = [end for end in ends if isinstance(end, m.RequestRejected)]
     assert {end.status for end in refused} == {429}
     assert all(end.retry_after_s > 0 for end in refused)
-    assert 3 <= len(ends) - len(refused) <= 6
+    (op_stats,) = front_end.query_stats(m.Peer("local", 0)).result(5.0).ops
+    busy_s, calls = (sum(getattr(walk, name) for walk in op_stats.walks.values()) for name in ("busy_s", "calls"))
+    capacity = CHUNK / 24_000 / (busy_s / calls)  # five; less on a machine that other work slows down
+    assert min(3, capacity - 2) <= len(ends) - len(refused) <= 6
     served = [events for events, end in zip(streams, ends, strict=True) if isinstance(end, m.RequestFinished)]
     assert all(len(events) == 17 for events in served)
 
