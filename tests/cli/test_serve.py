@@ -51,7 +51,9 @@ def wait_exit(process):
 
 def test_running_requests_finish_after_a_signal():
     with start_server(f"{PARROT}:Parrot", "--in-process", "--name", "bird", "--api-key", "k") as (process, url):
-        assert wait_ready(process)[-1] == f"  API at {url}/v1, studio at {url}/\n"
+        lines = wait_ready(process)
+        assert lines[-1] == f"  API at {url}/v1, studio at {url}/\n"
+        assert "  worker local: bird.letters on cpu\n" in lines
         assert httpx2.get(f"{url}/v1/models").status_code == 401
         with httpx2.Client(base_url=url, headers={"Authorization": "Bearer k"}) as client:
             assert client.get("/ready").json()["phase"] == "ready"

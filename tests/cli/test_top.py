@@ -62,6 +62,24 @@ def test_what_ops_do(capsys):
     assert row == ["m", "lm.next_token", "w0", "40.0", "8.0", "50%", "10", "ms"]
 
 
+def test_the_process_of_a_worker_has_its_devices(capsys):
+    from rich.console import Console
+
+    def info(component, device):
+        return tuple(sorted({"model": "m", "component": component, "worker": "w0", "device": device}.items()))
+
+    loaded = {info("codec", "cpu"): 1.0, info("lm", "cuda:0"): 1.0, info("drafter", "cuda:0"): 1.0}
+    requests = {(("process", name),): 1.0 for name in ("conductor", "w0")}
+    samples = {"mstar_component_info": loaded, "mstar_process_requests": requests}
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.append(top.MetricsSample(0.0, "ready", samples))
+    Console(width=120).print(watch.table())
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["process", "devices", "requests"] in rows
+    assert ["w0", "cpu,", "cuda:0", "1"] in rows
+    assert ["conductor", "–", "1"] in rows
+
+
 def test_a_long_batch_is_shown_with_its_op(capsys):
     from rich.console import Console
 

@@ -2,7 +2,8 @@
 
 from signal import SIGTERM
 
-from mstar.wire.messages import Peer, ProcessExited, RolloutFailed, RollWeights, StartWorker, StopWorker
+from mstar.launch.deployment_status import DeploymentStatus
+from mstar.wire.messages import Peer, ProcessExited, Register, RolloutFailed, RollWeights, StartWorker, StopWorker
 from tests.launch.supervisor_harness import ExitingChild, SupervisorHarness
 
 
@@ -12,6 +13,22 @@ def test_a_process_that_exits_while_another_thread_lists_processes_is_no_error()
     harness.children["a"].__class__ = ExitingChild
     assert harness.supervisor.processes()["a"] is process
     assert harness.supervisor.processes().keys() == {"conductor"}
+
+
+def test_the_devices_of_a_worker_are_those_of_its_current_process():
+    harness = SupervisorHarness(conductor=["a"])
+
+    def devices():
+        return DeploymentStatus(harness.supervisor, {}).devices()
+
+    harness.receive("a", Register(("m.lm",), devices={"m.lm": "cuda:0"}))
+    assert devices() == {"a": {"m.lm": "cuda:0"}}
+    harness.supervisor.receive(harness.now, Peer("a", 7), Register(devices={"m.lm": "cuda:7"}))
+    assert devices() == {"a": {"m.lm": "cuda:0"}}, "another incarnation"
+    harness.exit("a")
+    assert devices() == {}
+    harness.receive("a", Register(("m.lm",), devices={"m.lm": "cpu"}))
+    assert devices() == {"a": {"m.lm": "cpu"}}
 
 
 def test_a_worker_that_is_stopped_in_a_crash_loop_reports_no_failed_starts():

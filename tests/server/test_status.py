@@ -3,7 +3,7 @@
 import pytest
 
 from mstar.plan.tables import Plans
-from mstar.server.status import ModelReadiness, WorkerProcessStatus, model_readiness
+from mstar.server.status import ModelReadiness, WorkerProcessStatus, component_devices, model_readiness
 
 UP, STARTING, DOWN, STOPPED = (WorkerProcessStatus(state) for state in ("up", "starting", "down", "stopped"))
 FAILING = WorkerProcessStatus("restarting", failed_starts=6, next_start_in_s=12.4)
@@ -51,3 +51,14 @@ def test_a_model_without_a_conductor_is_not_ready():
 
 def test_a_worker_without_a_status_counts_as_up():
     assert readiness("a").is_ready
+
+
+def test_the_devices_of_a_model_are_those_of_workers_that_are_up():
+    loaded = {"a.lm": "cuda:0", "a.codec": "cpu", "a.b.lm": "cuda:1"}
+    statuses = {
+        "one": WorkerProcessStatus("up", devices=loaded),
+        "two": WorkerProcessStatus("down", devices={"a.lm": "cuda:1"}),
+        "three": WorkerProcessStatus("up", devices={"other.lm": "cpu"}),
+    }
+    assert component_devices("a", ["lm", "codec"], statuses) == {"one": {"lm": "cuda:0", "codec": "cpu"}}
+    assert component_devices("a.b", ["lm"], statuses) == {"one": {"lm": "cuda:1"}}

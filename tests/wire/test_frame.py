@@ -59,6 +59,7 @@ PEERS = encode_peers(WORKER, FRONT)
 MESSAGES = [
     StillComputing(WORKER),
     Register(("m.lm", "m.codec")),
+    Register(("m.lm",), 2, {"m.lm": "cuda:0"}),
     ClientInput("r1", 2, Value([1]), {"Text": 3}),
     InputAccepted("r1", 2, 4, 2**62, {"Text": 3}),
     TurnFinished("r1", 2, {"Text": 3}, Value({"a": 1})),

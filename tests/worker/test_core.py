@@ -11,10 +11,11 @@ from mstar.worker.inflight_batches import MAX_INFLIGHT_BATCHES
 from tests.worker.worker_harness import CONDUCTOR, W0, W1, WorkerHarness
 
 
-def test_a_worker_registers_with_its_components_on_request():
+def test_a_worker_registers_with_its_components_and_their_devices_on_request():
     worker = WorkerHarness()
+    worker.core.devices = {"m.a": "cuda:0"}
     worker.receive(m.Register())
-    assert worker.take_sent(m.Register) == [(CONDUCTOR, m.Register(("m.a",), 0))]
+    assert worker.take_sent(m.Register) == [(CONDUCTOR, m.Register(("m.a",), 0, {"m.a": "cuda:0"}))]
 
 
 def test_heartbeats_have_an_interval_and_the_age_of_the_running_batch():

@@ -267,15 +267,26 @@ def _processes_table(watch: MetricsHistory) -> Table:
     shown = {title: values for title, values in columns.items() if any(values.values())}
     pids = {labels["process"]: labels["pid"] for labels, _ in watch.latest.series("mstar_process_info")}
     cpu = {process: rate for (process,), rate in watch.rates("mstar_process_cpu_seconds_total", "process").items()}
-    titles = [*(["pid"] if pids else []), *(["CPU"] if cpu else []), *(["pages"] if pages else []), *shown]
-    table = _table("processes", 1, "process", *titles)
+    devices = _devices_by_worker(watch)
+    titles = [*(["devices"] if devices else [])]
+    titles += [*(["pid"] if pids else []), *(["CPU"] if cpu else []), *(["pages"] if pages else []), *shown]
+    table = _table("processes", 2 if devices else 1, "process", *titles)
     for process in sorted({process for values in (*columns.values(), pages) for process in values}):
-        row = [pids.get(process, "–")] if pids else []
+        row = [devices.get(process, "–")] if devices else []
+        row += [pids.get(process, "–")] if pids else []
         row += [f"{cpu[process]:.0%}" if process in cpu else "–"] if cpu else []
         row += [f"{used[process]:.0f}/{pages[process]:.0f}" if pages[process] else "–"] if pages else []
         cells = (_format_cell(title, values[process]) if process in values else "–" for title, values in shown.items())
         table.add_row(process, *row, *cells)
     return table
+
+
+def _devices_by_worker(watch: MetricsHistory) -> dict[str, str]:
+    """Devices that each worker has loaded components on, without repetitions."""
+    devices = defaultdict[str, set[str]](set)
+    for labels, _ in watch.latest.series("mstar_component_info"):
+        devices[labels["worker"]].add(labels["device"])
+    return {worker: ", ".join(sorted(names)) for worker, names in devices.items()}
 
 
 def _format_cell(title: str, value: float) -> str:

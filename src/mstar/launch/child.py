@@ -5,6 +5,7 @@ The supervisor starts and stops the process; this holds what it knows about it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from signal import SIGTERM
 
 import msgspec
@@ -45,6 +46,8 @@ class Child:
         self.start_at = 0.0
         """Time of the next start while it has no process."""
         self.is_up = False
+        self.devices: Mapping[str, str] = {}
+        """Device of each component that its process has loaded; empty until the process registers."""
         self.exit_reason = ""
         """Reason of its last unexpected exit; empty once it is up again."""
         self.cpu_s = 0.0
@@ -58,7 +61,7 @@ class Child:
         """Note the process of its next incarnation."""
         # The process comes last: other threads send to the peers of children that have one.
         self.peer = Peer(self.peer.name, self.peer.incarnation + 1)
-        self.kill_reason, self.stopping_since = "", None
+        self.kill_reason, self.stopping_since, self.devices = "", None, {}
         self.process = process
 
     def is_meant(self, peer: Peer) -> bool:

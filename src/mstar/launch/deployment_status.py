@@ -50,6 +50,10 @@ class DeploymentStatus:
         """Workers that are loading: number of loaded components, and the current one."""
         return {name: progress for name, process in self._processes.items() if (progress := process.loading_progress())}
 
+    def devices(self) -> dict[str, Mapping[str, str]]:
+        """Device of each loaded component, by worker. A worker that has not registered is missing."""
+        return {name: child.devices for name, child in self._current.items() if child.devices}
+
     def hosts(self) -> dict[str, str]:
         """Host address of each running child, if there are several hosts."""
         return {name: process.host for name, process in self._processes.items() if process.host}

@@ -148,6 +148,8 @@ class Supervisor:
         match message:
             case Register():
                 self._on_up(now, sender)
+                if (child := self.children.get(sender.name)) and child.peer == sender:
+                    child.devices = message.devices
             case Ready() if self.is_starting:
                 self._on_ready(now, sender.name)
             case PeerAddress(peer=peer, address=address) if sender == peer:

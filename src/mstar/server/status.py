@@ -6,8 +6,8 @@ processes comes from the launcher, so it is known without a query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from mstar.plan.tables import Plans
 
@@ -41,6 +41,8 @@ class WorkerProcessStatus:
     """Failed starts in a row."""
     next_start_in_s: float = 0.0
     """Seconds until the next attempt to start it; 0 if one is in progress."""
+    devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Torch device of each component that it has loaded, by "model.component"."""
 
     @property
     def text(self) -> str:
@@ -81,6 +83,19 @@ class ModelReadiness:
     def is_missing(self) -> bool:
         """Whether the model should be ready and is not. An unloaded model is loaded by its next request."""
         return self.state not in ("ready", "unloaded")
+
+
+def component_devices(
+    model: str, components: Iterable[str], statuses: Mapping[str, WorkerProcessStatus]
+) -> dict[str, dict[str, str]]:
+    """Device of each loaded component of one model, by worker. Workers that have loaded none of them are left out."""
+    names = {f"{model}.{component}": component for component in components}
+    devices = {
+        worker: {names[name]: device for name, device in status.devices.items() if name in names}
+        for worker, status in statuses.items()
+        if status.state == "up"
+    }
+    return {worker: loaded for worker, loaded in devices.items() if loaded}
 
 
 def model_readiness(

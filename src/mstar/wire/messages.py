@@ -50,6 +50,8 @@ class Register(Message):
     """Workers only: loaded components, each as "model.component"."""
     weights_version: int = 0
     """Workers only: version of the loaded weights."""
+    devices: dict[str, str] = {}
+    """Workers only: torch device of each loaded component, as the placement calls it."""
 
 
 class PeerDead(Message):

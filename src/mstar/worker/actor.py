@@ -33,8 +33,8 @@ class WorkerActor:
         """Start the engine and register this worker with the launcher and the conductor."""
         self._engine_thread = engine_thread
         engine_thread.start()
-        registration = m.Register(weights_version=self._core.weights_version)
-        for peer in (self._core.conductor, launcher):
+        registration = self._core.registration()
+        for peer in (launcher, self._core.conductor):  # the launcher shows the devices once the conductor is ready
             self._actor_loop.call_soon(lambda peer=peer: self._actor_loop.send(self.peer, peer, registration))
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:

@@ -60,6 +60,8 @@ class WorkerCore:
         self.peer = peer
         self.weights_version = 0
         """Version of the loaded weights."""
+        self.devices: Mapping[str, str] = {}
+        """Torch device of each loaded component, as the placement calls it."""
         self.op_stats = OpStatsRecorder(plans)
         self.scheduler = Scheduler(limits)
         self.load_estimator = LoadEstimator(self.scheduler.estimate_s)
@@ -104,6 +106,10 @@ class WorkerCore:
         self._states.free_dropped()
         return self._outbox.take()
 
+    def registration(self) -> m.Register:
+        """What this worker has loaded."""
+        return m.Register(self._components, self.weights_version, dict(self.devices))
+
     def stats(self) -> dict[str, int]:
         """Number of objects of each kind that the worker holds; all are 0 when it is idle."""
         return {
@@ -145,7 +151,7 @@ class WorkerCore:
             case m.ForkState() | m.FreeStates() | m.SendState():
                 self._route_states.execute(message)
             case m.Register():
-                self._outbox.send(sender, m.Register(self._components, self.weights_version))
+                self._outbox.send(sender, self.registration())
             case _:
                 pass  # a heartbeat or an event about other peers: only its arrival matters
 

@@ -26,6 +26,8 @@ from mstar.worker.scheduling.scheduler import BatchLimits
 
 log = logging.getLogger("mstar.worker")
 
+CPU = "cpu"
+"""Device of a component that no other device was set for."""
 CHECK_INTERVAL = 64
 """Batches from one whose results are checked against the annotation of the op to the next."""
 
@@ -48,7 +50,7 @@ def main(settings: WorkerConfig) -> None:
     )
     plans = {name: planned.plans for name, planned in planned_models.items()}
     core = WorkerCore(peer, conductor, plans, tuple(components), limits)
-    core.weights_version = settings.weights_version
+    core.weights_version, core.devices = settings.weights_version, components
 
     def process_stats() -> dict[str, int]:
         return process_tuning.process_usage() | codec.stats()
@@ -94,32 +96,36 @@ class LoadingProgress:
             self._path.unlink()
 
 
-def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig, peer: Peer) -> list[str]:
-    """Load the components that the placement assigns to this worker; returns their names."""
+def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig, peer: Peer) -> dict[str, str]:
+    """Load the components that the placement assigns to this worker; returns the device of each."""
     components = {
         f"{model}.{name}": planned.model.components()[name]
         for model, planned in models.items()
         for name in planned.components_at(peer.worker)
     }
     devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
-    device = _open_device(peer.worker, devices) if devices else None
+    device_name, device = _open_device(peer.worker, devices) if devices else (CPU, None)
+    loaded: dict[str, str] = {}
     progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer))
-    for loaded, (name, component) in enumerate(components.items()):
-        progress.write(loaded, name)
+    for name, component in components.items():
+        progress.write(len(loaded), name)
         component.threads = settings.options.threads
         if device is not None and component.runs_on_device:
             component.device = device
         component.prepare()
+        loaded[name] = CPU if component.device is None else device_name
         if device is not None:
             log.info("%s is on %s", name, component.device or "the CPU, because it does not run on devices")
     progress.remove()
-    return list(components)
+    return loaded
 
 
-def _open_device(worker: str, devices: set[str]) -> object:
+def _open_device(worker: str, devices: set[str]) -> tuple[str, object]:
+    """The device of a worker, with its name in the placement."""
     from mstar.nn.devices import open_device  # imports torch
 
     if len(devices) > 1:
         problem = f"the placements give worker {worker} the devices {format_names(sorted(devices))}"
         raise LoadError(f"{problem}\n  fix: write the same device in each of them")
-    return open_device(devices.pop())
+    (name,) = devices
+    return name, open_device(name)

@@ -27,6 +27,7 @@ def answers(folder, requests):
 
     with LocalLauncher({"lm": f"causal-lm@{folder}"}, {"lm": PLACEMENT}, standby=False) as deployment:
         clients = run_clients(deployment, "lm", requests)
+        assert deployment.status.devices() == {"gpu0": {"lm.lm": "pretend"}}
     tokenizer = LanguageModel(Weights(str(folder))).tokenizer
     return [tokenizer.decode([int(token) for token in torch.cat(emitted_values(client, "Text"))]) for client in clients]
 

@@ -1,5 +1,6 @@
 """Model loading endpoints: errors and timeouts. tests/integration/test_model_loading.py loads real workers."""
 
+import json
 from concurrent.futures import Future
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.admin import model_loading
 from mstar.server.state import Phase
+from mstar.server.status import WorkerProcessStatus
 from tests.server.toy_server import run_toy_server
 
 
@@ -25,6 +27,20 @@ def test_in_process_models_are_loaded_and_cannot_be_unloaded(server):
         for command in ("load", "unload"):
             assert error(client.post(f"/v1/models/absent/{command}")) == (404, "model_not_found")
             assert client.put(f"/v1/models/parrot/{command}").status_code == 405
+
+
+def test_models_metrics_and_events_tell_the_devices_of_loaded_components():
+    with run_toy_server() as server, server.client() as client:
+        devices = {"parrot.letters": "cuda:0", "vectors.absent": "cpu"}
+        server.state.process_statuses = lambda: {"local": WorkerProcessStatus("up", devices=devices)}
+        assert client.get("/v1/models/parrot").json()["devices"] == {"local": {"letters": "cuda:0"}}
+        models = {one["id"]: one["devices"] for one in client.get("/v1/models").json()["data"]}
+        assert models == {"parrot": {"local": {"letters": "cuda:0"}}, "vectors": {}, "mixer": {}, "free": {}}
+        info = 'mstar_component_info{component="letters",device="cuda:0",model="parrot",worker="local"} 1.0'
+        assert info in client.get("/metrics").text
+        with client.stream("GET", "/v1/events") as events:
+            update = next(line for line in events.iter_lines() if line.startswith("data: "))
+        assert json.loads(update.removeprefix("data: "))["workers"][0]["devices"] == devices
 
 
 @pytest.mark.parametrize("command", ["load", "unload"])

@@ -367,9 +367,10 @@ class ModelServer:
 
         names = dict.fromkeys(worker for model in self._models.values() for worker in model.plans.workers)
         if not isinstance(launcher, Launcher):
-            return dict.fromkeys(names, WorkerProcessStatus("starting" if self._state.bridge is None else "up"))
+            state = "starting" if self._state.bridge is None else "up"
+            return {name: WorkerProcessStatus(state, devices=self._on_cpu(name)) for name in names}
         health, loading, hosts = launcher.health(), launcher.status.loading_progress(), launcher.status.hosts()
-        restarts = launcher.status.restarts()
+        restarts, devices = launcher.status.restarts(), launcher.status.devices()
         running = {peer.worker for peer in launcher.peers()} if health else set[str]()
         statuses: dict[str, WorkerProcessStatus] = {}
         for name in names:
@@ -390,8 +391,14 @@ class ModelServer:
                 restart.restarts,
                 restart.failed_starts,
                 restart.next_start_in_s,
+                devices.get(name, {}),
             )
         return statuses
+
+    def _on_cpu(self, worker: str) -> dict[str, str]:
+        """Devices of the components of a worker that shares the process of the server."""
+        components = {name: model.components_at(worker) for name, model in self._models.items()}
+        return {f"{name}.{component}": "cpu" for name, each in components.items() for component in each}
 
     def _show_progress(self, launcher: Launcher | InProcessLauncher) -> None:
         from mstar.launch.child import NOT_NEEDED
@@ -450,7 +457,7 @@ class ModelServer:
             self._progress.show({"warm-up": StartStage("done", len(requests), len(requests))})
 
     def _print_endpoints(self) -> None:
-        """Print the models with their request types, whether a key is required, and the URLs."""
+        """Print the models with their request types, the devices of components, whether keys are required, and URLs."""
         state = self._state
         for name, served in state.served_models.items():
             kinds = [
@@ -459,6 +466,10 @@ class ModelServer:
                 if isinstance(kind, type)
             ]
             self._progress.log_event(f"  {name}: {', '.join(kinds) or 'generate'}", model=name, request_types=kinds)
+        for worker, status in state.process_statuses().items():
+            if status.devices:
+                where = ", ".join(f"{component} on {device}" for component, device in status.devices.items())
+                self._progress.log_event(f"  worker {worker}: {where}", worker=worker, devices=dict(status.devices))
         access = "API key required" if state.keys.is_required else "no API key required"
         self._progress.log_event(
             f"  {access}; GET /v1/models lists the endpoints of each model", api_key_required=state.keys.is_required

@@ -19,7 +19,7 @@ from mstar.frontend.response_stream import wait_reply
 from mstar.process_tuning import process_usage
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
-from mstar.server.status import WorkerProcessStatus
+from mstar.server.status import WorkerProcessStatus, component_devices
 from mstar.wire import messages as m
 
 MAX_STATS_AGE_S = 2.0
@@ -145,18 +145,27 @@ class _MetricsCollector(Collector):
             "mstar_worker_next_start_seconds", "Seconds until a worker that failed is started again", labels=["worker"]
         )
         ready = GaugeMetricFamily("mstar_model_ready", "1 while a model can serve requests, else 0", labels=["model"])
+        loaded = GaugeMetricFamily(
+            "mstar_component_info",
+            "1 for each component that a worker has loaded, with its torch device",
+            labels=["model", "component", "worker", "device"],
+        )
         for worker, status in statuses.items():
             if status.state != "stopped":
                 up.add_metric([worker], int(status.state == "up"))
                 failed.add_metric([worker], status.failed_starts)
                 next_start.add_metric([worker], status.next_start_in_s)
+        for model, served in self._state.served_models.items():
+            for worker, devices in component_devices(model, served.model.components(), statuses).items():
+                for component, device in devices.items():
+                    loaded.add_metric([model, component, worker, device], 1)
         for model, readiness in self._state.model_readiness().items():
             ready.add_metric([model], int(readiness.is_ready))
         rollout = self._state.rollout()
         rollouts = CounterMetricFamily("mstar_rollouts", "Rolling updates, by result", labels=["result"])
         rollouts.add_metric(["completed"], rollout.completed)
         rollouts.add_metric(["failed"], rollout.failed)
-        yield from (up, failed, next_start, ready, rollouts)
+        yield from (up, failed, next_start, loaded, ready, rollouts)
 
     def _deadline_metrics(self) -> Iterable[Metric]:
         """Deadlines of emissions, and predictions of the time to first output."""

@@ -189,6 +189,7 @@ def _worker(
         "running": counts.get("running", 0),
         "requests": counts.get("requests", 0),
         "pages": pages if pages[1] else None,
+        "devices": dict(status.devices) if status.state == "up" else {},
     }
 
 

@@ -1,4 +1,4 @@
-"""Model list endpoints (OpenAI `/v1/models`), extended with capabilities, endpoints and the loading state."""
+"""Model list endpoints (OpenAI `/v1/models`), extended with capabilities, endpoints, loading state and devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from mstar.server.admin.model_loading import model_states
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import ServedModel, ServerState
-from mstar.server.status import ModelReadiness
+from mstar.server.status import ModelReadiness, component_devices
 
 
 async def list_models(exchange: HttpExchange) -> Response:
@@ -34,6 +34,7 @@ def _describe_model(
     state: ServerState, served_model: ServedModel, model_state: str, readiness: ModelReadiness
 ) -> dict[str, Any]:
     endpoints = state.endpoints_of(served_model)
+    components = served_model.model.components()
     type_names = (endpoint.request_type.__name__ for endpoint in endpoints if endpoint.request_type is not None)
     capabilities = dict.fromkeys(name.removesuffix("Request").lower() for name in type_names)
     return {
@@ -45,4 +46,5 @@ def _describe_model(
         "endpoints": [*(endpoint.path for endpoint in endpoints), "/v1/generate"],
         "state": model_state,
         "ready": readiness.is_ready,
+        "devices": component_devices(served_model.name, components, state.process_statuses()),
     }

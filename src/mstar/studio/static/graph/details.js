@@ -53,7 +53,7 @@ function OpFacts({ graph, op, titles }) {
 function WorkerFacts({ graph, process, cores }) {
   const worker = useLive(({ workers }) => workers.find(({ name }) => name === process.worker));
   const busy = useBusy((op) => op.worker).get(process.worker);
-  const { state, host, restarts, requests, waiting, running, slack, utilization, pages } = worker ?? {};
+  const { state, host, restarts, requests, waiting, running, slack, utilization, pages, devices } = worker ?? {};
   const ops = graph.ops.filter(({ workers }) => workers.includes(process.worker)).map(({ op }) => op);
   const isShared = process.memory_bytes === null;
   return html`<${Facts} facts=${[
@@ -70,7 +70,7 @@ function WorkerFacts({ graph, process, cores }) {
     ["Slack", slack === null || slack === undefined ? "–" : seconds(slack), "until the most urgent call is due"],
     ["Needed by streams", utilization === null || utilization === undefined ? null : percent(utilization), "of its capacity, to keep audio and video on time"],
     ["KV pages", pages ? pages.join(" of ") : null],
-    ["Components", process.components.join(", ")],
+    ["Components", process.components.map((name) => (devices?.[name] ? `${name} on ${devices[name]}` : name)).join(", ")],
     ["Ops", links(graph.model, "op", ops)],
   ]} />`;
 }

@@ -21,9 +21,10 @@ function Numbers({ worker }) {
 }
 
 function Card({ model, worker, color, busy }) {
-  const { name, incarnation, host, state, loading, pages } = worker;
+  const { name, incarnation, host, state, loading, pages, devices } = worker;
   const isOff = !isRunning(worker);
-  const where = [host, incarnation > 0 && `${incarnation} ${incarnation === 1 ? "restart" : "restarts"}`].filter(Boolean).join(", ");
+  const used = [...new Set(Object.values(devices))].filter((device) => device !== "cpu");
+  const where = [host, ...used, incarnation > 0 && `${incarnation} ${incarnation === 1 ? "restart" : "restarts"}`].filter(Boolean).join(", ");
   return html`<li class=${`card ${isOff ? "off" : `k${color}`}`}>
     <div class="row"><h3><a href=${detailsLink(model, "worker", name)}>${name}</a></h3><span class=${`tag ${LOOKS[state] ?? ""}`}>${state}</span></div>
     ${where && html`<small>${where}</small>`}
