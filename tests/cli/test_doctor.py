@@ -133,3 +133,38 @@ def test_a_missing_package_names_its_extra(run_doctor, monkeypatch):
 @pytest.mark.slow
 def test_torch_reports_its_threads(run_doctor):
     assert "threads" in run_doctor("--torch")["torch runtime"]["message"]
+
+
+# ---------------------------------------------------------------- GPUs
+@pytest.fixture
+def check_gpus(tmp_path, monkeypatch):
+    """What it finds on a host with this number of GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.13.0+cu130")
+
+    def check(count, placement=""):
+        directory = tmp_path / str(count)
+        for number in range(count):
+            (directory / str(number)).mkdir(parents=True, exist_ok=True)
+        return [(result.state, result.message) for result in doctor._gpus(placement, directory, ("no-such-command",))]
+
+    return check
+
+
+def test_gpus_are_compared_with_the_placement(check_gpus, monkeypatch, tmp_path):
+    assert check_gpus(0) == [("ok", "no NVIDIA GPU found")]
+    (none_used,) = check_gpus(2)
+    unused = "2 GPUs are visible and no worker of the placement uses one (no placement: pass --placement FILE)"
+    assert none_used == ("warn", unused)
+    placement = tmp_path / "placement.toml"
+    placement.write_text('[workers.local]\ndevice = "cuda"')
+    assert check_gpus(1, str(placement)) == [("ok", "1 visible, all used by workers")]
+    assert check_gpus(2, str(placement)) == [("warn", "no worker uses 1 of 2 visible GPUs: `cuda:1`")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check_gpus(2) == [("ok", "2, of which none is visible (CUDA_VISIBLE_DEVICES=)")]
+
+
+def test_gpus_need_a_build_of_torch_that_can_use_them(check_gpus, monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.13.0+cpu")
+    build, _ = check_gpus(1)
+    assert build == ("warn", "1 visible, but torch 2.13.0+cpu is a CPU build")

@@ -17,7 +17,7 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from mstar.errors import MstarError, format_names
+from mstar.launch.gpus.assignment import unused_gpus, worker_devices
+from mstar.launch.gpus.visible import DRIVER_DIRECTORY, LIST_COMMAND, VARIABLE, count_gpus, visible_gpus
 from mstar.nn.weights.file_checksum import compute_sha256
+from mstar.plan.placement import read_placement
 
 DISTRIBUTION = "mstar-serve"
 OK = "ok"
@@ -56,12 +59,14 @@ def add_doctor(commands: Any) -> None:
     text = "Check whether this machine can serve, with a fix for each problem."
     doctor = commands.add_parser("doctor", help=text, description=text)
     doctor.add_argument("--json", action="store_true", help="Print JSON.")
+    doctor.add_argument("--placement", default="", help="Placement file to check GPUs against (default: none is used).")
     doctor.add_argument("--torch", action="store_true", help="Import torch and report its threads and accelerator.")
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    checks = [*CHECKS, _torch_runtime] if options.torch else CHECKS
+    checks = [*CHECKS, functools.partial(_gpus, options.placement)]
+    checks += [_torch_runtime] if options.torch else []
     results = list[CheckResult]()
     for check in checks:
         for result in check():
@@ -223,6 +228,35 @@ def _torch_runtime() -> Iterator[CheckResult]:
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "no accelerator"
     simd = torch.backends.cpu.get_cpu_capability()
     yield CheckResult("torch runtime", OK, f"{simd}, {torch.get_num_threads()} threads, {device}")
+
+
+def _gpus(
+    placement: str = "", directory: Path = DRIVER_DIRECTORY, command: Sequence[str] = LIST_COMMAND
+) -> Iterator[CheckResult]:
+    """The GPUs of this host, and whether the workers of a placement use them."""
+    if find_spec("msgspec") is None:
+        return  # the check of the extras reports that serving is impossible
+    from mstar.config import read_env_variable
+
+    installed, variable = count_gpus(directory, command), read_env_variable(VARIABLE)
+    visible = visible_gpus(variable, installed) or ()
+    if not installed:
+        yield CheckResult("gpus", OK, "no NVIDIA GPU found")
+        return
+    if not visible:
+        yield CheckResult("gpus", OK, f"{installed}, of which none is visible ({VARIABLE}={variable})")
+        return
+    version = _version("torch") or ""
+    if version.endswith("+cpu"):
+        fix = "install the build of torch for CUDA"
+        yield CheckResult("gpus", WARN, f"{len(visible)} visible, but torch {version} is a CPU build", fix)
+    devices = worker_devices([read_placement(Path(placement))] if placement else [])
+    if unused := unused_gpus(devices, visible):
+        message, fix = unused
+        note = "" if placement else " (no placement: pass --placement FILE)"
+        yield CheckResult("gpus", WARN, message + note, fix)
+    else:
+        yield CheckResult("gpus", OK, f"{len(visible)} visible, all used by workers")
 
 
 def _extras() -> Iterator[CheckResult]:

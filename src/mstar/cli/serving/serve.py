@@ -188,12 +188,15 @@ def _make_launcher(
 ) -> Launcher | InProcessLauncher:
     import msgspec
 
+    from mstar.cli.serving.gpus import warn_unused_gpus
     from mstar.config import RuntimeConfig
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.local_launcher import LocalLauncher
 
     shared = {"conductors": server.conductors, "log_format": server.log_format, "log_level": server.log_level}
     options = msgspec.structs.replace(config.resolved.build(RuntimeConfig), **shared)
+    if not server.cluster:  # workers there are on other hosts
+        warn_unused_gpus(models, is_in_process=server.in_process)
     if server.in_process:
         return InProcessLauncher(models, options=options)
     if server.cluster:

@@ -1,0 +1,1 @@
+"""GPUs of this host without torch: which ones are visible, and which worker uses which."""
