@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -278,6 +279,8 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Name of its conductor."""
     black_box: str
     """Path of its black box, which records the running batch for crash analysis."""
+    cuda_device: str = ""
+    """Name of its GPU for operators, as `cuda:1`, if its process sees no other one; the process calls it `cuda:0`."""
 
 
 def runtime_directory() -> Path:
@@ -293,6 +296,11 @@ def env_variables() -> dict[str, str]:
 def disable_telemetry() -> None:
     """Turn off the telemetry of dependencies in this process and its children. Call it before a model is loaded."""
     os.environ.update(TELEMETRY_OFF)
+
+
+def extend_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process with other values of some variables, for a child process."""
+    return {**os.environ, **variables}
 
 
 def read_env_variable(name: str) -> str | None:

@@ -123,6 +123,33 @@ def test_a_standby_replaces_a_dead_process(launch):
     wait_until(lambda: local.stats()["processes"].get("a") == second and local.health()["a"] == "up")
 
 
+def test_a_worker_with_a_gpu_sees_no_other_one_and_is_not_replaced_by_the_standby(run_root):
+    text = '[place]\nlm = ["a", "b", "c"]\n[workers.a]\ndevice = "cuda:1"\n[workers.b]\ndevice = "cuda"'
+    with StubLauncher({"m": "none.py"}, {"m": text}, gpus=["3", "GPU-8a"]) as local:
+
+        def visible(name):
+            variables = Path(f"/proc/{local.pid(name)}/environ").read_text().split("\0")
+            return [one for one in variables if one.startswith("CUDA_VISIBLE_DEVICES=")]
+
+        assert visible("a") == ["CUDA_VISIBLE_DEVICES=GPU-8a"]
+        assert visible("b") == ["CUDA_VISIBLE_DEVICES=3"]
+        assert visible("c") == visible("conductor")
+        wait_until(lambda: "standby" in local.stats()["processes"])
+        first, standby = local.pid("a"), local.pid("standby")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: local.stats()["processes"].get("a", first) != first and local.health()["a"] == "up")
+        assert local.pid("a") != standby
+        assert visible("a") == ["CUDA_VISIBLE_DEVICES=GPU-8a"]
+        names = {name: local._supervisor.children[name].process._config.cuda_device for name in "abc"}
+        assert names == {"a": "cuda:1", "b": "cuda:0", "c": ""}
+
+
+def test_a_gpu_that_is_not_visible_is_refused(run_root):
+    text = '[place]\nlm = "a"\n[workers.a]\ndevice = "cuda:1"'
+    with pytest.raises(PlacementError, match="the GPU cuda:1 is not visible; visible: `cuda:0`"):
+        StubLauncher({"m": "none.py"}, {"m": text}, gpus=["0"])
+
+
 def test_a_held_standby_starts_when_it_is_released(launch):
     local = launch("a", standby=True)
     local.start(hold_standby=True)

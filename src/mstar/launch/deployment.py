@@ -30,6 +30,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     has_standby: bool
     has_successors: bool
     """Whether a rolling update can start the successor of a worker beside it."""
+    cuda_devices: dict[str, str] = {}
+    """Name of the only GPU that the processes of a worker see, by worker."""
 
     def conductor_of(self, name: str) -> str:
         """Conductor of a process of a worker; a conductor is its own."""
@@ -69,7 +71,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         }
         if peer.name == conductor:
             return ConductorConfig(**fields)
-        return WorkerConfig(**fields, conductor=conductor, black_box=str(self.directory / f"{peer}.box"))
+        cuda_device, black_box = self.cuda_devices.get(peer.worker, ""), str(self.directory / f"{peer}.box")
+        return WorkerConfig(**fields, conductor=conductor, black_box=black_box, cuda_device=cuda_device)
 
 
 def known_addresses(address_book: AddressBook, frontends: Mapping[str, int]) -> dict[Peer, str]:

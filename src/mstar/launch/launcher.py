@@ -25,6 +25,7 @@ from mstar.errors import format_names
 from mstar.launch.child import NOT_NEEDED
 from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.deployment_status import DeploymentStatus
+from mstar.launch.gpus.assignment import AssignedGpu
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
 from mstar.launch.standby import STANDBY_NAME
@@ -85,6 +86,8 @@ class Launcher:
         self._reserved = (LAUNCHER.name, *self._shards, STANDBY_NAME)
         for worker in self._workers:
             _check_name(worker, self._reserved)
+        self._gpus: Mapping[str, AssignedGpu] = {}
+        """GPUs that the launcher assigns, by worker."""
         self._exit_stack: ExitStack | None = None
 
     def __enter__(self) -> Self:
@@ -166,6 +169,7 @@ class Launcher:
                 shards=self._shards,
                 has_standby=self._has_standby,
                 has_successors=not address_book.ip,
+                cuda_devices={worker: gpu.name for worker, gpu in self._gpus.items()},
             ),
             address_book,
             self._create_starter,

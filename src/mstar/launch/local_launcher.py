@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mstar.config import RuntimeConfig
+from mstar.config import RuntimeConfig, read_env_variable
+from mstar.launch.gpus.assignment import CUDA, assign_gpus, worker_devices
+from mstar.launch.gpus.visible import VARIABLE, count_gpus, visible_gpus
 from mstar.launch.launcher import Launcher
 from mstar.launch.local_process import LocalProcess, LocalStarter
 from mstar.launch.process_handle import ProcessHandle
@@ -33,9 +35,17 @@ class LocalLauncher(Launcher):
         options: RuntimeConfig | None = None,
         standby: bool = True,
         numpy_only: bool = False,
+        gpus: Sequence[str] | None = None,
     ) -> None:
+        """`gpus` has the identifiers of the visible GPUs; they are found if it is None and a worker needs one."""
         super().__init__(models, placements, options=options, numpy_only=numpy_only)
         self._has_standby = standby
+        devices = worker_devices(self._placements.values())
+        if gpus is None and any(device.startswith(CUDA) for device in devices.values()):
+            gpus = visible_gpus(read_env_variable(VARIABLE), count_gpus())
+        self._gpus = assign_gpus(devices, gpus)
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> LocalStarter[LocalProcess]:
-        return LocalStarter(LocalProcess, (*self.command, str(os.getpid()), *self._models.values()), on_exit)
+        command = (*self.command, str(os.getpid()), *self._models.values())
+        variables = {worker: {VARIABLE: gpu.identifier} for worker, gpu in self._gpus.items()}
+        return LocalStarter(LocalProcess, command, on_exit, variables)

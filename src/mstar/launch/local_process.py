@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,6 +14,7 @@ from mstar.launch.os_process.oom_kills import OomKills
 from mstar.launch.os_process.process import Process
 from mstar.launch.os_process.reaper import Reaper
 from mstar.launch.process_handle import ChildConfig
+from mstar.wire.message import worker_of
 from mstar.wire.messages import Peer, Suspect
 from mstar.worker import black_box
 from mstar.worker.main import loading_progress_path
@@ -79,16 +80,22 @@ class LocalStarter(Generic[LocalProcessT]):
     """Starts children of this process. They die with the thread that starts them."""
 
     def __init__(
-        self, process_type: type[LocalProcessT], command: Sequence[str], on_exit: Callable[[LocalProcessT], None]
+        self,
+        process_type: type[LocalProcessT],
+        command: Sequence[str],
+        on_exit: Callable[[LocalProcessT], None],
+        variables: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
+        """`variables` are environment variables of the processes of a worker, by worker."""
         self._process_type = process_type
+        self._variables = variables or {}
         self._command = tuple(command)
         self._reaper: Reaper[LocalProcessT] = Reaper(on_exit)
         self._oom_kills = OomKills()
 
-    def start(self, name: str) -> LocalProcessT:  # noqa: ARG002 - ProcessStarter interface
+    def start(self, name: str) -> LocalProcessT:
         """Start a child without a configuration. Raises OSError."""
-        process = self._process_type(self._command, self._oom_kills)
+        process = self._process_type(self._command, self._oom_kills, self._variables.get(worker_of(name)))
         self._reaper.add(process)
         return process
 

@@ -223,8 +223,10 @@ class Supervisor:
     def _start(self, now: float, child: Child) -> None:
         name = child.peer.name
         try:
-            # Its worker still serves, so no request waits for a successor. The standby replaces what has died.
-            process = self.starter.start(name) if child.is_successor else self.standby.take(now, name)
+            # Its worker still serves, so no request waits for a successor. The standby replaces what has died, unless
+            # that sees one GPU only: a library that the standby has imported can have opened the others.
+            is_own = child.is_successor or child.peer.worker in self._deployment.cuda_devices
+            process = self.starter.start(name) if is_own else self.standby.take(now, name)
         except OSError as error:
             self._on_child_exited(now, child, f"could not start: {error}")
             return

@@ -104,7 +104,7 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
         for name in planned.components_at(peer.worker)
     }
     devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
-    device_name, device = _open_device(peer.worker, devices) if devices else (CPU, None)
+    device_name, device = _open_device(peer.worker, devices, settings.cuda_device) if devices else (CPU, None)
     loaded: dict[str, str] = {}
     progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer))
     for name, component in components.items():
@@ -120,12 +120,17 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
     return loaded
 
 
-def _open_device(worker: str, devices: set[str]) -> tuple[str, object]:
-    """The device of a worker, with its name in the placement."""
+def _open_device(worker: str, devices: set[str], cuda_device: str) -> tuple[str, object]:
+    """The device of a worker, with its name for operators. `cuda_device` is that of the only GPU it sees, if any."""
     from mstar.nn.devices import open_device  # imports torch
 
     if len(devices) > 1:
         problem = f"the placements give worker {worker} the devices {format_names(sorted(devices))}"
         raise LoadError(f"{problem}\n  fix: write the same device in each of them")
     (name,) = devices
-    return name, open_device(name)
+    if not cuda_device:
+        return name, open_device(name)
+    try:
+        return cuda_device, open_device("cuda:0")
+    except LoadError as error:
+        raise LoadError(f"worker {worker} sees {cuda_device} only, as its cuda:0: {error}") from error

@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mstar.config import extend_environment
 from mstar.launch.os_process.oom_kills import OomKills
 from mstar.launch.os_process.output import OutputForwarder
 from mstar.wire.messages import ExitCause
@@ -34,9 +35,11 @@ CRASH_SIGNALS = frozenset(
 class Process:
     """Child process in its own session. It gets its configuration once, on stdin; its output is forwarded."""
 
-    def __init__(self, command: Sequence[str], oom_kills: OomKills) -> None:
+    def __init__(self, command: Sequence[str], oom_kills: OomKills, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are environment variables that differ from those of this process."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            command, **pipes, start_new_session=True, env=extend_environment(variables or {})
         )
         assert self._popen.stdin, "stdin=PIPE"
         assert self._popen.stdout, "stdout=PIPE"
