@@ -104,6 +104,13 @@ def test_a_file_is_read_in_all_its_forms(tmp_path):
     )
 
 
+def test_components_have_settings():
+    placement = parsed('[components.lm]\ndtype = "bfloat16"\nquantization = "int8"')
+    placement.check(GRAPHS)
+    assert placement.component_settings == {"lm": {"dtype": "bfloat16", "quantization": "int8"}}
+    assert placement.workers() == (LOCAL_WORKER,)
+
+
 def test_an_empty_file_leaves_everything_on_one_worker():
     placement = parsed("")
     placement.check(GRAPHS)
@@ -123,6 +130,10 @@ def test_workers_come_in_order_of_first_mention_and_once():
         ('plac = "x"', "the file has the unknown key `plac` (did you mean `place`?)"),
         ("zebra = 1", "the file has the unknown key `zebra`"),
         ("place = 3", "[place] is 3, not a table"),
+        ("components = 3", "[components] is 3, not a table"),
+        ('[components.lm]\ndtype = "bf16"', "[components.lm]: dtype = 'bf16'"),
+        ("[components.lm]\nquantization = 8", "[components.lm]: quantization = 8"),
+        ('[components.lm]\ndtyp = "float32"', "[components.lm] has the unknown key `dtyp` (did you mean `dtype`?)"),
         ("walks = []", "[walks] is [], not a table"),
         ('[walks]\ndraw = "gpu0"', "[walks.draw] is 'gpu0', not a table"),
         ("[place]\nlm = []", "[place] lm = [] names no workers"),
@@ -197,6 +208,9 @@ def test_an_unknown_component_op_or_walk_is_reported_with_the_closest_name():
     ]
     assert unfit_error(Placement({**ALL, "lm.ink": PlacementRule(("a",))})) == [
         "[place] names `lm.ink`, which no walk calls (did you mean `lm.inc`?)"
+    ]
+    assert unfit_error(Placement(ALL, component_settings={"vea": {"dtype": "float32"}})) == [
+        "[components.vea] names no component (did you mean `vae`?)"
     ]
     assert unfit_error(Placement(ALL, {"drew": {}})) == ["[walks.drew] names no walk (did you mean `draw`?)"]
 

@@ -73,6 +73,9 @@ class InProcessLauncher:
             heartbeat_timeout_s=inf,
             has_fixed_workers=True,
         )
+        for planned in self._planned_models.values():
+            for name in planned.model.components():
+                planned.apply_settings(name)
         core = ConductorCore(self.conductor, LAUNCHER, models, limits)
         self.actor_loop.add(_LauncherActor(self._ready, self._drained))
         self.actor_loop.add(ConductorActor(self.actor_loop, core, dict))

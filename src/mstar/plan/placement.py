@@ -16,6 +16,10 @@
     resources = { infiniband = 1 }    # custom resources
     host = "10.0.0.2"                 # pin to this host
 
+    [components.lm]
+    dtype = "bfloat16"                # dtype of the weights and the KV cache
+    quantization = "int8"             # of the weights, on CPUs
+
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
 """
@@ -32,6 +36,8 @@ from typing import Any, cast
 from mstar.errors import PlacementError, Problem, format_names, suggest_name
 from mstar.graph import ir
 
+COMPONENT_SETTINGS = {"dtype": ("float32", "bfloat16", "float16", "float64"), "quantization": ("int8",)}
+"""Settings of a component and their values. Which of them a component supports is checked when it is loaded."""
 LOCAL_WORKER = "local"
 """Name of the only worker of a model without a placement."""
 
@@ -69,12 +75,13 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Rules by "component" or "component.op", for all walks and per walk; resources by worker."""
+    """Rules by "component" or "component.op", for all walks and per walk; resources of workers, component settings."""
 
     place: Mapping[str, PlacementRule] = field(default_factory=dict[str, PlacementRule])
     walks: Mapping[str, Mapping[str, PlacementRule]] = field(default_factory=dict[str, Mapping[str, PlacementRule]])
 
     worker_resources: Mapping[str, Resources] = field(default_factory=dict[str, Resources])
+    component_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def rule(self, walk: str, component: str, op: str) -> PlacementRule | None:
         """Most specific rule for an op in a walk."""
@@ -126,6 +133,11 @@ class Placement:
                 problems.append(Problem(site, what, f"use one of {format_names(graphs)}"))
         all_calls = {call for walk_calls in calls.values() for call in walk_calls}
         problems += _unknown_keys(self.place, all_calls, site, "[place]")
+        components = sorted({component for component, _ in all_calls})
+        for name in self.component_settings:
+            if name not in components:
+                what = f"[components.{name}] names no component{suggest_name(name, components)}"
+                problems.append(Problem(site, what, f"use one of {format_names(components)}"))
         for walk, entries in self.walks.items():
             problems += _unknown_keys(entries, calls.get(walk, all_calls), site, f"[walks.{walk}]")
         for walk, walk_calls in calls.items():
@@ -168,7 +180,7 @@ def read_placement(path: Path) -> Placement:
 def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placement:
     """Build a placement from parsed TOML."""
     parser = _PlacementParser(site)
-    parser.keys(table, ("place", "walks", "workers"), "the file")
+    parser.keys(table, ("place", "walks", "workers", "components"), "the file")
     place = parser.rules(table.get("place", {}), "[place]")
     walks = {
         name: parser.rules(entries, f"[walks.{name}]")
@@ -178,7 +190,11 @@ def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placem
         name: parser.resources(fields, f"[workers.{name}]")
         for name, fields in parser.table(table.get("workers", {}), "[workers]").items()
     }
-    placement = Placement(place, walks, resources)
+    settings = {
+        name: parser.component_settings(fields, f"[components.{name}]")
+        for name, fields in parser.table(table.get("components", {}), "[components]").items()
+    }
+    placement = Placement(place, walks, resources, settings)
     for name in resources:
         if name not in placement.workers():
             known = placement.workers()
@@ -239,6 +255,14 @@ class _PlacementParser:
             self.add_problem(f"{where}: min_replicas = {min_replicas!r}", f"set an integer from 0 to {len(names)}")
             min_replicas = None
         return PlacementRule(tuple(names), bool(spread), min_replicas)
+
+    def component_settings(self, value: Any, where: str) -> dict[str, str]:
+        fields = self.table(value, where)
+        self.keys(fields, tuple(COMPONENT_SETTINGS), where)
+        for key, known in COMPONENT_SETTINGS.items():
+            if key in fields and fields[key] not in known:
+                self.add_problem(f"{where}: {key} = {fields[key]!r}", f"use one of {format_names(known)}")
+        return dict(fields)
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)

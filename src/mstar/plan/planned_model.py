@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mstar.errors import LoadError, format_names
 from mstar.plan.compile import plan
 from mstar.plan.placement import Placement, parse_placement
 from mstar.plan.tables import Plans
@@ -25,12 +26,24 @@ class PlannedModel:
     plans: Plans
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     """Torch devices of workers, by name. A worker that is missing uses the CPU."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Settings of components in the placement, by name."""
 
     def unbatched_keys(self) -> frozenset[int]:
         """Batch keys of ops that run one call at a time."""
         components = self.model.components()
         ops = [components[key.component].ops()[key.op] for key in self.plans.keys]
         return frozenset(number for number, op in enumerate(ops) if op.batch is alone)
+
+    def apply_settings(self, name: str) -> None:
+        """Set the settings of a component. Raises LoadError for one that it does not support."""
+        component, settings = self.model.components()[name], self.settings.get(name, {})
+        for setting in settings:
+            if setting not in component.supported_settings:
+                supported = format_names(component.supported_settings)
+                problem = f"the component {name} ({type(component).__name__}) does not support the setting `{setting}`"
+                raise LoadError(f"{problem}; it supports {supported}\n  fix: remove it from [components.{name}]")
+        component.operator_settings = settings
 
     def components_at(self, worker: str) -> tuple[str, ...]:
         """Components with an op that the placement can assign to a worker."""
@@ -49,7 +62,8 @@ def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]
         model = load_model(target)
         text = placements.get(name, "")
         placement = parse_placement(tomllib.loads(text), f"the placement of {name}") if text else None
+        settings = (placement or Placement()).component_settings
         workers = (placement or Placement()).worker_resources.items()
         devices = {worker: resources.device for worker, resources in workers if resources.device}
-        planned[name] = PlannedModel(model, plan(model.graphs(), placement), devices)
+        planned[name] = PlannedModel(model, plan(model.graphs(), placement), devices, settings=settings)
     return planned

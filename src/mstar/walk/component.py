@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 from mstar.errors import (
@@ -289,6 +290,10 @@ class Component:
     """The torch device of its weights, set by the worker before `prepare`; None is the CPU. Float tensors are moved to
     it before an op, except those in a list, and float results stay there. Integers and flags with at most one
     dimension, which walks and routes read, are on the host."""
+    supported_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings of `[components.NAME]` in a placement that it supports."""
+    operator_settings: Mapping[str, str] = MappingProxyType({})
+    """Those settings of its placement, set before `prepare`."""
     weights: tuple[Any, ...] = ()
     """The weight files that it loads, as values of `mstar.nn.weights.sources`."""
     _is_prepared = False

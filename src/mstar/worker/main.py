@@ -103,6 +103,9 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
         for model, planned in models.items()
         for name in planned.components_at(peer.worker)
     }
+    for planned in models.values():
+        for name in planned.components_at(peer.worker):
+            planned.apply_settings(name)
     devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
     device_name, device = _open_device(peer.worker, devices, settings.cuda_device) if devices else (CPU, None)
     loaded: dict[str, str] = {}

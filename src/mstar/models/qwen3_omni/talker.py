@@ -30,6 +30,7 @@ class Talker(CausalLM):
     """Talker network with its code sampling."""
 
     runs_on_device = False
+    supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, eos_token_id=0)  # the config defines the end code

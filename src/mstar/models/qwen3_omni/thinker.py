@@ -24,6 +24,7 @@ class Thinker(TextLM):
     """Language model with its tokenizer."""
 
     runs_on_device = False
+    supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, tokenizer=lambda: checkpoint.tokenizer, eos_token="<|im_end|>")

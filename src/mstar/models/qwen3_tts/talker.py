@@ -46,6 +46,7 @@ class Talker(CausalLM):
     """Talker network, prompt template and code sampling."""
 
     runs_on_device = False
+    supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint, *, streams_text: bool) -> None:
         super().__init__(self._load_network, eos_token_id=0)  # the config defines the end code

@@ -16,6 +16,7 @@ class LanguageModel(TextLM):
     """Language model with its tokenizer."""
 
     runs_on_device = False
+    supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(

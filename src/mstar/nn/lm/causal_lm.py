@@ -51,6 +51,7 @@ class CausalLM(Component):
     """
 
     runs_on_device: ClassVar[bool] = True
+    supported_settings: ClassVar[tuple[str, ...]] = ("dtype", "quantization")
     parallel: TensorParallel | None = None
     """The tensor-parallel group of its weights, set by the worker before the first op."""
 
@@ -84,9 +85,14 @@ class CausalLM(Component):
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
         is_cacheable = self.parallel is None and self.device is None  # captured graphs are those of one CPU
+        loader, options = self._loader, self._decoder_options
+        if settings := self.operator_settings:
+            is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
+            loader = loader.with_options(settings.get("dtype"), is_int8=bool(is_int8))
+            options = options | {"is_int8": is_int8}
         try:
             decoder_class = self._decoder_class()  # imports torch, on the worker only
-            network = self._loader.load() if is_cacheable else self._loader.load_uncached()
+            network = loader.load() if is_cacheable else loader.load_uncached()
         except ImportError as error:
             fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
@@ -95,7 +101,7 @@ class CausalLM(Component):
         if self.device is not None:
             network = network.to(self.device)
         pages, page_size, swap = self._sizes
-        return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **self._decoder_options)
+        return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **options)
 
     def _decoder_class(self) -> type[Decoder]:
         from mstar.nn.lm.decoder import Decoder

@@ -83,7 +83,7 @@ class Decoder:
             raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
         if is_int8 and not native.supports_int8_matmul():
             problem = "int8 is slower than bfloat16 on this CPU, which has neither AMX nor AVX-512 VNNI"
-            raise LoadError(f"{problem}\n  fix: set int8=False")
+            raise LoadError(f"{problem}\n  fix: set int8=False, or remove `quantization` from the placement")
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             _check_batching(self, type(network).__name__, layers)
@@ -105,7 +105,9 @@ class Decoder:
             name = type(network).__name__
             if is_int8:
                 problem = f"{name} cannot run in int8, because graph capture failed: {error}"
-                raise LoadError(f"{problem}\n  fix: set int8=False") from error
+                raise LoadError(
+                    f"{problem}\n  fix: set int8=False, or remove `quantization` from the placement"
+                ) from error
             problem = f"{name} runs eagerly, which is slower; graph capture failed: {str(error).splitlines()[0]}"
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             return eager_forward(network), None

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from mstar.errors import LoadError
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.grammar import Vocabulary
@@ -71,8 +72,11 @@ class LibraryKV(KV):
 class LibraryDecoder:
     """A transformers decoder with its own cache."""
 
-    def __init__(self, network: Any, _pool: PagePool, **_options: Any) -> None:
+    def __init__(self, network: Any, _pool: PagePool, *, is_int8: bool = False, **_options: Any) -> None:
         """Takes the arguments of `Decoder`. It has no pages."""
+        if is_int8:
+            problem = f"{type(network).__name__} is run by transformers, which has no int8 mode"
+            raise LoadError(f"{problem}\n  fix: remove `quantization` from the placement")
         self._network = network.eval().requires_grad_(requires_grad=False)
         parameters = inspect.signature(network.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)

@@ -31,6 +31,18 @@ class NetworkLoader:
         if self._checksum is not None:
             self._preload_cached(self._checksum)
 
+    def with_options(self, dtype: str | None, *, is_int8: bool) -> NetworkLoader:
+        """Loader of the same network with its parameters in another dtype, or its weights in int8."""
+
+        def load() -> Any:
+            network = self.load_uncached()
+            return network if dtype is None else _cast_parameters(network, dtype)
+
+        def checksum() -> str | None:
+            return self._checksum if self._checksum is None or dtype is None else f"{self._checksum} {dtype}"
+
+        return NetworkLoader(load, checksum, is_int8=is_int8)
+
     def _load_cached(self, checksum: str) -> Any:
         from mstar.nn.compile.graph_cache import load_or_capture
 
@@ -40,6 +52,20 @@ class NetworkLoader:
         from mstar.nn.compile.graph_cache import preload_entry
 
         preload_entry(checksum, is_int8=self._is_int8)
+
+
+def _cast_parameters(network: Any, dtype: str) -> Any:
+    """Cast the parameters of a network in place. Buffers keep their dtype, as transformers does it: rotary angles need
+    float32.
+    """
+    import torch
+
+    target = getattr(torch, dtype)
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(target)
+    network.config.dtype = target
+    return network
 
 
 class Seq2SeqLoader(NetworkLoader):

@@ -31,6 +31,7 @@ class Seq2SeqLM(CausalLM):
     """
 
     runs_on_device = False
+    supported_settings = ()
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,
