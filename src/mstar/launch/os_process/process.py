@@ -37,9 +37,13 @@ class Process:
 
     def __init__(self, command: Sequence[str], oom_kills: OomKills, variables: Mapping[str, str] | None = None) -> None:
         """`variables` are environment variables that differ from those of this process."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._popen = subprocess.Popen(
-            command, **pipes, start_new_session=True, env=extend_environment(variables or {})
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=extend_environment(variables or {}),
         )
         assert self._popen.stdin, "stdin=PIPE"
         assert self._popen.stdout, "stdout=PIPE"
