@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from mstar.errors import LoadError, NotFinite, RowsFailed
+from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.requests import BadSampling, Grammar, Sampling
 from mstar.walk.states import KV
-from tests.nn.lm.concurrent_requests import ConcurrentRequests
-from tests.nn.lm.model_families import FAMILIES, new_network
+from tests.nn.lm.concurrent_requests import ConcurrentRequests, prompts, reference_tokens
+from tests.nn.lm.model_families import FAMILIES, RECURRENT_FAMILIES, new_network
 from tests.nn.lm.test_causal_lm import SAMPLING_PARAMS, expected_tokens, make_requests
 from tests.nn.lm.test_grammar import VOCABULARY
 
@@ -124,8 +124,19 @@ def test_a_grammar_is_followed_on_the_device():
     assert sum(traffic.to_device.values()) <= MAX_COPIES, "the logits of this test, and two of the sampler"
 
 
-def test_recurrent_layers_are_refused_on_a_device():
-    with pytest.raises(
-        LoadError, match=r"Mamba2ForCausalLM has recurrent layers, which do not run on pretend:0\n  fix:"
-    ):
-        make_component("mamba2").prepare()
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", RECURRENT_FAMILIES)
+def test_a_recurrent_family_writes_what_generate_writes(name):
+    requests = [(prompt, Sampling(max_tokens=8)) for prompt in prompts(5)]
+    right = [reference_tokens(name, *one) for one in requests]
+    for swap_bytes, budget in ((1 << 30, 7), (0, None)):
+        lm = make_component(name, swap_bytes=swap_bytes)
+        assert ConcurrentRequests(lm, 3, token_budget=budget).serve(requests, forks=3, evictions=0.2) == right
+        assert lm.decoder.store.states.device == pretend_gpu()
+
+
+def test_a_step_of_recurrent_layers_copies_their_slots_with_the_rest():
+    traffic = step_traffic(make_component("lfm2"), [Sampling()] * 4)
+    assert sum(traffic.syncs.values()) <= MAX_SYNCS, traffic.syncs
+    assert sum(traffic.to_device.values()) <= MAX_COPIES, traffic.to_device

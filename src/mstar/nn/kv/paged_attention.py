@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar.nn import native
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
-from mstar.nn.kv.recurrent_state import Slot
+from mstar.nn.kv.recurrent_state import RecurrentGroup, Slot
 from mstar.nn.staging import to_device
 
 _LONG_TOKENS = 48
@@ -80,14 +80,21 @@ class AttentionView:
     """Slots for the recurrent states of each request after this forward."""
 
     @functools.cached_property
-    def recurrent_groups(self) -> list[list[int]]:
-        """Rows that a recurrent layer runs together: one new token after others. Every other request runs alone."""
+    def recurrent_groups(self) -> list[RecurrentGroup]:
+        """Requests that a recurrent layer runs together: one new token after others. Every other one runs alone."""
+        if self.store.states is None:
+            return []
         is_single = [
             count == 1 and slot is not None for count, slot in zip(self.counts, self.slots_before, strict=True)
         ]
         single = [row for row, together in enumerate(is_single) if together]
         others = [[row] for row, together in enumerate(is_single) if not together]
-        return [single, *others] if single else others
+        return [
+            RecurrentGroup(
+                self.tokens_of(rows), [self.slots_before[row] for row in rows], [self.slots_after[row] for row in rows]
+            )
+            for rows in ([single, *others] if single else others)
+        ]
 
     def tokens_of(self, rows: list[int]) -> Tensor:
         """[rows, new]: token indices of rows with equal numbers of tokens."""
@@ -127,12 +134,13 @@ class AttentionBatch(AttentionView):
         if device.type == "cpu":
             return [*others]
         integers = [number for number, tensor in enumerate(others) if tensor.dtype == torch.int64]
-        group_arrays = [array for group in self.groups for array in group.arrays]
+        groups = [*self.groups, *self.recurrent_groups]
+        group_arrays = [array for group in groups for array in group.arrays]
         arrays = [*(others[number] for number in integers), self.positions, self.places, *group_arrays]
         moved = iter(to_device([array.numpy() for array in arrays], device))
         results = [next(moved) if number in integers else tensor.to(device) for number, tensor in enumerate(others)]
         self.positions, self.places = next(moved), next(moved)
-        for group in self.groups:
+        for group in groups:
             group.arrays = next(moved), next(moved), next(moved)
         return results
 

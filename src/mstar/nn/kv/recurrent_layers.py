@@ -70,14 +70,13 @@ def run_recurrent(hidden: Tensor, layer: int) -> Tensor:
     states, out = batch.store.states, torch.empty_like(hidden[0])
     assert states is not None
     module = states.layers[layer]
-    for rows in batch.recurrent_groups:
-        tokens = batch.tokens_of(rows)
-        previous = [slot for row in rows if (slot := batch.slots_before[row]) is not None]
-        memory = _layer_memory(module.state_count, states.read(layer, previous) if previous else {})
+    for group in batch.recurrent_groups:
+        tokens, before, after = group.arrays
+        memory = _layer_memory(module.state_count, states.read(layer, before) if group.has_states else {})
         cache = Cache(layers=[memory])
         cache.layers = cast("Any", {layer: memory})  # the layer looks its states up by its number
         out[tokens] = module.run_requests(hidden[0][tokens], cache)
-        states.write(layer, [batch.slots_after[row] for row in rows], _states_of(memory))
+        states.write(layer, after, _states_of(memory))
     return out[None]
 
 

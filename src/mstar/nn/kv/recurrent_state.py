@@ -27,6 +27,21 @@ class Slot:
         weakref.finalize(self, free.append, index)
 
 
+class RecurrentGroup:
+    """Requests of a forward that a recurrent layer runs together."""
+
+    def __init__(self, tokens: Tensor, before: Sequence[Slot | None], after: Sequence[Slot]) -> None:
+        known = [slot.index for slot in before if slot is not None]
+        self.has_states = bool(known)
+        """Whether they have states; else they begin."""
+        self.arrays: tuple[Tensor, ...] = (
+            tokens,
+            torch.tensor(known, dtype=torch.int64),
+            torch.tensor([slot.index for slot in after]),
+        )
+        """Token indices of each request, [requests, new]; its slot before the forward, and after it, [requests]."""
+
+
 class RecurrentStates:
     """The states of all requests: for each layer and each of its states one tensor, [slots, ...]."""
 
@@ -36,6 +51,11 @@ class RecurrentStates:
         self.count = slots
         self._free = list(range(slots - 1, -1, -1))
         self._memory: dict[tuple[int, str, int], Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the states."""
+        return next((memory.device for memory in self._memory.values()), torch.device("cpu"))
 
     @property
     def free_slots(self) -> int:
@@ -51,30 +71,28 @@ class RecurrentStates:
             )
         return [Slot(self._free.pop(), self._free) for _ in range(count)]
 
-    def read(self, layer: int, slots: Sequence[Slot]) -> dict[tuple[str, int], Tensor]:
-        """A copy of the states of a layer, [requests, ...], by their kind and number."""
-        places = torch.tensor([slot.index for slot in slots])
-        return {key[1:]: memory[places] for key, memory in self._memory.items() if key[0] == layer}
+    def read(self, layer: int, slots: Tensor) -> dict[tuple[str, int], Tensor]:
+        """A copy of the states of a layer in slots with these indices, [requests, ...], by their kind and number."""
+        return {key[1:]: memory[slots] for key, memory in self._memory.items() if key[0] == layer}
 
-    def write(self, layer: int, slots: Sequence[Slot], states: Mapping[tuple[str, int], Tensor]) -> None:
+    def write(self, layer: int, slots: Tensor, states: Mapping[tuple[str, int], Tensor]) -> None:
         """Write the states of a layer, [requests, ...]. The first ones determine the shapes."""
-        places = torch.tensor([slot.index for slot in slots])
         for (kind, number), state in states.items():
             key = layer, kind, number
             if key not in self._memory:
                 self._memory[key] = state.new_zeros((self.count, *state.shape[1:]))
-            self._memory[key][places] = state
+            self._memory[key][slots] = state
 
     @torch.inference_mode()
     def gather(self, slot: Slot) -> Tensor:
-        """All states in a slot, as one byte tensor."""
+        """All states in a slot, as one byte tensor on the host."""
         parts = [memory[slot.index].contiguous().view(torch.uint8).flatten() for memory in self._memory.values()]
-        return torch.cat(parts)
+        return torch.cat(parts).cpu()
 
     @torch.inference_mode()
     def scatter(self, slot: Slot, data: Tensor) -> None:
         """Write the result of `gather` to a slot."""
-        first = 0
+        data, first = data.to(self.device), 0
         for memory in self._memory.values():
             state = memory[slot.index]
             size = state.numel() * state.element_size()

@@ -71,12 +71,9 @@ class Decoder:
         self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states)
         self._is_deterministic = is_deterministic
         modes = {"deterministic": is_deterministic, "int8": is_int8}
-        if states is not None and (is_deterministic or self.device.type != "cpu"):
-            mode, fix = ("in deterministic mode", "set deterministic=False")
-            if not is_deterministic:
-                mode, fix = (f"on {self.device}", "place the component on a worker without a device")
-            problem = f"{type(network).__name__} has recurrent layers, which do not run {mode}"
-            raise LoadError(f"{problem}\n  fix: {fix}")
+        if states is not None and is_deterministic:
+            problem = f"{type(network).__name__} has recurrent layers, which do not run in deterministic mode"
+            raise LoadError(f"{problem}\n  fix: set deterministic=False")
         native_modes = " and ".join(name for name, is_on in modes.items() if is_on)
         if native_modes and not native.is_native(self._embed.weight.dtype, self.device):
             fix = "install g++, and use float32 or bfloat16 on a CPU"
