@@ -98,6 +98,10 @@ class RowsFailed(MstarError):
         super().__init__("\n".join(f"row {row}: {type(error).__name__}: {error}" for row, error in errors.items()))
 
 
+class DeviceFailed(MstarError):
+    """A device reported an error after which no operation on it succeeds in this process."""
+
+
 class OutOfPages(MstarError):
     """Not enough KV cache pages are free. Nothing was changed; the call can be retried after an eviction."""
 

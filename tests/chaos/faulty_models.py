@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mstar import Action, Component, Int64, Model, Tensor, Text, loop, op, stacked, walk
 from mstar.sim.models import Chat
@@ -17,9 +18,10 @@ from mstar.walk.batching import rows
 
 @dataclass(frozen=True)
 class TrapRequest:
-    """A number of steps; at step `at` the fault `trap` triggers: raise, abort, exit, memory, mark or hold.
+    """A number of steps; at step `at` the fault `trap` triggers: raise, abort, exit, device, memory, mark or hold.
 
-    Robot moves and marks go to `file`; for `memory` it is the cgroup that has too little.
+    Robot moves and marks go to `file`; for `memory` it is the cgroup that has too little. If `device` has a file, the
+    device fails only until that file exists.
     """
 
     key: int
@@ -55,6 +57,10 @@ def trigger_trap(request: TrapRequest) -> None:
         os.abort()
     if request.trap == "exit":
         os._exit(3)
+    if request.trap == "device" and not (request.file and Path(request.file).exists()):
+        if request.file:
+            Path(request.file).touch()
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     if request.trap == "memory":
         Path(request.file, "cgroup.procs").write_text(str(os.getpid()))
         np.ones(1 << 27)  # 1 GiB

@@ -9,6 +9,7 @@ import pytest
 
 from mstar.conductor.recovery.crash_history import MAX_LONE_DEATHS
 from mstar.launch.local_launcher import LocalLauncher
+from mstar.worker.main import DEVICE_FAILED_STATUS
 from tests.chaos.deployment import ROBOT_FILE, TRAPS, TRAPS_FILE, TrapRequest, wait_until
 from tests.integration.deployment_clients import Client, Oracle, add_frontend
 
@@ -70,9 +71,23 @@ def serve_poison(traps, report, bad):
     return crashes
 
 
-@pytest.mark.parametrize("trap", ["abort", "exit"])
+@pytest.mark.parametrize("trap", ["abort", "exit", "device"])
 def test_a_request_that_kills_its_worker_is_not_retried_twice(traps, trap, report):
     assert serve_poison(traps, report, TrapRequest(99, trap=trap, at=20)) == 2
+
+
+def test_requests_survive_a_device_that_fails_once(traps, tmp_path, report):
+    """A device error stays in its process, so the worker ends and its requests are replayed in a new one."""
+    local, front_end, oracle = traps
+    wait_until(lambda: set(local.health().values()) == {"up"})
+    before = len(local.recent_exits)
+    request = TrapRequest(7, steps=60, trap="device", at=20, file=str(tmp_path / "failed"))
+    end = serve(front_end, oracle, request).end
+    assert end.status == "ok"
+    reasons = [reason for _, _, reason in local.recent_exits[before:]]
+    report(f"a device that fails once: {reasons}")
+    assert len(reasons) == 1
+    assert str(DEVICE_FAILED_STATUS) in reasons[0]
 
 
 def test_a_request_that_exhausts_memory_is_poison(traps, small_cgroup, report):

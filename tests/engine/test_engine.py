@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mstar import ONE_ROW, Component, Float, Float32, Int64, Layout, Tensor, op, padded, ragged, stacked
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobDone, JobFailed
-from mstar.errors import BadShape, NotFinite, RowsFailed
+from mstar.errors import BadShape, DeviceFailed, NotFinite, RowsFailed
 from tests.engine.toy_components import (
     FAILS_IN_BATCH,
     GIVES_NAN,
@@ -111,6 +111,25 @@ def test_a_failing_job_is_isolated_by_bisection():
 def test_an_unbatched_op_runs_once_per_job_even_if_one_fails():
     _, ran = check("lone", [*GOOD[:4], int_array(1, POISON), *GOOD[4:]])
     assert ran == [1] * 8
+
+
+class FailingDevice(Component):
+    """Its device fails, and stays so."""
+
+    def __init__(self):
+        self.calls = 0
+
+    @op(batch=stacked)
+    def go(self, x: Int64[Tensor, "1"]) -> Int64[Tensor, "1"]:
+        self.calls += 1
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_no_request_is_blamed_for_a_device_that_failed():
+    component = FailingDevice()
+    with pytest.raises(DeviceFailed, match=r"device failed in .*go: CUDA error: device-side assert triggered\n  fix:"):
+        run(component, "go", *({"x": int_array(x)} for x in (1, 0, 2)))
+    assert component.calls == 1
 
 
 class WrongRowNames(Component):

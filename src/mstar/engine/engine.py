@@ -17,11 +17,11 @@ from mstar.engine.eviction import LruEviction
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed, Result
 from mstar.engine.threads import use_threads
 from mstar.engine.tracebacks import strip_traceback
-from mstar.errors import NeverFits, OutOfPages, RowsFailed
+from mstar.errors import DeviceFailed, NeverFits, OutOfPages, RowsFailed
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State
-from mstar.walk.values import inference_mode
+from mstar.walk.values import inference_mode, is_device_failure
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -100,7 +100,7 @@ class Engine:
     def run(self, component: Component, op: Op, jobs: Sequence[Job], *, time_limit_s: float = inf) -> list[Result]:
         """Run calls of one op with equal static arguments; returns a result per job.
 
-        A chunked op is limited to about `time_limit_s` seconds.
+        A chunked op is limited to about `time_limit_s` seconds. Raises DeviceFailed if no op can run any more.
         """
         started_at = time.perf_counter()
         if component.threads is not None:
@@ -212,7 +212,10 @@ def _try_batch(
             unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         return op.run(component, columns, len(jobs), unfinished, is_checked=is_checked)
-    except Exception as error:  # noqa: BLE001 - an error in an op fails only the requests at fault
+    except Exception as error:
+        if is_device_failure(error):  # bisection would blame requests for it, and a rollback can hang
+            problem = f"the device failed in {component.name}.{op.name}: {error}"
+            raise DeviceFailed(f"{problem}\n  fix: start a new process; if it fails again, check the device") from error
         for state, snapshot in snapshots:
             state.rollback(snapshot)
         return error

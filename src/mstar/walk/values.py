@@ -60,6 +60,12 @@ def inference_mode() -> AbstractContextManager[Any]:
     return nullcontext() if torch is None or is_enabled is None or is_enabled() else torch.inference_mode()
 
 
+def is_device_failure(error: BaseException) -> bool:
+    """Whether an accelerator reported an error that stays: every later operation of the process on it fails too."""
+    kind = getattr(sys.modules.get("torch"), "AcceleratorError", None)
+    return kind is not None and isinstance(error, kind)
+
+
 def without_graph(value: Any) -> Any:
     """A value without its autograd graph: a view of a parameter has one even in inference mode."""
     return value.detach() if getattr(value, "requires_grad", False) else value

@@ -16,6 +16,7 @@ from typing import Any
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobFailed, Result
 from mstar.engine.tracebacks import strip_traceback
+from mstar.errors import DeviceFailed
 from mstar.failpoints import hit
 from mstar.walk.component import Component, Op
 from mstar.walk.model import Model
@@ -53,6 +54,7 @@ class EngineThread:
         report: Callable[[Report], None],
         execution_lock: threading.Lock,
         black_box: BlackBox | None = None,
+        end_process: Callable[[DeviceFailed], None] | None = None,
     ) -> None:
         self._components = {name: model.components() for name, model in models.items()}
         self._ops = {
@@ -63,6 +65,8 @@ class EngineThread:
         self._report = report
         self._execution_lock = execution_lock
         self._black_box = black_box
+        self._end_process = end_process
+        """Called after a failure of the device: a new process can use it, this one cannot."""
         self.loaded: frozenset[str] | None = None
         """Components that this worker holds, each as "model.component"; None if it holds all."""
         self._states: dict[int, State | Exception] = {}
@@ -206,7 +210,12 @@ class EngineThread:
         if self._black_box is not None:
             self._black_box.write(batch.suspects)
         start = time.perf_counter()
-        results = self._run_jobs(component, op, batch)
+        try:
+            results = self._run_jobs(component, op, batch)
+        except DeviceFailed as error:
+            if self._end_process is not None:
+                self._end_process(error)
+            results: list[Result] = [JobFailed(strip_traceback(error))] * len(batch.jobs)
         seconds = time.perf_counter() - start
         if self._black_box is not None:
             self._black_box.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from mstar import failpoints, process_tuning
 from mstar.config import WorkerConfig
 from mstar.engine.engine import Engine
-from mstar.errors import LoadError, format_names
+from mstar.errors import DeviceFailed, LoadError, format_names
 from mstar.plan.planned_model import PlannedModel, load_planned_models
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.remote_arrays import HostEndpoint
@@ -28,6 +29,8 @@ log = logging.getLogger("mstar.worker")
 
 CPU = "cpu"
 """Device of a component that no other device was set for."""
+DEVICE_FAILED_STATUS = 70
+"""Exit status of a worker whose device failed (EX_SOFTWARE of sysexits)."""
 CHECK_INTERVAL = 64
 """Batches from one whose results are checked against the annotation of the op to the next."""
 
@@ -60,12 +63,18 @@ def main(settings: WorkerConfig) -> None:
     models = {name: planned.model for name, planned in planned_models.items()}
     engine = Engine(max_batched_tokens=settings.options.max_batched_tokens, check_interval=CHECK_INTERVAL)
     black_box = BlackBox.create(Path(settings.black_box))
-    engine_thread = EngineThread(models, engine, actor.report, threading.Lock(), black_box)
+    engine_thread = EngineThread(models, engine, actor.report, threading.Lock(), black_box, _end_process)
     engine_thread.loaded = frozenset(components)
     launcher = Peer("launcher", settings.peers["launcher"])
     actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))
     actor.attach_engine(engine_thread, launcher)
     actor_loop.run()
+
+
+def _end_process(error: DeviceFailed) -> None:
+    """End this worker. The launcher starts another one, and its requests are replayed there."""
+    log.critical("this worker ends: %s", error, exc_info=error)
+    os._exit(DEVICE_FAILED_STATUS)  # other threads may wait for the device
 
 
 def loading_progress_path(directory: Path, peer: Peer) -> Path:
