@@ -112,6 +112,7 @@ def test_other_libraries_are_recognized_by_their_index(folder):
             ["the pipeline FluxPipeline is not supported", "nearest: StableDiffusion3Pipeline (sd3"],
         ),
         ("modules.json", [{"type": "x.CLIPModel"}], ["modules CLIPModel is not supported", "nearest: Transformer"]),
+        ("modules.json", ["CLIPModel", {}], ["modules CLIPModel, ? is not supported", "nearest: Transformer"]),
         ("other.json", {}, ["is not a checkpoint: it has other.json", "fix: pass a folder with config.json"]),
     ],
 )

@@ -15,7 +15,8 @@ def recognize(path: Path) -> str | None:
     file = path / "modules.json"
     if not file.is_file():
         return None
-    names = tuple(str(module["type"]).rpartition(".")[2] for module in read_json(file, list))
+    types = [module.get("type", "?") if isinstance(module, dict) else module for module in read_json(file, list)]
+    names = tuple(str(kind).rpartition(".")[2] for kind in types)
     if names in (MODULES, MODULES[:2]):
         return "sentence-transformer"
     nearest = "Transformer, Pooling, and optionally Normalize (sentence-transformer)"
