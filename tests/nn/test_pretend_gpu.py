@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mstar.nn.pretend_gpu import count_traffic, pretend_gpu
+from mstar.nn.pretend_gpu import PretendGraph, count_traffic, pretend_gpu
 
 MODES = [torch.no_grad, torch.inference_mode]
 
@@ -118,3 +118,38 @@ def test_random_states_are_saved_and_restored_beside_it():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         assert torch.equal(torch.rand(3), first)
+
+
+def test_a_graph_repeats_its_operations_on_the_same_memory():
+    weight, given, memory = on_device(4, 4), on_device(2, 4), on_device(3, 4)
+    with PretendGraph() as graph:
+        index = torch.arange(2, device=pretend_gpu())
+        hidden = (given @ weight)[:, 1:].relu()
+        memory[index, 1:] = hidden
+        result = memory.sum(0) + hidden[0].max()
+    assert {tensor.data_ptr() for tensor in graph.inputs} == {t.held.data_ptr() for t in (weight, given, memory)}
+    for number in range(3):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(number))
+        given.copy_(x)
+        expected = memory.cpu()
+        expected[:2, 1:] = (x @ weight.cpu())[:, 1:].relu()
+        graph.replay()
+        assert torch.equal(memory.cpu(), expected)
+        assert torch.equal(result.cpu(), expected.sum(0) + expected[0, 1:].max())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x[0, 0].item(),
+        lambda x: x[x > 1],
+        lambda x: x.cpu(),
+        lambda x: x + torch.ones(3, 4).to(pretend_gpu(), non_blocking=True),
+        lambda x: x[torch.tensor([1, 2])],
+    ],
+)
+def test_a_graph_holds_neither_waits_nor_copies(use):
+    x = on_device(3, 4)
+    with PretendGraph(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        use(x)
+    use(x)

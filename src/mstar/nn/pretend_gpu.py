@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from torch import Tensor
@@ -76,6 +76,51 @@ def count_traffic() -> Iterator[Traffic]:
         yield traffic
     finally:
         _counting.remove(traffic)
+
+
+class PretendGraph:
+    """Operations recorded while it is entered, which `replay` repeats: what a CUDA graph holds.
+
+    Every operation reads and writes the memory that it used while it was recorded, with the same numbers. As with CUDA,
+    the host must neither wait for the device nor copy to it inside.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._made: set[int] = set()
+        self._outside: dict[int, Tensor] = {}
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Tensors in host memory that the operations use and did not make; one of each memory."""
+        return [*self._outside.values()]
+
+    def __enter__(self) -> Self:
+        _capturing.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _capturing.remove(self)
+
+    def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add an operation on tensors in host memory."""
+        for leaf in tree_iter((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self._made:
+                self._outside.setdefault(leaf.untyped_storage().data_ptr(), leaf)
+        for leaf in tree_iter(result):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self._outside:
+                self._made.add(leaf.untyped_storage().data_ptr())
+        self._calls.append((func, args, kwargs, result))
+
+    def replay(self) -> None:
+        """Repeat the operations. Their results are in the tensors that the recording returned."""
+        for func, args, kwargs, result in self._calls:
+            for old, new in zip(tree_iter(result), tree_iter(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # neither a view nor changed in place
+                    old.copy_(new)
+
+
+_capturing: list[PretendGraph] = []
 
 
 @functools.cache
@@ -191,7 +236,10 @@ def _host_index(index: Any) -> Any:
 
 def _create(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that creates a tensor on the device."""
-    return _wrap(op(*args, **_on_host(kwargs)), {})
+    result = op(*args, **_on_host(kwargs))
+    for graph in _capturing:
+        graph.record(op, args, _on_host(kwargs), result)
+    return _wrap(result, {})
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -209,6 +257,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_on_device:
         return result
     _count("kernels")
+    for graph in _capturing:
+        graph.record(func, held_args, held_kwargs, result)
     return _wrap(result, {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, PretendTensor)})
 
 
@@ -253,6 +303,9 @@ def _note_wait(func: Any, args: Any) -> None:
 
 
 def _count(kind: str) -> None:
+    if _capturing and kind != "kernels":
+        problem = "waits for the device" if kind == "syncs" else "copies between host and device"
+        raise RuntimeError(f"operation not permitted when stream is capturing: it {problem} at {_source_line()}")
     if _counting:
         line = _source_line()
         for traffic in _counting:
