@@ -83,7 +83,7 @@ def test_an_op_and_a_worker_have_figures(failing_server, open_page):
     dialog = page.get_by_role("dialog", name="local")
     expect(figure(dialog, "Memory")).to_have_text(re.compile(r"\d (M|G)iB"))
     expect(figure(dialog, "CPU")).to_have_text(re.compile(r"\d\.\d cores"))
-    expect(figure(dialog, "Components")).to_contain_text("m.worker")
+    expect(figure(dialog, "Components")).to_contain_text("m.worker on cpu")
     expect(dialog.get_by_role("link", name="worker.shape")).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
