@@ -271,6 +271,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ConductorConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Configuration of a conductor."""
 
+    up_workers: tuple[str, ...] = ()
+    """Names of those of the peers that are workers and were up under an earlier conductor."""
+
 
 class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Configuration of a worker."""

@@ -15,6 +15,16 @@ def test_a_process_that_exits_while_another_thread_lists_processes_is_no_error()
     assert harness.supervisor.processes().keys() == {"conductor"}
 
 
+def test_a_new_conductor_knows_which_workers_were_up():
+    harness = SupervisorHarness(conductor=["a", "b", "c"])
+    assert harness.children["conductor"].process.config.up_workers == ()
+    harness.exit("b")  # it starts again, and is not up
+    harness.exit("conductor")
+    config = harness.children["conductor"].process.config
+    assert config.up_workers == ("a", "c")
+    assert config.peers["b"] == 1
+
+
 def test_the_devices_of_a_worker_are_those_of_its_current_process():
     harness = SupervisorHarness(conductor=["a"])
 

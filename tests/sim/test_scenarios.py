@@ -21,10 +21,14 @@ from mstar.sim.scenario import (
     FIRST_SCALING_SEED,
     FIRST_SHARDED_SEED,
     FOCUSES,
+    HANG_S,
+    MAX_REPLACE_S,
     OVERLAP_FAULTS,
     PAUSES,
+    Fault,
     make_scenario,
 )
+from mstar.sim.simulation import Simulation
 from mstar.wire.link import Link
 from mstar.wire.messages import ExitCause, Peer
 
@@ -114,6 +118,22 @@ def test_60_scenarios_with_long_pauses_lose_no_healthy_process():
     deaths = {name for simulation in simulations for name in simulation.deaths}
     assert any(name.startswith("conductor") for name in deaths), "a conductor that hangs is replaced"
     assert any(name.startswith("w") for name in deaths), "a worker that hangs is replaced"
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_worker_that_hangs_while_its_conductor_is_replaced_is_killed(number):
+    """Requests after the kill end ok. Without it each would wait for its worker in vain."""
+    scenario = make_scenario(FIRST_PAUSE_SEED + number)
+    hang, loss = Fault(1.0, "hang", number / 8, 0.0, HANG_S), Fault(2.0, "conductor", 0.0, 0.0, 0.0)
+    delay_s = 2.0 + MAX_REPLACE_S
+    for client in scenario.clients:
+        client.inputs = [(at + delay_s, value) for at, value in client.inputs]
+        client.submit_at += delay_s
+    trace = []
+    simulation = Simulation(replace(scenario, faults=[hang, loss], end=400.0), trace)
+    simulation.run()
+    assert {view.status for view in simulation.history.requests.values()} == {"ok"}
+    assert sum("dies: no message to a new conductor for 12" in line for line in trace) == 1
 
 
 def test_60_rolling_updates_with_successors_interrupt_no_request():

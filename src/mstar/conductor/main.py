@@ -36,7 +36,9 @@ def main(config: ConductorConfig) -> None:
     def process_stats() -> dict[str, int]:
         return process_tuning.process_usage() | codec.stats()
 
-    actor = ConductorActor(actor_loop, ConductorCore(peer, launcher, models, limits), process_stats)
+    core = ConductorCore(peer, launcher, models, limits)
+    core.failure_detector.expect(Peer(name, config.peers[name]) for name in config.up_workers)
+    actor = ConductorActor(actor_loop, core, process_stats)
     actor_loop.add(actor)
     others = [Peer(name, incarnation) for name, incarnation in config.peers.items() if name != peer.name]
     actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))

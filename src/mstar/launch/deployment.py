@@ -70,7 +70,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             "options": self.options,
         }
         if peer.name == conductor:
-            return ConductorConfig(**fields)
+            return ConductorConfig(**fields, up_workers=tuple(child.peer.name for child in own if child.is_up))
         cuda_device, black_box = self.cuda_devices.get(peer.worker, ""), str(self.directory / f"{peer}.box")
         return WorkerConfig(**fields, conductor=conductor, black_box=black_box, cuda_device=cuda_device)
 

@@ -117,6 +117,8 @@ class SimConductor(SimProcess):
         super().__init__(simulation, peer)
         models = {name: simulation.planned_models[name] for name in simulation.shards.models[peer.name]}
         self.core = ConductorCore(peer, LAUNCHER, models, simulation.scenario.conductor_limits)
+        own = [simulation.processes.get(name) for name in simulation.shards.processes(peer.name)]
+        self.core.failure_detector.expect(worker.peer for worker in own if worker is not None and worker.is_up)
         self.ignored_messages = 0
         """Value of `stale_messages` after the last message."""
 

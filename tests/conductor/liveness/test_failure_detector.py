@@ -68,6 +68,40 @@ def test_workers_that_fall_silent_together_are_not_killed_together(cluster):
     assert not membership.is_alive(B)
 
 
+def test_a_worker_of_an_earlier_conductor_that_does_not_register_is_killed(cluster):
+    old, restarted, late = m.Peer("a", 3), m.Peer("b", 1), m.Peer("b+", 0)
+    cluster.detector.expect([old, restarted, late])
+    cluster.detector.tick(1000.0)
+    cluster.detector.on_message(1010.0, late)
+    cluster.membership.register(1020.0, m.Peer("b", 2), 0)
+    cluster.detector.on_message(1119.0, m.Peer("b", 2))
+    cluster.detector.tick(1120.0)
+    assert not [message for _, message in cluster.sent() if isinstance(message, m.Kill)]
+    cluster.detector.tick(1121.0)
+    kills = [message for _, message in cluster.sent() if isinstance(message, m.Kill)]
+    assert kills == [m.Kill(old, "no message to a new conductor for 121 s")]
+    assert cluster.lost == []
+    cluster.detector.tick(1200.0)
+    assert not [message for _, message in cluster.sent() if isinstance(message, m.Kill)], "once"
+
+
+def test_workers_that_do_not_register_are_not_killed_together_or_after_their_exit(cluster):
+    cluster.detector.expect([A, B])
+    cluster.detector.tick(0.0)
+    cluster.membership.mark_dead(B)
+    cluster.detector.tick(121.0)
+    cluster.detector.tick(122.0)
+    assert [message.peer for _, message in cluster.sent() if isinstance(message, m.Kill)] == [A]
+    cluster.detector.expect([A, B])
+    cluster.membership.dead_peers.clear()
+    cluster.detector.tick(200.0)
+    cluster.detector.tick(321.0)
+    cluster.detector.tick(321.5)
+    assert [message.peer for _, message in cluster.sent() if isinstance(message, m.Kill)] == [A]
+    cluster.detector.tick(322.0)
+    assert [message.peer for _, message in cluster.sent() if isinstance(message, m.Kill)] == [B]
+
+
 def test_a_worker_whose_batch_is_known_to_be_long_can_be_silent_for_longer(cluster):
     cluster.membership.register(0.0, A, 0)
     cluster.detector.on_batch_running(0.0, A, 0.0, 30.0)

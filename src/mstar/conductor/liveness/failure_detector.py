@@ -6,6 +6,8 @@ A worker is lost when its process has exited. A silent worker can be paused and 
 2. Any message makes it responsive again.
 3. Without progress for `progress_timeout_s` it is killed: the launcher gets `Kill`, and the conductor treats it as lost
    at once. Of several silent workers only one is killed in `second_look_s`.
+4. A worker that was up under an earlier conductor and has sent nothing to this one is killed after the same time. It
+   hangs: a worker that runs registers with a new conductor.
 
 Times are those of an `ActiveClock`: pauses of the conductor do not count. Exits are handled by `Membership`.
 """
@@ -36,6 +38,12 @@ class FailureDetector:
         self._unresponsive_listeners: tuple[UnresponsiveListener, ...] = ()
         self._last_heartbeat_at = float("-inf")
         self._last_kill_at = float("-inf")
+        self._unregistered: dict[m.Peer, float] = {}
+        """Workers that were up under an earlier conductor, with the time since which a message is expected."""
+
+    def expect(self, workers: Iterable[m.Peer]) -> None:
+        """Note workers that were up when this conductor started. Call it before the first tick."""
+        self._unregistered = dict.fromkeys(workers, float("inf"))
 
     def subscribe(self, unresponsive: Iterable[UnresponsiveListener]) -> None:
         """Set the listeners. They are called for each unresponsive worker on every tick, in this order."""
@@ -43,6 +51,7 @@ class FailureDetector:
 
     def on_message(self, now: float, sender: m.Peer) -> None:
         """Any message of a live worker is a sign of life."""
+        self._unregistered.pop(sender, None)
         if self._membership.is_alive(sender):
             worker = self._membership.workers[sender.name]
             worker.last_alive_at = worker.last_message_at = now
@@ -79,6 +88,20 @@ class FailureDetector:
             for listener in self._unresponsive_listeners:
                 listener(now, worker)
         self._kill_silent(now, unresponsive)
+        self._kill_unregistered(now)
+
+    def _kill_unregistered(self, now: float) -> None:
+        """Kill a worker that does not register with this conductor."""
+        dead_peers = self._membership.dead_peers
+        for peer, since in [*self._unregistered.items()]:
+            self._unregistered[peer] = min(since, now)  # the first tick starts the time
+            if (dead := dead_peers.get(peer.name)) is not None and dead.incarnation >= peer.incarnation:
+                del self._unregistered[peer]
+        late = [peer for peer, since in self._unregistered.items() if now - since > self._tuning.progress_timeout_s]
+        if late and now - self._last_kill_at >= self._tuning.second_look_s:
+            self._last_kill_at = now
+            silent_s = now - self._unregistered.pop(late[0])
+            self._outbox.send_launcher(m.Kill(late[0], f"no message to a new conductor for {silent_s:.0f} s"))
 
     def _kill_silent(self, now: float, unresponsive: Sequence[Worker]) -> None:
         """Kill the worker that is silent for the longest time, if that is too long."""
