@@ -39,6 +39,8 @@ class Client(asyncio.Protocol):
         """When something came, after the head."""
         self.delays: list[float] = []
         """For each stamp, how many seconds it was under way."""
+        self.deltas = 0
+        """Pieces of text that came."""
 
     def connection_made(self, transport: Any) -> None:
         """Ask."""
@@ -53,6 +55,7 @@ class Client(asyncio.Protocol):
             self.status = int(data[9:12])
         else:
             self.arrived.append(now)
+        self.deltas += data.count(b'"content":"')
         self.delays += [now - int(stamp) / 1e9 for stamp in STAMP.findall(data)]
         self.is_whole = self.is_whole or b"data: [DONE]" in data
 

@@ -1,0 +1,1 @@
+"""The CPU cost of the control path, by process."""
