@@ -7,6 +7,7 @@ earlier conductor admitted (resubmitted after a failover) is never rejected.
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.capacity import CapacityEstimator
@@ -37,7 +38,7 @@ class Admission:
     6. Start the first one that fits: its tenant has a share of the running requests left (`mstar.tenant_share`), and
        the workers have room (`CapacityEstimator.has_room`). If none fits, wait.
 
-    While queued (`is_expired`): a request whose TTFT target has passed is rejected with 429.
+    While queued (`expires_at`): a request whose TTFT target has passed is rejected with 429.
 
     Example: `max_running_requests=2`, `max_queued_requests=1`. Of four requests at once, two start, one waits, and the
     fourth gets 429 with the estimated wait as `Retry-After`.
@@ -130,13 +131,12 @@ class Admission:
     def _fits(self, submit: Submit) -> bool:
         return is_resubmitted(submit) or self._has_room(submit)
 
-    def is_expired(self, now: float, rid: str, last_input_at: float) -> bool:
-        """Return whether a request waits in the queue and its TTFT target has passed."""
+    def expires_at(self, rid: str, last_input_at: float) -> float:
+        """Return when the TTFT target of a request that waits in the queue has passed; infinity if it has none."""
         submit = self._queued.get(rid)
-        if submit is None or is_resubmitted(submit):
-            return False
-        target_s = submit.slo.ttft_s
-        return target_s is not None and now - last_input_at > target_s
+        if submit is None or submit.slo.ttft_s is None or is_resubmitted(submit):
+            return inf
+        return last_input_at + submit.slo.ttft_s
 
     def estimate_wait_s(self, now: float) -> float:
         """Estimate the seconds until the queue of now has started."""

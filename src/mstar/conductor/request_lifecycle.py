@@ -41,6 +41,8 @@ class RequestLifecycle:
         spans: RequestSpans,
     ) -> None:
         self.requests: dict[str, Request] = {}
+        self._submitted: list[str] = []
+        """Ids of requests that `take_submitted` has not returned."""
         self._dispatcher = dispatcher
         self._admission = admission
         self._attempts = attempts
@@ -53,12 +55,18 @@ class RequestLifecycle:
     def submit(self, now: float, frontend: m.Peer, model: ConductorModel, submit: m.Submit) -> None:
         """Queue an accepted request."""
         request = self.requests[submit.rid] = Request(submit, model, frontend, now)
+        self._submitted.append(submit.rid)
         request.weights_version = self._versions.version_of_finished(submit.rid)
         request.predicted_ttft_s = self._admission.predict_ttft_s(now, submit)
         self._spans.on_queued(submit.rid)
         self._admission.enqueue(submit)
         for client_input in submit.inputs:
             self.on_client_input(now, client_input)
+
+    def take_submitted(self) -> list[str]:
+        """Ids of the requests that were submitted since the last call."""
+        submitted, self._submitted = self._submitted, []
+        return submitted
 
     def start(self, now: float, rid: str) -> None:
         """Start a request that was admitted."""
@@ -137,9 +145,12 @@ class RequestLifecycle:
 
     def place_waiting(self, now: float) -> None:
         """Start the walks that wait and whose seats all have an eligible worker now."""
-        for request in list(self.requests.values()):
-            if request.is_waiting_for_worker:
-                self._dispatcher.place(now, request)
+        for request in self.waiting_for_workers():
+            self._dispatcher.place(now, request)
+
+    def waiting_for_workers(self) -> list[Request]:
+        """Requests whose next walk has no workers yet."""
+        return [request for request in self._dispatcher.waiting.values() if request.is_waiting_for_worker]
 
     # ---------------------------------------------------------------- client input
     def on_client_input(self, now: float, message: m.ClientInput) -> None:
@@ -217,6 +228,7 @@ class RequestLifecycle:
     def _remove(self, now: float, request: Request) -> None:
         hit("conductor.remove_request")
         del self.requests[request.rid]
+        self._dispatcher.waiting.pop(request.rid, None)
         self._versions.on_request_finished(request)
         self._admission.on_finished(now, request.rid)
         self._spans.on_finished(request.rid)

@@ -1,7 +1,12 @@
-"""Timeouts of requests: deadline, TTFT target while queued, and the wait for a worker. Checked on every tick."""
+"""Timeouts of requests: deadline, TTFT target while queued, and the wait for a worker.
+
+Requests are in a heap by the time at which they are checked next, so that a tick costs the same for any number of
+requests of which nothing is due.
+"""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from mstar.conductor.admission import Admission
@@ -11,6 +16,9 @@ from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import FinishStatus, Request
 from mstar.conductor.scaling.fleet import Fleet
 from mstar.wire.messages import RequestRejected
+
+_MIN_HEAP = 64
+"""Size up to which ended requests stay in the heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +47,41 @@ class RequestTimeouts:
         self._fleet = fleet
         self._worker_wait_s = limits.worker_wait_s
         self._tuning = tuning or TimeoutTuning()
+        self._checks: list[tuple[float, str]] = []
+        """A heap: when a request is checked next, and its id. Some may have ended."""
 
     def tick(self, now: float) -> None:
-        """Check every request."""
-        for request in list(self._lifecycle.requests.values()):
-            if now > request.deadline:
-                text = f"the request took longer than its timeout of {request.submit.timeout_s:g} s"
-                self._lifecycle.finish(now, request, FinishStatus("deadline", "Deadline", text))
-            elif request.is_waiting_for_worker:
-                self._check_worker_wait(now, request)
-            elif self._admission.is_expired(now, request.rid, request.last_input_at):
-                text = f"the request waited in the queue longer than its TTFT target of {request.submit.slo.ttft_s} s"
-                wait_s = self._admission.estimate_wait_s(now)
-                self._lifecycle.reject(now, request, RequestRejected(request.rid, 429, text, wait_s))
+        """Check every request of which something can be due, and every one that waits for workers."""
+        due = self._lifecycle.take_submitted()
+        while self._checks and self._checks[0][0] < now:
+            due.append(heapq.heappop(self._checks)[1])
+        for rid in due:
+            if (request := self._lifecycle.requests.get(rid)) is not None:
+                self._check_time(now, request)
+        self._drop_ended()
+        for request in self._lifecycle.waiting_for_workers():
+            self._check_worker_wait(now, request)
+
+    def _check_time(self, now: float, request: Request) -> None:
+        """End a request whose time is over; otherwise check it again when it can be."""
+        if now > request.deadline:
+            text = f"the request took longer than its timeout of {request.submit.timeout_s:g} s"
+            self._lifecycle.finish(now, request, FinishStatus("deadline", "Deadline", text))
+            return
+        expires_at = self._admission.expires_at(request.rid, request.last_input_at)
+        if now > expires_at:
+            text = f"the request waited in the queue longer than its TTFT target of {request.submit.slo.ttft_s} s"
+            wait_s = self._admission.estimate_wait_s(now)
+            self._lifecycle.reject(now, request, RequestRejected(request.rid, 429, text, wait_s))
+            return
+        heapq.heappush(self._checks, (min(request.deadline, expires_at), request.rid))
+
+    def _drop_ended(self) -> None:
+        """Keep the heap at most about twice as large as the number of requests."""
+        requests = self._lifecycle.requests
+        if len(self._checks) > 2 * len(requests) + _MIN_HEAP:
+            self._checks = [check for check in self._checks if check[1] in requests]
+            heapq.heapify(self._checks)
 
     def _check_worker_wait(self, now: float, request: Request) -> None:
         run = request.walk_run

@@ -25,6 +25,8 @@ class WalkDispatcher:
         self._versions = versions
         self._outbox = outbox
         self._spans = spans
+        self.waiting: dict[str, Request] = {}
+        """Requests whose walk had no eligible worker. Some may no longer wait."""
 
     def place(self, now: float, request: Request) -> None:
         """Start the walk of a request if every seat has an eligible worker; otherwise leave it waiting."""
@@ -37,7 +39,9 @@ class WalkDispatcher:
         unresponsive = {name for name, peer in eligible.items() if not workers[peer.name].is_responsive}
         seats = assign_workers(run, eligible, load, unresponsive)
         if seats is None:
+            self.waiting[request.rid] = request
             return
+        self.waiting.pop(request.rid, None)
         run.seats, run.pending_seats = seats, set(range(len(seats)))
         if seats:
             request.weights_version = workers[seats[0].name].weights_version
