@@ -16,7 +16,9 @@ from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.nn.devices import open_device
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
+from mstar.transfer.values import pack, unpack
 from mstar.walk.batching import ragged, stacked
+from mstar.walk.states import State
 
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
 """Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
@@ -75,6 +77,37 @@ def test_data_is_moved_to_the_device_and_control_values_stay_on_the_host():
     flag, table = component.alone(torch.ones(3))
     assert component.seen[-1] == (True,)
     assert (shown(flag), shown(table)) == (False, True)
+
+
+def test_rows_of_two_devices_share_a_batch():
+    component = scale(pretend_gpu())
+    xs, ids = [torch.ones(2, 3), torch.ones(1, 3).to(pretend_gpu())], [torch.tensor([4, 5]), torch.tensor([6])]
+    results = Scale.ops()["scale"].run(component, {"x": xs, "ids": ids}, 2)
+    assert component.seen == [(True, False)]
+    assert results[0][0].tolist() == [[2.0, 2.0, 2.0]] * 2
+
+
+def test_a_component_beside_the_device_gets_its_arguments_on_the_host():
+    component = scale(torch.device("cpu"))
+    result, _ = component.scale(torch.ones(2, 3).to(pretend_gpu()), torch.tensor([4, 5]))
+    assert component.seen == [(False, False)]
+    assert result.tolist() == [[2.0, 2.0, 2.0]] * 2
+
+
+def test_a_state_from_another_worker_is_loaded_on_the_device():
+    exported = {"layers": [torch.ones(2, 3), None, "Rep"], "memory": {"last": (torch.ones(2),)}, "time": torch.ones(())}
+    state = scale(pretend_gpu()).load_state(State, exported)
+    values = (*state.layers, *state.memory["last"], state.time)
+    assert [shown(value) for value in values] == [True, False, False, True, False]
+    assert scale(None).load_state(State, exported).layers is exported["layers"]
+
+
+def test_a_tensor_of_the_device_leaves_its_process_as_one_of_the_host():
+    for dtype in (torch.float32, torch.bfloat16):
+        value = torch.arange(6).reshape(2, 3).to(dtype)
+        sent = unpack(pack({"x": value.to(pretend_gpu())}))["x"]
+        assert type(sent) is torch.Tensor
+        assert torch.equal(sent, value)
 
 
 def test_without_a_device_nothing_is_moved():

@@ -152,6 +152,8 @@ class PretendTensor(Tensor):
 
     held: Tensor
     """The same tensor in host memory."""
+    is_sent_as_tensor = True
+    """It leaves its process as a tensor of the host, as those of a GPU do."""
 
     __torch_function__ = cast("Any", torch._C._disabled_torch_function_impl)
 

@@ -39,7 +39,7 @@ _TORCH_DTYPES |= {f"float8_{kind}": "uint8" for kind in ("e4m3fn", "e4m3fnuz", "
 def array_packer(kind: type) -> Callable[[Any, PlaceArray | None], bytes] | None:
     """Packer for values of a type; None if it is not an array type."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and kind is torch.Tensor:
+    if torch is not None and (kind is torch.Tensor or getattr(kind, "is_sent_as_tensor", False)):
         return _pack_tensor
     if numpy is not None and kind is numpy.ndarray:
         return functools.partial(_pack_array, "n")

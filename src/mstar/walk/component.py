@@ -30,7 +30,7 @@ from mstar.walk.batching import Batch, Layout, alone, join_arguments, split_resu
 from mstar.walk.result_check import check_results
 from mstar.walk.states import KV, State
 from mstar.walk.types import Hint, read_hint, read_return
-from mstar.walk.values import inference_mode, is_finite, to_device, to_host, without_graph
+from mstar.walk.values import inference_mode, is_finite, tensors_to_device, to_device, to_host, without_graph
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=State)
@@ -170,7 +170,8 @@ class Op:
         sized, axis = self._sized_parameter
         layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
         fixed = static | ({signature.layout: layout} if signature.layout else {})
-        arguments = self._on_device(component, join_arguments(self.batch, self._types, dynamic))
+        joinable = self._on_one_device(component, dynamic)
+        arguments = self._on_device(component, join_arguments(self.batch, self._types, joinable))
         returned = self.body(component, **arguments, **fixed)
         joined = self._results(component, returned, is_checked)
         if not joined:
@@ -217,6 +218,15 @@ class Op:
                 for hint, value in zip(signature.outs, values, strict=True)
             ]
         return tuple(map(without_graph, values))
+
+    def _on_one_device(self, component: Component, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The columns of a batch. Tensors of one column can be on two devices: a row can come from another worker."""
+        device = component.device
+        if device is None:
+            return columns
+        data = [name for name, type_, _ in self._tensors if not _is_control(type_)]
+        mixed = [name for name in data if len({getattr(row, "device", None) for row in columns[name]}) > 1]
+        return columns | {name: [to_device(row, device) for row in columns[name]] for name in mixed}
 
     def _on_device(self, component: Component, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the body with tensors, except control values, on the device of the component."""
@@ -287,9 +297,9 @@ class Component:
     runs_on_device: ClassVar[bool] = False
     """Whether it loads its weights on `device`. Other components of a worker with a device stay on the CPU."""
     device: Any = None
-    """The torch device of its weights, set by the worker before `prepare`; None is the CPU. Float tensors are moved to
-    it before an op, except those in a list, and float results stay there. Integers and flags with at most one
-    dimension, which walks and routes read, are on the host."""
+    """The torch device of its weights, set by the worker before `prepare`; None is the CPU of a worker without another
+    device. Float tensors are moved to it before an op, except those in a list, and float results stay there. Integers
+    and flags with at most one dimension, which walks and routes read, are on the host."""
     supported_settings: ClassVar[tuple[str, ...]] = ()
     """Settings of `[components.NAME]` in a placement that it supports."""
     operator_settings: Mapping[str, str] = MappingProxyType({})
@@ -342,7 +352,7 @@ class Component:
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Create a state from the result of `State.export`. Override both or neither. Raises OutOfPages."""
         state = self.make_state(kind)
-        vars(state).update(exported)
+        vars(state).update(exported if self.device is None else tensors_to_device(exported, self.device))
         return state
 
     def prepare(self) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 
 def is_array(value: Any) -> bool:
@@ -82,8 +82,17 @@ def is_finite(value: Any) -> bool:
 
 
 def to_device(value: Any, device: Any) -> Any:
-    """A torch tensor on a device, by a copy that does not wait; any other value unchanged."""
-    return value.to(device, non_blocking=True) if _is_torch(value) else value
+    """A torch tensor on a device, by a copy that does not wait; any other value unchanged. A copy to the host waits."""
+    return value.to(device, non_blocking=device.type != "cpu") if _is_torch(value) else value
+
+
+def tensors_to_device(value: Any, device: Any) -> Any:
+    """A value with the tensors in its dicts, lists and tuples on a device; single numbers are read on the host."""
+    if isinstance(value, dict):
+        return {key: tensors_to_device(entry, device) for key, entry in cast("dict[Any, Any]", value).items()}
+    if type(value) in {list, tuple}:
+        return type(value)(tensors_to_device(entry, device) for entry in value)
+    return to_device(value, device) if _is_torch(value) and value.dim() else value
 
 
 def to_host(value: Any) -> Any:

@@ -122,12 +122,13 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
     for name, component in components.items():
         progress.write(len(loaded), name)
         component.threads = settings.options.threads
-        if device is not None and component.runs_on_device:
-            component.device = device
+        is_on_device = device is not None and component.runs_on_device
+        if device is not None:  # on the CPU beside it, arguments come to the host
+            component.device = device if is_on_device else _open_cpu()
         component.prepare()
-        loaded[name] = CPU if component.device is None else device_name
+        loaded[name] = device_name if is_on_device else CPU
         if device is not None:
-            log.info("%s is on %s", name, component.device or "the CPU, because it does not run on devices")
+            log.info("%s is on %s", name, device if is_on_device else "the CPU, because it does not run on devices")
     progress.remove()
     return loaded
 
@@ -146,3 +147,9 @@ def _open_device(worker: str, devices: set[str], cuda_device: str) -> tuple[str,
         return cuda_device, open_device("cuda:0")
     except LoadError as error:
         raise LoadError(f"worker {worker} sees {cuda_device} only, as its cuda:0: {error}") from error
+
+
+def _open_cpu() -> object:
+    from mstar.nn.devices import open_device  # imports torch
+
+    return open_device(CPU)

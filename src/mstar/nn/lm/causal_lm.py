@@ -84,7 +84,8 @@ class CausalLM(Component):
     @functools.cached_property
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
-        is_cacheable = self.parallel is None and self.device is None  # captured graphs are those of one CPU
+        is_on_cpu = self.device is None or self.device.type == "cpu"
+        is_cacheable = self.parallel is None and is_on_cpu  # captured graphs are those of one CPU
         loader, options = self._loader, self._decoder_options
         if settings := self.operator_settings:
             is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
@@ -98,7 +99,7 @@ class CausalLM(Component):
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
         if self.parallel is not None:
             self.parallel.shard(network)
-        if self.device is not None:
+        if not is_on_cpu:
             network = network.to(self.device)
         pages, page_size, swap = self._sizes
         return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **options)
