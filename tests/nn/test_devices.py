@@ -14,6 +14,7 @@ from mstar.errors import LoadError
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
+from mstar.models.smolvlm import smolvlm
 from mstar.nn.devices import open_device
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.transfer.values import pack, unpack
@@ -22,6 +23,7 @@ from mstar.walk.states import State
 
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
 """Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
+TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
 
 
 def shown(value):

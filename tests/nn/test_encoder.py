@@ -13,6 +13,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from mstar import Float, Int64, Latents, Model, Tensor, op, walk
 from mstar.errors import LoadError
 from mstar.nn.encoder import ContentCache, Encoder, content_key, hash_embeddings
+from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.testing.parity import parity_all
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -244,3 +245,31 @@ def test_rows_are_numbered_by_their_content_above_all_tokens():
         assert len({*numbers.tolist()}) == 4
         assert numbers[3] == numbers[1]
         assert torch.equal(numbers[2:], hash_embeddings(rows.to(kind)[2:])), "whatever is beside it"
+
+
+# ---------------------------------------------------------------- on a device
+@pytest.mark.parametrize("name", [*PICTURES, *SEQUENCES])
+def test_results_on_a_device_are_those_of_the_cpu(name):
+    op_name, make = ("image", PICTURES[name]) if name in PICTURES else SEQUENCES[name]
+    encoder, expected = (component(make, buckets=(32,)) for _ in range(2))
+    encoder.device = pretend_gpu()
+    inputs = [torch.randn(3, 16, 16) if name in PICTURES else sequence(op_name, length) for length in (20, 30, 40, 20)]
+    for _ in range(2):  # from the network, then from the cache
+        results = encode(encoder, op_name, inputs)
+        assert all(isinstance(result, PretendTensor) for result in results)
+        for result, other in zip(results, encode(expected, op_name, inputs), strict=True):
+            torch.testing.assert_close(result.cpu(), other, rtol=0, atol=1e-5)
+    assert len(encoder.cache._entries) == 4
+    assert all(isinstance(value, PretendTensor) for value in encoder.cache._entries.values())
+
+
+def test_inputs_on_a_device_are_not_hashed_without_a_cache():
+    encoder = component(PICTURES["siglip"], cache_bytes=0)
+    encoder.device = pretend_gpu()
+    inputs = [torch.randn(3, 16, 16).to(pretend_gpu())] * 2
+    encode(encoder, "image", inputs)
+    with count_traffic() as traffic:
+        first, second = encode(encoder, "image", inputs)
+    assert torch.equal(first.cpu(), second.cpu())
+    assert not traffic.to_host
+    assert sum(traffic.syncs.values()) == 2, traffic.syncs  # the check of each result

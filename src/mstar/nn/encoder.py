@@ -17,6 +17,7 @@ from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import Component, op
 from mstar.walk.states import State
 from mstar.walk.types import Float, Int64, Tensor
+from mstar.walk.values import to_device
 
 
 class ContentCache:
@@ -87,8 +88,10 @@ class Encoder(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The loaded model."""
-        return self._load().eval().requires_grad_(requires_grad=False)
+        """The loaded model, on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._load(), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -118,7 +121,7 @@ class Encoder(Component):
 
     def _encode(self, inputs: Sequence[Tensor], tenants: Sequence[str]) -> Any:
         """Result of each input: from the cache, or from one run of the network per distinct input."""
-        keys = [content_key(value, tenant) for value, tenant in zip(inputs, tenants, strict=True)]
+        keys = self._keys(inputs, tenants)
         results = {key: self.cache.get(key) for key in keys}
         groups: defaultdict[int, dict[bytes, Tensor]] = defaultdict(dict)
         for key, value in zip(keys, inputs, strict=True):
@@ -129,6 +132,11 @@ class Encoder(Component):
                 self.cache.put(key, result)
                 results[key] = result
         return [results[key] for key in keys]
+
+    def _keys(self, inputs: Sequence[Tensor], tenants: Sequence[str]) -> list[bytes]:
+        if not self.cache.limit_bytes and self.device is not None:  # hashing would wait for a copy to the host
+            return [index.to_bytes(4) for index in range(len(inputs))]
+        return [content_key(value, tenant) for value, tenant in zip(inputs, tenants, strict=True)]
 
     def _size(self, value: Tensor) -> int:
         """Padded length of an input. Only sequences are padded."""
@@ -145,9 +153,11 @@ class Encoder(Component):
         lengths = [value.shape[-1] for value in inputs]
         with torch.inference_mode():
             batch = torch.stack([pad(value, (0, size - length)) for value, length in zip(inputs, lengths, strict=True)])
+            if self.device is not None:
+                batch = to_device(batch, self.device)  # tokens are on the host
             if min(lengths) == size:
                 return [hidden.clone() for hidden in self._hidden(batch)]
-            mask = (torch.arange(size) < torch.tensor(lengths)[:, None]).long().to(batch.device)
+            mask = to_device((torch.arange(size) < torch.tensor(lengths)[:, None]).long(), batch.device)
             hidden = self._hidden(batch, attention_mask=mask)
             shorter = getattr(self.network, "_get_feat_extract_output_lengths", lambda length: length)
             results = [row[: int(shorter(length))].clone() for row, length in zip(hidden, lengths, strict=True)]
@@ -155,7 +165,8 @@ class Encoder(Component):
                 shortest = lengths.index(min(lengths))
                 what = f"padding changes the hidden states of {type(self.network).__name__}"
                 fix = "set no buckets, so that only inputs of equal length are batched"
-                require_close(results[shortest], self._hidden(inputs[shortest][None])[0], what, fix)
+                alone = self._hidden(batch[shortest : shortest + 1, : lengths[shortest]])[0]
+                require_close(results[shortest], alone, what, fix)
                 self._is_checked = True
         return results
 

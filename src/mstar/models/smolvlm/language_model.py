@@ -15,7 +15,6 @@ from mstar.requests import Finish, Sampling
 class LanguageModel(TextLM):
     """Language model with its tokenizer."""
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -33,9 +32,11 @@ class LanguageModel(TextLM):
 
         from mstar.nn.encoder import hash_embeddings
 
-        is_image, images = tokens == self._checkpoint.config.image_token_id, torch.cat(image_embeddings)
+        device = self.decoder.device
+        images = torch.cat([image.to(device) for image in image_embeddings])
+        places = (tokens == self._checkpoint.config.image_token_id).nonzero()[:, 0]
         ids, embeddings = tokens.clone(), self.decoder.embed(tokens)
-        ids[is_image], embeddings[is_image] = hash_embeddings(images), images
+        ids[places], embeddings[places.to(device)] = hash_embeddings(images), images
         return ids, embeddings
 
     @op

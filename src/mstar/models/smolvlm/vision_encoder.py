@@ -16,6 +16,8 @@ from mstar.nn.encoder import Encoder, TenantState
 class VisionEncoder(Encoder):
     """Vision encoder with the connector to the language model."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("vision_encoder"))
         self._checkpoint = checkpoint
@@ -32,6 +34,6 @@ class VisionEncoder(Encoder):
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
         tiles = self._checkpoint.image_processor(
-            batch.numpy()[0], return_tensors="pt", input_data_format="channels_last"
+            batch.cpu().numpy()[0], return_tensors="pt", input_data_format="channels_last"
         )
-        return self.network.get_image_features(tiles["pixel_values"]).pooler_output[0][None]
+        return self.network.get_image_features(tiles["pixel_values"].to(self.network.device)).pooler_output[0][None]
