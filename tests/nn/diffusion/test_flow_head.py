@@ -14,6 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from mstar import Float, Int64, Latents, Model, Tensor, loop, op, rows, stacked, walk
 from mstar.errors import LoadError
 from mstar.nn.diffusion.flow_head import DenoisingState, FlowHead
+from mstar.nn.pretend_gpu import PretendTensor, pretend_gpu
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.testing.parity import parity_all
 from mstar.transfer.values import pack, unpack
@@ -420,3 +421,55 @@ def test_a_scheduler_that_is_random_is_refused_also_where_one_may_look_back():
 def test_importing_it_loads_no_tensor_library():
     code = "import sys, mstar.nn.diffusion.flow_head; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------- on a device
+class LinearHead(FlowHead):
+    runs_on_device = True
+
+    @op(batch=stacked)
+    def single(self, x: Float[Tensor, "N 4"], steps: int, step: int) -> Float[Tensor, "N 4"]:
+        return self.advance(x, self._velocity(x, steps, step), steps, step)
+
+    @op(batch=stacked)
+    def multi(self, x: Float[Tensor, "N 4"], steps: int, state: DenoisingState) -> Float[Tensor, "N 4"]:
+        states = rows(state)
+        velocity = self._velocity(x, steps, [row.steps_done for row in states])
+        return self.advance_multistep(x, velocity, rows(steps), states)
+
+    def _velocity(self, x, steps, step):
+        return self.network(x) * self.timesteps(steps, step)[:, None, None] / 1000
+
+
+def linear_head(scheduler, device):
+    def schedule(steps):
+        made = scheduler()
+        made.set_timesteps(steps)
+        return made
+
+    head = LinearHead(lambda: seeded(lambda: torch.nn.Linear(4, 4)), schedule)
+    head.name, head.device = "head", device
+    return head
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [d.FlowMatchEulerDiscreteScheduler, d.DDIMScheduler, d.UniPCMultistepScheduler],
+    ids=lambda s: s.__name__,
+)
+def test_steps_on_a_device_are_those_of_the_cpu(scheduler):
+    results = {}
+    is_multistep = scheduler is d.UniPCMultistepScheduler
+    for device in (None, pretend_gpu()):
+        head, steps = linear_head(scheduler, device), [5, 9]
+        latents = [torch.linspace(-1, 1, 12).view(3, 4) * row for row in (1, 2)]
+        states = [DenoisingState() for _ in latents]
+        for step in range(5):
+            columns = {"x": latents, "steps": steps} | ({"state": states} if is_multistep else {"step": [step] * 2})
+            with torch.inference_mode():
+                made = head.ops()["multi" if is_multistep else "single"].run(head, columns, 2)
+            latents = [row for (row,) in made]
+            states = [head.load_state(DenoisingState, unpack(pack(state.export()))) for state in states]
+        assert all(isinstance(row, PretendTensor) == (device is not None) for row in latents)
+        results[device] = torch.stack(latents).cpu()
+    torch.testing.assert_close(results[pretend_gpu()], results[None], rtol=0, atol=1e-6)

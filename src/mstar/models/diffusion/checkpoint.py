@@ -32,7 +32,7 @@ class Checkpoint:
 
     def encoder(self, part: str) -> Any:
         """Load a text encoder of transformers."""
-        return (self._weights / part).network("float32").eval().requires_grad_(requires_grad=False)
+        return (self._weights / part).network("float32")
 
     def tokenizer(self, part: str) -> Any:
         """Load a tokenizer of transformers."""
@@ -71,4 +71,4 @@ class Checkpoint:
             fix = "use the config.json that the weights were saved with"
             raise LoadError(f"{what} are missing, unexpected or of another shape\n  fix: {fix}")
         network.load_state_dict({name: tensor.to(torch.float32) for name, tensor in tensors.items()}, assign=True)
-        return network.eval().requires_grad_(requires_grad=False)
+        return network

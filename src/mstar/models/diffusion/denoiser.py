@@ -19,6 +19,8 @@ from mstar.nn.diffusion.flow_head import DenoisingState, FlowHead
 class Denoiser(FlowHead):
     """Transformer and scheduler of a diffusion model."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, checkpoint.scheduler)
         self._checkpoint = checkpoint
@@ -30,8 +32,9 @@ class Denoiser(FlowHead):
         """Draw the same initial noise as diffusers for this seed."""
         import torch
 
-        channels = self._checkpoint.config("transformer")["in_channels"]
-        return torch.randn((1, channels, *params.latent_size), generator=torch.Generator().manual_seed(params.seed))[0]
+        channels, generator = self._checkpoint.config("transformer")["in_channels"], torch.Generator()
+        noise = torch.randn((1, channels, *params.latent_size), generator=generator.manual_seed(params.seed))[0]
+        return noise if self.device is None else noise.to(self.device)
 
     def _step(
         self,
@@ -42,15 +45,20 @@ class Denoiser(FlowHead):
         predict: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Advance the latents by one step. `predict` runs the network on all guidance branches at their timesteps."""
+        import numpy as np
         import torch
 
-        steps, branches = [row.steps for row in params], torch.tensor(layout.lengths)
+        from mstar.nn.staging import to_device
+
+        steps, offsets = [row.steps for row in params], np.array(layout.offsets)
+        arrays = [np.arange(len(params)).repeat(layout.lengths), offsets[:-1], offsets[1:] - 1]
+        scales = np.array([float(row.guidance) for row in params])
+        branches, first, last, guidance = to_device([*arrays, scales], x.device)
         with torch.inference_mode():
             times = self.timesteps(steps, [state.steps_done for state in schedule_states])
-            predicted = predict(x.repeat_interleave(branches, 0), times.repeat_interleave(branches, 0))
-            positive = predicted[[*layout.offsets[:-1]]]
-            negative = predicted[[end - 1 for end in layout.offsets[1:]]]  # equals `positive` without guidance
-            scale = torch.tensor([row.guidance for row in params]).reshape(-1, *[1] * (x.ndim - 1))
+            predicted = predict(x[branches], times[branches])
+            positive, negative = predicted[first], predicted[last]  # equal without guidance
+            scale = guidance.float().reshape(-1, *[1] * (x.ndim - 1))
             return self.advance_multistep(x, negative + scale * (positive - negative), steps, schedule_states)
 
 

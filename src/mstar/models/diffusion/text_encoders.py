@@ -20,6 +20,7 @@ from mstar.nn.encoder import ContentCache, TenantState
 class TextEncoder(Component):
     """Text encoder and tokenizer, from the parts `text_encoder` and `tokenizer` with this suffix."""
 
+    runs_on_device = True
     OUTPUTS_PER_TEXT = 1
     """Number of output tensors per text."""
     MAX_TOKENS: int
@@ -32,8 +33,10 @@ class TextEncoder(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The transformers encoder, loaded on first use."""
-        return self._checkpoint.encoder(f"text_encoder{self._suffix}")
+        """The transformers encoder, loaded on first use on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._checkpoint.encoder(f"text_encoder{self._suffix}"), self.device)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -73,7 +76,8 @@ class TextEncoder(Component):
         raise NotImplementedError
 
     def _tokenize(self, texts: list[str], padding: str | bool = "max_length") -> Any:
-        return self.tokenizer(texts, padding=padding, max_length=self.MAX_TOKENS, truncation=True, return_tensors="pt")
+        options = {"max_length": self.MAX_TOKENS, "truncation": True, "return_tensors": "pt"}
+        return self.tokenizer(texts, padding=padding, **options).to(self.network.device)
 
 
 class ClipTextEncoder(TextEncoder):

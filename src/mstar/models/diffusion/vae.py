@@ -17,13 +17,17 @@ from mstar.requests import ImageInput
 class Vae(Component):
     """Autoencoder of a diffusion model."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """The diffusers network, loaded on first use."""
-        return self._checkpoint.network("vae")
+        """The diffusers network, loaded on first use on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._checkpoint.network("vae"), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -78,13 +82,13 @@ class VideoVae(Vae):
 
         (scale, _), (_, height, width) = latent_scales(self._checkpoint), size
         if source is None:
-            return torch.zeros(self._checkpoint.config("vae")["z_dim"], 0, height, width)
+            return torch.zeros(self._checkpoint.config("vae")["z_dim"], 0, height, width, device=self.device)
         pixels = VaeImageProcessor(vae_scale_factor=scale).preprocess(
             Image.fromarray(source.pixels), height * scale, width * scale
         )
-        mean, std = self._latent_statistics()
+        mean, std = self._latent_statistics
         with torch.inference_mode():
-            latents = self.network.encode(pixels[:, :, None]).latent_dist.mode()[0]
+            latents = self.network.encode(pixels[:, :, None].to(self.network.device)).latent_dist.mode()[0]
         return (latents - mean) / std
 
     @op
@@ -99,7 +103,7 @@ class VideoVae(Vae):
         import torch
         from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 
-        mean, std = self._latent_statistics()
+        mean, std = self._latent_statistics
         network, layers = self.network, [*cache.layers] or [None] * self._cached_layers
         with torch.inference_mode():
             inputs = network.post_quant_conv((latents[:, step : step + 1] * std + mean)[None])
@@ -115,11 +119,13 @@ class VideoVae(Vae):
 
         return sum(isinstance(module, WanCausalConv3d) for module in self.network.decoder.modules())
 
-    def _latent_statistics(self) -> list[Tensor]:
+    @functools.cached_property
+    def _latent_statistics(self) -> Tensor:
+        """Mean and standard deviation of each latent channel."""
         import torch
 
         config = self.network.config
-        return [torch.tensor(values)[:, None, None, None] for values in (config.latents_mean, config.latents_std)]
+        return torch.tensor([config.latents_mean, config.latents_std], device=self.device)[..., None, None, None]
 
 
 def _to_uint8(decoded: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """FlowHead: a diffusion or flow matching network with a diffusers scheduler, batched over requests at different steps.
 
 A forward takes a timestep per row (continuous batching of denoising steps); the scheduler's own arithmetic then
-advances each row by one step. Shapes of latents and conditions differ between networks, so a subclass defines the ops,
+advances each row by one step. On a device the latents stay there, and the schedule, which is single numbers, is read on
+the host. Shapes of latents and conditions differ between networks, so a subclass defines the ops,
 including classifier-free guidance. The network and the scheduler are loaded by `prepare` or by the first op.
 """
 
@@ -16,6 +17,7 @@ from mstar.walk.batching import rows
 from mstar.walk.component import Component
 from mstar.walk.states import State
 from mstar.walk.types import Tensor
+from mstar.walk.values import to_device
 
 
 class DenoisingState(State):
@@ -61,19 +63,22 @@ class FlowHead(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The loaded model."""
-        return self._load().eval().requires_grad_(requires_grad=False)
+        """The loaded model, on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._load(), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
         _ = self.network
 
     def timesteps(self, schedule: Any, step: Any) -> Tensor:
-        """Inside an op: timestep of each row, [rows]."""
+        """Inside an op: timestep of each row, [rows], on the device of the component."""
         import torch
 
         pairs = zip(rows(schedule), rows(step), strict=True)
-        return torch.stack([self._scheduler(row_schedule).timesteps[index] for row_schedule, index in pairs])
+        times = torch.stack([self._scheduler(row_schedule).timesteps[index] for row_schedule, index in pairs])
+        return times if self.device is None else to_device(times, self.device)
 
     def advance(self, latents: Tensor, predicted: Tensor, schedule: Any, step: int) -> Tensor:
         """Inside an op: latents of each row after one scheduler step with the network's prediction."""
