@@ -1,5 +1,7 @@
 """The pretend GPU refuses what a GPU refuses, and counts what makes the host wait."""
 
+import copy
+
 import pytest
 import torch
 
@@ -153,3 +155,12 @@ def test_a_graph_holds_neither_waits_nor_copies(use):
     with PretendGraph(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         use(x)
     use(x)
+
+
+def test_a_deep_copy_is_on_the_device_and_independent():
+    x = on_device(3, 4)
+    first, second = copy.deepcopy([x, x])
+    x.zero_()
+    assert first is second
+    assert first.device == pretend_gpu()
+    assert first.tolist() == torch.arange(12.0).view(3, 4).tolist()

@@ -195,6 +195,11 @@ class PretendTensor(Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(_host_index(index), value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
     def tolist(self) -> Any:
         """The values, which are copied to the host."""
         return self.cpu().tolist()

@@ -452,6 +452,7 @@ def linear_head(scheduler, device):
     return head
 
 
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of diffusers, with a new numpy
 @pytest.mark.parametrize(
     "scheduler",
     [d.FlowMatchEulerDiscreteScheduler, d.DDIMScheduler, d.UniPCMultistepScheduler],
