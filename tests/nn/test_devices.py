@@ -19,6 +19,7 @@ from mstar.models.diffusion.vae import Vae
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
+from mstar.models.vjepa2 import vjepa2, vjepa2_ac
 from mstar.nn.devices import open_device
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.transfer.values import pack, unpack
@@ -31,6 +32,8 @@ TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
 TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")
+TESTED |= dict.fromkeys([vjepa2.ClipEncoder, vjepa2.MaskedPredictor], "vjepa2")
+TESTED |= dict.fromkeys([vjepa2_ac.FrameEncoder, vjepa2_ac.Predictor, vjepa2_ac.CrossEntropy], "vjepa2")
 
 
 def shown(value):

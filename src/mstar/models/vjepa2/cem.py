@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mstar import Component, Float32, Tensor, op
+from mstar.walk.values import to_device
 
 MAX_TRANSLATION_M = 0.05
 """Maximum translation per action and axis, in meters."""
@@ -35,13 +36,15 @@ class CemParams:
 class CrossEntropy(Component):
     """Has no weights. Mean and standard deviation are [actions, 4]: three axes and the gripper."""
 
+    runs_on_device = True
+
     @op
     def begin(self, params: CemParams) -> tuple[Float32[Tensor, "H 4"], Float32[Tensor, "H 4"]]:
         """Return the initial mean and standard deviation."""
         import torch
 
-        std = torch.tensor([MAX_TRANSLATION_M, MAX_TRANSLATION_M, MAX_TRANSLATION_M, 1.0])
-        return torch.zeros(params.horizon, 4), std.repeat(params.horizon, 1)
+        std = torch.tensor([MAX_TRANSLATION_M, MAX_TRANSLATION_M, MAX_TRANSLATION_M, 1.0], device=self.device)
+        return torch.zeros(params.horizon, 4, device=self.device), std.repeat(params.horizon, 1)
 
     def noise(self, step: int, params: CemParams) -> Any:
         """Draw the normal values of a round, [actions, plans, 4]."""
@@ -55,7 +58,8 @@ class CrossEntropy(Component):
         self, mean: Float32[Tensor, "H 4"], spread: Float32[Tensor, "H 4"], step: int, params: CemParams
     ) -> Float32[Tensor, "H K 7"]:
         """Sample plans around a mean."""
-        plans = self.noise(step, params) * spread[:, None] + mean[:, None]
+        noise = self.noise(step, params)
+        plans = (noise if self.device is None else to_device(noise, self.device)) * spread[:, None] + mean[:, None]
         return _pad_rotation(
             plans[..., :3].clamp(-MAX_TRANSLATION_M, MAX_TRANSLATION_M), plans[..., 3:].clamp(-_MAX_GRIP, _MAX_GRIP)
         )
@@ -70,7 +74,10 @@ class CrossEntropy(Component):
         params: CemParams,
     ) -> tuple[Float32[Tensor, "H 4"], Float32[Tensor, "H 4"]]:
         """Refit mean and standard deviation to the elite plans, with momentum."""
-        elites = plans[:, costs.topk(params.elites, largest=False).indices][..., [0, 1, 2, 6]]
+        import torch
+
+        best = plans[:, costs.topk(params.elites, largest=False).indices]
+        elites = torch.cat([best[..., :3], best[..., 6:]], -1)
         return (1 - _MOMENTUM) * elites.mean(1) + _MOMENTUM * mean, (1 - _MOMENTUM) * elites.std(1) + _MOMENTUM * spread
 
     @op

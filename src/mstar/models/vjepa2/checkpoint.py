@@ -107,7 +107,7 @@ class Checkpoint:
             mismatches = [line.strip() for line in str(error).splitlines()[1:]]
             what = f"the tensors do not match the {part} of V-JEPA 2-AC: {format_names(mismatches[:20])}"
             raise LoadError(f"{what}\n  fix: use the config.json that the weights were saved with") from None
-        return built.eval().requires_grad_(requires_grad=False)
+        return built
 
     def _tensors(self, part: str) -> dict[str, Any]:
         import torch

@@ -8,6 +8,7 @@ recomputed. Imports torch, so it is imported inside ops only. Batching is decide
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from mstar.models.vjepa2.checkpoint import Shape, Sizes
 from mstar.models.vjepa2.world import RowBlock, split_rows
 from mstar.nn import native
 from mstar.nn.native import networks
+from mstar.walk.values import to_device
 
 _HIDDEN_BYTES = 1 << 20
 """Maximum bytes of the widest activation per row block, so that it stays in the L2 cache of a core."""
@@ -191,7 +193,9 @@ class Predictor(nn.Module):
 
     @property
     def max_rows(self) -> int:
-        """Maximum rows per pass through the layers."""
+        """Maximum rows per pass through the layers. Only on a CPU are smaller passes faster."""
+        if self.predictor_norm.weight.device.type != "cpu":
+            return sys.maxsize
         return max(1, _HIDDEN_BYTES // (self.tokens * self.shape.hidden * self.predictor_norm.weight.element_size()))
 
     def empty_cache(self) -> Tensor:
@@ -266,9 +270,10 @@ def _attend_part(layer: int, part: RowBlock, query: Tensor, key: Tensor, value: 
     return one_row.unflatten(1, (rows, tokens)).transpose(0, 1) + own_weights @ values
 
 
-def to_tensor(values: Any) -> Tensor:
-    """Copy client data to a tensor, or return the tensor of an op as it is."""
-    return values if isinstance(values, Tensor) else torch.tensor(values)
+def to_tensor(values: Any, device: torch.device | None = None) -> Tensor:
+    """Copy client data to a tensor on a device. A tensor of an op is returned as it is if it is there."""
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values)
+    return tensor if device is None else to_device(tensor, device)
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from mstar import ONE_ROW, Component, Float32, Layout, State, Tensor, View, op, ragged, rows, stacked
 from mstar.models.vjepa2.checkpoint import Checkpoint
 from mstar.models.vjepa2.world import World
+from mstar.walk.values import tensors_to_device
 
 S = TypeVar("S", bound=State)
 
@@ -19,13 +20,17 @@ S = TypeVar("S", bound=State)
 class Predictor(Component):
     """World model with its states."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
-        """The predictor network, loaded on first use."""
-        return self._checkpoint.network("predictor")
+        """The predictor network, loaded on first use on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._checkpoint.network("predictor"), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -34,7 +39,7 @@ class Predictor(Component):
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Load a world that was exported by another worker."""
         world = self.make_state(kind)
-        cast("World", world).load(exported)
+        cast("World", world).load(exported if self.device is None else tensors_to_device(exported, self.device))
         return world
 
     @op(batch=stacked)
@@ -44,7 +49,8 @@ class Predictor(Component):
         """Set the observed frame and pose, replacing what was predicted. `horizon` actions are expected to follow."""
         from mstar.models.vjepa2.network import to_tensor
 
-        for latents, row_pose, steps, row in zip(embeddings, to_tensor(pose), rows(horizon), rows(world), strict=True):
+        poses = to_tensor(pose, self.device)
+        for latents, row_pose, steps, row in zip(embeddings, poses, rows(horizon), rows(world), strict=True):
             row.observe(latents, row_pose, steps)
 
     @op(batch=ragged("K"))
@@ -54,7 +60,8 @@ class Predictor(Component):
 
         from mstar.models.vjepa2.network import apply_actions, concat, to_tensor
 
-        inputs, network, worlds = to_tensor(actions), self.network, list(zip(rows(world), layout.lengths, strict=True))
+        inputs, network = to_tensor(actions, self.device), self.network
+        worlds = list(zip(rows(world), layout.lengths, strict=True))
         with torch.inference_mode():
             current = [row.current(count) for row, count in worlds]
             latents, poses = map(concat, zip(*current, strict=True))

@@ -22,6 +22,8 @@ _STD = (0.229, 0.224, 0.225)
 class FrameEncoder(Encoder):
     """Encodes single frames for the predictor of V-JEPA 2-AC."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("encoder"), cache_bytes=0)
 
@@ -33,7 +35,7 @@ class FrameEncoder(Encoder):
 
     def preprocess(self, images: Any, shorter_side: int, side: int) -> Tensor:
         """Convert [images, height, width, 3] to [images, 3, side, side]."""
-        return preprocess_images(images, shorter_side, side)
+        return preprocess_images(images, shorter_side, side, self.device)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
         return self.network.encode_frames(batch)
@@ -41,6 +43,8 @@ class FrameEncoder(Encoder):
 
 class ClipEncoder(Encoder):
     """Clip encoder of transformers."""
+
+    runs_on_device = True
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(lambda: weights.network(parts={"encoder": "encoder."}), cache_bytes=0)
@@ -50,7 +54,7 @@ class ClipEncoder(Encoder):
         """Return the embedding of each patch, which spans two frames."""
         side = self.network.config.crop_size
         count, length = frames.shape[:2]
-        pixels = preprocess_images(frames.reshape(-1, *frames.shape[2:]), int(side * 256 / 224), side)
+        pixels = preprocess_images(frames.reshape(-1, *frames.shape[2:]), int(side * 256 / 224), side, self.device)
         return self._encode(pixels.unflatten(0, (count, length)).unbind(), [""] * count)
 
     def _hidden(self, batch: Tensor, **_: Any) -> Tensor:
@@ -60,14 +64,17 @@ class ClipEncoder(Encoder):
 class MaskedPredictor(Component):
     """Masked predictor of transformers."""
 
+    runs_on_device = True
+
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The predictor, loaded on first use."""
-        network = self._weights.network(parts={"predictor": "predictor."})
-        return network.eval().requires_grad_(requires_grad=False)
+        """The predictor, loaded on first use on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._weights.network(parts={"predictor": "predictor."}), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -85,24 +92,23 @@ class MaskedPredictor(Component):
 
         from mstar.models.vjepa2.network import to_tensor
 
-        masks = [[to_tensor(patches)] for patches in (context_patches, target_patches)]
+        masks = [[to_tensor(patches, self.device)] for patches in (context_patches, target_patches)]
         with torch.inference_mode():
             return self.network.predictor(embeddings.to(self.network.dtype), *masks).last_hidden_state.float()
 
 
-def preprocess_images(images: Any, shorter_side: int, side: int) -> Tensor:
-    """Resize, center-crop and normalize [images, height, width, 3] to [images, 3, side, side]."""
-    import torch
+def preprocess_images(images: Any, shorter_side: int, side: int, device: Any = None) -> Tensor:
+    """Resize, center-crop and normalize [images, height, width, 3] to [images, 3, side, side] on a device."""
     from torch.nn.functional import interpolate
 
     from mstar.models.vjepa2.network import to_tensor
 
-    pixels = to_tensor(images).movedim(-1, 1).float()
+    pixels = to_tensor(images, device).movedim(-1, 1).float()
     height, width = pixels.shape[2:]
     if min(height, width) != shorter_side:
         scaled = [round(length * shorter_side / min(height, width)) for length in (height, width)]
         pixels = interpolate(pixels, scaled, mode="bilinear", antialias=True).round().clamp(0, 255)
     top, left = ((length - side) // 2 for length in pixels.shape[2:])
     cropped = pixels[:, :, top : top + side, left : left + side] / 255
-    mean, std = (torch.tensor(statistic)[:, None, None] for statistic in (_MEAN, _STD))
+    mean, std = to_tensor((_MEAN, _STD), device)[..., None, None]
     return (cropped - mean) / std
