@@ -17,6 +17,7 @@ from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
+from mstar.models.pi05 import pi05
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
@@ -32,6 +33,7 @@ TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
 TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")
+TESTED |= dict.fromkeys([pi05.VisionEncoder, pi05.Policy], "pi05")
 TESTED |= dict.fromkeys([vjepa2.ClipEncoder, vjepa2.MaskedPredictor], "vjepa2")
 TESTED |= dict.fromkeys([vjepa2_ac.FrameEncoder, vjepa2_ac.Predictor, vjepa2_ac.CrossEntropy], "vjepa2")
 

@@ -38,6 +38,10 @@ class NamedTensors(dict[str, "Tensor"]):
     def __missing__(self, name: str) -> Tensor:
         raise LoadError(f"the weights have no tensor {name}\n  fix: use the folder of a pi0.5 model")
 
+    def to(self, device: Any) -> NamedTensors:
+        """The tensors on a device."""
+        return NamedTensors({name: tensor.to(device) for name, tensor in self.items()})
+
     def strip_prefix(self, prefix: str) -> NamedTensors:
         """Select the tensors with this prefix, and strip it from their names."""
         return NamedTensors(

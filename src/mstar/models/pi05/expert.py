@@ -38,13 +38,15 @@ class ActionExpert:
         norms = [f"layers.{index}.{norm}_layernorm" for index in layer_indices for norm in ("input", "post_attention")]
         self._norms = [pair(f"{name}.dense") for name in (*norms, "norm")]
         self._size = len(tensors["layers.0.self_attn.k_proj.weight"])  # one key-value head
-        self._rope_frequencies = (_ROPE_BASE ** -(torch.arange(0, self._size, 2) / self._size)).repeat(2)
+        self._device = self._action_in[0].device
+        frequencies = (_ROPE_BASE ** -(torch.arange(0, self._size, 2) / self._size)).repeat(2)
+        self._rope_frequencies = frequencies.to(self._device)
         self._schedule = functools.lru_cache(16)(self._compute_schedule)
 
     @torch.inference_mode()
     def _compute_schedule(self, steps: int) -> tuple[Tensor, Tensor]:
-        """Return time and guidance weight of each step, [steps, 2], and the scale, shift and gate of each norm for each
-        step, [steps, norms, 3, 1, width]. Time runs from 1 (noise) to 0 (actions).
+        """Return time, guidance weight and number of steps for each step, [steps, 3], and the scale, shift and gate of
+        each norm for each step, [steps, norms, 3, 1, width]. Time runs from 1 (noise) to 0 (actions).
         """
         width, (min_period, max_period) = len(self._time_in[1]), self._periods
         done = torch.arange(steps, dtype=torch.float64) / steps
@@ -53,11 +55,13 @@ class ActionExpert:
         fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64)
         frequencies = 2 * pi / (min_period * (max_period / min_period) ** fraction)
         phases = times.double()[:, None] * frequencies  # float64, because high frequencies amplify rounding
-        embedding = silu(linear(torch.cat([phases.sin(), phases.cos()], 1).float(), *self._time_in))
+        embedding = torch.cat([phases.sin(), phases.cos()], 1).float().to(self._device)
+        embedding = silu(linear(embedding, *self._time_in))
         embedding = silu(linear(embedding, *self._time_out))
         norms = torch.stack([linear(embedding, *norm) for norm in self._norms], 1).unflatten(2, (3, 1, width))
         norms[:, :, 0] += 1
-        return torch.stack([times, weights.clamp(max=_MAX_GUIDANCE_WEIGHT).float()], 1), norms
+        columns = [times, weights.clamp(max=_MAX_GUIDANCE_WEIGHT).float(), torch.full_like(times, steps)]
+        return torch.stack(columns, 1).to(self._device), norms
 
     @torch.inference_mode()
     def denoise_step(
@@ -74,14 +78,16 @@ class ActionExpert:
         is treated as a constant, so nothing is differentiated.
         """
         rows = [(*self._schedule(steps), step) for steps, step in progress]
-        times, weights = torch.stack([schedule[step] for schedule, _, step in rows])[..., None, None].unbind(1)
+        columns = torch.stack([schedule[step] for schedule, _, step in rows])[..., None, None]
+        times, weights, step_counts = columns.unbind(1)
         norms = torch.stack([modulations[step] for _, modulations, step in rows])
         velocity = self._velocity(x, norms, prefixes)
         velocity = velocity - weights * (previous_chunk - (x - times * velocity)) * guidance_weights[..., None]
-        return x - velocity / torch.tensor([steps for steps, _ in progress])[:, None, None]
+        return x - velocity / step_counts
 
     def _velocity(self, x: Tensor, norms: Tensor, prefixes: Sequence[Tensor]) -> Tensor:
-        positions = torch.stack([torch.arange(x.shape[1]) + prefix.shape[2] for prefix in prefixes])
+        indices = torch.arange(x.shape[1], device=self._device)
+        positions = torch.stack([indices + prefix.shape[2] for prefix in prefixes])
         angles = (positions[..., None] * self._rope_frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
         sin[..., : self._size // 2] *= -1  # rotate-half as a roll: halves swapped, the first negated

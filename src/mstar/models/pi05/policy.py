@@ -22,6 +22,8 @@ ActionChunk = Float32[Tensor, "A D"]
 class VisionEncoder(Encoder):
     """Encodes camera images with the op `image`. Not cached, because camera images do not repeat."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.load_vision_encoder, cache_bytes=0)
 
@@ -40,23 +42,27 @@ class PrefixCache(State):
 class Policy(Component):
     """Prefills the prefix once, and denoises an action chunk over it."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def language_model(self) -> Any:
-        """The Gemma of the prefix, loaded on first use."""
-        return self._checkpoint.load_language_model().eval().requires_grad_(requires_grad=False)
+        """The Gemma of the prefix, loaded on first use on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._checkpoint.load_language_model(), self.device)
 
     @functools.cached_property
     def expert(self) -> ActionExpert:
-        """The action expert, loaded on first use."""
+        """The action expert, loaded on first use on the device of the component."""
         from mstar.models.pi05.expert import ActionExpert
 
-        config = self._checkpoint.config
-        return ActionExpert(
-            self._checkpoint.expert_tensors(), (config.get("min_period", 4e-3), config.get("max_period", 4.0))
-        )
+        config, tensors = self._checkpoint.config, self._checkpoint.expert_tensors()
+        if self.device is not None:
+            tensors = tensors.to(self.device)
+        return ActionExpert(tensors, (config.get("min_period", 4e-3), config.get("max_period", 4.0)))
 
     def prepare(self) -> None:
         """Load both networks."""
@@ -70,8 +76,10 @@ class Policy(Component):
 
         network, cache = self.language_model, cast("Any", DynamicCache())
         with torch.inference_mode():
-            hidden = torch.cat([*patches, network.embed_tokens(tokens)])[None].to(network.dtype)
-            rotary = network.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
+            device = network.device
+            embeddings = [*(each.to(device) for each in patches), network.embed_tokens(tokens.to(device))]
+            hidden = torch.cat(embeddings)[None].to(network.dtype)
+            rotary = network.rotary_emb(hidden, torch.arange(hidden.shape[1], device=device)[None])
             options = {"position_embeddings": rotary, "attention_mask": None, "past_key_values": cache}
             *layers, last = network.layers
             for layer in layers:
