@@ -11,6 +11,7 @@ import torch
 import mstar.models
 from mstar import Bool, Component, Float32, Int64, Tensor, op
 from mstar.errors import LoadError
+from mstar.models.bagel import bagel, chat
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
 from mstar.models.diffusion import sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
@@ -30,6 +31,7 @@ from mstar.walk.states import State
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
 """Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
+TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
 TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")

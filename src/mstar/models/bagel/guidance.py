@@ -104,6 +104,8 @@ class DrawParams:
 class Guidance(Component):
     """Guidance arithmetic. Has no weights."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
@@ -119,7 +121,7 @@ class Guidance(Component):
                 f"  fix: use sides that are multiples of {sizes.cell}, up to {max_side}"
             )
         rows, columns = (side // sizes.cell for side in sides)
-        x = draw_noise((rows * columns, sizes.block**2 * sizes.channels), params.seed, 0)
+        x = draw_noise((rows * columns, sizes.block**2 * sizes.channels), params.seed, 0).to(self.device or "cpu")
         return x, params.flow_step(0), columns, list(params.spans), len(params.spans)
 
     @op(batch=ragged("N"))

@@ -28,7 +28,6 @@ _SWAP_BYTES = 1 << 30
 class MixtureLM(TextLM):
     """Mixture of transformers with its tokenizer."""
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -96,7 +96,7 @@ class TimestepEmbedder(nn.Module):
     def forward(self, times: Tensor) -> Tensor:
         """Map [times] to [times, width]."""
         half = _FREQUENCIES // 2
-        angles = times[:, None] * torch.exp(torch.arange(half) * (-math.log(10_000) / half))
+        angles = times[:, None] * torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000) / half))
         return self.mlp(torch.cat([angles.cos(), angles.sin()], 1).to(self.mlp[0].weight.dtype))
 
 
@@ -128,7 +128,8 @@ class Mixture(nn.Module):
     def _rotary(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the rotary position embedding as a function of [tokens, heads, size]."""
         half, dtype = self.layers[0][0].size // 2, self.lm_head.weight.dtype
-        angles = positions[:, None] * self.config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+        fractions = torch.arange(half, device=positions.device) / half
+        angles = positions[:, None] * self.config.rope_parameters["rope_theta"] ** -fractions
         cosines, sines = (table.repeat(1, 2).to(dtype) for table in (angles.cos(), angles.sin()))
 
         def rotate(x: Tensor) -> Tensor:

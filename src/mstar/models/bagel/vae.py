@@ -20,6 +20,8 @@ _GROUPS = 32
 class Vae(Component):
     """Encodes and decodes images."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
@@ -29,10 +31,12 @@ class Vae(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The diffusers network, loaded on first use."""
+        """The diffusers network, loaded on first use on the device of the component."""
         import torch
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+
+        from mstar.nn.devices import move_network
 
         tensors = self._checkpoint.tensors(VAE_FILE)
         widths = []
@@ -50,7 +54,7 @@ class Vae(Component):
         }
         with torch.device("meta"):
             network = AutoencoderKL(**config)
-        return load_tensors(network, convert_ldm_vae_checkpoint(tensors, config))
+        return move_network(load_tensors(network, convert_ldm_vae_checkpoint(tensors, config)), self.device)
 
     @op
     def encode(
@@ -65,7 +69,8 @@ class Vae(Component):
         block = self._checkpoint.sizes.block
         with torch.inference_mode():
             mean, log_variance = self.network.encoder(pixels[None].to(self.network.dtype))[0].float().chunk(2)
-        latents = _SCALE * (mean + (log_variance / 2).exp() * draw_noise(mean.shape, seed, image_index) - _SHIFT)
+        noise = draw_noise(mean.shape, seed, image_index).to(mean.device)
+        latents = _SCALE * (mean + (log_variance / 2).exp() * noise - _SHIFT)
         # axes: channel, row, row in its block, column, column in its block
         cells = latents.unflatten(2, (-1, block)).unflatten(1, (-1, block))
         return cells.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1), cells.shape[3]

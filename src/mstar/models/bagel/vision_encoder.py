@@ -20,6 +20,8 @@ _POSITION_TABLE = "vit_pos_embed.pos_embed"
 class VisionEncoder(Encoder):
     """Encodes images to one embedding per patch."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, cache_bytes=0)
         self._checkpoint = checkpoint
@@ -45,6 +47,7 @@ class VisionEncoder(Encoder):
             vit.connector.fc1 = torch.nn.Linear(config.hidden_size, width)
             vit.connector.fc2 = torch.nn.Linear(width, width)
             vit.places = torch.nn.Parameter(torch.empty(published[_POSITION_TABLE].shape))
+        del vit.embeddings.position_ids  # not used, and without data
         tensors = {name.removeprefix(_VIT): tensor for name, tensor in published.items()}
         tensors["places"] = tensors.pop(_POSITION_TABLE)
         flat = tensors["embeddings.patch_embedding.weight"]
@@ -58,7 +61,8 @@ class VisionEncoder(Encoder):
         patches = vit.embeddings.patch_embedding(batch.to(dtype))
         height, width = patches.shape[2:]
         side = self._checkpoint.sizes.patches
-        ids = (torch.arange(height)[:, None] * side + torch.arange(width)).flatten()
+        rows, columns = (torch.arange(size, device=batch.device) for size in (height, width))
+        ids = (rows[:, None] * side + columns).flatten()
         embedded = patches.flatten(2).transpose(1, 2) + vit.embeddings.position_embedding(ids)
         hidden = vit.post_layernorm(vit.encoder(inputs_embeds=embedded).last_hidden_state)
         return (vit.connector(hidden) + vit.places[ids]).float()
