@@ -19,6 +19,7 @@ from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.pi05 import pi05
+from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
@@ -30,6 +31,7 @@ from mstar.walk.states import State
 
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
 """Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
+TESTED |= {SentenceEncoder: "sentence_transformer"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
 TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")

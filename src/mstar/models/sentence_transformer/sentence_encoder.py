@@ -19,6 +19,8 @@ _BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 class SentenceEncoder(Encoder):
     """A text encoder of transformers with its tokenizer, pooling and normalization."""
 
+    runs_on_device = True
+
     def __init__(self, weights: Weights) -> None:
         self.checkpoint = Checkpoint(weights)
         super().__init__(self.checkpoint.network, buckets=_BUCKETS)
