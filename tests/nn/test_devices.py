@@ -17,6 +17,7 @@ from mstar.models.diffusion import sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
+from mstar.models.faces import faces
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.pi05 import pi05
 from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
@@ -37,6 +38,7 @@ TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionE
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
 TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")
+TESTED |= dict.fromkeys([faces.StyleMapper, faces.BandSynthesizer, faces.WaveletUpsampler], "faces")
 TESTED |= dict.fromkeys([pi05.VisionEncoder, pi05.Policy], "pi05")
 TESTED |= dict.fromkeys([vjepa2.ClipEncoder, vjepa2.MaskedPredictor], "vjepa2")
 TESTED |= dict.fromkeys([vjepa2_ac.FrameEncoder, vjepa2_ac.Predictor, vjepa2_ac.CrossEntropy], "vjepa2")

@@ -12,16 +12,16 @@ from torch.nn.functional import avg_pool2d, conv_transpose2d
 
 from mstar.errors import LoadError
 from mstar.models.faces.faces import Faces
-from mstar.models.faces.network import build_network, inverse_haar, load_part
+from mstar.models.faces.network import inverse_haar, load_part
 from mstar.models.faces.stages import DEFAULT_WEIGHTS
 from mstar.requests import ImageInput, ImageRequest
 from mstar.testing.parity import parity_all
 from tests.integration.deployment_clients import Oracle, add_frontend, run_clients
 from tests.models.concurrent_clients import disconnecting_clients, in_process, in_processes
+from tests.models.faces.faces_tiny import CONFIG, save
 from tests.models.transcripts import one_thread
 from tests.tiers import ci_cases
 
-CONFIG = {"style": 8, "depth": 2, "channels": [16, 16, 8]}
 SIDE = 32
 DRAWINGS = [
     ImageRequest("me", seed=5),
@@ -43,19 +43,7 @@ def single():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Small checkpoint in which every tensor has an effect."""
-    folder, generator = tmp_path_factory.mktemp("faces"), torch.Generator().manual_seed(3)
-    tensors = {}
-    for part in ("mapping", "synthesis"):
-        for name, tensor in build_network(part, CONFIG).state_dict().items():
-            tensors[f"{part}.{name}"] = (
-                torch.randn(tensor.shape, generator=generator) / max(tensor[0].numel(), 4) ** 0.5
-            )
-    for name in ("weight", "bias"):
-        tensors[f"synthesis.paint.{name}"] /= 4  # so that no color is clipped
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(tensors, folder / "model.safetensors")
-    return str(folder)
+    return save(tmp_path_factory.mktemp("faces"))
 
 
 @pytest.fixture(scope="module")

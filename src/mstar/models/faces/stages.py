@@ -19,13 +19,15 @@ TRUNCATION = 0.5
 class StyleMapper(Component):
     """Maps a seed to a style. Deterministic."""
 
+    runs_on_device = True
+
     def __init__(self, weights: str) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The mapping network, loaded on first use."""
-        return _load_part(self._weights, "mapping")
+        """The mapping network, loaded on first use on the device of the component."""
+        return _load_part(self._weights, "mapping", self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -40,19 +42,21 @@ class StyleMapper(Component):
         mean = self.network.mean
         noise = np.random.default_rng(seed % 2**64).standard_normal(len(mean), np.float32)
         with torch.inference_mode():
-            return mean + TRUNCATION * (self.network(torch.from_numpy(noise)) - mean)
+            return mean + TRUNCATION * (self.network(torch.from_numpy(noise).to(mean.device)) - mean)
 
 
 class BandSynthesizer(Component):
     """Generates the four wavelet bands of a half-size image: one low band and three detail bands."""
+
+    runs_on_device = True
 
     def __init__(self, weights: str) -> None:
         self._weights = weights
 
     @functools.cached_property
     def network(self) -> Any:
-        """The synthesis network, loaded on first use."""
-        return _load_part(self._weights, "synthesis")
+        """The synthesis network, loaded on first use on the device of the component."""
+        return _load_part(self._weights, "synthesis", self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -64,11 +68,13 @@ class BandSynthesizer(Component):
         import torch
 
         with torch.inference_mode():
-            return self.network(torch.as_tensor(style)[None])[0]
+            return self.network(torch.as_tensor(style, device=self.device)[None])[0]
 
 
 class WaveletUpsampler(Component):
     """Converts bands to pixels. Has no weights."""
+
+    runs_on_device = True
 
     @op
     def to_image(self, bands: Float32[Tensor, "12 H W"], step: int, sizes: int) -> UInt8[Tensor, "X Y 3"]:
@@ -78,16 +84,17 @@ class WaveletUpsampler(Component):
 
         from mstar.models.faces.network import inverse_haar
 
-        bands, halvings = torch.as_tensor(bands)[None], sizes - 1 - step
+        bands, halvings = torch.as_tensor(bands, device=self.device)[None], sizes - 1 - step
         low = bands[:, :3] / 2  # mean of four pixels
         image = avg_pool2d(low, 2 ** (halvings - 1)) if halvings else inverse_haar(bands)
         return ((image[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous()
 
 
-def _load_part(weights: str, part: str) -> Any:
+def _load_part(weights: str, part: str, device: Any) -> Any:
     try:
         from mstar.models.faces.network import load_part
+        from mstar.nn.devices import move_network
     except ImportError as error:
         what = f"Faces needs torch and safetensors: {error}"
         raise LoadError(f"{what}\n  fix: install torch for this machine, and safetensors") from error
-    return load_part(weights, part)
+    return move_network(load_part(weights, part), device)

@@ -1,0 +1,20 @@
+"""Faces on a pretend GPU: the pixels of the CPU, from the whole model and from one component on the device."""
+
+import pytest
+
+from mstar.models.faces.faces import Faces
+from mstar.nn.pretend_gpu import pretend_gpu
+from mstar.testing.local_runtime import LocalRuntime
+from tests.models.faces.faces_tiny import save
+from tests.models.faces.test_faces import DRAWINGS
+from tests.models.on_device import assert_close, emitted, place, weights_device
+
+
+@pytest.mark.parametrize("names", [(), ("mapping",), ("synthesis",), ("upsampler",)], ids="+".join)
+def test_pixels_are_those_of_the_cpu(tmp_path, names):
+    folder = save(tmp_path)
+    model = place(Faces(folder), *names)
+    for outcome, request in zip(LocalRuntime(model, seed=1).run_all(DRAWINGS), DRAWINGS, strict=True):
+        assert_close(emitted(outcome), emitted(Faces(folder).run(request)), rtol=0, atol=1)
+    for name in ("mapping", "synthesis"):
+        assert (weights_device(getattr(model, name).network) == pretend_gpu()) == (not names or name in names)
