@@ -170,8 +170,9 @@ class Op:
         sized, axis = self._sized_parameter
         layout = Layout(count, tuple([v.shape[axis] for v in columns[sized]]) if sized else (), unfinished)
         fixed = static | ({signature.layout: layout} if signature.layout else {})
-        joinable = self._on_one_device(component, dynamic)
-        arguments = self._on_device(component, join_arguments(self.batch, self._types, joinable))
+        if component.device is not None:
+            dynamic = self._on_one_device(component.device, dynamic)
+        arguments = self._on_device(component, join_arguments(self.batch, self._types, dynamic))
         returned = self.body(component, **arguments, **fixed)
         joined = self._results(component, returned, is_checked)
         if not joined:
@@ -219,11 +220,8 @@ class Op:
             ]
         return tuple(map(without_graph, values))
 
-    def _on_one_device(self, component: Component, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _on_one_device(self, device: Any, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of a batch. Tensors of one column can be on two devices: a row can come from another worker."""
-        device = component.device
-        if device is None:
-            return columns
         data = [name for name, type_, _ in self._tensors if not _is_control(type_)]
         mixed = [name for name in data if len({getattr(row, "device", None) for row in columns[name]}) > 1]
         return columns | {name: [to_device(row, device) for row in columns[name]] for name in mixed}

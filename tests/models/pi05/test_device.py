@@ -1,15 +1,19 @@
 """pi0.5 on a pretend GPU: the actions of lerobot, and one wait in a denoising step."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from mstar.launch.local_launcher import LocalLauncher
 from mstar.models.pi05.pi05 import Pi05
 from mstar.models.pi05.policy import PrefixCache
 from mstar.nn.pretend_gpu import count_traffic, pretend_gpu
 from mstar.requests import ActionRequest
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.transfer.values import pack, unpack
+from tests.models.concurrent_clients import emitted_values, run_clients
 from tests.models.on_device import assert_close, emitted, is_on_device, place, weights_device
 from tests.models.pi05 import pi05_tiny as tiny
 from tests.models.pi05.pi05_replayed import Replayed
@@ -56,3 +60,22 @@ def test_a_denoising_step_waits_once(saved):
     assert all(map(is_on_device, actions))
     assert sum(traffic.syncs.values()) == 1, traffic.syncs
     assert not traffic.to_device
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_worker_with_a_device_and_a_processor_on_the_cpu_acts_as_the_cpu_does(tmp_path):
+    low, high = [-1.0] * 32, [2.0] * 32
+    folder = tiny.save(tmp_path)
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"actions": {"q01": low, "q99": high}}}))
+    placement = """
+        place = { processor = "gpu0", vision_encoder = "gpu1", policy = "gpu0" }
+        workers = { gpu0 = { device = "pretend" }, gpu1 = { device = "pretend" } }
+    """
+    requests = [ActionRequest(tiny.observation(seed), "pick up the cup", seed=seed) for seed in range(3)]
+    with LocalLauncher({"pi05": f"pi05@{folder}"}, {"pi05": placement}, standby=False) as deployment:
+        clients = run_clients(deployment, "pi05", requests)
+    for client, request in zip(clients, requests, strict=True):
+        ((_, expected),) = emitted(Pi05(folder).run(request))
+        (actual,) = emitted_values(client, "Action")
+        np.testing.assert_allclose(np.asarray(actual), expected.numpy(), rtol=0, atol=1e-3)

@@ -41,7 +41,7 @@ def test_the_tokens_are_those_of_the_cpu(saved, expected, names):
 
 PLACEMENT = """
 [place]
-processor = "host"
+processor = "gpu1"
 vision_encoder = "gpu0"
 lm = "gpu1"
 
