@@ -95,9 +95,8 @@ def test_a_denoising_step_of_an_image_waits_once(sd3, count):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_denoising_step_of_a_video_waits_for_its_scheduler(wan, count):
+def test_a_denoising_step_of_a_video_waits_once(wan, count):
     conditions = {"text": torch.ones(2, 512, 48), "known": torch.ones(48, 1, 4, 4)}
     traffic = step_traffic(place(Wan(wan)).denoiser, torch.ones(48, 3, 4, 4), conditions, count)
-    waits = {line: number for line, number in traffic.syncs.items() if "scheduling_unipc_multistep" not in line}
-    assert sum(waits.values()) == 1, waits
-    assert sum(traffic.syncs.values()) == 1 + 6 * count, "diffusers copies single numbers of UniPC to the device"
+    assert sum(traffic.syncs.values()) == 1, traffic.syncs
+    assert sum(traffic.to_device.values()) <= 3, traffic.to_device

@@ -441,6 +441,9 @@ class LinearHead(FlowHead):
         return self.network(x) * self.timesteps(steps, step)[:, None, None] / 1000
 
 
+MULTISTEP = (d.UniPCMultistepScheduler, d.DPMSolverMultistepScheduler)
+
+
 def linear_head(scheduler, device):
     def schedule(steps):
         made = scheduler()
@@ -455,12 +458,12 @@ def linear_head(scheduler, device):
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of diffusers, with a new numpy
 @pytest.mark.parametrize(
     "scheduler",
-    [d.FlowMatchEulerDiscreteScheduler, d.DDIMScheduler, d.UniPCMultistepScheduler],
+    [d.FlowMatchEulerDiscreteScheduler, d.DDIMScheduler, *MULTISTEP],
     ids=lambda s: s.__name__,
 )
 def test_steps_on_a_device_are_those_of_the_cpu(scheduler):
     results = {}
-    is_multistep = scheduler is d.UniPCMultistepScheduler
+    is_multistep = scheduler in MULTISTEP
     for device in (None, pretend_gpu()):
         head, steps = linear_head(scheduler, device), [5, 9]
         latents = [torch.linspace(-1, 1, 12).view(3, 4) * row for row in (1, 2)]

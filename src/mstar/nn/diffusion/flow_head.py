@@ -1,9 +1,9 @@
 """FlowHead: a diffusion or flow matching network with a diffusers scheduler, batched over requests at different steps.
 
 A forward takes a timestep per row (continuous batching of denoising steps); the scheduler's own arithmetic then
-advances each row by one step. On a device the latents stay there, and the schedule, which is single numbers, is read on
-the host. Shapes of latents and conditions differ between networks, so a subclass defines the ops,
-including classifier-free guidance. The network and the scheduler are loaded by `prepare` or by the first op.
+advances each row by one step. On a device the latents stay there, and timesteps are read on the host. Shapes of latents
+and conditions differ between networks, so a subclass defines the ops, including classifier-free guidance. The network
+and the scheduler are loaded by `prepare` or by the first op.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class FlowHead(Component):
         self._load = network
         self._scheduler = functools.lru_cache(64)(scheduler)
         self._checked_scheduler = functools.lru_cache(64)(
-            lambda schedule, *, is_multistep: _check_scheduler(self._scheduler(schedule), is_multistep=is_multistep)
+            lambda schedule, *, is_multistep: _place_scheduler(
+                _check_scheduler(self._scheduler(schedule), is_multistep=is_multistep), self.device
+            )
         )
 
     @functools.cached_property
@@ -116,6 +118,16 @@ def _run_step(
         setattr(own, name, [*value] if isinstance(value, list) else value)  # schedulers write into their lists
     advanced = own.step(velocity, time, x, return_dict=False)[0]
     return advanced, {name: value for name, value in vars(own).items() if value is not vars(scheduler).get(name)}
+
+
+def _place_scheduler(scheduler: Any, device: Any) -> Any:
+    """A scheduler for latents on a device. Some that use earlier steps copy their noise levels there in every step,
+    which waits, so their noise levels are there before."""
+    if device is None or not hasattr(scheduler, "model_outputs"):
+        return scheduler
+    placed = copy.copy(scheduler)
+    placed.sigmas = scheduler.sigmas.to(device)
+    return placed
 
 
 def _check_scheduler(scheduler: Any, *, is_multistep: bool) -> Any:
