@@ -201,6 +201,23 @@ def test_all_mistakes_of_a_file_are_reported_at_once(golden):
     golden(GOLDEN / "placement.unreadable.txt", f"{caught.value}\n")
 
 
+def test_a_worker_can_use_a_share_of_the_memory_of_its_device():
+    workers = '[workers.a]\ndevice = "cuda:0"\nmemory = 0.5\n[workers.b]\ndevice = "cuda:1"'
+    placed = parsed(f'[place]\nlm = ["a", "b"]\n{workers}')
+    assert {name: resources.memory for name, resources in placed.worker_resources.items()} == {"a": 0.5, "b": None}
+
+
+@pytest.mark.parametrize("line", ["memory = 0", "memory = 1.5", "memory = true", 'memory = "80GB"'])
+def test_a_share_of_memory_is_between_0_and_1(line):
+    with pytest.raises(PlacementError, match=r"\[workers.a\]: memory = .*\n.*memory = 0.85"):
+        parsed(f'[place]\nlm = "a"\n[workers.a]\ndevice = "cuda:0"\n{line}')
+
+
+def test_a_share_of_memory_needs_a_device():
+    with pytest.raises(PlacementError, match=r"memory = 0.5 without a device\n.*device = \"cuda:0\""):
+        parsed('[place]\nlm = "a"\n[workers.a]\nmemory = 0.5')
+
+
 # ---------------------------------------------------------------- what does not fit the model
 def test_an_unknown_component_op_or_walk_is_reported_with_the_closest_name():
     assert unfit_error(Placement({**ALL, "vea": PlacementRule(("a",))})) == [

@@ -1,10 +1,15 @@
-"""Start of a worker: which device it opens, and how it calls it."""
+"""Start of a worker: which device it opens, how it calls it, and the memory that its components share there."""
 
 import pytest
 
+from mstar.config import RuntimeConfig
 from mstar.errors import LoadError
 from mstar.nn import devices
-from mstar.worker.main import _open_device
+from mstar.nn.lm.causal_lm import DEFAULT_PAGES, CausalLM
+from mstar.nn.pretend_gpu import with_memory
+from mstar.plan.placement import parse_placement
+from mstar.plan.planned_model import PlannedModel
+from mstar.worker.main import _load_components, _open_device, _open_memory
 
 
 @pytest.fixture
@@ -39,3 +44,75 @@ def test_two_devices_of_one_worker_are_refused(opened):
     with pytest.raises(LoadError, match="`cuda:0`, `cuda:1`"):
         _open_device("w0", {"cuda:1", "cuda:0"}, "cuda:1")
     assert opened == []
+
+
+class Settings:
+    """The part of WorkerConfig that loading reads."""
+
+    def __init__(self, directory):
+        self.directory, self.cuda_device = str(directory), ""
+        self.options = RuntimeConfig(max_batched_tokens=32, max_batch_size=4)
+
+
+class Peer:
+    worker = "gpu0"
+
+    def __str__(self):
+        return "gpu0"
+
+
+def planned(lm, placement):
+    resources = parse_placement(placement).worker_resources["gpu0"]
+    shares = {} if resources.memory is None else {"gpu0": resources.memory}
+
+    class Model:
+        def components(self):
+            return {"lm": lm}
+
+    class Planned(PlannedModel):
+        __slots__ = ()
+
+        def components_at(self, worker):
+            return ("lm",)
+
+    return Planned(Model(), None, {"gpu0": resources.device}, memory_shares=shares)
+
+
+def make_lm():
+    from tests.nn.lm.model_families import new_network
+
+    lm = CausalLM(lambda: new_network("llama"), eos_token_id=2, page_size=4)
+    lm.name = "lm"
+    return lm
+
+
+def place(**fields):
+    return {"place": {"lm": "gpu0"}, "workers": {"gpu0": {"device": "pretend"} | fields}}
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_pages_are_sized_from_the_share_of_the_placement(tmp_path, share):
+    lm = make_lm()
+    with with_memory(4_000_000):
+        fields = {} if share is None else {"memory": share}
+        _load_components({"m": planned(lm, place(**fields))}, Settings(tmp_path), Peer())
+        assert lm.memory.limit == int((0.85 if share is None else share) * 4_000_000)
+        assert lm.memory.used < lm.memory.limit
+        assert lm.memory_stats()["pages"] != DEFAULT_PAGES
+
+
+def test_without_memory_figures_the_number_of_pages_is_fixed(tmp_path):
+    lm = make_lm()
+    _load_components({"m": planned(lm, place())}, Settings(tmp_path), Peer())
+    assert lm.memory is None
+    assert lm.memory_stats()["pages"] == DEFAULT_PAGES
+
+
+def test_a_network_that_does_not_fit_ends_the_start(tmp_path):
+    with with_memory(50_000), pytest.raises(LoadError, match=r"lm needs .* for its weights on pretend:0, and has"):
+        _load_components({"m": planned(make_lm(), place())}, Settings(tmp_path), Peer())
+
+
+def test_placements_that_disagree_about_a_worker_are_refused(tmp_path):
+    with pytest.raises(LoadError, match=r"worker gpu0 the shares `0.5`, `0.7` of its device"):
+        _open_memory("gpu0", None, {0.7, 0.5}, Settings(tmp_path))

@@ -5,13 +5,16 @@ two devices and implicit copies to the host (`numpy`, `data_ptr`) raise the erro
 source line, copies between host and device and what makes the host wait for the device: a read of a value, a copy that
 is not asynchronous, an operation whose result has a size that the device computes.
 
-It shows nothing about speed, memory, streams or rounding on a real GPU.
+With `with_memory` it has a memory of some size: it reports what is used, and refuses a tensor that does not fit.
+
+It shows nothing about speed, fragmentation of memory, streams or rounding on a real GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,6 +145,65 @@ class _DeviceModule(_DummyBackendModule):
     get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
 
+    def mem_get_info(self, _device: Any = None) -> tuple[int, int] | None:
+        """Free and total bytes; None unless the device has a memory of some size."""
+        return (_memories[-1].size - _memories[-1].used, _memories[-1].size) if _memories else None
+
+    def memory_allocated(self, _device: Any = None) -> int:
+        """Bytes of all tensors on the device."""
+        return _memories[-1].used if _memories else 0
+
+    def max_memory_allocated(self, _device: Any = None) -> int:
+        """Largest value of `memory_allocated` since `reset_peak_memory_stats`."""
+        return _memories[-1].peak if _memories else 0
+
+    def reset_peak_memory_stats(self, _device: Any = None) -> None:
+        """Start a new measurement of the peak."""
+        if _memories:
+            _memories[-1].peak = _memories[-1].used
+
+
+class _Memory:
+    """Bytes of the tensors that were made since the device has a memory of this size; views share their bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = self.peak = 0
+        self._storages: set[int] = set()
+
+    def track(self, held: Tensor) -> None:
+        """Count a tensor until it is collected. Raises OutOfMemoryError if it does not fit."""
+        storage = held.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+        if self.used + size > self.size:
+            free = self.size - self.used
+            raise torch.OutOfMemoryError(f"pretend:0 out of memory: {size} bytes requested, {free} free")
+        self._storages.add(key)
+        self.used += size
+        self.peak = max(self.peak, self.used)
+        weakref.finalize(storage, self._free, key, size).atexit = False
+
+    def _free(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self.used -= size
+
+
+_memories: list[_Memory] = []
+"""The memory of the device, if it has a size."""
+
+
+@contextmanager
+def with_memory(size: int) -> Iterator[None]:
+    """Give the device a memory of this number of bytes. Tensors that were made before are not counted."""
+    memory = _Memory(size)
+    _memories.append(memory)
+    try:
+        yield
+    finally:
+        _memories.remove(memory)
+
 
 _kept: list[torch.library.Library] = []
 """A library unregisters its functions when it is collected."""
@@ -174,6 +236,8 @@ class PretendTensor(Tensor):
 
     def __init__(self, held: Tensor) -> None:
         self.held = held
+        if _memories:
+            _memories[-1].track(held)
 
     def __repr__(self, **_: Any) -> str:
         return f"PretendTensor({self.held!r})"

@@ -11,6 +11,7 @@
 
     [workers.gpu0]
     device = "cuda:0"                 # torch device of its components; the CPU if it is left out
+    memory = 0.85                     # share of the device's memory that the worker can use
     cpus = 4                          # resources, in a cluster of several hosts
     gpus = 1
     resources = { infiniband = 1 }    # custom resources
@@ -71,6 +72,8 @@ class Resources:
     """IP address of the required host; empty for any host."""
     device: str = ""
     """The torch device of its components; empty for the CPU."""
+    memory: float | None = None
+    """Share of the device's memory that the worker can use; None for the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ class _PlacementParser:
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)
-        self.keys(fields, ("device", "cpus", "gpus", "resources", "host"), where)
+        self.keys(fields, ("device", "memory", "cpus", "gpus", "resources", "host"), where)
         amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
         resources = self.table(fields.get("resources", {}), f"{where} resources")
         for name, amount in (*amounts.items(), *resources.items()):
@@ -281,4 +284,13 @@ class _PlacementParser:
         if not isinstance(device, str) or not re.fullmatch(r"([a-z]+(:\d+)?)?", device):
             self.add_problem(f"{where}: device = {device!r}", 'write a torch device: device = "cuda:0"')
             return Resources()
-        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host, device)
+        memory = fields.get("memory")
+        if memory is not None and (
+            isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory <= 1
+        ):
+            self.add_problem(f"{where}: memory = {memory!r}", "set the share of the device from 0 to 1: memory = 0.85")
+            return Resources()
+        if memory is not None and not device:
+            self.add_problem(f"{where}: memory = {memory!r} without a device", 'add one, for example device = "cuda:0"')
+            return Resources()
+        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host, device, memory)

@@ -28,6 +28,8 @@ class PlannedModel:
     """Torch devices of workers, by name. A worker that is missing uses the CPU."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Settings of components in the placement, by name."""
+    memory_shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of the memory of their devices that workers can use, by name, if the placement has them."""
 
     def unbatched_keys(self) -> frozenset[int]:
         """Batch keys of ops that run one call at a time."""
@@ -65,5 +67,8 @@ def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]
         settings = (placement or Placement()).component_settings
         workers = (placement or Placement()).worker_resources.items()
         devices = {worker: resources.device for worker, resources in workers if resources.device}
-        planned[name] = PlannedModel(model, plan(model.graphs(), placement), devices, settings=settings)
+        shares = {worker: resources.memory for worker, resources in workers if resources.memory is not None}
+        planned[name] = PlannedModel(
+            model, plan(model.graphs(), placement), devices, settings=settings, memory_shares=shares
+        )
     return planned

@@ -302,6 +302,9 @@ class Component:
     """Settings of `[components.NAME]` in a placement that it supports."""
     operator_settings: Mapping[str, str] = MappingProxyType({})
     """Those settings of its placement, set before `prepare`."""
+    memory: Any = None
+    """Memory of `device` that the components of the worker share (`mstar.nn.device_memory`), set by the worker before
+    `prepare`; None if it is not limited."""
     weights: tuple[Any, ...] = ()
     """The weight files that it loads, as values of `mstar.nn.weights.sources`."""
     _is_prepared = False

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mstar import failpoints, process_tuning
 from mstar.config import WorkerConfig
@@ -24,6 +25,9 @@ from mstar.worker.black_box import BlackBox
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
 from mstar.worker.scheduling.scheduler import BatchLimits
+
+if TYPE_CHECKING:
+    from mstar.nn.device_memory import DeviceMemory
 
 log = logging.getLogger("mstar.worker")
 
@@ -118,17 +122,23 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
     devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
     device_name, device = _open_device(peer.worker, devices, settings.cuda_device) if devices else (CPU, None)
     loaded: dict[str, str] = {}
+    shares = {planned.memory_shares[peer.worker] for planned in models.values() if peer.worker in planned.memory_shares}
+    memory = None if device is None else _open_memory(peer.worker, device, shares, settings)
     progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer))
     for name, component in components.items():
         progress.write(len(loaded), name)
         component.threads = settings.options.threads
         is_on_device = device is not None and component.runs_on_device
-        if device is not None:  # on the CPU beside it, arguments come to the host
-            component.device = device if is_on_device else _open_cpu()
+        if is_on_device:
+            component.device, component.memory = device, memory
+        elif device is not None:  # on the CPU beside it, arguments come to the host
+            component.device = _open_cpu()
         component.prepare()
         loaded[name] = device_name if is_on_device else CPU
         if device is not None:
             log.info("%s is on %s", name, device if is_on_device else "the CPU, because it does not run on devices")
+    if memory is not None:
+        memory.allocate()
     progress.remove()
     return loaded
 
@@ -153,3 +163,19 @@ def _open_cpu() -> object:
     from mstar.nn.devices import open_device  # imports torch
 
     return open_device(CPU)
+
+
+def _open_memory(worker: str, device: Any, shares: set[float], settings: WorkerConfig) -> DeviceMemory | None:
+    from mstar.nn.device_memory import open_memory  # imports torch
+
+    if len(shares) > 1:
+        problem = (
+            f"the placements give worker {worker} the shares {format_names(map(str, sorted(shares)))} of its device"
+        )
+        raise LoadError(f"{problem}\n  fix: write the same `memory` in each of them")
+    return open_memory(
+        device,
+        next(iter(shares), None),
+        max_batched_tokens=settings.options.max_batched_tokens,
+        max_batch_size=settings.options.max_batch_size,
+    )

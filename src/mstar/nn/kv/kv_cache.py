@@ -70,6 +70,11 @@ class KVStore:
         """Keys and values of the layers with attention."""
         return [memory for memory in (*self.keys, *self.values) if memory.numel()]
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the keys and values of one position, all layers together. They are allocated before."""
+        return sum(memory[0].numel() * memory.element_size() for memory in self._memory)
+
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as [positions, heads, size], allocated with the shape of the first ones."""
         if not self.keys[index].numel():

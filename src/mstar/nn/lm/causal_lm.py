@@ -34,11 +34,16 @@ if TYPE_CHECKING:
     from mstar.nn.lm.grammar import Vocabulary
     from mstar.nn.lm.tensor_parallel import TensorParallel
 
+DEFAULT_PAGES = 1024
+"""Pages of a KV cache that is not sized from the memory of a device."""
 S = TypeVar("S", bound=State)
 
 
 class CausalLM(Component):
     """Causal language model that `network` loads, with a KV cache of `pages` pages of `page_size` positions.
+
+    Without `pages` the KV cache of a worker with a device has the pages that fit (`mstar.nn.device_memory`), any other
+    1024.
 
     A network with recurrent layers has `slots` slots for their states; a running request uses two, any other one.
     `eos_token_id` is the end-of-sequence token, or a function that returns one or several. `swap_bytes` is the swap
@@ -60,7 +65,7 @@ class CausalLM(Component):
         network: Callable[[], Any],
         *,
         eos_token_id: int | Callable[[], int | Sequence[int]],
-        pages: int = 1024,
+        pages: int | None = None,
         page_size: int = 16,
         slots: int = 256,
         swap_bytes: int = 1 << 30,
@@ -71,7 +76,7 @@ class CausalLM(Component):
     ) -> None:
         self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
-        self._sizes = (pages, page_size, swap_bytes)
+        self._sizes: tuple[int | None, int, int] = (pages, page_size, swap_bytes)
         self._load_vocabulary = vocabulary
         self._decoder_options = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
 
@@ -99,10 +104,17 @@ class CausalLM(Component):
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
         if self.parallel is not None:
             self.parallel.shard(network)
-        if not is_on_cpu:
-            network = network.to(self.device)
         pages, page_size, swap = self._sizes
-        return decoder_class(network, PagePool(pages, page_size), swap_bytes=swap, **options)
+        pool, options = PagePool(pages or DEFAULT_PAGES, page_size), {"swap_bytes": swap, **options}
+        if self.memory is None:
+            return decoder_class(network if is_on_cpu else network.to(self.device), pool, **options)
+        from mstar.nn.lm.decoder import request_pages
+
+        self.memory.require(self.name, network)
+        with self.memory.loading(self.name):
+            decoder = decoder_class(network.to(self.device), pool, **options, has_pages=False)
+            request_pages(decoder, self.memory, self.name, pages)
+        return decoder
 
     def _decoder_class(self) -> type[Decoder]:
         from mstar.nn.lm.decoder import Decoder
@@ -124,7 +136,7 @@ class CausalLM(Component):
         return state
 
     def prepare(self) -> None:
-        """Load the network and the vocabulary for grammars."""
+        """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
         _ = self.decoder
         if self._vocabulary is not None:
             self._vocabulary.prepare()
@@ -136,9 +148,10 @@ class CausalLM(Component):
 
     def memory_stats(self) -> dict[str, int]:
         """Number of KV cache pages, used and in total."""
-        pages = self._sizes[0]
-        free = self.decoder.store.pool.free_pages if "decoder" in vars(self) else pages
-        return {"pages_used": pages - free, "pages": pages}
+        if "decoder" not in vars(self):
+            return {"pages_used": 0, "pages": self._sizes[0] or DEFAULT_PAGES}
+        pool = self.decoder.store.pool
+        return {"pages_used": pool.count - pool.free_pages, "pages": pool.count}
 
     def restore(self, states: Sequence[State]) -> None:
         """Swap evicted KV caches back in, or recompute them."""

@@ -6,6 +6,7 @@ Which requests share a batch, and when, is decided by the scheduler.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -17,6 +18,7 @@ from torch import Tensor
 from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
 from mstar.nn.compile.graph_cache import FlatNetwork
+from mstar.nn.device_memory import DeviceMemory, MemoryProfile
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, extend_caches, running
@@ -32,6 +34,8 @@ _DETERMINISTIC_TOKENS = 64
 """Number of tokens of every forward in deterministic mode."""
 _RECOMPUTE_CHUNK_TOKENS = 512
 """Maximum tokens per forward when a dropped KV cache is recomputed."""
+_PROFILE_SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+"""Sampling of the profile run: it sorts the vocabulary."""
 _MIN_SHARED_POSITIONS = 64
 """Minimum number of positions saved before an extra forward computes a prefix shared within a batch."""
 
@@ -45,7 +49,7 @@ class Decoder:
 
     attention: ClassVar[str] = PAGED_ATTENTION
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         network: Any,
         pool: PagePool,
@@ -54,7 +58,9 @@ class Decoder:
         is_deterministic: bool,
         is_int8: bool = False,
         slots: int = 256,
+        has_pages: bool = True,
     ) -> None:
+        """With `has_pages=False`, `allocate_pages` must be called before the first request."""
         recurrent_layers: Mapping[int, Any] = {}
         if isinstance(network, FlatNetwork):
             layers, self._embed = network.layers, network.embedding
@@ -84,9 +90,8 @@ class Decoder:
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             _check_batching(self, type(network).__name__, layers)
-        _allocate_memory(self)
-        if states is not None and not any(keys.numel() for keys in self.store.keys):
-            self.store.window = 1  # without attention no position is needed again, so pages are released
+        if has_pages:
+            allocate_pages(self, pool.count)
 
     def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:
         """The captured forward of a network, and its sliding window if every layer has one."""
@@ -333,14 +338,46 @@ def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
     check_decoder(family, decoder._embed.weight, run, lambda: decoder._trial_cache(store))
 
 
-@torch.inference_mode()
-def _allocate_memory(decoder: Decoder) -> None:
-    """Run one token, so that every layer allocates its memory at load time instead of in the first request."""
-    cache = decoder._trial_cache(decoder.store)
-    batch = extend_caches(decoder.store, [cache], [1])
-    token, last = batch.move(decoder.device, torch.tensor([0]), torch.tensor([0]))
-    decoder._run(decoder._embed_inputs(token, [cache], [1]), batch, last)
+def allocate_pages(decoder: Decoder, count: int) -> None:
+    """Allocate the KV cache, with this number of pages, at load time instead of in the first request."""
+    store = decoder.store
+    if store.pool.count != count:
+        store.pool = PagePool(count, store.pool.page_size)
+    cache = decoder._trial_cache(store)
+    _run_tokens(decoder, cache, 1)
     cache.free()
+    if store.states is not None and not any(keys.numel() for keys in store.keys):
+        store.window = 1  # without attention no position is needed again, so pages are released
+
+
+def request_pages(decoder: object, memory: DeviceMemory, name: str, pages: int | None) -> None:
+    """Request pages for the decoder of a component, the number that its author fixed, or as many as fit.
+
+    The profile run has three equal chunks of a prompt, each as large as a batch can be and with the most sampled rows,
+    in a temporary KV cache. From the second to the third, the activations grow with the context.
+    """
+    if not isinstance(decoder, Decoder):  # others have no pages
+        return
+    page_size, tokens = decoder.store.pool.page_size, memory.max_batched_tokens
+    store = KVStore(PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys), swap_bytes=0)
+    cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)
+    _run_tokens(decoder, cache, tokens)  # allocates the temporary cache
+    second, third = (memory.measure_peak(lambda: _run_tokens(decoder, cache, tokens, rows)) for _ in range(2))
+    growth = max(0, third - second) * page_size // tokens
+    cache.free()
+    profile = MemoryProfile(store.position_bytes * page_size, page_size, max(second, third), growth)
+    memory.add(name, profile, pages, functools.partial(allocate_pages, decoder))
+
+
+@torch.inference_mode()
+def _run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> None:
+    """Append this number of tokens to a cache, and sample what follows the first rows of them."""
+    batch = extend_caches(cache.store, [cache], [count])
+    tokens, last = torch.zeros(count, dtype=torch.int64), torch.arange(max(1, rows))
+    tokens, last = batch.move(decoder.device, tokens, last)
+    logits, _ = decoder._run(decoder._embed_inputs(tokens, [cache], [count]), batch, last)
+    if rows:
+        sample_tokens(logits, [_PROFILE_SAMPLING] * rows, [SamplerState() for _ in range(rows)])
 
 
 def _pad_to_fixed(x: Tensor) -> Tensor:

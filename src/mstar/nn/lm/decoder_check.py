@@ -63,7 +63,7 @@ def check_decoder(
     try:
         together = in_chunks(neighbor, tokens)
         whole = run([tokens], [new_cache()])[0].float()[-len(together) :]
-    except LoadError:
+    except (LoadError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise LoadError(f"{family} cannot be served: its forward fails: {error}\n  fix: {fix}") from error

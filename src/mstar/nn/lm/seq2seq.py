@@ -38,7 +38,7 @@ class Seq2SeqLM(CausalLM):
         network: Callable[[], Any],
         *,
         eos_token_id: int,
-        pages: int = 1024,
+        pages: int | None = None,
         page_size: int = 16,
         swap_bytes: int = 1 << 30,
         window: int | None = None,
