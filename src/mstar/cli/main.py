@@ -18,6 +18,7 @@ from mstar.cli.completion import add_completion
 from mstar.cli.config import add_config
 from mstar.cli.conformance import add_conformance
 from mstar.cli.doctor import add_doctor
+from mstar.cli.memory_plan import describe_devices, find_sizes, parse_bytes, plan_devices, require_fit
 from mstar.cli.models import add_models
 from mstar.cli.run import add_run
 from mstar.cli.serving.serve import add_serve
@@ -82,6 +83,14 @@ def _make_parser() -> argparse.ArgumentParser:
     draw.set_defaults(run=_draw)
     show = command("plan", "Show which op runs on which worker, what crosses workers, and what can be batched.")
     show.add_argument("--placement", type=Path, help="Placement file (default: one worker runs everything).")
+    show.add_argument(
+        "--device-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="Show instead what the components need on devices of this size, for example 80GB, and the KV cache pages "
+        "that fit. MODEL is then a published model, such as llama-3.1-8b, or the folder of a causal language model "
+        "with config.json. No weights are needed.",
+    )
     show.set_defaults(run=_plan)
     add_serve(commands)
     add_config(commands)
@@ -158,9 +167,29 @@ def _workers_by_op(graph: ir.Walk, placement: Placement) -> dict[str, tuple[str,
     return {key: rule.workers for key, rule in rules.items() if rule is not None}
 
 
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _plan(options: argparse.Namespace) -> None:
+    if options.device_memory is not None:
+        _plan_memory(options)
+        return
     graphs = load_model(resolve_target(options.model)).graphs()
     placement = read_placement(options.placement) if options.placement else None
     if placement is not None:
         placement.check(graphs, str(options.placement))
     print(describe(plan(graphs, placement), graphs), end="")
+
+
+def _plan_memory(options: argparse.Namespace) -> None:
+    sizes = find_sizes(options.model)
+    placement = read_placement(options.placement) if options.placement else None
+    plans = plan_devices(sizes, options.device_memory, placement)
+    if not plans:
+        raise LoadError(f"{options.placement}: no worker with a device has weights\n  fix: add `device` to a worker")
+    print(describe_devices(plans), end="")
+    require_fit(plans)

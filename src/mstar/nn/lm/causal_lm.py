@@ -148,10 +148,10 @@ class CausalLM(Component):
 
     def memory_stats(self) -> dict[str, int]:
         """Number of KV cache pages, used and in total."""
-        if "decoder" not in vars(self):
-            return {"pages_used": 0, "pages": self._sizes[0] or DEFAULT_PAGES}
-        pool = self.decoder.store.pool
-        return {"pages_used": pool.count - pool.free_pages, "pages": pool.count}
+        pages = free = self._sizes[0] or DEFAULT_PAGES
+        if "decoder" in vars(self):
+            pages, free = self.decoder.store.pool.count, self.decoder.store.pool.free_pages
+        return {"pages_used": pages - free, "pages": pages}
 
     def restore(self, states: Sequence[State]) -> None:
         """Swap evicted KV caches back in, or recompute them."""

@@ -362,7 +362,8 @@ def request_pages(decoder: object, memory: DeviceMemory, name: str, pages: int |
     store = KVStore(PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys), swap_bytes=0)
     cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)
     _run_tokens(decoder, cache, tokens)  # allocates the temporary cache
-    second, third = (memory.measure_peak(lambda: _run_tokens(decoder, cache, tokens, rows)) for _ in range(2))
+    run_chunk = functools.partial(_run_tokens, decoder, cache, tokens, rows)
+    second, third = memory.measure_peak(run_chunk), memory.measure_peak(run_chunk)
     growth = max(0, third - second) * page_size // tokens
     cache.free()
     profile = MemoryProfile(store.position_bytes * page_size, page_size, max(second, third), growth)

@@ -52,6 +52,15 @@ def read_network(
     return assemble(_partial_class(kind, parts), config, read_tensors(folder, progress, tuple(parts.values())), dtype)
 
 
+def meta_network(folder: Path) -> PreTrainedModel:
+    """The model of a folder on the meta device: its shapes, without weights. Only config.json is read."""
+    config = _read_config(folder)
+    kind = _architecture_class(folder, config)
+    with torch.device("meta"):
+        network: Any = kind(config)
+    return network.to(parse_dtype(str(config.dtype or "float32").removeprefix("torch.")))
+
+
 def _partial_class(kind: type[PreTrainedModel], names: Collection[str]) -> type[PreTrainedModel]:
     """A subclass with only some of the modules. It is built on the meta device, so the other modules cost nothing."""
 
