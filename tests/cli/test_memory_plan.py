@@ -140,7 +140,9 @@ def test_a_placement_without_devices_has_nothing_to_plan(tmp_path, capsys):
     assert "no worker with a device has weights\n  fix: add `device`" in err
 
 
-def test_other_models_are_refused_with_the_names_that_are_known(capsys):
+def test_other_models_are_refused_with_the_names_that_are_known(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["WhisperForConditionalGeneration"]}))
+    assert "are not known without its weights" in plan(capsys, tmp_path, "--device-memory", "80GB")[2]
     status, _, err = plan(capsys, "smollm2", "--device-memory", "80GB")
     assert status == 1
     assert err.startswith("the sizes of smollm2 are not known without its weights\n  fix: pass one of `llama-3.1-8b`")

@@ -15,11 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mstar.cli.checkpoints import transformers_folder
+from mstar.cli.checkpoints.target import checkpoint_source
 from mstar.cli.config import format_table
 from mstar.errors import LoadError, format_names
 from mstar.nn.memory_limits import DEFAULT_SHARE, MIN_POSITIONS, format_bytes
 from mstar.nn.network_size import NetworkSize, read_network_size
 from mstar.nn.published_sizes import PUBLISHED, find_published
+from mstar.nn.weights.sources import Weights
 from mstar.plan.placement import LOCAL_WORKER, Placement, Resources
 
 PAGE_SIZE = 16
@@ -73,14 +76,18 @@ def parse_bytes(text: str) -> int:
 def find_sizes(target: str) -> Mapping[str, NetworkSize]:
     """Sizes of the components of a model: a published one, or a causal language model by its config.json.
 
-    Raises LoadError.
+    The argument is a name, a folder, a config.json or a Hub id, of which config.json is fetched. Raises LoadError.
     """
     path = Path(target).expanduser()
     folder = path.parent if path.name == "config.json" else path
-    if (folder / "config.json").is_file():
-        return {"lm": read_network_size(folder)}
-    if (published := find_published(target)) is not None:
+    is_folder = (folder / "config.json").is_file()
+    if not is_folder and (published := find_published(target)) is not None:
         return published.components
+    source = str(folder) if is_folder else checkpoint_source(target)
+    if source is not None and (is_folder or source.startswith("hub:")):
+        folder = Weights(source).path("config.json")
+        if transformers_folder.recognize(folder) == "causal-lm":
+            return {"lm": read_network_size(folder)}
     fix = f"pass one of {format_names(PUBLISHED)}, or the folder of a causal language model with config.json"
     raise LoadError(f"the sizes of {target} are not known without its weights\n  fix: {fix}")
 

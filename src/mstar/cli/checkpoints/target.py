@@ -34,7 +34,7 @@ LoadError for files of its kind that no model serves."""
 
 def resolve_target(target: str) -> str:
     """The argument of `load_model` for a model argument. Raises LoadError for a checkpoint that no model serves."""
-    source = _checkpoint_source(target)
+    source = checkpoint_source(target)
     if source is None:
         return target
     return f"{_recognize(Weights(source).path(), target)}@{source}"
@@ -42,14 +42,14 @@ def resolve_target(target: str) -> str:
 
 def target_name(target: str) -> str:
     """Served name of a model argument by default: the name of the folder, file, repository or installed model."""
-    source = _checkpoint_source(target)
+    source = checkpoint_source(target)
     if source is None:
         return default_model_name(target)
     name = Path(source.removeprefix("hub:").partition("@")[0] if source.startswith("hub:") else source).name
     return name.removesuffix(".gguf")
 
 
-def _checkpoint_source(target: str) -> str | None:
+def checkpoint_source(target: str) -> str | None:
     """Argument of `Weights` if the target is a checkpoint; None if it is a model."""
     if target.startswith("hub:"):
         return target
