@@ -184,3 +184,34 @@ def test_published_models_are_found_by_name_hub_id_and_installed_model():
     assert find_published("qwen3-omni") is PUBLISHED["qwen3-omni-30b-a3b"]
     assert find_published("Qwen/Qwen3-30B-A3B") is PUBLISHED["qwen3-30b-a3b"]
     assert find_published("gpt-2") is None
+
+
+def tensors_in(value):
+    """Tensors of an object that is no module, at any depth."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value if isinstance(value, list | tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
+    return [] if callable(value) else [tensor for part in parts for tensor in tensors_in(part)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_networks_of_our_own_are_built_from_published_tensors():
+    from mstar.models.pi05.checkpoint import NamedTensors
+    from mstar.models.pi05.expert import ActionExpert
+    from mstar.nn.audio.code_predictor import CodePredictor
+
+    omni: Any = built("qwen3-omni-30b-a3b")
+    predictor, talker = omni["predictor"][0], omni["talker"][0]
+    tensors = {f"code_predictor.{name}": tensor for name, tensor in predictor.state_dict().items()}
+    tensors["model.codec_embedding.weight"] = talker.codec_embedding.weight
+    config = PUBLISHED["qwen3-omni-30b-a3b"].config["talker_config"]["code_predictor_config"]
+    with fake_cuda():
+        made = tensors_in(CodePredictor({**config, "rope_theta": 1_000_000.0}, tensors))
+    assert {tensor.device for tensor in made} == {DEVICE}
+    assert sum(tensor.numel() for tensor in made) >= PUBLISHED["qwen3-omni-30b-a3b"].components["predictor"].parameters
+    expert: Any = built("pi0.5")["policy"][1]
+    with fake_cuda(torch.float32):
+        made = tensors_in(ActionExpert(NamedTensors(expert.state_dict()), (4e-3, 4.0)))
+    assert {tensor.device for tensor in made} == {DEVICE}
+    assert sum(tensor.numel() for tensor in made) >= sum(parameter.numel() for parameter in expert.parameters())
