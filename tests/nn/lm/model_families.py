@@ -33,6 +33,21 @@ FAMILIES = {
     ),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**SMALL, sliding_window=8)),
     "phi": lambda: t.PhiForCausalLM(t.PhiConfig(**(SMALL | {"num_key_value_heads": 4}))),
+    "gemma2": lambda: t.Gemma2ForCausalLM(
+        t.Gemma2Config(
+            **SMALL,
+            head_dim=8,
+            sliding_window=8,
+            layer_types=LAYERS,
+            attn_logit_softcapping=2.0,
+            query_pre_attn_scalar=8,
+        )
+    ),
+    "gpt_oss": lambda: t.GptOssForCausalLM(
+        t.GptOssConfig(
+            **SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS, num_local_experts=4, num_experts_per_tok=2
+        )
+    ),
     "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
 }
 

@@ -6,17 +6,17 @@ from importlib import metadata
 
 import pytest
 import torch
-import transformers as t
 
 from mstar import Int64, Model, Tensor, Text, loop, walk
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobFailed
 from mstar.errors import LoadError, OutOfPages
+from mstar.nn.kv.attention_interface import paged_attention_forward
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
-from tests.nn.lm.model_families import FAMILIES, SMALL, network, paged_network
+from tests.nn.lm.model_families import FAMILIES, SMALL, network, new_network, paged_network
 
 NEW = 12
 SAMPLING_PARAMS = [
@@ -157,9 +157,16 @@ def test_a_request_with_a_number_that_is_none_fails_alone():
 
 
 def test_attention_that_would_be_ignored_is_refused():
-    capped = t.Gemma2ForCausalLM(t.Gemma2Config(**SMALL, head_dim=8))
-    lm = CausalLM(lambda: capped, eos_token_id=2)
-    with pytest.raises(LoadError, match="paged attention does not support `softcap` of Gemma2Attention"):
+    heads = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(LoadError, match="paged attention does not support `position_bias` of LlamaAttention"):
+        paged_attention_forward(
+            network("llama").model.layers[0].self_attn, heads, heads, heads, None, position_bias=torch.zeros(1)
+        )
+
+
+def test_a_soft_cap_in_deterministic_mode_is_refused():
+    lm = CausalLM(lambda: new_network("gemma2"), eos_token_id=2, deterministic=True)
+    with pytest.raises(LoadError, match="a soft cap or sinks does not run in deterministic mode"):
         lm.kv()
 
 

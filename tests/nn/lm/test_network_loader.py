@@ -73,9 +73,12 @@ def test_int8_of_the_placement_is_that_of_the_constructor():
     assert written(make_lm(int8=True, settings={"dtype": "float32"})) == written(lm)
 
 
-def test_a_network_that_transformers_runs_has_no_int8():
+def test_a_network_that_transformers_runs_has_no_int8_and_no_attention_backend():
     lm = CausalLM(LIBRARY_FAMILIES["bloom"], eos_token_id=2)
     lm._decoder_class = lambda: LibraryDecoder
     lm.operator_settings = {"quantization": "int8"}
     with pytest.raises(LoadError, match="BloomForCausalLM is run by transformers, which has no int8 mode"):
+        lm.prepare()
+    lm.operator_settings = {"attention_backend": "torch"}
+    with pytest.raises(LoadError, match="BloomForCausalLM is run by transformers, which does not use the attention"):
         lm.prepare()

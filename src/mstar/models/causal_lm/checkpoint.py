@@ -19,7 +19,7 @@ from mstar.requests import Sampling
 
 PAGED_FAMILIES = frozenset(
     {
-        *("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "mistral", "phi", "gpt2"),
+        *("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "mistral", "phi", "gpt2", "gemma2", "gpt_oss"),
         *("mamba2", "lfm2", "qwen3_next"),
     }
 )

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from mstar.nn import native
 from mstar.nn.compile import int8
 from mstar.nn.kv.cross_attention import cross_attend
-from mstar.nn.kv.paged_attention import attend_fused_qkv, attend_running
+from mstar.nn.kv.paged_attention import attend_fused_qkv, attend_general, attend_running
 
 Recipe = tuple[Any, ...]
 """How a constant is made: ("tensor", name), ("concatenate", recipe, ...), ("tiles", recipe), ("onednn", recipe), or
@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(native.rms_norm, native.add_norm, native.silu_mul, native.rotate, native.linear, native.linear_int8),
-        *(attend_running, attend_fused_qkv, cross_attend),
+        *(attend_running, attend_general, attend_fused_qkv, cross_attend),
         *(operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg),
     )
 }

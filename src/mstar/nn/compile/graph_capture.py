@@ -24,7 +24,7 @@ from mstar.nn.compile.flat_graph import FlatGraph, Recipe
 from mstar.nn.compile.fusion import fuse, value_of
 from mstar.nn.compile.repeated_layers import LayersDiffer, expand_repeated, recording_equal_layers_once
 from mstar.nn.kv import attention_interface
-from mstar.nn.kv.paged_attention import DIRECT_CALLS, attend_running
+from mstar.nn.kv.paged_attention import DIRECT_CALLS, attend_general, attend_running
 
 aten = torch.ops.aten
 _MAX_TOKENS = 1 << 16
@@ -58,14 +58,15 @@ def eager_forward(network: Any) -> Callable[[Tensor, Tensor, Tensor], tuple[Tens
 
 
 def flatten(
-    network: Any, *, is_int8: bool = False
+    network: Any, *, is_int8: bool = False, is_fused: bool = True
 ) -> tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], int | None]:
     """Capture the same function as a flat graph; return it with the largest sliding window if every layer has one.
 
-    `is_int8` quantizes the weights, which needs the native kernels. Raises the error of torch.export for a network with
+    `is_int8` quantizes the weights, which needs the native kernels. `is_fused` uses the native kernels where there are
+    some; without it a CPU runs the graph of a device. Raises the error of torch.export for a network with
     data-dependent control flow.
     """
-    flat, tensor = capture(network, is_int8=is_int8)
+    flat, tensor = capture(network, is_int8=is_int8, is_fused=is_fused)
     return flat.bind(tensor), flat.window
 
 
@@ -73,7 +74,7 @@ CapturedGraph = tuple[FlatGraph, Callable[[str], Tensor]]
 """A graph, and a function that returns its tensors by name."""
 
 
-def capture(network: Any, *, is_int8: bool = False) -> CapturedGraph:
+def capture(network: Any, *, is_int8: bool = False, is_fused: bool = True) -> CapturedGraph:
     """The flat graph of a network, and a function that returns its tensors by name. Raises as `flatten`."""
     embed = network.get_input_embeddings()
     weight = embed.weight
@@ -97,8 +98,8 @@ def capture(network: Any, *, is_int8: bool = False) -> CapturedGraph:
     graph = module.graph
     graph.owning_module = None  # its constants become recipes, which are no attributes of the module
     _replace_custom_ops(graph)
-    windows = [node.args[5] for node in graph.nodes if node.target is attend_running]
-    if native.is_native(weight.dtype, weight.device):
+    windows = [node.args[5] for node in graph.nodes if node.target in (attend_running, attend_general)]
+    if is_fused and native.is_native(weight.dtype, weight.device):
         _merge_linears(graph)
         fuse(graph)
         _pack(graph, is_int8=is_int8)

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from mstar.errors import LoadError, OutOfPages
+from mstar.nn.kv.attention_backend import AttentionBackend
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
+from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
 from mstar.walk.states import KV
 
@@ -39,8 +41,18 @@ def _zeros_like_rows(row: Tensor, positions: int) -> Tensor:
 class KVStore:
     """Keys and values of all layers of one component in pages, with the page table of all requests."""
 
-    def __init__(self, pool: PagePool, layers: int, *, swap_bytes: int, states: RecurrentStates | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        layers: int,
+        *,
+        swap_bytes: int,
+        states: RecurrentStates | None = None,
+        backend: AttentionBackend = TORCH_ATTENTION,
+    ) -> None:
         self.pool = pool
+        self.backend = backend
+        """What reads and writes the pages."""
         self.states = states
         """Recurrent states of all requests, if the network has recurrent layers."""
         self.swap_bytes = swap_bytes

@@ -1,8 +1,9 @@
 """Paged attention for unmodified transformers models.
 
 All tokens of a ragged batch are one row. Every layer writes its keys and values to their pages and attends, for each
-request, to the pages in its page table. `mstar.nn.kv.attention_interface` registers it with transformers, which takes
-seconds to import and is not needed for a cached graph. All other layers are those of transformers.
+request, to the pages in its page table; the attention backend of the KV store does both.
+`mstar.nn.kv.attention_interface` registers it with transformers, which takes seconds to import and is not needed for a
+cached graph. All other layers are those of transformers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from mstar.nn import native
+from mstar.nn.kv.attention_backend import AttentionPlan
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.recurrent_state import RecurrentGroup, Slot
+from mstar.nn.kv.torch_attention import Group
 from mstar.nn.staging import to_device
 
 _LONG_TOKENS = 48
@@ -57,6 +59,11 @@ class AttentionView:
         """All requests in groups: those with one token together, the others one group each."""
         single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
         return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
+
+    @functools.cached_property
+    def plan(self) -> Sequence[AttentionPlan]:
+        """What the attention backend computes once for all layers."""
+        return self.store.backend.plan(self)
 
     @functools.cached_property
     def pages(self) -> native.Pages:
@@ -134,14 +141,14 @@ class AttentionBatch(AttentionView):
         if device.type == "cpu":
             return [*others]
         integers = [number for number, tensor in enumerate(others) if tensor.dtype == torch.int64]
-        groups = [*self.groups, *self.recurrent_groups]
-        group_arrays = [array for group in groups for array in group.arrays]
-        arrays = [*(others[number] for number in integers), self.positions, self.places, *group_arrays]
+        parts = [*self.plan, *self.recurrent_groups]
+        part_arrays = [array for part in parts for array in part.arrays]
+        arrays = [*(others[number] for number in integers), self.positions, self.places, *part_arrays]
         moved = iter(to_device([array.numpy() for array in arrays], device))
         results = [next(moved) if number in integers else tensor.to(device) for number, tensor in enumerate(others)]
         self.positions, self.places = next(moved), next(moved)
-        for group in groups:
-            group.arrays = next(moved), next(moved), next(moved)
+        for part in parts:
+            part.arrays = tuple(next(moved) for _ in part.arrays)
         return results
 
     def part(self, first: int, last: int) -> AttentionBatch:
@@ -172,46 +179,6 @@ class DecodeBatch(AttentionBatch):
     def counts(self) -> np.ndarray:
         """Number of tokens of each request."""
         return np.ones(len(self.caches), dtype=np.int64)
-
-
-class Group:
-    """Requests of a forward with equal numbers of tokens, for one call of torch's attention."""
-
-    def __init__(self, batch: AttentionView, rows: list[int]) -> None:
-        tokens = batch.tokens_of(rows)
-        places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
-        seen = batch.seen[tokens][:, None, :, None]
-        self.arrays: tuple[Tensor, Tensor, Tensor] = tokens, places, seen
-        """Token indices of each request, [requests, new]; slots of its keys and values, [requests, longest], whose
-        padding is masked; number of positions that each token sees, [requests, 1, new, 1]."""
-        self._masks: dict[int, Tensor] = {}
-        first, new, longest = int(seen.flatten()[0]), tokens.shape[1], places.shape[1]
-        self._is_beginning = len(rows) == 1 and first == 1 and new == longest
-        """Whether it is one request without earlier tokens: plain causal attention without a mask, at half the cost."""
-
-    def mask(self, window: int) -> Tensor:
-        """[requests, 1, new, longest]: causal mask, limited to the sliding window if there is one."""
-        if window not in self._masks:
-            _, places, seen = self.arrays
-            positions = torch.arange(places.shape[1], device=seen.device)
-            mask = positions < seen
-            self._masks[window] = mask & (positions >= seen - window) if window else mask
-        return self._masks[window]
-
-    def attend(self, out: Tensor, query: Tensor, layer: tuple[Tensor, Tensor], scaling: float, window: int) -> None:
-        """Write the output of these requests to `out`, [tokens, heads, size]. The query is [heads, tokens, size]."""
-        keys, values = layer
-        tokens, places, _ = self.arrays
-        is_plain = self._is_beginning and not 0 < window < places.shape[1]
-        out[tokens] = scaled_dot_product_attention(
-            query[:, tokens].transpose(0, 1),
-            keys[places].transpose(1, 2),
-            values[places].transpose(1, 2),
-            attn_mask=None if is_plain else self.mask(window),
-            is_causal=is_plain,
-            scale=scaling,
-            enable_gqa=True,
-        ).transpose(1, 2)
 
 
 def extend_caches(
@@ -264,8 +231,27 @@ def current_batch() -> AttentionBatch:
 def attend_running(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, window: int) -> Tensor:
     """Paged attention of the current batch: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
     batch = _running[-1]
-    write_keys_values(batch, key, value, layer)
-    return attend_pages(batch, query, layer, scaling, window)
+    backend = batch.store.backend
+    backend.write(batch, key, value, layer)
+    return backend.attend(batch, query, layer, scaling, window)
+
+
+def attend_general(  # noqa: PLR0913, PLR0917 - the rule of a layer
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Do the same with a soft cap of the scores and attention sinks. It is another function, so that the patterns of
+    graph fusion, whose kernels have neither, do not match it."""
+    batch = _running[-1]
+    backend = batch.store.backend
+    backend.write(batch, key, value, layer)
+    return backend.attend(batch, query, layer, scaling, window, softcap, sinks)
 
 
 def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it replaces several calls
@@ -287,32 +273,12 @@ def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it replaces several calls
 
 def write_keys_values(batch: AttentionBatch, key: Tensor, value: Tensor, layer: int) -> None:
     """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    memory = batch.store.layer(layer, key, value)
-    if _is_native(memory):
-        native.write(memory, key, value, batch.places)
-    else:
-        memory[0][batch.places], memory[1][batch.places] = key, value
+    batch.store.backend.write(batch, key, value, layer)
 
 
 def attend_pages(view: AttentionView, query: Tensor, layer: int, scaling: float, window: int) -> Tensor:
     """Attention over the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
-    memory = view.store.keys[layer], view.store.values[layer]
-    tokens, heads, size = query.shape[2], query.shape[1], memory[1].shape[2]
-    out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
-    if _is_native(memory):
-        for group in view.long:
-            group.attend(out, query[0], memory, scaling, window)
-        native.attend(out, query, memory, view.pages, scaling, window)
-    else:
-        for group in view.groups:
-            group.attend(out, query[0], memory, scaling, window)
-    return out[None]
-
-
-def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
-    keys, values = memory
-    return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
+    return view.store.backend.attend(view, query, layer, scaling, window)
 
 
 DIRECT_CALLS: dict[Any, Any] = {}

@@ -53,10 +53,11 @@ class CausalLM(Component):
     `weights_checksum` identifies the weights, or is a function that does, and enables the graph cache: the captured
     network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`). It must change with
     everything that determines what `network` returns, such as the files, the dtype and the code of `network`.
+    `attention_backend` is `torch` or `triton` (`mstar.nn.kv.attention_backend`); by default the device decides.
     """
 
     runs_on_device: ClassVar[bool] = True
-    supported_settings: ClassVar[tuple[str, ...]] = ("dtype", "quantization")
+    supported_settings: ClassVar[tuple[str, ...]] = ("dtype", "quantization", "attention_backend")
     parallel: TensorParallel | None = None
     """The tensor-parallel group of its weights, set by the worker before the first op."""
 
@@ -73,12 +74,15 @@ class CausalLM(Component):
         deterministic: bool = False,
         int8: bool = False,
         weights_checksum: WeightsChecksum = None,
+        attention_backend: str | None = None,
     ) -> None:
         self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
         self._sizes: tuple[int | None, int, int] = (pages, page_size, swap_bytes)
         self._load_vocabulary = vocabulary
-        self._decoder_options = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
+        self._decoder_options: dict[str, Any] = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
+        if attention_backend is not None:
+            self._decoder_options["attention_backend"] = attention_backend
 
     @functools.cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -95,7 +99,9 @@ class CausalLM(Component):
         if settings := self.operator_settings:
             is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
             loader = loader.with_options(settings.get("dtype"), is_int8=bool(is_int8))
-            options = options | {"is_int8": is_int8}
+            backends = {name: value for name, value in settings.items() if name == "attention_backend"}
+            options = options | {"is_int8": is_int8} | backends
+        is_cacheable &= options.get("attention_backend", "torch") == "torch"
         try:
             decoder_class = self._decoder_class()  # imports torch, on the worker only
             network = loader.load() if is_cacheable else loader.load_uncached()

@@ -19,11 +19,14 @@ from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
 from mstar.nn.compile.graph_cache import FlatNetwork
 from mstar.nn.device_memory import DeviceMemory, MemoryProfile
+from mstar.nn.kv.backend_choice import choose_backend
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, extend_caches, running
 from mstar.nn.kv.recurrent_state import RecurrentStates
-from mstar.nn.lm.decoder_check import check_decoder
+from mstar.nn.kv.torch_attention import TORCH_ATTENTION
+from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
+from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
@@ -59,6 +62,7 @@ class Decoder:
         is_int8: bool = False,
         slots: int = 256,
         has_pages: bool = True,
+        attention_backend: str | None = None,
     ) -> None:
         """With `has_pages=False`, `allocate_pages` must be called before the first request."""
         recurrent_layers: Mapping[int, Any] = {}
@@ -74,13 +78,17 @@ class Decoder:
         self.device: torch.device = self._embed.weight.device
         """Device of the network and its KV cache. Tokens, and all that describes a batch, are on the host before."""
         states = RecurrentStates(recurrent_layers, slots) if recurrent_layers else None
-        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states)
+        backend = choose_backend(attention_backend, self._embed.weight.dtype, self.device)
+        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend)
         self._is_deterministic = is_deterministic
         modes = {"deterministic": is_deterministic, "int8": is_int8}
         if states is not None and is_deterministic:
             problem = f"{type(network).__name__} has recurrent layers, which do not run in deterministic mode"
             raise LoadError(f"{problem}\n  fix: set deterministic=False")
         native_modes = " and ".join(name for name, is_on in modes.items() if is_on)
+        if native_modes and backend is not TORCH_ATTENTION:
+            problem = f"{native_modes} mode does not run with the attention backend {attention_backend}"
+            raise LoadError(f"{problem}\n  fix: set attention_backend='torch'")
         if native_modes and not native.is_native(self._embed.weight.dtype, self.device):
             fix = "install g++, and use float32 or bfloat16 on a CPU"
             raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
@@ -92,6 +100,7 @@ class Decoder:
             _check_batching(self, type(network).__name__, layers)
         if has_pages:
             allocate_pages(self, pool.count)
+        choose_draws(self.device)  # a kernel is compiled before the first request
 
     def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:
         """The captured forward of a network, and its sliding window if every layer has one."""
@@ -100,7 +109,7 @@ class Decoder:
         from mstar.nn.compile.graph_capture import eager_forward, flatten  # imports transformers and torch.export
 
         try:
-            return flatten(network, is_int8=is_int8)
+            return flatten(network, is_int8=is_int8, is_fused=self.store.backend is TORCH_ATTENTION)
         except LoadError:
             raise
         except Exception as error:  # eager execution supports what torch.export does not
@@ -325,17 +334,21 @@ class Decoder:
 @torch.inference_mode()
 def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
     """Reject a network that chunked prefill or batching would change. The KV cache of the check is temporary."""
-    recurrent = decoder.store.states
+    recurrent, backend = decoder.store.states, decoder.store.backend
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
-    store = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states)
+    store = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states, backend=backend)
 
     def run(parts: Sequence[Tensor], caches: Sequence[PagedKV]) -> Sequence[Tensor]:
         counts = [len(part) for part in parts]
-        batch = extend_caches(store, caches, counts)
+        batch = extend_caches(caches[0].store, caches, counts)
         inputs, last = batch.move(decoder.device, torch.cat(list(parts)), torch.tensor([0]))
         return decoder._run(decoder._embed_inputs(inputs, caches, counts), batch, last)[1].split(counts)
 
     check_decoder(family, decoder._embed.weight, run, lambda: decoder._trial_cache(store))
+    if backend is not TORCH_ATTENTION:
+        reference = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states)
+        caches = decoder._trial_cache(store), decoder._trial_cache(reference)
+        check_attention_backend(family, decoder._embed.weight, run, *caches)
 
 
 def allocate_pages(decoder: Decoder, count: int) -> None:

@@ -76,6 +76,21 @@ def check_decoder(
         require(in_chunks(other_neighbor, tokens), together, same_shape_limit, what)
 
 
+def check_attention_backend(family: str, embedding: Tensor, run: Run, cache: Any, reference: Any) -> None:
+    """Raise LoadError unless the attention backend of a cache gives what torch's attention gives for the reference.
+
+    A prompt and a decode step run in both. So kernels that are wrong on a device, or for the shapes of a network, are
+    found when it is loaded.
+    """
+    tokens = (torch.arange(_TOKENS) * 31 + 7) % len(embedding)
+    parts = tokens.split([_TOKENS - 1, 1])
+    actual, expected = (torch.cat([run([part], [each])[0].float() for part in parts]) for each in (cache, reference))
+    limit, difference = _limits(embedding.dtype)[0], _difference(actual, expected)
+    if not difference <= limit:
+        problem = f"the attention backend of {family} differs from torch's attention by {difference:.0e} (relative)"
+        raise LoadError(f"{problem}, limit {limit:.0e}\n  fix: set attention_backend='torch'")
+
+
 def _limits(dtype: torch.dtype) -> tuple[float, float]:
     """Limits of the relative difference: of results that differ by rounding, and of runs with the same shapes."""
     # Any network has norms in float32, so a float64 network is compared in float32 precision.

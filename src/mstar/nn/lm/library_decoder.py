@@ -72,8 +72,19 @@ class LibraryKV(KV):
 class LibraryDecoder:
     """A transformers decoder with its own cache."""
 
-    def __init__(self, network: Any, _pool: PagePool, *, is_int8: bool = False, **_options: Any) -> None:
+    def __init__(
+        self,
+        network: Any,
+        _pool: PagePool,
+        *,
+        is_int8: bool = False,
+        attention_backend: str | None = None,
+        **_options: Any,
+    ) -> None:
         """Takes the arguments of `Decoder`. It has no pages."""
+        if attention_backend is not None:
+            problem = f"{type(network).__name__} is run by transformers, which does not use the attention backends"
+            raise LoadError(f"{problem}\n  fix: remove `attention_backend` from the placement")
         if is_int8:
             problem = f"{type(network).__name__} is run by transformers, which has no int8 mode"
             raise LoadError(f"{problem}\n  fix: remove `quantization` from the placement")

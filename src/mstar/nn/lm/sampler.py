@@ -18,9 +18,10 @@ from torch import Tensor
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn import native
+from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.logits_processors import LogitsProcessors
 from mstar.nn.lm.sampler_state import SamplerState
-from mstar.nn.lm.token_draws import draw_arrays, draw_batch, draw_row
+from mstar.nn.lm.token_draws import draw_arrays, draw_row
 from mstar.nn.staging import to_device
 from mstar.requests import BadSampling, Logprobs, Sampling
 
@@ -88,7 +89,8 @@ def _sample_on_device(
         index, *arrays = to_device([rows, *processors.arrays, *draws], logits.device)
         scores = logits[index].float()
         processors.apply(scores, arrays[: -len(draws)])
-        parts += [draw_batch(scores, params, arrays[-len(draws) :]).double(), scores.amax(-1).double()]
+        tokens = choose_draws(logits.device)(scores, params, arrays[-len(draws) :])
+        parts += [tokens.double(), scores.amax(-1).double()]
     chosen, largest_logits, *others = torch.cat(parts).cpu().split([len(part) for part in parts])
     if not largest_logits.isfinite().all():
         raise _not_finite(largest_logits.tolist())

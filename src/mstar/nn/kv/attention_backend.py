@@ -1,0 +1,55 @@
+"""AttentionBackend: what computes paged attention, one per KV store, chosen when a decoder is loaded.
+
+| backend | runs on | by |
+|---|---|---|
+| `torch` | CPUs, other devices | fused kernels on a CPU, otherwise torch's attention over gathered pages |
+| `triton` | GPUs, or a CPU in Triton's interpreter | `mstar.nn.triton`, one kernel for prefill and decode |
+
+`mstar.nn.kv.backend_choice` chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+View = Any
+"""An `AttentionView` or `AttentionBatch` of `mstar.nn.kv.paged_attention`, which imports this module."""
+
+
+class AttentionPlan(Protocol):
+    """What a backend computes on the host once per forward, for all layers."""
+
+    arrays: tuple[Tensor, ...]
+    """Integers that it reads on the device. `AttentionBatch.move` replaces them by copies there."""
+
+
+class AttentionBackend(Protocol):
+    """Writes keys and values to their pages, and attends over the pages."""
+
+    def plan(self, view: View) -> Sequence[AttentionPlan]:
+        """Plans of a forward. `view.plan` has them."""
+        ...
+
+    def write(self, batch: View, key: Tensor, value: Tensor, layer: int) -> None:
+        """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
+        ...
+
+    def attend(  # noqa: PLR0913, PLR0917 - called once per layer, where a record of its own would cost more
+        self,
+        view: View,
+        query: Tensor,
+        layer: int,
+        scaling: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over the pages: [1, heads, tokens, size] in, [1, tokens, heads, size] out.
+
+        A token sees the last `window` of its positions, or all of them if it is 0. `softcap` limits the scores to this
+        size by tanh, 0 does not. `sinks`, [heads], are scores that take part in the softmax and have no value.
+        """
+        ...

@@ -1,0 +1,43 @@
+"""The kernels compile to machine code of three generations of GPUs, and fit into their shared memory."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tools.build_cubins import SHARED_BYTES, VARIANTS, compile_draws, compile_variant
+
+
+@pytest.fixture(autouse=True)
+def new_cache(tmp_path, monkeypatch):
+    """Nothing that was compiled before is used again."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def check_layer(variant, architecture):
+    cubins = list(compile_variant(variant, architecture))
+    assert len(cubins) == 2 + (variant.splits > 1)
+    check(cubins, architecture)
+
+
+def check(cubins, architecture):
+    for cubin in cubins:
+        assert len(cubin.code) > 1000
+        assert cubin.architecture == architecture, cubin.name
+        assert cubin.shared_bytes <= SHARED_BYTES[architecture], cubin.name
+
+
+def test_decode_compiles():
+    check_layer(VARIANTS[0], 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_variant_compiles(variant, architecture):
+    check_layer(variant, architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+def test_draws_compile(architecture):
+    check([compile_draws(architecture)], architecture)
