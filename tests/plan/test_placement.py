@@ -105,9 +105,10 @@ def test_a_file_is_read_in_all_its_forms(tmp_path):
 
 
 def test_components_have_settings():
-    placement = parsed('[components.lm]\ndtype = "bfloat16"\nquantization = "int8"')
+    placement = parsed('[components.lm]\ndtype = "bfloat16"\nquantization = "int8"\nattention_backend = "torch"')
     placement.check(GRAPHS)
-    assert placement.component_settings == {"lm": {"dtype": "bfloat16", "quantization": "int8"}}
+    settings = {"dtype": "bfloat16", "quantization": "int8", "attention_backend": "torch"}
+    assert placement.component_settings == {"lm": settings}
     assert placement.workers() == (LOCAL_WORKER,)
 
 

@@ -20,6 +20,7 @@
     [components.lm]
     dtype = "bfloat16"                # dtype of the weights and the KV cache
     quantization = "int8"             # of the weights, on CPUs
+    attention_backend = "torch"       # torch or triton; by default the device decides
 
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
@@ -37,7 +38,11 @@ from typing import Any, cast
 from mstar.errors import PlacementError, Problem, format_names, suggest_name
 from mstar.graph import ir
 
-COMPONENT_SETTINGS = {"dtype": ("float32", "bfloat16", "float16", "float64"), "quantization": ("int8",)}
+COMPONENT_SETTINGS = {
+    "dtype": ("float32", "bfloat16", "float16", "float64"),
+    "quantization": ("int8",),
+    "attention_backend": ("torch", "triton"),
+}
 """Settings of a component and their values. Which of them a component supports is checked when it is loaded."""
 LOCAL_WORKER = "local"
 """Name of the only worker of a model without a placement."""
