@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from mstar.errors import LoadError
 from mstar.nn.pretend_gpu import NAME as PRETEND
-from mstar.nn.pretend_gpu import pretend_gpu
+from mstar.nn.pretend_gpu import PretendGraph, pretend_gpu
+
+R = TypeVar("R")
+
+
+class DeviceGraph(Protocol):
+    """Operations on a device that were recorded together."""
+
+    def replay(self) -> None:
+        """Repeat the operations on the same memory."""
+        ...
+
+
+def can_capture(device: torch.device) -> bool:
+    """Whether operations on a device can be captured as a graph."""
+    return device.type in (PRETEND, "cuda")
+
+
+def capture_graph(device: torch.device, function: Callable[[], R]) -> tuple[R, DeviceGraph]:
+    """Capture what a function does on a device. Returns its results, which a replay writes again, and the graph.
+
+    The function runs before, because kernels are compiled and workspaces allocated by the first run.
+    """
+    if device.type == PRETEND:
+        function()
+        with PretendGraph() as pretend_graph:
+            return function(), pretend_graph
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return results, graph
 
 
 def open_device(name: str) -> torch.device:

@@ -51,6 +51,13 @@ _INDEXING = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
+_UNINITIALIZED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
 _WHOLE = {aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default}
 """Composite operations that a GPU runs as few kernels; they are not taken apart."""
 
@@ -90,6 +97,7 @@ class PretendGraph:
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._results: list[Any] = []
         self._made: set[int] = set()
         self._outside: dict[int, Tensor] = {}
 
@@ -108,15 +116,18 @@ class PretendGraph:
     def record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add an operation on tensors in host memory."""
         for leaf in tree_iter((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self._made:
-                self._outside.setdefault(leaf.untyped_storage().data_ptr(), leaf)
+            if isinstance(leaf, Tensor) and memory_id(leaf) not in self._made:
+                self._outside.setdefault(memory_id(leaf), leaf)
         for leaf in tree_iter(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self._outside:
-                self._made.add(leaf.untyped_storage().data_ptr())
-        self._calls.append((func, args, kwargs, result))
+            if isinstance(leaf, Tensor) and memory_id(leaf) not in self._outside:
+                self._made.add(memory_id(leaf))
+        self._results.append(result)  # another tensor must not get its memory
+        if func not in _UNINITIALIZED:
+            self._calls.append((func, args, kwargs, result))
 
     def replay(self) -> None:
         """Repeat the operations. Their results are in the tensors that the recording returned."""
+        _count("kernels")
         for func, args, kwargs, result in self._calls:
             for old, new in zip(tree_iter(result), tree_iter(func(*args, **kwargs)), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # neither a view nor changed in place
@@ -124,6 +135,12 @@ class PretendGraph:
 
 
 _capturing: list[PretendGraph] = []
+
+
+def memory_id(tensor: Tensor) -> int:
+    """Identity of the memory of a tensor, which views share, and which stays if the memory is resized."""
+    held = tensor.held if isinstance(tensor, PretendTensor) else tensor
+    return held.untyped_storage()._cdata
 
 
 @functools.cache
@@ -323,7 +340,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     _note_wait(func, args)
     held_args, held_kwargs = tree_map(_held, (args, _on_host(kwargs)))
     if func is aten.histc.default:
-        held_args = (held_args[0].double(), *held_args[1:])  # a CPU has no histogram of integers, CUDA has
+        func = _histogram
     result = func(*held_args, **held_kwargs)
     if not is_on_device:
         return result
@@ -331,6 +348,11 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     for graph in _capturing:
         graph.record(func, held_args, held_kwargs, result)
     return _wrap(result, {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, PretendTensor)})
+
+
+def _histogram(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A CPU has no histogram of integers, CUDA has."""
+    return aten.histc.default(tensor.double(), *args, **kwargs)
 
 
 def _note_copy(func: Any, args: Any, kwargs: Any) -> bool | None:

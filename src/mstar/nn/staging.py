@@ -12,12 +12,17 @@ from torch import Tensor
 
 def to_device(arrays: Sequence[Any], device: torch.device) -> list[Tensor]:
     """Arrays of int64 or float64 as tensors on a device, in one copy that does not wait; on a CPU without a copy."""
-    arrays = [np.asarray(array) for array in arrays]
-    if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
-    joined = torch.from_numpy(np.concatenate([array.ravel().view(np.int64) for array in arrays]))
-    if device.type == "cuda":
-        joined = joined.pin_memory()  # a copy from other memory waits for the device
-    parts = joined.to(device, non_blocking=True).split([array.size for array in arrays])
-    dtypes = [torch.float64 if array.dtype == np.float64 else torch.int64 for array in arrays]
-    return [part.view(dtype).view(array.shape) for part, dtype, array in zip(parts, dtypes, arrays, strict=True)]
+    tensors = [torch.from_numpy(np.asarray(array)) for array in arrays]
+    return tensors if device.type == "cpu" else split(join(tensors, device).to(device, non_blocking=True), tensors)
+
+
+def join(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors of int64 or float64 in one buffer of int64 on the host, from which a device can copy."""
+    joined = torch.from_numpy(np.concatenate([tensor.numpy().ravel().view(np.int64) for tensor in tensors]))
+    return joined.pin_memory() if device.type == "cuda" else joined  # a copy from other memory waits for the device
+
+
+def split(joined: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a buffer, with the shapes and types of the tensors that were joined."""
+    parts = joined.split([tensor.numel() for tensor in tensors])
+    return [part.view(like.dtype).view(like.shape) for part, like in zip(parts, tensors, strict=True)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ _IMAGE_MARKERS = 2
 
 class MixtureDecoder(Decoder):
     """Runs the mixture over the KV pages of all requests."""
+
+    captures_steps: ClassVar[bool] = False
 
     _forward: Mixture
 

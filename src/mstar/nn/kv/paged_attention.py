@@ -60,6 +60,9 @@ class AttentionView:
         single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
         return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
 
+    min_positions: int = 0
+    """Number of positions that the plan has room for at least, so that its shape does not depend on the requests."""
+
     @functools.cached_property
     def plan(self) -> Sequence[AttentionPlan]:
         """What the attention backend computes once for all layers."""
@@ -141,15 +144,27 @@ class AttentionBatch(AttentionView):
         if device.type == "cpu":
             return [*others]
         integers = [number for number, tensor in enumerate(others) if tensor.dtype == torch.int64]
-        parts = [*self.plan, *self.recurrent_groups]
-        part_arrays = [array for part in parts for array in part.arrays]
-        arrays = [*(others[number] for number in integers), self.positions, self.places, *part_arrays]
-        moved = iter(to_device([array.numpy() for array in arrays], device))
-        results = [next(moved) if number in integers else tensor.to(device) for number, tensor in enumerate(others)]
-        self.positions, self.places = next(moved), next(moved)
-        for part in parts:
-            part.arrays = tuple(next(moved) for _ in part.arrays)
-        return results
+        arrays = [*(others[number] for number in integers), *self.arrays]
+        moved = to_device([array.numpy() for array in arrays], device)
+        self.arrays = moved[len(integers) :]
+        results = iter(moved)
+        return [next(results) if number in integers else tensor.to(device) for number, tensor in enumerate(others)]
+
+    @property
+    def arrays(self) -> list[Tensor]:
+        """All integers that describe the batch on the device of its network."""
+        return [self.positions, self.places, *(array for part in self._parts for array in part.arrays)]
+
+    @arrays.setter
+    def arrays(self, arrays: Sequence[Tensor]) -> None:
+        self.positions, self.places, *others = arrays
+        rest = iter(others)
+        for part in self._parts:
+            part.arrays = tuple(next(rest) for _ in part.arrays)
+
+    @property
+    def _parts(self) -> list[AttentionPlan | RecurrentGroup]:
+        return [*self.plan, *self.recurrent_groups]
 
     def part(self, first: int, last: int) -> AttentionBatch:
         """The batch of some of its tokens, each of which attends by itself."""

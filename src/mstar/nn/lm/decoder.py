@@ -10,7 +10,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from mstar.nn.device_memory import DeviceMemory, MemoryProfile
 from mstar.nn.kv.backend_choice import choose_backend
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
-from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, extend_caches, running
+from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, DecodeBatch, extend_caches, running
 from mstar.nn.kv.recurrent_state import RecurrentStates
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
@@ -32,6 +32,9 @@ from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
+
+if TYPE_CHECKING:
+    from mstar.nn.lm.captured_steps import CapturedSteps
 
 _DETERMINISTIC_TOKENS = 64
 """Number of tokens of every forward in deterministic mode."""
@@ -51,6 +54,8 @@ class Decoder:
     """A network with paged attention, and its KV cache. The network is a transformers model or a FlatNetwork."""
 
     attention: ClassVar[str] = PAGED_ATTENTION
+    captures_steps: ClassVar[bool] = True
+    """Whether a decode step reads only its tokens and what an AttentionBatch has, so that a graph can hold it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,
@@ -98,6 +103,8 @@ class Decoder:
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             _check_batching(self, type(network).__name__, layers)
+        self.steps: CapturedSteps | None = None
+        """Graphs of decode steps, if the device has graphs."""
         if has_pages:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request
@@ -179,8 +186,12 @@ class Decoder:
         batch = extend_caches(self.store, caches, counts)
         last = torch.tensor([end - 1 for end in accumulate(counts)])
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]
-        inputs, last = batch.move(self.device, inputs, last[finished] if layout.unfinished else last)
-        logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
+        is_decode = inputs.ndim == 1 and isinstance(batch, DecodeBatch) and not layout.unfinished
+        step = self.steps.run(inputs, caches) if self.steps is not None and is_decode else None
+        if step is None:
+            inputs, last = batch.move(self.device, inputs, last[finished] if layout.unfinished else last)
+            step = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
+        logits, hidden = step
         self._share_full_pages(caches, counts)
         if not layout.unfinished:
             return sample_tokens(logits, params, [cache.sampler for cache in caches]), logits, hidden
@@ -361,6 +372,10 @@ def allocate_pages(decoder: Decoder, count: int) -> None:
     cache.free()
     if store.states is not None and not any(keys.numel() for keys in store.keys):
         store.window = 1  # without attention no position is needed again, so pages are released
+    if decoder.device.type != "cpu" and decoder.captures_steps and store.states is None:
+        from mstar.nn.lm.captured_steps import CapturedSteps  # imports what only devices need
+
+        decoder.steps = CapturedSteps.create(store, decoder.embed, decoder._forward)
 
 
 def request_pages(decoder: object, memory: DeviceMemory, name: str, pages: int | None) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,8 @@ class MRopeModel(nn.Module):
 
 class MRopeDecoder(Decoder):
     """Decoder for packed rows. Text after an image or audio has the position offset of the last row before it."""
+
+    captures_steps: ClassVar[bool] = False
 
     def _embed_inputs(self, given: Tensor, caches: Sequence[PagedKV], counts: Sequence[int]) -> Tensor:
         if given.ndim > 1:

@@ -44,11 +44,12 @@ class TritonPlan:
 
     def __init__(self, view: View) -> None:
         counts = view.counts
-        self.longest = max(cache.table.length for cache in view.caches)
-        """Number of positions of the longest request."""
+        self.longest = max(view.min_positions, *(cache.table.length for cache in view.caches))
+        """Number of positions of the longest request, or that it may have."""
         self.block_tokens = 1 if int(counts.max()) == 1 else PREFILL_TOKENS
         store, width = view.store, -(-self.longest // view.store.pool.page_size)
-        page_table = store.page_table_array[[cache.row for cache in view.caches], :width].astype(np.int64)
+        rows = store.page_table_array[[cache.row for cache in view.caches], :width]
+        page_table = np.pad(rows, ((0, 0), (0, width - rows.shape[1]))).astype(np.int64)
         blocks = token_blocks(counts, self.block_tokens)
         self.arrays: tuple[Tensor, ...] = torch.from_numpy(page_table), view.seen, torch.from_numpy(blocks)
         """Page table, [requests, pages]; number of positions that each token sees; blocks of tokens, [blocks, 3]."""
