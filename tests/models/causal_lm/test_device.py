@@ -16,6 +16,9 @@ lm = "gpu0"
 
 [workers.gpu0]
 device = "pretend"
+
+[components.lm]
+dtype = "float32"
 """
 SAMPLED = {"temperature": 0.8, "seed": 7, "top_k": 0, "top_p": 1.0}
 
