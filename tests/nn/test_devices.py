@@ -18,20 +18,31 @@ from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
 from mstar.models.faces import faces
+from mstar.models.hibari.tts import HibariTts
+from mstar.models.kokoro import stages as kokoro
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
+from mstar.models.orpheus.snac import Snac
 from mstar.models.pi05 import pi05
+from mstar.models.qwen3_omni import qwen3_omni
+from mstar.models.qwen3_tts import qwen3_tts
 from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
+from mstar.models.whisper.whisper import WhisperAsr, WhisperTinyEn
 from mstar.nn.devices import open_device
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.transfer.values import pack, unpack
 from mstar.walk.batching import ragged, stacked
 from mstar.walk.states import State
+from mstar.walk.values import is_finite
 
-TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2"}
-"""Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
+TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2", HibariTts: "hibari", Snac: "orpheus"}
+TESTED |= {qwen3_tts.Talker: "qwen3_tts", qwen3_tts.Predictor: "qwen3_tts"}
+TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
+TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
+TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn], "whisper")
+TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
 TESTED |= {SentenceEncoder: "sentence_transformer"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
 TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
@@ -42,6 +53,7 @@ TESTED |= dict.fromkeys([faces.StyleMapper, faces.BandSynthesizer, faces.Wavelet
 TESTED |= dict.fromkeys([pi05.VisionEncoder, pi05.Policy], "pi05")
 TESTED |= dict.fromkeys([vjepa2.ClipEncoder, vjepa2.MaskedPredictor], "vjepa2")
 TESTED |= dict.fromkeys([vjepa2_ac.FrameEncoder, vjepa2_ac.Predictor, vjepa2_ac.CrossEntropy], "vjepa2")
+"""Components of models that run on a pretend GPU in tests/models/NAME/test_device.py."""
 
 
 def shown(value):
@@ -140,6 +152,16 @@ def test_arrays_of_other_libraries_are_passed_as_they_are():
     component = scale(pretend_gpu())
     assert component.host(np.ones(3, np.float32)).tolist() == [1.0, 1.0, 1.0]
     assert component.seen == [(np.ndarray,)]
+
+
+def test_rows_of_different_length_are_checked_with_one_wait():
+    rows = [torch.ones(length).to(pretend_gpu()) for length in (1, 2, 3)]
+    with count_traffic() as traffic:
+        assert is_finite(rows)
+    assert sum(traffic.syncs.values()) == 1
+    assert is_finite([*rows, torch.full((2,), torch.finfo(torch.float32).max).to(pretend_gpu())])
+    rows[1][0] = torch.inf
+    assert not is_finite(rows)
 
 
 def components(kind=Component):

@@ -6,10 +6,15 @@ before the import. `import_onnxruntime` also turns it off through the API, for p
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from mstar.errors import LoadError
+
+log = logging.getLogger("mstar.nn")
+_CPU_PROVIDER = "CPUExecutionProvider"
+_CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
 def import_onnxruntime(user: str) -> Any:
@@ -22,9 +27,21 @@ def import_onnxruntime(user: str) -> Any:
     return onnxruntime
 
 
-def open_session(user: str, path: Path) -> Any:
-    """An inference session on one CPU thread."""
+def open_session(user: str, path: Path, device: Any = None) -> Any:
+    """An inference session on one CPU thread, or on a torch device if ONNX Runtime has a provider for it."""
     onnxruntime = import_onnxruntime(user)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    providers: list[Any] = [_CPU_PROVIDER]
+    if device is not None and device.type == "cuda" and _CUDA_PROVIDER in onnxruntime.get_available_providers():
+        providers.insert(0, (_CUDA_PROVIDER, {"device_id": device.index or 0}))
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    if device is not None and device.type != "cpu":
+        reason = "the CPU, because ONNX Runtime has no provider for " if is_on_cpu(session) else ""
+        log.info("%s runs on %s%s", user, reason, device)
+    return session
+
+
+def is_on_cpu(session: Any) -> bool:
+    """Whether a session runs on the CPU. A provider whose libraries are missing is left out of a session."""
+    return session.get_providers()[0] == _CPU_PROVIDER

@@ -58,8 +58,17 @@ _UNINITIALIZED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-_WHOLE = {aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default}
+_WHOLE = {
+    aten.linear.default,
+    aten.matmul.default,
+    aten.scaled_dot_product_attention.default,
+    aten.lstm.input,
+    aten.lstm.data,
+    aten.upsample_linear1d.vec,
+}
 """Composite operations that a GPU runs as few kernels; they are not taken apart."""
+_PACKING = {aten._pack_padded_sequence.default, aten._pad_packed_sequence.default}
+"""Operations on sequences of several lengths. The lengths, which are their second result, are on the host."""
 
 
 @dataclass(eq=False)  # a count inside another one can have equal numbers
@@ -347,6 +356,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     _count("kernels")
     for graph in _capturing:
         graph.record(func, held_args, held_kwargs, result)
+    if func in _PACKING:
+        return _wrap(result[0], {}), result[1]
     return _wrap(result, {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, PretendTensor)})
 
 
@@ -383,7 +394,7 @@ def _refuse_mixed(func: Any, args: Any, hosts: list[Tensor]) -> None:
         for _ in hosts:
             _count("to_device")
             _count("syncs")
-    elif any(host.dim() for host in hosts):
+    elif any(host.dim() for host in hosts) and func not in _PACKING and func is not aten.lstm.data:
         raise RuntimeError(f"{_DIFFERENT_DEVICES} ({func} at {_source_line()})")
 
 

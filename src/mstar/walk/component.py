@@ -34,6 +34,7 @@ from mstar.walk.values import inference_mode, is_finite, tensors_to_device, to_d
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=State)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +368,10 @@ class Component:
 
     def preload(self) -> None:
         """Import libraries and map files for a later `prepare`. A hot standby calls it, for every component."""
+
+    def on_device(self, loaded: T) -> T:
+        """A network or tensor on `device`; without one it is returned as it is."""
+        return loaded if self.device is None else cast("Any", loaded).to(self.device)
 
     def memory_stats(self) -> dict[str, int]:
         """Memory usage counters, such as used pages. Override it when memory is limited."""

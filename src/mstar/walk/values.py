@@ -78,6 +78,8 @@ def is_finite(value: Any) -> bool:
         if library.__name__ == "torch" and bool(value.sum().isfinite()):
             return True  # one pass instead of two; an overflow of the sum is decided below
         return bool(library.isfinite(value).all())
+    if len(value) > 1 and all(map(_is_on_device, value)) and is_finite(stack([item.sum() for item in value])):
+        return True  # the host waits for the device once, not once per row
     return all(map(is_finite, value))
 
 
@@ -98,6 +100,11 @@ def tensors_to_device(value: Any, device: Any) -> Any:
 def to_host(value: Any) -> Any:
     """A torch tensor on the host; any other value unchanged."""
     return value.cpu() if _is_torch(value) else value
+
+
+def _is_on_device(value: Any) -> bool:
+    """Whether a value is a torch tensor that is not in host memory."""
+    return _is_torch(value) and value.device.type != "cpu"
 
 
 def _library(array: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
 from mstar.errors import LoadError, Unsupported, format_names
-from mstar.nn.onnx import import_onnxruntime
+from mstar.nn.onnx import import_onnxruntime, is_on_cpu, open_session
 from mstar.nn.weights.sources import PackageFile
 from mstar.requests import Finish, SpeechRequest
 
@@ -33,6 +33,7 @@ G2P_WEIGHTS = _hibari_file("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de3826
 class HibariTts(Component):
     """Text to waveform at 24 kHz."""
 
+    runs_on_device = True
     weights = (SYNTHESIZER_WEIGHTS, G2P_WEIGHTS)
 
     @functools.cached_property
@@ -42,9 +43,14 @@ class HibariTts(Component):
         try:
             import hibari
 
-            return hibari.Hibari(model=str(model_path), threads=1)
+            synthesizer: Any = hibari.Hibari(model=str(model_path), threads=1)
         except ImportError as error:
             raise LoadError(f"Hibari needs a library: {error}\n  fix: pip install 'mstar-serve[onnx]'") from error
+        if self.device is not None:
+            synthesizer.sess = open_session("Hibari", model_path, self.device)  # the package opens it on the CPU
+            if is_on_cpu(synthesizer.sess):
+                self.device = None
+        return synthesizer
 
     def prepare(self) -> None:
         """Load the networks and the lexicons."""

@@ -96,7 +96,10 @@ def _without_package_init(name: str) -> Iterator[None]:
 
 
 class SeededRandom(TorchFunctionMode):
-    """Makes a network draw its random numbers from a generator with this seed, separate for each request."""
+    """Makes a network draw its random numbers from a generator with this seed, separate for each request.
+
+    The generator is on the host, so that the numbers are the same on every device.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -106,9 +109,10 @@ class SeededRandom(TorchFunctionMode):
         """Pass the generator to random functions, and call everything else unchanged."""
         kwargs = kwargs or {}
         if func is torch.rand:
-            kwargs = kwargs | {"generator": self._generator}
-        elif func is torch.randn_like:
-            return torch.empty_like(args[0]).normal_(generator=self._generator)
+            device = kwargs.pop("device", "cpu")
+            return func(*args, **kwargs, generator=self._generator).to(device)
+        if func is torch.randn_like:
+            return torch.empty_like(args[0], device="cpu").normal_(generator=self._generator).to(args[0].device)
         return func(*args, **kwargs)
 
 
@@ -117,7 +121,8 @@ class SeededRandom(TorchFunctionMode):
 def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, Tensor, Tensor]:
     """Predict the frames of a phrase [tokens] in a style [128]: features, pitch and energy."""
     tokens, style = tokens[None], style[None]
-    lengths, mask = torch.tensor([tokens.shape[1]]), torch.zeros(tokens.shape, dtype=torch.bool)
+    lengths = torch.tensor([tokens.shape[1]])  # recurrent layers read it on the host
+    mask = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
     encoded = parts.bert_encoder(parts.bert(tokens, attention_mask=(~mask).int())).transpose(1, 2)
     hidden = parts.predictor.text_encoder(encoded, style, lengths, mask)
     seconds = parts.predictor.duration_proj(parts.predictor.lstm(hidden)[0]).sigmoid().sum(-1)[0] / speed

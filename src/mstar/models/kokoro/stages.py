@@ -101,13 +101,15 @@ class Processor(Component):
 class Prosody(Component):
     """Predicts duration, pitch and energy of the phonemes."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     @functools.cached_property
     def network(self) -> Any:
         """All parts except the decoder, loaded on first use."""
-        return _load_parts(self._checkpoint, "bert", "bert_encoder", "predictor", "text_encoder")
+        return self.on_device(_load_parts(self._checkpoint, "bert", "bert_encoder", "predictor", "text_encoder"))
 
     def prepare(self) -> None:
         """Load the network."""
@@ -120,13 +122,16 @@ class Prosody(Component):
 
         from mstar.models.kokoro.network import predict_frames
 
-        tokens, style = torch.as_tensor(phrase.tokens), torch.as_tensor(phrase.style)[_TIMBRE_SIZE:]
-        features, pitch, energy = predict_frames(self.network, tokens, style, phrase.speed)
-        return Frames(features.numpy(), pitch.numpy(), energy.numpy(), phrase.style[:_TIMBRE_SIZE], phrase.seed)
+        tokens, style = (self.on_device(torch.as_tensor(value)) for value in (phrase.tokens, phrase.style))
+        predicted = predict_frames(self.network, tokens, style[_TIMBRE_SIZE:], phrase.speed)
+        features, pitch, energy = (values.cpu().numpy() for values in predicted)
+        return Frames(features, pitch, energy, phrase.style[:_TIMBRE_SIZE], phrase.seed)
 
 
 class Vocoder(Component):
     """Synthesizes audio from frames. Deterministic for a seed."""
+
+    runs_on_device = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -134,7 +139,7 @@ class Vocoder(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The decoder, loaded on first use."""
-        return _load_parts(self._checkpoint, "decoder")
+        return self.on_device(_load_parts(self._checkpoint, "decoder"))
 
     def prepare(self) -> None:
         """Load the network."""
@@ -148,7 +153,7 @@ class Vocoder(Component):
         from mstar.models.kokoro.network import decode_audio
 
         inputs = (frames.features, frames.pitch, frames.energy, frames.timbre)
-        features, pitch, energy, timbre = map(torch.as_tensor, inputs)
+        features, pitch, energy, timbre = (self.on_device(torch.as_tensor(value)) for value in inputs)
         return decode_audio(self.network, features, pitch, energy, timbre, frames.seed)
 
 

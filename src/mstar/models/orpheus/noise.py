@@ -26,7 +26,7 @@ class SeededNoiseBlock(nn.Module):
         super().__init__()
         self.linear = linear
         self.layer_index = layer_index
-        self.seeds = torch.zeros(1, dtype=torch.int64)
+        self.seeds: Tensor = nn.Buffer(torch.zeros(1, dtype=torch.int64), persistent=False)
         """Seed per stream of the batch. Set before each forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Snac(Codec):
         self, codes: Int64[Tensor, "W 1"], fresh: int, past: CodecStreamState, seed: int
     ) -> Float[Tensor, "S"]:
         """Decode the samples that `fresh` new codes complete. The first call must bring three frames, or the end."""
+        codes = codes.cpu()  # the ends are read; with its seeds, a group is copied to the device at once
         groups = defaultdict[Any, list[int]](list)
         for row, (new, state) in enumerate(zip(rows(fresh), rows(past), strict=True)):
             groups[new, bool(codes[row, -1] == END_OF_CODES), bool(state.memory)].append(row)
@@ -69,7 +70,7 @@ class Snac(Codec):
 
         state = StreamingState(memories, is_last=is_last)
         if codes.shape[1] < CODES_PER_FRAME and not state.before:
-            return [(codes.new_zeros(0).float(), LayerMemory()) for _ in memories]
+            return [(self.on_device(codes.new_zeros(0).float()), LayerMemory()) for _ in memories]
         with streaming(state):
             waveforms = self._decode_seeded(codes, seeds)
         return [(samples, LayerMemory(state.memory(row))) for row, samples in enumerate(waveforms)]
@@ -77,10 +78,11 @@ class Snac(Codec):
     @op(batch=stacked)
     def decode_middle_frame(self, codes: Int64[Tensor, "W 1"], seed: int) -> Float[Tensor, "S"]:
         """Decode the second of four frames. A window that is not full gives no samples."""
+        codes = codes.cpu()
         full = [
             row for row in range(len(codes)) if codes.shape[1] == 4 * CODES_PER_FRAME and codes[row, -1] != END_OF_CODES
         ]
-        waveforms = [codes.new_zeros(0).float()] * len(codes)
+        waveforms = [self.on_device(codes.new_zeros(0).float())] * len(codes)
         if full:
             window_codes = codes[full, :, 0]  # hashes of integers are the same in every process
             seeds = [hash((rows(seed)[row], *window)) for row, window in zip(full, window_codes.tolist(), strict=True)]
@@ -93,20 +95,24 @@ class Snac(Codec):
         import torch
 
         from mstar.models.orpheus.noise import SeededNoiseBlock
+        from mstar.nn.staging import to_device
 
-        for layer in self.network.decoder.modules():
-            if isinstance(layer, SeededNoiseBlock):
-                layer.seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds])
+        complete = codes[:, : codes.shape[1] // CODES_PER_FRAME * CODES_PER_FRAME]
+        signed_seeds = [(seed + 2**63) % 2**64 - 2**63 for seed in seeds]
         with torch.inference_mode():
-            return _decode_frames(
-                self.network,
-                codes[:, : codes.shape[1] // CODES_PER_FRAME * CODES_PER_FRAME].unflatten(1, (-1, CODES_PER_FRAME)),
-            )
+            complete, own_seeds = to_device([complete, signed_seeds], self.device or codes.device)
+            for layer in self.network.decoder.modules():
+                if isinstance(layer, SeededNoiseBlock):
+                    layer.seeds = own_seeds
+            return _decode_frames(self.network, complete.unflatten(1, (-1, CODES_PER_FRAME)))
 
 
 def _decode_frames(network: Any, codes: Tensor) -> Tensor:
     """Decode codes [rows, frames, positions] to [rows, samples]."""
-    levels = [codes[:, :, level].flatten(1) for level in _LEVEL_POSITIONS]
+    import torch
+
+    by_position = codes.unbind(2)
+    levels = [torch.stack([by_position[position] for position in level], 2).flatten(1) for level in _LEVEL_POSITIONS]
     if codes.shape[1]:
         return network.decoder(network.quantizer.from_codes(levels))[:, 0]
     return network.decoder(codes.new_zeros((len(codes), network.latent_dim, 0)).float())[:, 0]

@@ -26,6 +26,8 @@ _SEED_STRIDE = 1_000_003
 class Predictor(Component):
     """Code predictor with the embeddings of all codebooks."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
@@ -36,7 +38,7 @@ class Predictor(Component):
 
         config = self._checkpoint.config.talker_config.code_predictor_config
         tensors = self._checkpoint.tensors(FIRST_CODE_PREFIX, CODE_PREDICTOR_PREFIX)
-        named = {name.removeprefix("talker."): tensor for name, tensor in tensors.items()}
+        named = {name.removeprefix("talker."): self.on_device(tensor) for name, tensor in tensors.items()}
         return CodePredictor({**config.to_dict(), "rope_theta": config.rope_parameters["rope_theta"]}, named)
 
     def prepare(self) -> None:
@@ -48,14 +50,10 @@ class Predictor(Component):
         self, code: Int64[Tensor, "1"], hidden_state: Float[Tensor, "H"], sampling: Sampling, step: int
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "H"]]:
         """Return all codes of frame `step`, and the sum of their embeddings."""
-        from mstar.nn.lm.sampler import sample_tokens
-        from mstar.nn.lm.sampler_state import SamplerState
+        from mstar.nn.audio.code_sampling import sample_frames
 
         samplings = [
             replace(CODE_SAMPLING if row.temperature else Sampling(), seed=(row.seed * _SEED_STRIDE + frame) % 2**63)
             for row, frame in zip(rows(sampling), rows(step), strict=True)
         ]
-        samplers = [SamplerState() for _ in samplings]
-        return self.network.predict_frames(
-            code, hidden_state, lambda scores: sample_tokens(scores, samplings, samplers)
-        )
+        return sample_frames(self.network, code, hidden_state, samplings)

@@ -29,7 +29,6 @@ _NON_CODE_TOKENS = 1024
 class Talker(CausalLM):
     """Talker network with its code sampling."""
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -38,7 +37,7 @@ class Talker(CausalLM):
 
     @functools.cached_property
     def _modules(self) -> Any:
-        return self._checkpoint.network("talker").talker
+        return self.on_device(self._checkpoint.network("talker").talker)
 
     def _load_network(self) -> MRopeModel:
         from mstar.nn.lm.mrope import MRopeModel
@@ -64,7 +63,7 @@ class Talker(CausalLM):
         import torch
 
         media_tokens = torch.tensor([getattr(self._config, f"{kind}_token_id") for kind in ("audio", "image", "video")])
-        is_media = torch.isin(tokens[positions], media_tokens)[:, None]
+        is_media = self.on_device(torch.isin(tokens[positions], media_tokens)[:, None])
         return self._project_hidden(hidden_states[positions]).where(
             is_media, self._project_text(hidden_states[positions])
         )
@@ -114,13 +113,18 @@ class Talker(CausalLM):
         """Read a frame and its text embedding. Returns the first code of the next frame, and its hidden state."""
         import torch
 
+        from mstar.nn.staging import to_device
+
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
         decoder = cast("MRopeDecoder", self.decoder)
-        offsets = torch.tensor([[decoder.position_offset(cache)] * 3 for cache in caches])
+        offsets = decoder.position_offsets(caches)
         for cache, token in zip(caches, code[:, 0].tolist(), strict=True):
             cache.append_tokens([token])
-        embeddings = torch.cat([frame_embedding + self._project_text(text), offsets], 1)
-        return self._next_codes(embeddings, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
+        (columns,) = to_device([[[offset] * 3 for offset in offsets]], decoder.device)
+        embeddings = torch.cat([frame_embedding + self._project_text(text), columns.float()], 1)
+        chosen = self._next_codes(embeddings, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))
+        decoder.keep_offsets(caches, offsets)
+        return chosen
 
     def _next_codes(
         self, embeddings: Tensor, caches: list[PagedKV], samplings: Sequence[Sampling], layout: Layout
@@ -128,6 +132,8 @@ class Talker(CausalLM):
         codes, end = self._config.text_config.vocab_size - _NON_CODE_TOKENS, self._config.codec_eos_token_id
         restricted = [replace(row, allowed_ranges=((0, codes), (end, end + 1))) for row in samplings]
         chosen, _, hidden = self.decoder.next_token_with_hidden(embeddings, caches, restricted, layout)
+        if len(hidden) == len(caches) and hidden.device.type != "cpu":
+            return chosen, hidden  # indices would be copied to the device
         return chosen, hidden[[end - 1 for end in layout.offsets[1:]]]
 
     @op(batch=stacked)

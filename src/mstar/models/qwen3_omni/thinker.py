@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class Thinker(TextLM):
     """Language model with its tokenizer."""
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -68,9 +67,11 @@ class Thinker(TextLM):
         size, embeddings = self._hidden_size, self.decoder.embed(tokens)
         embeddings[:, size : size + 3] = position_offsets
         if audio_embeddings:
-            embeddings[self._is_kind(tokens, "audio"), :size] = torch.cat(audio_embeddings).float()
+            audio = torch.cat([self.on_device(part) for part in audio_embeddings]).float()
+            embeddings[self._is_kind(tokens, "audio"), :size] = audio
         if vision_embeddings:
-            vision, positions = torch.cat(vision_embeddings).float(), self._is_kind(tokens, "image", "video")
+            vision = torch.cat([self.on_device(part) for part in vision_embeddings]).float()
+            positions = self._is_kind(tokens, "image", "video")
             embeddings[positions] = torch.cat(
                 [vision[:, :size], embeddings[positions, size : size + 3], vision[:, size:]], 1
             )
@@ -108,7 +109,7 @@ class Thinker(TextLM):
                 _select_rows(group, layout),
             )
             if source is embeddings:
-                is_hidden = is_media[positions][:, None]
+                is_hidden = self.on_device(is_media[positions][:, None])
                 talker_inputs[positions] = hidden.float().where(is_hidden, talker_inputs[positions])
         return chosen, talker_inputs
 
@@ -132,9 +133,9 @@ class Thinker(TextLM):
         )
 
     def _embed_for_talker(self, tokens: Sequence[int]) -> Tensor:
-        import torch
+        from mstar.nn.staging import to_device
 
-        return self.decoder.embed(torch.tensor(tokens))[:, : self._hidden_size]
+        return self.decoder.embed(to_device([tokens], self.decoder.device)[0])[:, : self._hidden_size]
 
     # ---------------------------------------------------------------- finish
     @op

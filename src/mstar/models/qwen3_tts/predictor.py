@@ -17,12 +17,15 @@ from mstar.requests import Sampling
 if TYPE_CHECKING:
     from mstar.nn.audio.code_predictor import CodePredictor
 
+_TENSOR_PREFIXES = ("code_predictor.", "model.codec_embedding.")
 _SEED_STRIDE = 1_000_003
 """Distance between the seeds of neighboring requests, in frames."""
 
 
 class Predictor(Component):
     """Code predictor with the embeddings of all codebooks."""
+
+    runs_on_device = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -32,7 +35,9 @@ class Predictor(Component):
         """The code predictor, loaded on first use."""
         from mstar.nn.audio.code_predictor import CodePredictor
 
-        return CodePredictor(self._checkpoint.talker_config["code_predictor_config"], self._checkpoint.talker_tensors)
+        tensors = self._checkpoint.talker_tensors.items()
+        own = {name: self.on_device(tensor) for name, tensor in tensors if name.startswith(_TENSOR_PREFIXES)}
+        return CodePredictor(self._checkpoint.talker_config["code_predictor_config"], own)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -48,15 +53,11 @@ class Predictor(Component):
         step: int,
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "1 D"]]:
         """Return all codes of frame `step`, and the talker input for it: code embeddings plus text embedding."""
-        from mstar.nn.lm.sampler import sample_tokens
-        from mstar.nn.lm.sampler_state import SamplerState
+        from mstar.nn.audio.code_sampling import sample_frames
 
         samplings = [
             replace(row, repetition_penalty=1, seed=(row.seed * _SEED_STRIDE + frame) % 2**63)
             for row, frame in zip(rows(sampling), rows(step), strict=True)
         ]
-        samplers = [SamplerState() for _ in samplings]
-        codes, embedding = self.network.predict_frames(
-            code, hidden_state, lambda scores: sample_tokens(scores, samplings, samplers)
-        )
+        codes, embedding = sample_frames(self.network, code, hidden_state, samplings)
         return codes, (embedding + text)[:, None]

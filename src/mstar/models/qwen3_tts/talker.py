@@ -26,6 +26,7 @@ _NON_CODE_TOKENS = 1024
 """Tokens at the end of the vocabulary that are not codes."""
 _EMBEDDING = "model.codec_embedding.weight"
 _HEAD = "codec_head.weight"
+_OWN_TENSORS = (_EMBEDDING, _HEAD, "model.text_embedding.", "text_projection.")
 _TENSOR_NAMES = {_EMBEDDING: "model.embed_tokens.weight", _HEAD: "lm_head.weight"}
 """Published tensor names to transformers tensor names."""
 LANGUAGES = {
@@ -45,7 +46,6 @@ LANGUAGES = {
 class Talker(CausalLM):
     """Talker network, prompt template and code sampling."""
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(self, checkpoint: Checkpoint, *, streams_text: bool) -> None:
@@ -72,10 +72,16 @@ class Talker(CausalLM):
     def _tokenizer(self) -> Any:
         return self._checkpoint.tokenizer()
 
+    @functools.cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """The embeddings of codes and text, the projection of text, and the head."""
+        tensors = self._checkpoint.talker_tensors.items()
+        return {name: self.on_device(tensor) for name, tensor in tensors if name.startswith(_OWN_TENSORS)}
+
     def prepare(self) -> None:
         """Load the network and the tokenizer."""
         super().prepare()
-        _ = self._tokenizer
+        _ = self._tokenizer, self._tensors
 
     # ---------------------------------------------------------------- prompt
     @op
@@ -90,7 +96,7 @@ class Talker(CausalLM):
         config, talker = self._checkpoint.config, self._checkpoint.talker_config
         start, end, pad = self._embed_text([config[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")])
         control_codes = [*self._control_codes(speech), talker["codec_pad_id"], talker["codec_bos_id"]]
-        controls = self._checkpoint.talker_tensors[_EMBEDDING][control_codes]
+        controls = self._tensors[_EMBEDDING][control_codes]
         role = self._embed_text([config["im_start_token_id"], *self._tokenizer.encode("assistant\n").ids])
         text = self._embed_text(self._tokenizer.encode(speech.text).ids)
         opening = torch.cat([role, torch.stack([*[pad] * (len(controls) - 2), start]) + controls[:-1]])
@@ -123,8 +129,8 @@ class Talker(CausalLM):
         import torch
         from torch.nn.functional import linear, silu
 
-        tensors = self._checkpoint.talker_tensors
-        hidden = tensors["model.text_embedding.weight"][torch.tensor(tokens, dtype=torch.int64)]
+        tensors = self._tensors
+        hidden = tensors["model.text_embedding.weight"][torch.tensor(tokens, dtype=torch.int64, device=self.device)]
         first, second = (f"text_projection.linear_{name}." for name in ("fc1", "fc2"))
         hidden = silu(linear(hidden, tensors[f"{first}weight"], tensors[f"{first}bias"]))
         return linear(hidden, tensors[f"{second}weight"], tensors[f"{second}bias"])
@@ -144,17 +150,24 @@ class Talker(CausalLM):
         from torch.nn.functional import linear
 
         from mstar.nn.lm.sampler import sample_tokens
+        from mstar.nn.staging import to_device
 
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
-        ends = torch.tensor(layout.offsets[1:])
+        ready = [row for row in range(len(caches)) if row not in layout.unfinished]
+        last = [end - 1 for end in layout.offsets[1:]]
+        penalties = [[float(row.repetition_penalty)] for row in rows(sampling)]
         with torch.inference_mode():
-            hidden = self.decoder.hidden_states(embeddings, caches, layout)[ends - 1]
-            scores = linear(hidden, self._checkpoint.talker_tensors[_HEAD]).float()
-            scores = _apply_repetition_penalty(scores, code_counts, rows(sampling))
+            hidden = self.decoder.hidden_states(embeddings, caches, layout)
+            arrays = [last, penalties, (code_counts != 0).long()]
+            ends, factors, has_code = to_device(arrays, hidden.device)
+            hidden = hidden[ends]
+            scores = linear(hidden, self._tensors[_HEAD]).float()
+            scores = _apply_repetition_penalty(scores, has_code.bool(), factors.to(scores.dtype))
         code = torch.zeros((len(caches), 1), dtype=torch.int64)
-        if ready := [row for row in range(len(caches)) if row not in layout.unfinished]:
+        if ready:
             samplings = [self._restrict_sampling(rows(sampling)[row], int(code_counts[row].sum())) for row in ready]
-            code[ready] = sample_tokens(scores[ready], samplings, [caches[row].sampler for row in ready])
+            ready_scores = scores[ready] if layout.unfinished else scores
+            code[ready] = sample_tokens(ready_scores, samplings, [caches[row].sampler for row in ready])
         return code, hidden, code_counts.scatter_add(1, code, torch.ones_like(code, dtype=code_counts.dtype))
 
     def _restrict_sampling(self, sampling: Sampling, code_count: int) -> Sampling:
@@ -170,7 +183,6 @@ class Talker(CausalLM):
         return code[:, 0] == self._checkpoint.talker_config["codec_eos_token_id"]
 
 
-def _apply_repetition_penalty(scores: Tensor, code_counts: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _apply_repetition_penalty(scores: Tensor, has_code: Tensor, factors: Tensor) -> Tensor:
     """Penalize repeated codes here, because the cache reads embeddings and does not know the codes."""
-    factor = scores.new_tensor([[sampling.repetition_penalty] for sampling in samplings])
-    return scores.where(code_counts == 0, (scores * factor).where(scores < 0, scores / factor))
+    return (scores * factors).where(scores < 0, scores / factors).where(has_code, scores)

@@ -6,9 +6,11 @@ inside ops only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import inf
 
+import torch
 from torch import Tensor
 
 from mstar.models.whisper.tokenizer import SpecialTokens
@@ -30,7 +32,7 @@ def apply_timestamp_rules(
     4. If the end of the audio is known, the transcript ends with it.
     """
     scores = logits.float()
-    scores[:, list(special.suppressed)] = -inf
+    scores[:, _indices(special.suppressed, scores.device)] = -inf
     for row_scores, tokens, end in zip(scores, generated, end_timestamps, strict=True):
         _suppress_tokens(row_scores, tokens, special)
         if end is not None and len(tokens) > 1 and tokens[-1] >= special.timestamp_begin:
@@ -38,6 +40,12 @@ def apply_timestamp_rules(
     is_due = scores[:, special.timestamp_begin :].logsumexp(-1) > scores[:, : special.timestamp_begin].amax(-1)
     scores[:, : special.timestamp_begin].masked_fill_(is_due[:, None], -inf)
     return scores
+
+
+@functools.lru_cache(maxsize=16)
+def _indices(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    """Token ids on the device of the scores, where a list would be copied in every step."""
+    return torch.tensor(tokens, dtype=torch.int64, device=device)
 
 
 def _suppress_near_end(scores: Tensor, generated: Sequence[int], end_timestamp: int, special: SpecialTokens) -> None:
@@ -52,7 +60,7 @@ def _suppress_near_end(scores: Tensor, generated: Sequence[int], end_timestamp: 
 
 def _suppress_tokens(scores: Tensor, generated: Sequence[int], special: SpecialTokens) -> None:
     if not generated:
-        scores[list(special.begin_suppressed)] = -inf
+        scores[_indices(special.begin_suppressed, scores.device)] = -inf
         scores[: special.timestamp_begin] = -inf
         if special.max_initial_timestamp is not None:
             scores[special.timestamp_begin + special.max_initial_timestamp + 1 :] = -inf

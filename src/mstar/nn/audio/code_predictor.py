@@ -2,7 +2,7 @@
 
 A frame is fifteen autoregressive steps of a small Qwen3 with a KV cache of one frame. The layers of transformers spend
 most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed size, and with native
-kernels a step is one call. Sampling of codes is up to the caller.
+kernels a step is one call. Codes are sampled by the caller, or by `mstar.nn.audio.code_sampling`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class CodePredictor:
         narrow = [tensor for name, tensor in sorted(own.items(), reverse=True) if name.startswith(projection)]
         self._narrow = narrow or None  # absent if both sizes are equal
         self._norm = own["model.norm.weight"]
+        self.device = self._norm.device
+        self.codebook_size = len(self._embeddings[0])
         numbers = range(shape["num_hidden_layers"])
         self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
         angles = torch.outer(
@@ -53,7 +55,7 @@ class CodePredictor:
     def predict_frames(
         self, first: Tensor, hidden_state: Tensor, sample: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """All codes of the frames with these first codes, [rows, 1], and the sum of their embeddings.
+        """All codes of the frames with these first codes, [rows, 1] on its device, and the sum of their embeddings.
 
         `sample` returns a code, [rows, 1], for each row of logits.
         """

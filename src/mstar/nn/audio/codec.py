@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from mstar.walk.batching import rows, stacked
 from mstar.walk.component import Component, op
@@ -50,6 +50,8 @@ class Codec(Component):
     A frame has `hop` samples. `lookahead` is the number of frames in a window after those whose audio it returns.
     """
 
+    runs_on_device: ClassVar[bool] = True
+
     def __init__(
         self, network: Callable[[], Any], decode_codes: Callable[[Any, Tensor], Tensor], *, hop: int, lookahead: int = 0
     ) -> None:
@@ -61,8 +63,10 @@ class Codec(Component):
 
     @functools.cached_property
     def network(self) -> Any:
-        """The loaded model."""
-        return self._load().eval().requires_grad_(requires_grad=False)
+        """The loaded model, on the device of the component."""
+        from mstar.nn.devices import move_network
+
+        return move_network(self._load(), self.device)
 
     def prepare(self) -> None:
         """Load the network."""
@@ -71,7 +75,9 @@ class Codec(Component):
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Create the state of a stream that was migrated."""
         state = self.make_state(kind)
-        cast("CodecStreamState", state).memory = LayerMemory(exported)
+        cast("CodecStreamState", state).memory = LayerMemory(
+            {name: self.on_device(exported[name]) for name in exported}
+        )
         return state
 
     @functools.cached_property
@@ -110,7 +116,8 @@ class Codec(Component):
             for has_begun in (False, True):
                 if group := [row for row, stream in enumerate(states) if bool(stream.memory) is has_begun]:
                     memories = [states[row].memory for row in group]
-                    decoded |= zip(group, self._decode_next(codes[group], memories), strict=True)
+                    own = codes if len(group) == len(codes) else torch.stack([codes[row] for row in group])
+                    decoded |= zip(group, self._decode_next(own, memories), strict=True)
         for row, stream in enumerate(states):  # only now, so that a failed batch changes nothing
             stream.memory = decoded[row][1]
         return cast("Any", [decoded[row][0] for row in range(len(states))])

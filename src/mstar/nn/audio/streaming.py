@@ -21,6 +21,8 @@ from mstar.errors import LoadError, MstarError
 
 _STREAMING_ATTENTION = "mstar_streaming"
 """Name of this attention implementation in transformers."""
+_UNMASKED_ATTENTION = "mstar_streaming_unmasked"
+"""Name of the same without masks of transformers."""
 
 
 class StreamingState:
@@ -87,8 +89,24 @@ def make_streaming(network: nn.Module) -> None:
         from transformers.masking_utils import sdpa_mask
 
         AttentionInterface.register(_STREAMING_ATTENTION, _streaming_attention_forward)
+        AttentionInterface.register(_UNMASKED_ATTENTION, _streaming_attention_forward)
         AttentionMaskInterface.register(_STREAMING_ATTENTION, sdpa_mask)
         network.set_attn_implementation(_STREAMING_ATTENTION)  # pyright: ignore[reportCallIssue]
+        _skip_masks(network)
+
+
+def _skip_masks(network: nn.Module) -> None:
+    """Make no masks inside `streaming`, where attention has its own: to make one, transformers waits for the device."""
+    owned: list[Any] = [module.config for module in network.modules() if hasattr(module, "config")]
+    streaming_configs = [one for one in owned if getattr(one, "_attn_implementation", "") == _STREAMING_ATTENTION]
+    configs = {id(config): config for config in streaming_configs}.values()  # modules share them
+
+    def select(name: str) -> None:
+        for config in configs:
+            config._attn_implementation = name
+
+    network.register_forward_pre_hook(lambda *_: select(_UNMASKED_ATTENTION) if _current.get() is not None else None)
+    network.register_forward_hook(lambda *_: select(_STREAMING_ATTENTION), always_call=True)
 
 
 def _stream_convolution(name: str, module: nn.Module, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:

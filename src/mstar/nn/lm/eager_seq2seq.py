@@ -78,7 +78,7 @@ def project_cross_kv(decoder: Any, states: Tensor) -> list[KeysValues]:
     with collecting_cross_kv() as collected:
         decoder(
             inputs_embeds=states[:, :1],
-            position_ids=torch.zeros((1, 1), dtype=torch.int64),
+            position_ids=torch.zeros((1, 1), dtype=torch.int64, device=states.device),
             encoder_hidden_states=states,
             use_cache=False,
         )

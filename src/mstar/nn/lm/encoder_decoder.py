@@ -21,6 +21,7 @@ from mstar.nn.kv.paged_attention import AttentionBatch, AttentionView, extend_ca
 from mstar.nn.lm.decoder import Decoder
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler_state import SamplerState
+from mstar.nn.staging import to_device
 
 
 class CacheNotReady(MstarError):
@@ -88,7 +89,8 @@ class EncoderDecoder(Decoder):
 
     def _write_cross_kv(self, states: Tensor, cross_caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
         batch = extend_caches(cross_caches[0].store, cross_caches, counts)
-        layers = self._network.cross_keys_values(states[None].to(self._embed.weight.dtype))
+        batch.move(self.device)
+        layers = self._network.cross_keys_values(states[None].to(self._embed.weight))
         for layer, (keys, values) in enumerate(layers):
             write_keys_values(batch, keys, values, layer)
 
@@ -112,13 +114,24 @@ class EncoderDecoder(Decoder):
 
     def _run(self, embeddings: Tensor, batch: AttentionBatch, last: Tensor) -> tuple[Tensor, Tensor]:
         cross_caches = [cache.cross_attention_cache for cache in cast("Sequence[CrossAttentionKV]", batch.caches)]
-        with reading_cross_kv(AttentionView(batch.store, cross_caches, batch.counts)):
+        view = AttentionView(batch.store, cross_caches, batch.counts)
+        if self.device.type != "cpu":
+            _move(view, self.device)
+        with reading_cross_kv(view):
             return super()._run(embeddings, batch, last)
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         cache = CrossAttentionKV(store, SamplerState())
         self._write_cross_kv(self.embed(torch.tensor([0])), [cache.cross_attention_cache], [1])
         return cache
+
+
+def _move(view: AttentionView, device: torch.device) -> None:
+    """Copy what cross-attention reads of a batch to the device of the network, together."""
+    arrays = [array.numpy() for group in view.groups for array in group.arrays]
+    moved = iter(to_device(arrays, device))
+    for group in view.groups:
+        group.arrays = next(moved), next(moved), next(moved)
 
 
 def _already_decoding(tokens: int) -> str:

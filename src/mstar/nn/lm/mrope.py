@@ -12,16 +12,20 @@ dropped KV cache can be recomputed from its inputs. A row has:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mstar.nn.kv.kv_cache import PagedKV
 from mstar.nn.lm.decoder import Decoder
+from mstar.nn.staging import to_device
 
 ROPE_AXES = 3
 
@@ -82,21 +86,43 @@ class MRopeDecoder(Decoder):
     def _embed_inputs(self, given: Tensor, caches: Sequence[PagedKV], counts: Sequence[int]) -> Tensor:
         if given.ndim > 1:
             return given
-        offsets = torch.tensor([self.position_offset(cache) for cache in caches])
-        return self._pack_with_offset(given, offsets.repeat_interleave(torch.tensor(counts)))
+        offsets = self.position_offsets(caches)
+        if not any(offsets):
+            return self.embed(given)  # its offsets are 0
+        return self._pack_with_offset(given, to_device([np.repeat(offsets, counts)], self.device)[0])
 
     def _lineage_embeddings(self, cache: PagedKV) -> Tensor:
         rows: list[Tensor] = []
-        offset = torch.zeros(1)
+        offset = torch.zeros(1, device=self.device)
         for part in cache.lineage():
-            rows.append(part if part.ndim > 1 else self._pack_with_offset(part, offset.expand(len(part))))
             if part.ndim > 1:
-                offset = part[-1, self._embedding_size : self._embedding_size + 1]
+                rows.append(part.to(self.device))
+                offset = rows[-1][-1, self._embedding_size : self._embedding_size + 1]
+            else:
+                rows.append(self._pack_with_offset(part, offset.expand(len(part))))
         return torch.cat(rows)
 
-    def position_offset(self, cache: PagedKV) -> float:
-        """Offset of the M-RoPE position of the next text token from its index in the sequence."""
-        return float(cache.embeddings[-1][1][-1, self._embedding_size]) if cache.embeddings else 0.0
+    def position_offsets(self, caches: Sequence[PagedKV]) -> list[float]:
+        """Offset of the M-RoPE position of the next text token of each cache from its index in the sequence.
+
+        It is read from the last embeddings of the cache, once.
+        """
+        last = {cache: cache.embeddings[-1][1] for cache in caches if cache.embeddings}
+        unread = [cache for cache in last if self._offsets.get(cache, (None,))[0] is not last[cache]]
+        if unread:
+            values = torch.stack([last[cache][-1, self._embedding_size] for cache in unread]).tolist()
+            self._offsets.update({cache: (last[cache], value) for cache, value in zip(unread, values, strict=True)})
+        return [self._offsets[cache][1] if cache in last else 0.0 for cache in caches]
+
+    def keep_offsets(self, caches: Sequence[PagedKV], offsets: Sequence[float]) -> None:
+        """Note the offsets of caches that have just read embeddings with these, so that nothing has to read them."""
+        for cache, offset in zip(caches, offsets, strict=True):
+            self._offsets[cache] = cache.embeddings[-1][1], offset
+
+    @functools.cached_property
+    def _offsets(self) -> WeakKeyDictionary[PagedKV, tuple[Tensor, float]]:
+        """Last embeddings of each cache, and their offset. A read would wait for the device."""
+        return WeakKeyDictionary()
 
     def _pack_with_offset(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         rows = self.embed(tokens)

@@ -30,7 +30,6 @@ class Seq2SeqLM(CausalLM):
     `weights_checksum` enables the graph cache, as for CausalLM.
     """
 
-    runs_on_device = False
     supported_settings = ()
 
     def __init__(  # noqa: PLR0913 - keyword arguments
