@@ -54,6 +54,11 @@ def test_a_published_model_is_planned_by_name(capsys):
     ]
 
 
+def test_states_without_pages_have_positions_only(capsys):
+    out = plan(capsys, "vjepa2-ac", "--device-memory", "24GB")[1]
+    assert "196.6 kB      -      76,944     18\n" in out
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_rest_of_the_share_is_divided_between_the_caches(name):
     (device,) = plan_devices(find_sizes(name), 10**12, None)

@@ -41,7 +41,7 @@ class ComponentPlan:
     name: str
     size: NetworkSize
     pages: int | None
-    """KV cache pages; None without a KV cache."""
+    """KV cache pages that fit, or as much memory without pages; None without a KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,6 @@ def _row(component: ComponentPlan) -> tuple[str, ...]:
     if component.pages is None:
         return (*own, "-", "-", "-", "-")
     positions = component.pages * PAGE_SIZE
-    figures = (f"{component.pages:,}", f"{positions:,}", f"{positions // REQUEST_POSITIONS:,}")
+    pages = f"{component.pages:,}" if size.kv is not None and size.kv.is_paged else "-"
+    figures = (pages, f"{positions:,}", f"{positions // REQUEST_POSITIONS:,}")
     return (*own, format_bytes(size.position_bytes), *figures)

@@ -24,6 +24,8 @@ class KVSize:
     key_size: int
     value_size: int
     dtype: str
+    is_paged: bool = True
+    """Whether it is in pages. Otherwise each request has a state of its own."""
 
     @property
     def position_bytes(self) -> int:

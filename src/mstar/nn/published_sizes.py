@@ -40,8 +40,12 @@ def find_published(name: str) -> PublishedModel | None:
     return PUBLISHED.get(plain) or next((model for model in PUBLISHED.values() if model.served_by == name), None)
 
 
-def _decoder(parameters: int, layers: int, heads: int, size: int, dtype: str = "bfloat16") -> NetworkSize:
-    return NetworkSize(parameters, dtype, KVSize(layers, heads, size, size, dtype))
+def _decoder(parameters: int, layers: int, heads: int, size: int) -> NetworkSize:
+    return NetworkSize(parameters, "bfloat16", KVSize(layers, heads, size, size, "bfloat16"))
+
+
+def _unpaged(parameters: int, layers: int, heads: int, size: int) -> NetworkSize:
+    return NetworkSize(parameters, "float32", KVSize(layers, heads, size, size, "float32", is_paged=False))
 
 
 _LLAMA = {
@@ -275,7 +279,7 @@ PUBLISHED: Mapping[str, PublishedModel] = MappingProxyType(
             {"all": "3.353433872"},
             {
                 "vision_encoder": NetworkSize(414_803_696, "float32"),
-                "policy": _decoder(2_938_630_176, 18, 1, 256, "float32"),
+                "policy": _unpaged(2_938_630_176, 18, 1, 256),
             },
             _PI05,
         ),
@@ -285,7 +289,7 @@ PUBLISHED: Mapping[str, PublishedModel] = MappingProxyType(
             {"encoder": "1", "predictor": "0.3"},  # arXiv 2506.09985
             {
                 "encoder": NetworkSize(1_012_173_952, "float32"),
-                "predictor": _decoder(305_213_824, 24, 16, 64, "float32"),
+                "predictor": _unpaged(305_213_824, 24, 16, 64),
             },
             _VJEPA2_AC,
         ),
