@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mstar.nn.triton import LAUNCH_OPTIONS, paged_attention, token_draws
-from mstar.nn.triton.triton_attention import PREFILL_TOKENS, block_shape, tile_positions
+from mstar.nn.triton.triton_attention import MAX_SPLITS, PREFILL_TOKENS, block_shape, tile_positions
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Shared memory of one program, by architecture: A100, H100, B200."""
@@ -33,23 +33,23 @@ class Variant:
     group: int
     size: int
     tokens: int = 1
-    splits: int = 1
+    is_split: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
-    is_single: bool = False
-    """Whether it is one token of a request with one page: a launch makes integers that are 1 constants."""
+    has_window_1: bool = False
+    """Whether its sliding window is 1: a launch makes such an integer a constant."""
 
 
 VARIANTS = (
     Variant("llama3_decode", "bf16", 4, 128),
-    Variant("llama3_decode_split", "bf16", 4, 128, splits=8),
+    Variant("llama3_decode_split", "bf16", 4, 128, is_split=True),
     Variant("llama3_prefill", "bf16", 4, 128, tokens=PREFILL_TOKENS),
     Variant("smollm2_decode_float32", "fp32", 3, 64),
     Variant("smollm2_prefill_float32", "fp32", 3, 64, tokens=PREFILL_TOKENS),
     Variant("gemma2_prefill", "bf16", 2, 256, tokens=PREFILL_TOKENS, has_softcap=True),
-    Variant("gpt_oss_decode_split", "bf16", 8, 64, splits=4, has_sinks=True),
+    Variant("gpt_oss_decode_split", "bf16", 8, 64, is_split=True, has_sinks=True),
     Variant("phi3_prefill_float16", "fp16", 1, 96, tokens=PREFILL_TOKENS),
-    Variant("qwen3_first_token", "bf16", 2, 128, is_single=True),
+    Variant("window_of_1_decode", "bf16", 2, 128, has_window_1=True),
 )
 _PAGE_SIZE = 16
 
@@ -74,24 +74,27 @@ class Cubin:
 
 def compile_variant(variant: Variant, architecture: int) -> Iterator[Cubin]:
     """Compile the kernels of one layer."""
-    ones = {"tokens": 1, "table_width": 1, "window": 1} if variant.is_single else {}
+    ones = {"window": 1} if variant.has_window_1 else {}
     pointer, block = f"*{variant.dtype}", max(16, triton.next_power_of_2(variant.size))
     sizes = {"KEY_SIZE": variant.size, "KEY_BLOCK": block, "VALUE_SIZE": variant.size, "VALUE_BLOCK": block}
     write = {"keys": pointer, "values": pointer, "key": pointer, "value": pointer, "places": "*i64"}
     write_constants = {"HEADS": 2, **sizes, "TOKENS": 16}
     yield _compile(paged_attention.write_pages, variant.name, write, write_constants, architecture)
     members, rows = block_shape(variant.group, variant.tokens)
-    partial = "*fp32" if variant.splits > 1 else pointer
+    partial = "*fp32" if variant.is_split else pointer
     attend = dict.fromkeys(("query", "keys", "values", "sinks"), pointer)
     attend |= {"out": partial, "logsumexps": partial, "scaling": "fp32", "softcap": "fp32"}
     attend |= dict.fromkeys(("page_table", "seen", "blocks"), "*i64")
     constants = {"HEADS": 2, "GROUP": variant.group, "MEMBERS": members, "ROWS": rows, **sizes, "PAGE_SIZE": _PAGE_SIZE}
-    constants |= {"POSITIONS": tile_positions(variant.size, _ELEMENT_BYTES[variant.dtype]), "SPLITS": variant.splits}
+    constants |= {
+        "POSITIONS": tile_positions(variant.size, _ELEMENT_BYTES[variant.dtype]),
+        "IS_SPLIT": variant.is_split,
+    }
     constants |= {"HAS_SOFTCAP": variant.has_softcap, "HAS_SINKS": variant.has_sinks}
     yield _compile(paged_attention.attend, variant.name, attend, constants | ones, architecture)
-    if variant.splits > 1:
+    if variant.is_split:
         merge = {"out": pointer, "parts": "*fp32", "logsumexps": "*fp32"}
-        sizes = {"SPLITS": variant.splits, "VALUE_SIZE": variant.size, "VALUE_BLOCK": block}
+        sizes = {"MAX_SPLITS": MAX_SPLITS, "VALUE_SIZE": variant.size, "VALUE_BLOCK": block}
         yield _compile(paged_attention.merge_splits, variant.name, merge, sizes, architecture)
 
 
@@ -103,11 +106,13 @@ def compile_draws(architecture: int) -> Cubin:
 
 
 def _compile(function: Any, name: str, types: dict[str, str], constants: dict[str, Any], architecture: int) -> Cubin:
-    """Compile a kernel; arguments without a type are integers, and pointers are aligned as those of torch."""
+    """Compile a kernel as a launch does; arguments without a type are integers, and tensors of torch are aligned."""
     names = function.arg_names
+    unaligned = {param.name for param in function.params if param.do_not_specialize_on_alignment}
     signature = {arg: "constexpr" if arg in constants else types.get(arg, "i32") for arg in names}
     values = {(names.index(arg),): value for arg, value in constants.items()}
-    aligned = {(names.index(arg),): [["tt.divisibility", 16]] for arg, kind in signature.items() if kind[0] == "*"}
+    pointers = [arg for arg, kind in signature.items() if kind[0] == "*" and arg not in unaligned]
+    aligned = {(names.index(arg),): [["tt.divisibility", 16]] for arg in pointers}
     source = ASTSource(fn=function, signature=signature, constexprs=values, attrs=aligned)
     compiled: Any = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=LAUNCH_OPTIONS)
     file_name = f"{name}.{function.__name__}.sm_{architecture}"

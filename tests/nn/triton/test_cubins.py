@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from mstar.nn.triton import paged_attention, token_draws
 from tools.build_cubins import SHARED_BYTES, VARIANTS, compile_draws, compile_variant
 
 
@@ -15,7 +16,7 @@ def new_cache(tmp_path, monkeypatch):
 
 def check_layer(variant, architecture):
     cubins = list(compile_variant(variant, architecture))
-    assert len(cubins) == 2 + (variant.splits > 1)
+    assert len(cubins) == 2 + variant.is_split
     check(cubins, architecture)
 
 
@@ -24,6 +25,22 @@ def check(cubins, architecture):
         assert len(cubin.code) > 1000
         assert cubin.architecture == architecture, cubin.name
         assert cubin.shared_bytes <= SHARED_BYTES[architecture], cubin.name
+
+
+@pytest.mark.parametrize(
+    ("kernel", "integers", "pointers"),
+    [
+        (paged_attention.write_pages, {"tokens"}, {"places"}),
+        (paged_attention.attend, {"tokens", "table_width"}, {"page_table", "seen", "blocks"}),
+        (paged_attention.merge_splits, {"rows", "splits"}, set()),
+        (token_draws.draw, set(), {"keys", "top_ks", "temperatures", "top_ps", "min_ps"}),
+    ],
+    ids=["write_pages", "attend", "merge_splits", "draw"],
+)
+def test_a_step_of_another_size_compiles_nothing(kernel, integers, pointers):
+    """Tensors that are parts of one copy to the device are not aligned, or only by chance."""
+    assert {param.name for param in kernel.params if param.do_not_specialize} == integers
+    assert {param.name for param in kernel.params if param.do_not_specialize_on_alignment} == pointers
 
 
 def test_decode_compiles():

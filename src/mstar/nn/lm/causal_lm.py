@@ -95,12 +95,13 @@ class CausalLM(Component):
         """The loaded network with the KV cache of all requests."""
         is_on_cpu = self.device is None or self.device.type == "cpu"
         is_cacheable = self.parallel is None and is_on_cpu  # captured graphs are those of one CPU
-        loader, options = self._loader, self._decoder_options
+        loader, options = self._loader, {**self._decoder_options}
         if settings := self.operator_settings:
             is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
             loader = loader.with_options(settings.get("dtype"), is_int8=bool(is_int8))
-            backends = {name: value for name, value in settings.items() if name == "attention_backend"}
-            options = options | {"is_int8": is_int8} | backends
+            options["is_int8"] = is_int8
+            if "attention_backend" in settings:
+                options["attention_backend"] = settings["attention_backend"]
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
         try:
             decoder_class = self._decoder_class()  # imports torch, on the worker only

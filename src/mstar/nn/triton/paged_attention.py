@@ -8,6 +8,9 @@ Pages are [slots, heads, size]; slot = page * page size + offset. A page table h
 token has its number of visible positions, so that causal and bidirectional reads are the same. Positions outside the
 sliding window are not read: their pages can have been released.
 
+A kernel is compiled again for each value of its constants, and for arguments that are 1 or divisible by 16. Those that
+differ between steps are excluded from this: a compilation takes seconds, and a request would wait for it.
+
 Importing this module imports triton. With TRITON_INTERPRET=1 in the environment, set before triton is imported, the
 kernels are interpreted on CPU tensors.
 """
@@ -21,7 +24,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["places"])
 def write_pages(
     keys,
     values,
@@ -57,7 +60,9 @@ def write_pages(
     tl.store(values + slot[:, None] * VALUE_SIZE + column[None, :], tl.load(value + source, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["tokens", "table_width"], do_not_specialize_on_alignment=["page_table", "seen", "blocks"]
+)
 def attend(
     out,
     logsumexps,
@@ -85,13 +90,13 @@ def attend(
     VALUE_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     POSITIONS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Attend with one block of tokens and at most MEMBERS of the GROUP query heads of one of HEADS key heads.
 
-    A row is a token and a query head. With several SPLITS, `out` and `logsumexps` have one part per split, in float32.
+    A row is a token and a query head. If requests are split, `out` and `logsumexps` have a part per split, in float32.
     """
     PARTS: tl.constexpr = (GROUP + MEMBERS - 1) // MEMBERS
     head = tl.program_id(1) // PARTS
@@ -111,7 +116,7 @@ def attend(
     last = tl.max(end, 0)
     first = tl.min(tl.where(is_row, begin, last), 0)
     aligned = first // POSITIONS * POSITIONS
-    tiles = tl.cdiv(tl.cdiv(last - aligned, POSITIONS), SPLITS)
+    tiles = tl.cdiv(tl.cdiv(last - aligned, POSITIONS), tl.num_programs(2))
     low = aligned + tl.program_id(2) * tiles * POSITIONS
     high = tl.minimum(last, low + tiles * POSITIONS)
 
@@ -161,7 +166,7 @@ def attend(
     has_seen = total > 0
     result = sums / tl.where(has_seen, total, 1.0)[:, None]
     target = token * (HEADS * GROUP) + query_head
-    if SPLITS > 1:
+    if IS_SPLIT:
         target += tl.program_id(2).to(tl.int64) * tokens * (HEADS * GROUP)
         logsumexp = tl.where(has_seen, largest + tl.log(tl.where(has_seen, total, 1.0)), float("-inf"))
         tl.store(logsumexps + target, logsumexp, mask=is_row)
@@ -169,27 +174,27 @@ def attend(
     tl.store(out + target[:, None] * VALUE_SIZE + value_column[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def merge_splits(
     out,
     parts,
     logsumexps,
     rows,
-    SPLITS: tl.constexpr,
+    splits,
+    MAX_SPLITS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
     """Merge the results of the splits of one token and query head, weighted by the sums of their exponentials."""
     row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS).to(tl.int64)
+    split = tl.arange(0, MAX_SPLITS).to(tl.int64)
     column = tl.arange(0, VALUE_BLOCK)
-    mask = column < VALUE_SIZE
-    logsumexp = tl.load(logsumexps + split * rows + row)
+    logsumexp = tl.load(logsumexps + split * rows + row, mask=split < splits, other=float("-inf"))
     weights = tl.exp(logsumexp - tl.max(logsumexp, 0))
     part = tl.load(
         parts + (split * rows + row)[:, None] * VALUE_SIZE + column[None, :],
-        mask=(split >= 0)[:, None] & mask[None, :],
+        mask=(split < splits)[:, None] & (column < VALUE_SIZE)[None, :],
         other=0.0,
     )
     result = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + row * VALUE_SIZE + column, result.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * VALUE_SIZE + column, result.to(out.dtype.element_ty), mask=column < VALUE_SIZE)

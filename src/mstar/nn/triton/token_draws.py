@@ -123,7 +123,7 @@ def _top_p_bound(
     return bound, room
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["keys", "top_ks", "temperatures", "top_ps", "min_ps"])
 def draw(
     drawn,
     scores,

@@ -33,7 +33,7 @@ _MIN_SPLIT_POSITIONS = 512
 """Minimum number of positions of a split."""
 _PROGRAMS = 256
 """Number of programs that occupy a GPU: about two for each of the multiprocessors of an H100. Not measured."""
-_MAX_SPLITS = 32
+MAX_SPLITS = 32
 _WRITE_TOKENS = 16
 _TILE_BYTES = 1 << 14
 """Size of a tile of keys in shared memory."""
@@ -126,7 +126,7 @@ class TritonAttention(AttentionBackend):
                 **_sizes(memory),
                 PAGE_SIZE=view.store.pool.page_size,
                 POSITIONS=tile_positions(keys.shape[2], keys.element_size()),
-                SPLITS=splits,
+                IS_SPLIT=splits > 1,
                 HAS_SOFTCAP=bool(softcap),
                 HAS_SINKS=sinks is not None,
                 **LAUNCH_OPTIONS,
@@ -134,8 +134,8 @@ class TritonAttention(AttentionBackend):
             if splits > 1:
                 size = values.shape[2]
                 _kernels.merge_splits[tokens * query_heads,](
-                    *(out, parts, logsumexps, tokens * query_heads),
-                    SPLITS=splits,
+                    *(out, parts, logsumexps, tokens * query_heads, splits),
+                    MAX_SPLITS=MAX_SPLITS,
                     VALUE_SIZE=size,
                     VALUE_BLOCK=triton.next_power_of_2(size),
                     **LAUNCH_OPTIONS,
@@ -143,11 +143,10 @@ class TritonAttention(AttentionBackend):
         return out[None]
 
     def _splits(self, plan: TritonPlan, programs: int) -> int:
-        """Number of splits of each request, a power of 2: in decode, if there are few programs and long requests."""
+        """Number of splits of each request: several in decode, if there are few programs and long requests."""
         if plan.block_tokens > 1:
             return 1
-        most = min(plan.longest // self._min_split_positions, _PROGRAMS // programs, _MAX_SPLITS)
-        return 1 << max(most, 1).bit_length() - 1
+        return max(1, min(plan.longest // self._min_split_positions, _PROGRAMS // programs, MAX_SPLITS))
 
 
 def block_shape(group: int, tokens: int) -> tuple[int, int]:
