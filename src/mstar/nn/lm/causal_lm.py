@@ -119,6 +119,8 @@ class CausalLM(Component):
 
         self.memory.require(self.name, network)
         with self.memory.loading(self.name):
+            if not decoder_class.sizes_pages:
+                return decoder_class(network.to(self.device), pool, **options)
             decoder = decoder_class(network.to(self.device), pool, **options, has_pages=False)
             request_pages(decoder, self.memory, self.name, pages)
         return decoder

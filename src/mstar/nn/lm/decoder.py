@@ -54,6 +54,8 @@ class Decoder:
     """A network with paged attention, and its KV cache. The network is a transformers model or a FlatNetwork."""
 
     attention: ClassVar[str] = PAGED_ATTENTION
+    sizes_pages: ClassVar[bool] = True
+    """Whether its pages can be sized from the memory of a device; otherwise their number is fixed."""
     captures_steps: ClassVar[bool] = True
     """Whether a decode step reads only its tokens and what an AttentionBatch has, so that a graph can hold it."""
 
@@ -378,14 +380,12 @@ def allocate_pages(decoder: Decoder, count: int) -> None:
         decoder.steps = CapturedSteps.create(store, decoder.embed, decoder._forward)
 
 
-def request_pages(decoder: object, memory: DeviceMemory, name: str, pages: int | None) -> None:
+def request_pages(decoder: Decoder, memory: DeviceMemory, name: str, pages: int | None) -> None:
     """Request pages for the decoder of a component, the number that its author fixed, or as many as fit.
 
     The profile run has three equal chunks of a prompt, each as large as a batch can be and with the most sampled rows,
     in a temporary KV cache. From the second to the third, the activations grow with the context.
     """
-    if not isinstance(decoder, Decoder):  # others have no pages
-        return
     page_size, tokens = decoder.store.pool.page_size, memory.max_batched_tokens
     store = KVStore(PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys), swap_bytes=0)
     cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)

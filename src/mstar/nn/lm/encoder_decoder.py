@@ -33,6 +33,7 @@ class EncoderDecoder(Decoder):
 
     attention: ClassVar[str] = CROSS_ATTENTION
     captures_steps: ClassVar[bool] = False
+    sizes_pages: ClassVar[bool] = False
 
     def __init__(self, network: Any, pool: PagePool, *, swap_bytes: int, window: int | None = None) -> None:
         if isinstance(network, FlatSeq2Seq):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class LibraryKV(KV):
 
 class LibraryDecoder:
     """A transformers decoder with its own cache."""
+
+    sizes_pages: ClassVar[bool] = False
 
     def __init__(
         self,
