@@ -22,11 +22,14 @@ class PublishedModel:
     """Where the configuration is published."""
     served_by: str
     """Name of the installed model."""
-    published: Mapping[str, str]
-    """Published numbers of parameters in billions, rounded as they are published, by component, or "all"."""
+    published: int | Mapping[str, str]
+    """Published number of parameters of the whole model. Where there are rounded figures only, those, in billions, by
+    component."""
     components: Mapping[str, NetworkSize]
     config: Mapping[str, Any]
     """Values of the published configuration, by part."""
+    unused: int = 0
+    """Published parameters that no component loads."""
 
     @property
     def parameters(self) -> int:
@@ -235,22 +238,21 @@ PUBLISHED: Mapping[str, PublishedModel] = MappingProxyType(
         "llama-3.1-8b": PublishedModel(
             "hub:meta-llama/Llama-3.1-8B config.json",
             "causal-lm",
-            {"all": "8.03"},
+            8_030_261_248,
             {"lm": _decoder(8_030_261_248, 32, 8, 128)},
             _LLAMA,
         ),
         "qwen3-30b-a3b": PublishedModel(
             "hub:Qwen/Qwen3-30B-A3B config.json",
             "causal-lm",
-            {"all": "30.5"},
+            30_532_122_624,
             {"lm": _decoder(30_532_122_624, 48, 4, 128)},
             _QWEN3_MOE,
         ),
         "qwen3-omni-30b-a3b": PublishedModel(
             "hub:Qwen/Qwen3-Omni-30B-A3B-Instruct config.json",
             "qwen3-omni",
-            # the Hub counts all tensors, the technical report (arXiv 2509.17765) counts parts
-            {"all": "35.3", "audio_encoder": "0.65", "vision_encoder": "0.54", "talker": "3", "vocoder": "0.2"},
+            35_259_818_545,
             {
                 "thinker": _decoder(30_532_646_912, 48, 4, 128),
                 "audio_encoder": NetworkSize(647_927_168, "bfloat16"),
@@ -264,7 +266,7 @@ PUBLISHED: Mapping[str, PublishedModel] = MappingProxyType(
         "bagel-7b-mot": PublishedModel(
             "hub:ByteDance-Seed/BAGEL-7B-MoT llm_config.json, vit_config.json and tensor shapes",
             "bagel",
-            {"lm": "14"},  # 7B active parameters, 14B in total
+            {"lm": "14"},  # "7B active parameters (14B total)"
             {
                 "lm": _decoder(14_170_164_800, 28, 4, 128),
                 "vision_encoder": NetworkSize(437_095_328, "bfloat16"),
@@ -275,13 +277,13 @@ PUBLISHED: Mapping[str, PublishedModel] = MappingProxyType(
         "pi0.5": PublishedModel(
             "hub:lerobot/pi05_base, openpi gemma_2b, gemma_300m and SigLIP So400m/14",
             "pi05",
-            # lerobot counts 3,616,757,520, with the output head of the action expert (257,152 x 1,024), which is unused
-            {"all": "3.353433872"},
+            3_616_757_520,
             {
                 "vision_encoder": NetworkSize(414_803_696, "float32"),
                 "policy": _unpaged(2_938_630_176, 18, 1, 256),
             },
             _PI05,
+            unused=257_152 * 1_024,  # output head of the action expert
         ),
         "vjepa2-ac-vitg": PublishedModel(
             "github.com/facebookresearch/vjepa2 configs/train/vitg16/droid-256px-8f.yaml",
