@@ -1,8 +1,9 @@
 """Models whose components run on a pretend GPU, as a worker places them, and their results on the host."""
 
+import numpy as np
 import torch
 
-from mstar.nn.pretend_gpu import PretendTensor, pretend_gpu
+from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 
 
 def place(model, *names):
@@ -35,3 +36,15 @@ def weights_device(network):
 def is_on_device(value):
     """Whether a tensor is on the pretend GPU."""
     return isinstance(value, PretendTensor)
+
+
+def audio_on_host(outcome):
+    """The samples that a request emitted, as one array."""
+    return np.concatenate([one.value.cpu().numpy() for one in outcome.emissions if type(one).__name__ == "Audio"])
+
+
+def traffic_of(component, name, columns):
+    """Results of a batch of calls, the times that the host waited for the device, and the copies to the device."""
+    with count_traffic() as traffic:
+        results = component.ops()[name].run(component, columns, len(next(iter(columns.values()))))
+    return results, sum(traffic.syncs.values()), sum(traffic.to_device.values())

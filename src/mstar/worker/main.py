@@ -128,12 +128,12 @@ def _load_components(models: Mapping[str, PlannedModel], settings: WorkerConfig,
     for name, component in components.items():
         progress.write(len(loaded), name)
         component.threads = settings.options.threads
-        is_on_device = device is not None and component.runs_on_device
-        if is_on_device:
+        if device is not None and component.runs_on_device:
             component.device, component.memory = device, memory
         elif device is not None:  # on the CPU beside it, arguments come to the host
             component.device = _open_cpu()
         component.prepare()
+        is_on_device = device is not None and component.device is device  # it can have found no library for the device
         loaded[name] = device_name if is_on_device else CPU
         if device is not None:
             log.info("%s is on %s", name, device if is_on_device else "the CPU, because it does not run on devices")

@@ -8,7 +8,7 @@ import pytest
 from mstar.models.hibari.tts import Hibari
 from mstar.nn.pretend_gpu import pretend_gpu
 from mstar.requests import SpeechRequest
-from tests.models.pretend_devices import on_pretend_gpu
+from tests.models.on_device import place
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_without_a_provider_it_runs_on_the_cpu(caplog):
     request = SpeechRequest("Hm?", seed=3)
     expected = [one.value for one in Hibari().run(request).emissions]
-    model = on_pretend_gpu(Hibari())
+    model = place(Hibari())
     assert model.tts.device == pretend_gpu()
     with caplog.at_level(logging.INFO, "mstar.nn"):
         emitted = [one.value for one in model.run(request).emissions]

@@ -11,7 +11,7 @@ from mstar.nn.pretend_gpu import PretendTensor
 from mstar.requests import SpeechRequest
 from tests.models.audio_outputs import assert_close
 from tests.models.kokoro import kokoro_tiny as tiny
-from tests.models.pretend_devices import audio_on_host, on_pretend_gpu
+from tests.models.on_device import audio_on_host, place
 from tests.models.transcripts import one_thread
 
 SPEECHES = [SpeechRequest("Oh. Go on!", seed=5), SpeechRequest("No; two.", "am_adam", speed=1.5, seed=-7)]
@@ -26,7 +26,7 @@ def single():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     saved = tiny.save(tmp_path_factory.mktemp("kokoro"))
-    return on_pretend_gpu(Kokoro(saved)), Kokoro(saved)
+    return place(Kokoro(saved)), Kokoro(saved)
 
 
 @pytest.mark.parametrize("speech", SPEECHES)

@@ -14,9 +14,9 @@ from mstar.nn.weights.sources import Weights
 from mstar.requests import Sampling, SpeechRequest
 from mstar.walk.states import KV
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
+from tests.models.on_device import audio_on_host, place, traffic_of
 from tests.models.orpheus import orpheus_tiny as tiny
 from tests.models.orpheus.test_orpheus import FILE, GREEDY, SPEECHES
-from tests.models.pretend_devices import audio_on_host, on_pretend_gpu, traffic_of
 from tests.models.transcripts import one_thread
 
 SAMPLING = Sampling(max_tokens=21, temperature=0.6, top_p=0.8, repetition_penalty=1.3, seed=11)
@@ -55,8 +55,8 @@ def test_the_codes_are_those_of_the_cpu(saved):
 @pytest.mark.parametrize("use_published_decoder", [False, True])
 def test_the_audio_is_that_of_the_cpu(saved, use_published_decoder):
     audio = [
-        audio_on_host(place(Orpheus(*saved, sampling=SPOKEN, use_published_decoder=use_published_decoder)).run(SPEECH))
-        for place in (on_pretend_gpu, lambda model: model)
+        audio_on_host(put(Orpheus(*saved, sampling=SPOKEN, use_published_decoder=use_published_decoder)).run(SPEECH))
+        for put in (place, lambda model: model)
     ]
     assert_close(*audio)
 

@@ -14,7 +14,7 @@ from mstar.nn.compile import graph_capture
 from mstar.requests import AudioInput, ChatRequest, ImageInput, Message, Sampling, VideoInput
 from mstar.walk.states import KV
 from tests.models.audio_outputs import assert_close
-from tests.models.pretend_devices import audio_on_host, on_pretend_gpu, traffic_of
+from tests.models.on_device import audio_on_host, place, traffic_of
 from tests.models.qwen3_omni import qwen3_omni_tiny as tiny
 from tests.models.transcripts import one_thread
 
@@ -38,11 +38,11 @@ def models(tmp_path_factory):
     """One on a pretend GPU and one on the CPU, with uncaptured networks: graph capture takes longer than the tests."""
     saved = tiny.save(tmp_path_factory.mktemp("omni"))
 
-    def eager(network, *, is_int8):
-        assert not is_int8
+    def eager(network, **modes):
+        assert not modes["is_int8"]
         return graph_capture.eager_forward(network), None
 
-    made = on_pretend_gpu(Qwen3Omni(saved)), Qwen3Omni(saved)
+    made = place(Qwen3Omni(saved)), Qwen3Omni(saved)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_capture, "flatten", eager)
         for model in made:

@@ -11,7 +11,7 @@ from mstar.nn.audio.codec import CodecStreamState
 from mstar.requests import Sampling, SpeechRequest
 from mstar.walk.states import KV
 from tests.models.audio_outputs import assert_close
-from tests.models.pretend_devices import audio_on_host, on_pretend_gpu, traffic_of
+from tests.models.on_device import audio_on_host, place, traffic_of
 from tests.models.qwen3_tts import qwen3_tts_tiny as tiny
 from tests.models.transcripts import one_thread
 
@@ -31,7 +31,7 @@ def single():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     saved = tiny.save(tmp_path_factory.mktemp("qwen3_tts"))
-    return on_pretend_gpu(Qwen3Tts(saved)), Qwen3Tts(saved)
+    return place(Qwen3Tts(saved)), Qwen3Tts(saved)
 
 
 @pytest.mark.parametrize("streams_text", [False, True])

@@ -9,7 +9,7 @@ from mstar.models.whisper.whisper import Whisper
 from mstar.models.whisper.whisper_asr import WhisperAsr
 from mstar.requests import Sampling, TranscriptionRequest
 from mstar.walk.states import KV
-from tests.models.pretend_devices import on_pretend_gpu, traffic_of
+from tests.models.on_device import place, traffic_of
 from tests.models.transcripts import one_thread
 from tests.models.whisper import whisper_tiny as tiny
 
@@ -34,7 +34,7 @@ def single():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     saved = tiny.save(tmp_path_factory.mktemp("whisper"))
-    made = [place(Whisper(saved, chunk_s=2, overlap_s=0.5, pages=512)) for place in (on_pretend_gpu, lambda one: one)]
+    made = [put(Whisper(saved, chunk_s=2, overlap_s=0.5, pages=512)) for put in (place, lambda one: one)]
     for model in made:
         model.asr.prepare_once()
     assert type(made[0].asr) is WhisperAsr
