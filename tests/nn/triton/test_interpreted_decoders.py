@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mstar.errors import LoadError
+from mstar.nn.lm import decoder
 from mstar.nn.triton.triton_attention import TritonAttention
 from mstar.walk.states import KV
+from tests.nn.lm import test_seq2seq
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL
 from tests.nn.lm.test_causal_lm import make_requests
@@ -41,6 +43,18 @@ def test_every_family(name):
     assert ConcurrentRequests(lm, 2, token_budget=30).serve(requests, forks=3, evictions=0.1) == right
     dropping = triton_component(name, swap_bytes=0)
     assert ConcurrentRequests(dropping, 4).serve(requests, evictions=0.1) == right, "dropped and computed again"
+
+
+@pytest.mark.slow
+def test_cross_attention_of_an_encoder_decoder(monkeypatch):
+    monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonAttention())
+    lm = test_seq2seq.component()
+    requests = [
+        (sound, start, dataclasses.replace(params, max_tokens=4)) for sound, start, params in test_seq2seq.given(5)
+    ]
+    right = [test_seq2seq.generated(*request) for request in requests]
+    assert test_seq2seq.serve(lm, requests, 2, forks=1, leaves=0.1) == right
+    assert isinstance(lm.decoder.store.backend, TritonAttention)
 
 
 def test_attend_only_sees_all_positions():

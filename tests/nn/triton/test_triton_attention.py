@@ -27,7 +27,7 @@ class PagedRequests:
         self, heads=(4, 2), sizes=(16, 16), *, page_size=4, window=0, dtype=torch.float32, splits_at=512, released=False
     ):
         self.heads, self.sizes, self.window, self.dtype = heads, sizes, window, dtype
-        self.store = KVStore(PagePool(256, page_size), 1, swap_bytes=1 << 20, backend=TritonAttention(splits_at))
+        self.store = KVStore(PagePool(2048, page_size), 1, swap_bytes=1 << 20, backend=TritonAttention(splits_at))
         self.store.window = window if released else None
         for memory in self.store.layer(0, *(torch.zeros(1, heads[1], size, dtype=dtype) for size in sizes)):
             memory.fill_(math.nan)

@@ -129,10 +129,10 @@ class EncoderDecoder(Decoder):
 
 def _move(view: AttentionView, device: torch.device) -> None:
     """Copy what cross-attention reads of a batch to the device of the network, together."""
-    arrays = [array.numpy() for group in view.groups for array in group.arrays]
+    arrays = [array.numpy() for part in view.plan for array in part.arrays]
     moved = iter(to_device(arrays, device))
-    for group in view.groups:
-        group.arrays = next(moved), next(moved), next(moved)
+    for part in view.plan:
+        part.arrays = tuple(next(moved) for _ in part.arrays)
 
 
 def _already_decoding(tokens: int) -> str:
