@@ -50,8 +50,8 @@ def model(saved):
 def unrecorded(model):
     """A model with uncaptured networks: graph capture would take longer than these tests."""
 
-    def refuse(_, *, is_int8):
-        raise RuntimeError(f"is not recorded, int8 or not: {is_int8}")
+    def refuse(_, **modes):
+        raise RuntimeError(f"is not recorded, whatever the modes: {modes}")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_capture, "flatten", refuse)
