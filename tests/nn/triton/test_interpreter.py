@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
-INTERPRETED = ["test_triton_attention.py", "test_interpreted_decoders.py", "test_token_draws.py"]
 
 
 def run_interpreted(*arguments, name="."):
@@ -36,6 +35,12 @@ def test_kernels_and_decoders():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", INTERPRETED)
-def test_more_batches_families_and_draws(name):
+def test_more_random_batches():
+    assert run_interpreted("-m", "slow", name="test_triton_attention.py") >= 5
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["test_interpreted_decoders.py", "test_token_draws.py"])
+def test_all_families_and_more_draws(name):
     assert run_interpreted("-m", "slow", name=name) >= 5
