@@ -114,3 +114,22 @@ def test_larger_batches_run_without_a_graph(lm, monkeypatch):
     step(lm, tokens, caches)
     assert {*lm.decoder.steps.graphs} == before
     free(caches)
+
+
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(caplog):
+    network = new_network("llama").to(pretend_gpu())
+    lm = CausalLM(lambda: network, eos_token_id=2, pages=PAGES, page_size=PAGE_SIZE)
+    lm.name = "lm"
+    lm.prepare()
+    forward = lm.decoder.steps._forward
+
+    def waiting(embeddings, positions, last):
+        assert positions.max().item() >= 0
+        return forward(embeddings, positions, last)
+
+    lm.decoder.steps._forward = waiting
+    caches, tokens = start(lm, 2)
+    assert torch.equal(step(lm, tokens, caches)[0], step(lm, *start(lm, 2)[::-1])[0])
+    assert caplog.text.count("decode steps run without graphs, which is slower: operation not permitted") == 1
+    assert not lm.decoder.steps.graphs
+    free(caches)

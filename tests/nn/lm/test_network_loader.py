@@ -8,6 +8,7 @@ import torch
 from mstar.errors import LoadError
 from mstar.nn import native
 from mstar.nn.compile import graph_cache
+from mstar.nn.compile.graph_file import SUFFIX
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.library_decoder import LibraryDecoder
 from mstar.requests import Sampling
@@ -63,7 +64,7 @@ def test_each_dtype_has_its_entry_in_the_graph_cache(monkeypatch, tmp_path):
         assert written(make_lm(weights_checksum="x", settings={"dtype": dtype}))
         graph_cache.read_entry.cache_clear()
     assert written(make_lm(weights_checksum="x")) == written(make_lm())
-    assert len([*tmp_path.iterdir()]) == 3
+    assert len([*tmp_path.glob(f"*{SUFFIX}")]) == 3
 
 
 @pytest.mark.skipif(not native.supports_int8_matmul(), reason="this CPU has no fast int8")

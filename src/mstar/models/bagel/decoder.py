@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ _IMAGE_MARKERS = 2
 class MixtureDecoder(Decoder):
     """Runs the mixture over the KV pages of all requests."""
 
-    captures_steps: ClassVar[bool] = False
+    captures_steps = False
 
     _forward: Mixture
 

@@ -8,6 +8,7 @@ next size. Rows of padding read and write a scratch page, which no request has.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.paged_attention import DecodeBatch, extend_caches, running
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.staging import join, split
+
+log = logging.getLogger("mstar.worker")
 
 BATCH_SIZES = (1, 2, 4, 8, *range(16, 257, 8))
 """Numbers of rows of the graphs. A larger batch runs without a graph."""
@@ -38,6 +41,8 @@ class CapturedSteps:
         extend_caches(store, [self._scratch], [1])
         self.graphs: dict[tuple[int, int], StepGraph] = {}
         """By number of rows and of pages."""
+        self._is_refused = False
+        """Whether a capture failed. It would fail again."""
 
     @classmethod
     def create(cls, store: KVStore, embed: Callable[[Tensor], Tensor], forward: Forward) -> Self | None:
@@ -45,8 +50,8 @@ class CapturedSteps:
         return cls(store, embed, forward) if can_capture(store.device) else None
 
     def run(self, tokens: Tensor, caches: Sequence[PagedKV]) -> tuple[Tensor, Tensor] | None:
-        """Logits and hidden states of one token per request, whose slot is allocated; None if there are too many."""
-        if len(caches) > BATCH_SIZES[-1]:
+        """Logits and hidden states of one token per request, whose slot is allocated; None if no graph can do it."""
+        if self._is_refused or len(caches) > BATCH_SIZES[-1]:
             return None
         rows = BATCH_SIZES[bisect_left(BATCH_SIZES, len(caches))]
         longest = max(len(cache.table.pages) for cache in caches)
@@ -55,7 +60,12 @@ class CapturedSteps:
         padded = [*caches, *[self._scratch] * padding]
         arrays = [torch.nn.functional.pad(tokens, (0, padding)), *self._batch(padded, pages).arrays]
         if (rows, pages) not in self.graphs:
-            self.graphs[rows, pages] = self._capture(lambda: self._batch(padded, pages), arrays)
+            try:
+                self.graphs[rows, pages] = self._capture(lambda: self._batch(padded, pages), arrays)
+            except RuntimeError as error:  # a layer waits for the device, or a library does not support capture
+                log.warning("decode steps run without graphs, which is slower: %s", str(error).splitlines()[0])
+                self._is_refused = True
+                return None
         logits, hidden = self.graphs[rows, pages].run(arrays)
         return logits[: len(caches)], hidden[: len(caches)]
 

@@ -56,7 +56,7 @@ class Decoder:
     attention: ClassVar[str] = PAGED_ATTENTION
     sizes_pages: ClassVar[bool] = True
     """Whether its pages can be sized from the memory of a device; otherwise their number is fixed."""
-    captures_steps: ClassVar[bool] = True
+    captures_steps: bool = True
     """Whether a decode step reads only its tokens and what an AttentionBatch has, so that a graph can hold it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments
@@ -130,6 +130,7 @@ class Decoder:
                 ) from error
             problem = f"{name} runs eagerly, which is slower; graph capture failed: {str(error).splitlines()[0]}"
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
+            self.captures_steps = False  # the code of the library waits for the device
             return eager_forward(network), None
 
     def _trial_cache(self, store: KVStore) -> PagedKV:

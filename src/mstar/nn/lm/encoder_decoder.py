@@ -32,7 +32,7 @@ class EncoderDecoder(Decoder):
     """An encoder, a decoder with paged attention, and its KV cache."""
 
     attention: ClassVar[str] = CROSS_ATTENTION
-    captures_steps: ClassVar[bool] = False
+    captures_steps = False
     sizes_pages: ClassVar[bool] = False
 
     def __init__(self, network: Any, pool: PagePool, *, swap_bytes: int, window: int | None = None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -81,7 +81,7 @@ class MRopeModel(nn.Module):
 class MRopeDecoder(Decoder):
     """Decoder for packed rows. Text after an image or audio has the position offset of the last row before it."""
 
-    captures_steps: ClassVar[bool] = False
+    captures_steps = False
 
     def _embed_inputs(self, given: Tensor, caches: Sequence[PagedKV], counts: Sequence[int]) -> Tensor:
         if given.ndim > 1:
