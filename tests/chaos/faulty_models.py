@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mstar import Action, Component, Int64, Model, Tensor, Text, loop, op, stacked, walk
 from mstar.sim.models import Chat
@@ -60,6 +59,8 @@ def trigger_trap(request: TrapRequest) -> None:
     if request.trap == "device" and not (request.file and Path(request.file).exists()):
         if request.file:
             Path(request.file).touch()
+        import torch  # other workers start faster without it
+
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     if request.trap == "memory":
         Path(request.file, "cgroup.procs").write_text(str(os.getpid()))
