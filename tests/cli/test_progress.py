@@ -148,7 +148,7 @@ def test_a_terminal_shows_bars():
         while "ready" not in payload and time.monotonic() < deadline:
             payload += os.read(parent, 4096).decode()
         assert "━━━" in payload
-        assert re.search(r"noop: generate\s+no API key required", payload)
+        assert re.search(r"noop: generate\s+worker local: noop\.\w+ on cpu\s+no API key required", payload)
         process.terminate()
         assert process.wait(20) == 0
     finally:

@@ -41,8 +41,8 @@ class RequestLifecycle:
         spans: RequestSpans,
     ) -> None:
         self.requests: dict[str, Request] = {}
-        self._submitted: list[str] = []
-        """Ids of requests that `take_submitted` has not returned."""
+        self._submitted: dict[str, None] = {}
+        """Ids of requests that `take_submitted` has not returned, in order."""
         self._dispatcher = dispatcher
         self._admission = admission
         self._attempts = attempts
@@ -55,7 +55,7 @@ class RequestLifecycle:
     def submit(self, now: float, frontend: m.Peer, model: ConductorModel, submit: m.Submit) -> None:
         """Queue an accepted request."""
         request = self.requests[submit.rid] = Request(submit, model, frontend, now)
-        self._submitted.append(submit.rid)
+        self._submitted[submit.rid] = None
         request.weights_version = self._versions.version_of_finished(submit.rid)
         request.predicted_ttft_s = self._admission.predict_ttft_s(now, submit)
         self._spans.on_queued(submit.rid)
@@ -65,7 +65,8 @@ class RequestLifecycle:
 
     def take_submitted(self) -> list[str]:
         """Ids of the requests that were submitted since the last call."""
-        submitted, self._submitted = self._submitted, []
+        submitted = [*self._submitted]
+        self._submitted.clear()
         return submitted
 
     def start(self, now: float, rid: str) -> None:
@@ -228,6 +229,7 @@ class RequestLifecycle:
     def _remove(self, now: float, request: Request) -> None:
         hit("conductor.remove_request")
         del self.requests[request.rid]
+        self._submitted.pop(request.rid, None)
         self._dispatcher.waiting.pop(request.rid, None)
         self._versions.on_request_finished(request)
         self._admission.on_finished(now, request.rid)

@@ -11,7 +11,7 @@ from mstar.walk.batching import Layout
 from mstar.walk.states import KV
 from tests.nn.lm.model_families import new_network
 
-PAGE_SIZE, PAGES = 4, 1200
+PAGE_SIZE, PAGES = 4, 4000
 FAMILIES = ("llama", "qwen3_moe", "gemma3", "mistral")
 """Plain, with experts, with sliding windows in some layers and in all layers."""
 
