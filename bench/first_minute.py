@@ -162,7 +162,8 @@ def recognize(place: Path, packages: Path) -> str:
     make_venv(place / "judge")
     install(place / "judge", packages, *RECOGNIZER)
     install(place / "judge", packages, "--no-deps", *RECOGNIZER_WEIGHTS)
-    hears = [place / "judge" / "bin" / "python", ROOT / "bench" / "transcribe.py", place / "answer.wav"]
+    # -P: in the folder of the script, bench/http would hide the module http of Python.
+    hears = [place / "judge" / "bin" / "python", "-P", ROOT / "bench" / "transcribe.py", place / "answer.wav"]
     return subprocess.run(hears, check=True, capture_output=True, text=True).stdout.strip()
 
 
