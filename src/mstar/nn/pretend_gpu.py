@@ -58,6 +58,7 @@ _UNINITIALIZED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+"""Operations whose results have no values yet: a graph does not repeat them."""
 _WHOLE = {
     aten.linear.default,
     aten.matmul.default,

@@ -2,6 +2,9 @@
 
 `mstar plan NAME --device-memory SIZE` reads the sizes, so that it needs neither weights nor torch. The test of this
 module builds every network from its configuration and compares.
+
+The files of the Hub could not be read when this was written: configurations and numbers of parameters are those that
+public sources quote. A number of parameters that is exactly the published one confirms a configuration.
 """
 
 from __future__ import annotations
