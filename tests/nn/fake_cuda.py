@@ -29,6 +29,13 @@ C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CU
 """
 
 
+class _FakeTensors(FakeTensorMode):
+    """FakeTensorMode that does not ask CUDA for anything."""
+
+    # torch asks whether this process has any accelerator, and the pretend GPU of another test is one.
+    avoid_device_init = True
+
+
 @functools.cache
 def _load_guard() -> None:
     compiler = shutil.which("g++")
@@ -53,7 +60,7 @@ def fake_cuda(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device(DEVICE), no_init_weights():
+        with _FakeTensors(allow_non_fake_inputs=True), torch.device(DEVICE), no_init_weights():
             yield
     finally:
         torch.set_default_dtype(default)

@@ -14,6 +14,7 @@ from mstar.nn.compile.graph_capture import capture
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, attend_running
 from mstar.nn.lm.mrope import MRopeModel
 from mstar.nn.network_size import DTYPE_BYTES, KVSize, kv_size
+from mstar.nn.pretend_gpu import pretend_gpu
 from mstar.nn.published_sizes import PUBLISHED, find_published
 from tests.nn.fake_cuda import DEVICE, fake_cuda
 
@@ -178,6 +179,12 @@ def test_a_decoder_is_captured_with_every_tensor_on_the_device(monkeypatch, name
     embeddings = network.get_input_embeddings().weight
     ours = {id(weight): weight.numel() for weight in weights if weight.dtype is torch.bfloat16}
     assert sum(ours.values()) + embeddings.numel() >= 0.98 * sum(p.numel() for p in network.parameters())
+
+
+def test_fake_cuda_works_in_a_process_with_a_pretend_gpu():
+    pretend_gpu()
+    with fake_cuda():
+        assert torch.tensor(1.5).device == DEVICE
 
 
 def test_published_models_are_found_by_name_hub_id_and_installed_model():
