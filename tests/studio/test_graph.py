@@ -68,6 +68,17 @@ def table(page):
     return page.get_by_role("region", name="Running requests").get_by_role("table")
 
 
+def point_at_dot(page, drawn):
+    """Move the pointer to a dot. It can have moved on when the pointer arrives."""
+    sheet = drawn.locator("xpath=..")
+    for _ in range(50):
+        sheet.hover(position=drawn.evaluate(DOT))
+        page.wait_for_timeout(50)
+        if "clickable" in sheet.get_attribute("class").split():
+            return
+    pytest.fail("the pointer met no dot")
+
+
 def test_requests_are_seen_walking(studio_server, open_page):
     page = open_page(f"{studio_server.url}/#/graph/assistant")
     walk = page.get_by_role("region", name="walk answer", exact=True)
@@ -89,8 +100,9 @@ def test_requests_are_seen_walking(studio_server, open_page):
         expect(rows).to_have_count(7)
         expect(rows.nth(1)).to_contain_text("on llm")
         expect(page.get_by_role("banner")).to_contain_text(re.compile("[6-9] running"))  # worlds of others may be open
-        at = drawn.evaluate(DOT)
-        drawn.locator("xpath=..").click(position=at)  # a dot is a way to its timeline
+        point_at_dot(page, drawn)
+        page.mouse.down()  # a dot is a way to its timeline
+        page.mouse.up()
         expect(page).to_have_title("Requests · mstar studio")
         expect(page.get_by_role("button", name="Cancel request")).to_be_visible()
 
