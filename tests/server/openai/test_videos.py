@@ -88,6 +88,22 @@ def test_a_reference_image(client):
     assert decoded[0].shape == (20, 30, 3)
 
 
+@pytest.mark.parametrize("end", ["completed", "deleted"])
+def test_a_job_keeps_the_memory_of_its_image_until_it_ends(client, model_server, end):
+    budget, image = model_server.state.memory_budget, np.zeros((64, 64, 3), np.uint8)
+    before = budget.held_bytes
+    video = client.videos.create(model="filmer", prompt="slow", seconds="20", input_reference=("a.png", png(image)))
+    assert budget.held_bytes >= before + image.nbytes
+    if end == "deleted":
+        client.videos.delete(video.id)
+    else:
+        wait_finished(client, video)
+    deadline = time.monotonic() + 10
+    while budget.held_bytes != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert budget.held_bytes == before
+
+
 def test_other_parameters_reach_the_model(client, model_server):
     params = {"num_inference_steps": "7", "guidance_scale": "3.5", "negative_prompt": "rain", "seed": "5"}
     wait_finished(client, client.videos.create(model="filmer", prompt="a", seconds="1", extra_body=params))

@@ -8,6 +8,7 @@ kernels: one log line says so, and callers use torch instead, which is slower.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -17,7 +18,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from mstar.nn.cache_directory import cache_directory
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
 _FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-w"),
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"),
     # -ffast-math without its linker part, which would change the rounding mode of the whole process.
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
     *("-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
@@ -88,13 +91,39 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _compile(compiler: str, path: Path) -> None:
+    """Compile the kernels, for both dtypes at once. Another process that compiles them is waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        output = Path(scratch) / path.name
-        log.info("compiling the native kernels for this CPU, once: about 10 s")
-        command = [compiler, *_FLAGS, *_VECTOR_FLAGS, "-o", output, _SOURCE]
-        subprocess.run(command, capture_output=True, text=True, check=True)
-        output.replace(path)  # atomic, so that no other process loads an incomplete file
+    with _locked(path.parent), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        if path.exists():
+            return
+        log.info("compiling the native kernels for this CPU, once: about 6 s")
+
+        def run(*arguments: str | Path) -> None:
+            command = [compiler, *_FLAGS, *_VECTOR_FLAGS, *arguments]
+            subprocess.run(command, capture_output=True, text=True, check=True)
+
+        objects = {element: Path(scratch) / f"{element}.o" for element in _SUFFIX.values()}
+        with ThreadPoolExecutor() as pool:
+            builds = [
+                pool.submit(run, "-c", f"-DELEMENT={element}", "-o", output, _SOURCE)
+                for element, output in objects.items()
+            ]
+            for build in builds:
+                build.result()
+        library = Path(scratch) / path.name
+        run("-shared", "-o", library, *objects.values())
+        library.replace(path)  # atomic, so that no other process loads an incomplete file
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Wait until no other process has the directory locked, and lock it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _private_temporary_directory() -> Path:

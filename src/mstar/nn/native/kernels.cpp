@@ -428,5 +428,6 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
         attend_joined(out, joined, cosines, sines, keys, values, *pages, heads, key_heads, size, scale, window);       \
     }
 
-EXPORT(bf16, bf16)
-EXPORT(float, float)
+// The compiler runs once for each ELEMENT, bf16 and float, at the same time.
+#define EXPORT_FOR(T) EXPORT(T, T)
+EXPORT_FOR(ELEMENT)

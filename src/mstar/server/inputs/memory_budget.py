@@ -5,7 +5,7 @@
 3. If the sum of all requests would exceed the budget, the request gets 429 and can be sent again.
 4. With several tenants, one of them can hold at most half of the budget, so that the others are served.
 
-The bytes are released when the request, its background response or the realtime session ends.
+The bytes are released when the request, its background response, its video job or the realtime session ends.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, BinaryIO, cast
 
 from pydantic import ConfigDict, Field
@@ -28,6 +28,7 @@ from mstar.media.mp4 import Mp4Writer, require_mp4
 from mstar.requests import ImageInput, VideoRequest
 from mstar.server.errors import ApiError, missing_extra_error
 from mstar.server.http_exchange import HttpExchange, RequestContext, StreamResponse, json_response
+from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.inputs.multipart import read_form
 from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.robotics.ttl_store import TtlStore, tenant_name
@@ -113,6 +114,7 @@ async def create(exchange: HttpExchange) -> Response:
     jobs = _video_jobs(exchange)
     job = jobs.store.put(tenant_name(exchange), lambda job_id: VideoJob(job_id, served, request, _unnamed_file()))
     job.task = asyncio.create_task(jobs.run(exchange.state, job, exchange.context))
+    job.task.add_done_callback(functools.partial(_release_input, job, exchange.context.take_memory()))
     return _job_response(job)
 
 
@@ -210,6 +212,14 @@ def _unnamed_file() -> BinaryIO:
 def _fail(job: VideoJob, error: ApiError) -> None:
     job.status, job.error = "failed", error
     job.file.truncate(0)
+
+
+def _release_input(job: VideoJob, memory: Reservation | None, _: asyncio.Task[None]) -> None:
+    """Drop the source image with its bytes in the memory budget. A callback of the task: `finally` does not run in a
+    task that is cancelled before it starts."""
+    job.request = replace(job.request, source=None)
+    if memory is not None:
+        memory.close()
 
 
 def _drop(job: VideoJob) -> None:
