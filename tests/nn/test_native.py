@@ -1,12 +1,8 @@
 """The fused kernels give what torch gives, bit for bit where nothing is summed in another order."""
 
 import itertools
-import os
 import random
-import shutil
-import stat
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -188,100 +184,3 @@ def test_all_in_one_is_what_its_parts_are(dtype):
     assert torch.equal(together[0].view_as(out), out)
     assert torch.equal(one.keys, other.keys)
     assert torch.equal(one.values, other.values)
-
-
-# ---------------------------------------------------------------- building
-@pytest.fixture
-def elsewhere(monkeypatch, tmp_path):
-    """As on a machine where the kernels were never built."""
-    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path / "kernels")
-    native._library.cache_clear()
-    yield tmp_path
-    native._library.cache_clear()
-
-
-def is_native_with_log_line(caplog):
-    """Whether there are kernels, and the only log line."""
-    caplog.set_level("INFO", "mstar.nn")
-    is_built = native.is_native(torch.float32, torch.device("cpu"))
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "\n" not in line
-    return is_built, line
-
-
-def test_without_a_compiler_one_line_says_what_to_do(elsewhere, monkeypatch, caplog):
-    monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    assert is_native_with_log_line(caplog) == (False, "no C++ compiler, so steps are slower; fix: install g++")
-
-
-def test_a_compiler_that_fails_is_quoted(elsewhere, monkeypatch, caplog):
-    broken = elsewhere / "g++"
-    broken.write_text("#!/bin/sh\necho too >&2\necho old >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(native.shutil, "which", lambda _: str(broken))
-    assert not native.is_native(torch.float32, torch.device("cpu"))
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.endswith("cannot compile the native kernels, so steps are slower; fix: install a current g++ (too old)")
-    assert list((elsewhere / "kernels").iterdir()) == [], "nothing half made is left"
-
-
-def test_they_are_built_once_and_one_line_says_so(elsewhere, caplog):
-    is_built, line = is_native_with_log_line(caplog)
-    assert is_built
-    assert line == "compiling the native kernels for this CPU, once: about 6 s"
-    (built,) = (elsewhere / "kernels").iterdir()
-    before = built.stat().st_mtime_ns
-    native._library.cache_clear()
-    assert native.is_native(torch.float32, torch.device("cpu"))
-    assert built.stat().st_mtime_ns == before
-    assert len(caplog.records) == 1
-
-
-def test_processes_that_need_them_at_once_build_them_once(elsewhere, caplog):
-    caplog.set_level("INFO", "mstar.nn")
-    path = elsewhere / "kernels" / "kernels.so"
-    compiler = shutil.which("g++")
-    with ThreadPoolExecutor() as pool:  # a lock of a file knows no threads, so that they stand for processes
-        for build in [pool.submit(native._compile, compiler, path) for _ in range(3)]:
-            build.result()
-    assert len(caplog.records) == 1
-    assert [entry.name for entry in path.parent.iterdir()] == ["kernels.so"]
-
-
-@pytest.fixture
-def no_home(monkeypatch, tmp_path):
-    """As in a container with a read-only root: no file can be created in the home directory."""
-    monkeypatch.setenv("HOME", "/sys")
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
-    native._library.cache_clear()
-    yield tmp_path / f"mstar-{os.getuid()}"
-    native._library.cache_clear()
-
-
-def test_a_read_only_home_uses_a_private_temporary_directory(no_home, caplog):
-    assert native.is_native(torch.float32, torch.device("cpu"))
-    assert [path.suffix for path in no_home.iterdir()] == [".so"]
-    assert stat.S_IMODE(no_home.stat().st_mode) == 0o700
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"native kernels are in {no_home}: ")
-
-
-@pytest.mark.parametrize("attack", ["a link", "writable by others", "a file"])
-def test_a_foreign_temporary_directory_is_not_used(no_home, attack, caplog):
-    if attack == "a link":
-        no_home.symlink_to(no_home.parent)
-    elif attack == "a file":
-        no_home.touch()
-    else:
-        no_home.mkdir()
-        no_home.chmod(0o777)
-    is_built, line = is_native_with_log_line(caplog)
-    assert not is_built
-    assert line.startswith("the native kernels cannot be stored, so steps are slower; fix: give the process a home")
-
-
-def test_without_any_directory_torch_is_used(no_home, monkeypatch, caplog):
-    monkeypatch.setattr(native.tempfile, "tempdir", "/sys")
-    is_built, line = is_native_with_log_line(caplog)
-    assert not is_built
-    assert "cannot be stored" in line

@@ -39,7 +39,7 @@ _TRIAL_LENGTHS = (7, 1)
 """Tokens of the two forwards of a trial run: a prompt, and one decode step."""
 _CODE = Path(__file__).parents[1]
 _CODE_FILES = (
-    *("compile/*.py", "kv/*attention*.py", "weights/*.py", "native/__init__.py"),
+    *("compile/*.py", "kv/*attention*.py", "weights/*.py", "native/__init__.py", "kernel_library.py"),
     *("lm/eager_seq2seq.py", "lm/decoder_check.py", "self_check.py"),
 )
 """Code that loads, captures or checks a network."""

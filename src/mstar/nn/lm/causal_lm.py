@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from mstar.errors import LoadError
+from mstar.nn.kernel_library import start_compiling
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.network_loader import NetworkLoader, WeightsChecksum
 from mstar.requests import Logprobs, Sampling
@@ -103,6 +104,8 @@ class CausalLM(Component):
             if "attention_backend" in settings:
                 options["attention_backend"] = settings["attention_backend"]
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
+        if is_on_cpu:
+            start_compiling()
         try:
             decoder_class = self._decoder_class()  # imports torch, on the worker only
             network = loader.load() if is_cacheable else loader.load_uncached()

@@ -8,37 +8,18 @@ kernels: one log line says so, and callers use torch instead, which is slower.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import stat
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mstar.nn.cache_directory import cache_directory
+from mstar.nn.kernel_library import compile_library, find_compiler, library_name, private_temporary_directory
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h")
-_FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"),
-    # -ffast-math without its linker part, which would change the rounding mode of the whole process.
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
-    *("-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
-)
-_VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
-"""Use full-width vectors; by default g++ uses half the width."""
 _SUFFIX = {torch.bfloat16: "bf16", torch.float32: "float"}
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_long
@@ -63,16 +44,16 @@ log = logging.getLogger("mstar.nn")
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """The compiled kernels, from a cache if possible. torch must be imported first: they share its threads."""
-    compiler = shutil.which("g++") or shutil.which("c++")
+    compiler = find_compiler()
     if compiler is None:
         log.warning("no C++ compiler, so steps are slower; fix: install g++")
         return None
-    name, problems = f"kernels-{_digest(compiler)}.so", list[str]()
-    for find_directory in (cache_directory, _private_temporary_directory):
+    name, problems = library_name(compiler), list[str]()
+    for find_directory in (cache_directory, private_temporary_directory):
         try:
             path = find_directory() / name
             if not path.exists():
-                _compile(compiler, path)
+                compile_library(compiler, path)
             library = ctypes.CDLL(str(path))
         except (OSError, RuntimeError) as error:  # read-only, full, mounted without exec, or no home directory
             problems.append(str(error))
@@ -90,65 +71,10 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Compile the kernels, for both dtypes at once. Another process that compiles them is waited for."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.parent), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        if path.exists():
-            return
-        log.info("compiling the native kernels for this CPU, once: about 6 s")
-
-        def run(*arguments: str | Path) -> None:
-            command = [compiler, *_FLAGS, *_VECTOR_FLAGS, *arguments]
-            subprocess.run(command, capture_output=True, text=True, check=True)
-
-        objects = {element: Path(scratch) / f"{element}.o" for element in _SUFFIX.values()}
-        with ThreadPoolExecutor() as pool:
-            builds = [
-                pool.submit(run, "-c", f"-DELEMENT={element}", "-o", output, _SOURCE)
-                for element, output in objects.items()
-            ]
-            for build in builds:
-                build.result()
-        library = Path(scratch) / path.name
-        run("-shared", "-o", library, *objects.values())
-        library.replace(path)  # atomic, so that no other process loads an incomplete file
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Wait until no other process has the directory locked, and lock it."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _private_temporary_directory() -> Path:
-    """Directory for temporary files that only this user can write: its content is loaded as code."""
-    path = Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{path} is not a private directory of this user")
-    return path
-
-
 def version() -> str:
-    """Digest of the kernels in use, for this CPU; empty without a compiler."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    return "" if compiler is None or _library() is None else _digest(compiler)
-
-
-def _digest(compiler: str) -> str:
-    """Hash of the sources, the flags, the compiler and the CPU features."""
-    cpu_info = Path("/proc/cpuinfo").read_text().splitlines()
-    features = [line for line in cpu_info if line.startswith(("flags", "Features", "model name"))]
-    sources = [_SOURCE.with_name(name).read_text() for name in _SOURCE_FILES]
-    parts = (*sources, *_FLAGS, *_VECTOR_FLAGS, compiler, platform.machine(), *features[:2])
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+    """Name of the library in use, with a digest of the kernels and the CPU; empty without a compiler."""
+    compiler = find_compiler()
+    return "" if compiler is None or _library() is None else library_name(compiler)
 
 
 @functools.cache

@@ -1,0 +1,128 @@
+"""The library of the native kernels is built once per machine, and without it torch is used."""
+
+import os
+import shutil
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from mstar.nn import kernel_library, native
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """As on a machine where the kernels were never built."""
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path / "kernels")
+    native._library.cache_clear()
+    yield tmp_path
+    native._library.cache_clear()
+
+
+def is_native_with_log_line(caplog):
+    """Whether there are kernels, and the only log line."""
+    caplog.set_level("INFO", "mstar.nn")
+    is_built = native.is_native(torch.float32, torch.device("cpu"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    return is_built, line
+
+
+def test_without_a_compiler_one_line_says_what_to_do(elsewhere, monkeypatch, caplog):
+    monkeypatch.setattr(kernel_library.shutil, "which", lambda _: None)
+    assert is_native_with_log_line(caplog) == (False, "no C++ compiler, so steps are slower; fix: install g++")
+
+
+def test_a_compiler_that_fails_is_quoted(elsewhere, monkeypatch, caplog):
+    broken = elsewhere / "g++"
+    broken.write_text("#!/bin/sh\necho too >&2\necho old >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(kernel_library.shutil, "which", lambda _: str(broken))
+    assert not native.is_native(torch.float32, torch.device("cpu"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("cannot compile the native kernels, so steps are slower; fix: install a current g++ (too old)")
+    assert list((elsewhere / "kernels").iterdir()) == [], "nothing half made is left"
+
+
+def test_they_are_built_once_and_one_line_says_so(elsewhere, caplog):
+    is_built, line = is_native_with_log_line(caplog)
+    assert is_built
+    assert line == "compiling the native kernels for this CPU, once: about 6 s"
+    (built,) = (elsewhere / "kernels").iterdir()
+    before = built.stat().st_mtime_ns
+    native._library.cache_clear()
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    assert built.stat().st_mtime_ns == before
+    assert len(caplog.records) == 1
+
+
+def test_processes_that_need_them_at_once_build_them_once(elsewhere, caplog):
+    caplog.set_level("INFO", "mstar.nn")
+    path = elsewhere / "kernels" / "kernels.so"
+    compiler = shutil.which("g++")
+    with ThreadPoolExecutor() as pool:  # a lock of a file knows no threads, so that they stand for processes
+        for build in [pool.submit(kernel_library.compile_library, compiler, path) for _ in range(3)]:
+            build.result()
+    assert len(caplog.records) == 1
+    assert [entry.name for entry in path.parent.iterdir()] == ["kernels.so"]
+
+
+@pytest.fixture
+def no_home(monkeypatch, tmp_path):
+    """As in a container with a read-only root: no file can be created in the home directory."""
+    monkeypatch.setenv("HOME", "/sys")
+    monkeypatch.setattr(kernel_library.tempfile, "tempdir", str(tmp_path))
+    native._library.cache_clear()
+    yield tmp_path / f"mstar-{os.getuid()}"
+    native._library.cache_clear()
+
+
+def test_a_read_only_home_uses_a_private_temporary_directory(no_home, caplog):
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    assert [path.suffix for path in no_home.iterdir()] == [".so"]
+    assert stat.S_IMODE(no_home.stat().st_mode) == 0o700
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"native kernels are in {no_home}: ")
+
+
+@pytest.mark.parametrize("attack", ["a link", "writable by others", "a file"])
+def test_a_foreign_temporary_directory_is_not_used(no_home, attack, caplog):
+    if attack == "a link":
+        no_home.symlink_to(no_home.parent)
+    elif attack == "a file":
+        no_home.touch()
+    else:
+        no_home.mkdir()
+        no_home.chmod(0o777)
+    is_built, line = is_native_with_log_line(caplog)
+    assert not is_built
+    assert line.startswith("the native kernels cannot be stored, so steps are slower; fix: give the process a home")
+
+
+def test_without_any_directory_torch_is_used(no_home, monkeypatch, caplog):
+    monkeypatch.setattr(kernel_library.tempfile, "tempdir", "/sys")
+    is_built, line = is_native_with_log_line(caplog)
+    assert not is_built
+    assert "cannot be stored" in line
+
+
+def test_who_needs_them_waits_for_the_build_in_the_background(elsewhere, monkeypatch, caplog):
+    caplog.set_level("INFO", "mstar.nn")
+    monkeypatch.setattr(kernel_library, "cache_directory", native.cache_directory)
+    kernel_library.start_compiling()
+    assert native.is_native(torch.float32, torch.device("cpu"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling the native kernels for this CPU, once: about 6 s"
+    ]
+
+
+def test_a_build_in_the_background_that_fails_says_nothing(elsewhere, monkeypatch, caplog):
+    monkeypatch.setattr(kernel_library, "cache_directory", native.cache_directory)
+    monkeypatch.setattr(kernel_library, "find_compiler", lambda: "/bin/false")
+    kernel_library.start_compiling()
+    for thread in threading.enumerate():
+        if thread.name == "compiler":
+            thread.join()
+    assert caplog.records == []
