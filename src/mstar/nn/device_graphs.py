@@ -1,8 +1,8 @@
 """Captured graphs of a network on a device, by the shape of their batch: how many there are, and what they share.
 
-Launching hundreds of short kernels one by one takes the host longer than running them takes a GPU. A graph is launched
-at once, and repeats its operations on the same memory. So everything that differs from batch to batch is in one buffer,
-which is copied before a replay, and a batch is padded to a shape that has a graph.
+Launching hundreds of short kernels one by one takes the host longer than running them takes a GPU. A CUDA graph is
+launched at once, and repeats its operations on the same memory. So everything that differs from batch to batch is in
+one buffer, which is copied before a replay, and a batch is padded to a shape that has a graph.
 
 Memory: what graphs compute is in a pool that is as large as the largest of them needs. Each graph has its buffer.
 """

@@ -25,7 +25,9 @@ from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.lm.token_draws import draw_arrays
 from mstar.requests import Sampling
 
-ENTRY_COUNTS = (0, 64, 1024, 8192)
+MAX_ENTRIES = 8192
+"""Maximum number of penalties and biases, of each kind, of a batch that is sampled inside a graph."""
+ENTRY_COUNTS = (0, 64, 1024, MAX_ENTRIES)
 """Numbers of penalties and biases, of each kind, that a graph has room for."""
 GREEDY = -1
 """Instead of such a number: no row is drawn or has a penalty."""
