@@ -82,6 +82,8 @@ class Traffic:
     to_host: Counter[str] = field(default_factory=Counter[str])
     kernels: Counter[str] = field(default_factory=Counter[str])
     """Operations on the device."""
+    events: Counter[str] = field(default_factory=Counter[str])
+    """Events that were recorded."""
 
 
 _counting: list[Traffic] = []
@@ -443,6 +445,11 @@ def _count(kind: str) -> None:
         line = _source_line()
         for traffic in _counting:
             getattr(traffic, kind)[line] += 1
+
+
+def count_event() -> None:
+    """Count an event that is recorded. A graph being captured refuses it."""
+    _count("events")
 
 
 def _source_line() -> str:
