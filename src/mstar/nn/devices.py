@@ -64,9 +64,3 @@ def open_device(name: str) -> torch.device:
         fix = "install the torch build for this machine's accelerator, or remove `device` from the placement"
         raise LoadError(f"{problem}\n  fix: {fix}") from error
     return device
-
-
-def move_network(network: Any, device: torch.device | None) -> Any:
-    """A network on the device of its component, for inference; without a device where it was loaded."""
-    network = network.eval().requires_grad_(requires_grad=False)
-    return network if device is None else network.to(device)
