@@ -55,4 +55,4 @@ def test_the_cost_of_a_position_is_that_of_the_device():
     assert engine._position_cost_s["lm", "next_token"] > 0
     assert not engine._timers
     assert sum(traffic.events.values()) == 2
-    assert sum(traffic.syncs.values()) == 1
+    assert not any("device_timer" in line for line in traffic.syncs), "a duration is not waited for"
