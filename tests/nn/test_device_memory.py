@@ -10,6 +10,7 @@ from mstar.nn.lm.causal_lm import DEFAULT_PAGES, CausalLM
 from mstar.nn.memory_limits import DEFAULT_SHARE, MIN_POSITIONS, format_bytes
 from mstar.nn.pretend_gpu import pretend_gpu, with_memory
 from mstar.requests import Sampling
+from mstar.walk.batching import Layout
 from mstar.walk.states import KV
 from tests.nn.lm.model_families import new_network
 
@@ -70,9 +71,46 @@ def test_every_page_can_be_used_within_the_limit():
 
 
 def _layout(length):
-    from mstar.walk.batching import Layout
-
     return Layout(1, (length,))
+
+
+def test_captured_graphs_fit_beside_the_pages():
+    """Sampled steps of all sizes are captured when all pages are allocated, and the pretend GPU refuses what does not
+    fit."""
+    with with_memory(8 * MB):
+        memory = open_small(share=0.5, rows=16)
+        lm = make_lm(memory)
+        load(memory, lm)
+        left = memory.limit - memory.used
+        steps = lm.decoder.steps
+        for count in (16, 1, 9, 3):
+            caches = [lm.make_state(KV) for _ in range(count)]
+            tokens, params = (
+                torch.arange(count),
+                [Sampling(temperature=1.0, top_p=0.9, seed=row) for row in range(count)],
+            )
+            for _ in range(2 * PAGE_SIZE):
+                layout = Layout(count, (1,) * count)
+                tokens = lm.decoder.next_token(tokens, caches, params, layout)[0][:, 0]
+            for cache in caches:
+                cache.free()
+        assert {rows for rows, _, _ in steps.graphs.graphs} == {1, 4, 16}
+        assert memory.used <= memory.limit
+        used = left - (memory.limit - memory.used)
+        assert used > 10_000, "the graphs have memory of their own"
+        assert pages(lm) * page_bytes(lm) > 0.5 * memory.limit
+
+
+def test_graphs_leave_fewer_pages(monkeypatch):
+    counts = []
+    for captures in (True, False):
+        monkeypatch.setattr("mstar.nn.lm.decoder.Decoder.captures_steps", captures)
+        with with_memory(16 * MB):
+            memory = open_small(rows=32)
+            lm = make_lm(memory)
+            load(memory, lm)
+            counts.append(pages(lm))
+    assert counts[0] < counts[1]
 
 
 def test_larger_batches_leave_fewer_pages():

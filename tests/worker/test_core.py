@@ -46,6 +46,17 @@ def test_the_wait_behind_another_batch_does_not_count_in_the_age_of_a_batch():
     assert worker.core.running_batch().seconds == pytest.approx(0.1)
 
 
+def test_the_cost_of_a_batch_on_a_device_is_learned_when_it_is_known():
+    worker = WorkerHarness().start(rid="r0")
+    known = worker.core.scheduler.cost_model._typical_s
+    worker.finish_batch(2, seconds=0.001, costs=())
+    assert not known
+    worker.start(rid="r1").finish_batch(2, seconds=0.001, costs=((1, 0.5), (2, 0.5)))
+    assert [*known.values()] == [0.5]
+    worker.start(rid="r2").finish_batch(2, seconds=0.5)
+    assert [*known.values()] == [0.5]
+
+
 def test_without_a_message_of_the_conductor_no_batch_starts():
     worker = WorkerHarness().start()
     worker.now = CONDUCTOR_LEASE_S + 0.1

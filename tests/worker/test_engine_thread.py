@@ -2,11 +2,14 @@
 
 import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from mstar import Component, Model, op
 from mstar.engine.engine import Engine
-from mstar.worker.commands import CreateState, Export, ExportedState, Fork, Free, LoadState
+from mstar.engine.jobs import Job
+from mstar.worker.commands import Batch, CreateState, Export, ExportedState, Fork, Free, LoadState
 from mstar.worker.engine_thread import EngineThread
 from tests.worker.worker_harness import Walks
 
@@ -50,3 +53,38 @@ def test_a_loaded_state_keeps_its_tenant(engine):
 def test_a_freed_state_is_gone(engine):
     engine.export(2, CreateState(1, "m", "a", "Memory", ""), Fork(1, 2), Free((1,)))
     assert engine.thread.stats() == {"engine_states": 1}
+
+
+class Counter(Component):
+    @op
+    def inc(self, x: int) -> int:
+        return x + 1
+
+
+class Counting(Model):
+    def __init__(self) -> None:
+        self.counter = Counter()
+
+
+def test_the_cost_of_a_batch_on_a_device_is_reported_when_the_device_has_finished():
+    from mstar.nn.device_timer import busy_device
+    from mstar.nn.pretend_gpu import pretend_gpu
+
+    model = Counting()
+    thread = EngineThread({"m": model}, Engine(), print, threading.Lock())
+
+    def run(number):
+        key = SimpleNamespace(component="counter", op="inc")
+        return thread._run_batch(Batch(number, "m", key, [Job({"x": 1})], [], None))
+
+    assert run(1).costs is None, "a CPU has no events"
+    model.counter.device = pretend_gpu()
+    with busy_device():
+        late = [run(number) for number in (2, 3)]
+    assert [report.costs for report in late] == [(), ()]
+    report = run(4)
+    costs = dict(report.costs)
+    assert [*costs] == [2, 3, 4]
+    assert all(seconds > 0 for seconds in costs.values())
+    assert report.seconds == costs[4]
+    assert [*dict(run(5).costs)] == [5]

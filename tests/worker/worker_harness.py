@@ -121,11 +121,11 @@ class WorkerHarness:
             m.StartWalk(rid, attempt, walk_index, "m", walk_name, seats, inputs, {}, FRONTEND, **fields)
         )
 
-    def finish_batch(self, *results, evicted=(), seconds=0.01):
+    def finish_batch(self, *results, evicted=(), seconds=0.01, costs=None):
         """Finish the oldest batch; one value, exception or UNFINISHED per job."""
         batch = self.take_command(Batch)
         results = [JobDone((result,)) if isinstance(result, int) else result for result in results]
-        self.step(BatchFinished(batch.number, results, seconds, evicted))
+        self.step(BatchFinished(batch.number, results, seconds, evicted, costs))
         return batch
 
     def take_command(self, kind):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mstar.engine.chunking import chunk_arguments, merge_chunks, split_budget
 from mstar.engine.eviction import LruEviction
@@ -22,6 +22,9 @@ from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State
 from mstar.walk.values import inference_mode, is_device_failure
+
+if TYPE_CHECKING:
+    from mstar.nn.device_timer import DeviceTimer
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -42,6 +45,8 @@ class Engine:
             fix = "set at least 1, or None for no limit"
             raise ValueError(f"max_batched_tokens={max_batched_tokens} allows no batch\n  fix: {fix}")
         self.max_batched_tokens = max_batched_tokens
+        self._timers: list[tuple[tuple[str, str], int, DeviceTimer]] = []
+        """Op, number of positions and timer of the batches that a device has not finished."""
         self._position_cost_s: dict[tuple[str, str], float] = {}
         """Seconds per position of a chunked op, by component and op."""
         self._eviction = LruEviction()
@@ -102,6 +107,7 @@ class Engine:
 
         A chunked op is limited to about `time_limit_s` seconds. Raises DeviceFailed if no op can run any more.
         """
+        timer = self._start_timer(component) if op.chunked and component.device is not None else None
         started_at = time.perf_counter()
         if component.threads is not None:
             use_threads(component.threads)
@@ -126,7 +132,11 @@ class Engine:
             for row, result in zip(rows, batch_results, strict=True):
                 results[row] = result
         if op.chunked:
-            self._learn_cost(component, op, valid, time.perf_counter() - started_at)
+            name, count = (component.name, op.name), sum(job.chunk_length for job in valid)
+            if timer is None:
+                self._learn_cost(name, count, time.perf_counter() - started_at)
+            else:
+                self._learn_device_cost(name, count, timer)
         return results
 
     def _token_budget(self, component: Component, op: Op, time_limit_s: float) -> int | None:
@@ -137,10 +147,24 @@ class Engine:
         positions = max(MIN_CHUNK_POSITIONS, int(time_limit_s / cost_s))
         return positions if self.max_batched_tokens is None else min(positions, self.max_batched_tokens)
 
-    def _learn_cost(self, component: Component, op: Op, jobs: Sequence[Job], seconds: float) -> None:
-        count = sum(job.chunk_length for job in jobs)
+    def _start_timer(self, component: Component) -> DeviceTimer | None:
+        from mstar.nn.device_timer import start_timer  # imports torch
+
+        return start_timer(component.device)
+
+    def _learn_device_cost(self, name: tuple[str, str], count: int, timer: DeviceTimer) -> None:
+        """Learn the costs of the batches that the device has finished. This one can be among them."""
+        timer.stop()
+        self._timers.append((name, count, timer))
+        pending, self._timers = self._timers, []
+        for one in pending:
+            if (seconds := one[2].seconds()) is None:
+                self._timers.append(one)
+            else:
+                self._learn_cost(*one[:2], seconds)
+
+    def _learn_cost(self, name: tuple[str, str], count: int, seconds: float) -> None:
         if count:
-            name = (component.name, op.name)
             before = self._position_cost_s.get(name, seconds / count)
             self._position_cost_s[name] = before + COST_EMA_WEIGHT * (seconds / count - before)
 

@@ -4,9 +4,9 @@
    `gpu_memory_utilization`), at most what is free when the worker starts.
 2. Each component loads its weights and runs the largest batch (profile run). Weights that do not fit are refused
    before they are copied. Activations that grow with the context, such as gathered pages, count as part of a page.
-3. When all components are loaded, the weights of all of them, the largest activations (components run one at a time)
-   and the pages that authors fixed (`pages=`) are subtracted from the limit. The rest is divided in equal parts between
-   the other components with KV pages.
+3. When all components are loaded, the weights of all of them, the largest activations (components run one at a time),
+   the captured graphs of all of them and the pages that authors fixed (`pages=`) are subtracted from the limit. The
+   rest is divided in equal parts between the other components with KV pages.
 
 Example: 80 GB, memory = 0.85, one language model with 16 GB of weights and 1 GB of activations: 68 - 17 = 51 GB of
 pages.
@@ -26,12 +26,15 @@ from typing import Any
 import torch
 
 from mstar.errors import LoadError
+from mstar.nn.device_graphs import MAX_BUFFER_BYTES
 from mstar.nn.memory_limits import DEFAULT_SHARE, MIN_POSITIONS, format_bytes
 
 log = logging.getLogger("mstar.worker")
 
 _PROFILE_TOKENS = 2048
 """Tokens of the profile run if batches have no limit."""
+_GRAPH_BUFFER_SHARE = 0.01
+"""Share of the limit that the buffers of the captured graphs of a component can use."""
 _FIX = "use a larger device or share (`memory`), or place components on other workers"
 
 
@@ -46,7 +49,9 @@ class MemoryProfile:
     activation_bytes: int
     """Bytes of the largest activations of the profile run."""
     context_bytes: int = 0
-    """Bytes by which the activations grow with each page of context."""
+    """Bytes by which the activations, and those of captured graphs, grow with each page of context."""
+    graph_bytes: int = 0
+    """Bytes of captured graphs, which are not shared with other components."""
 
     @property
     def page_cost(self) -> int:
@@ -71,6 +76,13 @@ class DeviceMemory:
         self.max_batched_tokens, self.max_batch_size = max_batched_tokens, max_batch_size
         self._module: Any = torch.get_device_module(device)
         self._requests: list[_Request] = []
+        self._reserved = 0
+        """Bytes of captured graphs of components without KV pages."""
+
+    @property
+    def graph_buffer_bytes(self) -> int:
+        """Maximum bytes of the buffers of the captured graphs of a component."""
+        return min(MAX_BUFFER_BYTES, int(_GRAPH_BUFFER_SHARE * self.limit))
 
     @property
     def used(self) -> int:
@@ -102,6 +114,12 @@ class DeviceMemory:
         run()
         return max(0, self._module.max_memory_allocated(self.device) - before)
 
+    def reserve_peak(self, run: Callable[[], Any]) -> None:
+        """Run a function, and keep the memory that it uses free for another run."""
+        before = self.used
+        peak = self.measure_peak(run)
+        self._reserved += max(0, peak - (self.used - before))
+
     def add(self, name: str, profile: MemoryProfile, pages: int | None, allocate: Callable[[int], None]) -> None:
         """Register a loaded component. `allocate` is called with the number of its pages when all are loaded.
 
@@ -116,19 +134,20 @@ class DeviceMemory:
         weights, activations = self.used, max(request.profile.activation_bytes for request in self._requests)
         if hasattr(self._module, "empty_cache"):
             self._module.empty_cache()  # the activations of the profile runs
+        graphs = self._reserved + sum(request.profile.graph_bytes for request in self._requests)
         fixed = sum(request.pages * request.profile.page_cost for request in self._requests if request.pages)
         sized = [request for request in self._requests if request.pages is None]
-        left = self.limit - weights - activations - fixed
+        left = self.limit - weights - activations - graphs - fixed
         part = left // len(sized) if sized else 0
         needed = [min_pages(request.profile.page_size) * request.profile.page_cost for request in sized]
         if left < 0 or any(part < one for one in needed):
             minimum = fixed + len(needed) * max(needed, default=0)
             names = ", ".join(request.name for request in self._requests)
             figures = (
-                f"{format_bytes(weights)} for weights, {format_bytes(activations)} for activations and at least "
-                f"{format_bytes(minimum)} for KV cache pages"
+                f"{format_bytes(weights)} for weights, {format_bytes(activations)} for activations, "
+                f"{format_bytes(graphs)} for captured graphs and at least {format_bytes(minimum)} for KV cache pages"
             )
-            total = format_bytes(weights + activations + minimum)
+            total = format_bytes(weights + activations + graphs + minimum)
             limit = f"{format_bytes(self.limit)} can be used"
             raise LoadError(f"{total} are needed on {self.device} for {names} ({figures}), and {limit}\n  fix: {_FIX}")
         for request in self._requests:

@@ -9,7 +9,7 @@ import torch
 
 from mstar.errors import LoadError
 from mstar.nn.pretend_gpu import NAME as PRETEND
-from mstar.nn.pretend_gpu import PretendGraph, pretend_gpu
+from mstar.nn.pretend_gpu import PretendGraph, PretendPool, pretend_gpu
 
 R = TypeVar("R")
 
@@ -27,13 +27,18 @@ def can_capture(device: torch.device) -> bool:
     return device.type in (PRETEND, "cuda")
 
 
-def capture_graph(device: torch.device, function: Callable[[], R]) -> tuple[R, DeviceGraph]:
+def new_graph_pool(device: torch.device) -> Any:
+    """Memory that graphs share for what they compute. It is that of the largest one, because they run one by one."""
+    return PretendPool() if device.type == PRETEND else torch.cuda.graph_pool_handle()
+
+
+def capture_graph(device: torch.device, function: Callable[[], R], pool: Any) -> tuple[R, DeviceGraph]:
     """Capture what a function does on a device. Returns its results, which a replay writes again, and the graph.
 
     The function runs before, because kernels are compiled and workspaces allocated by the first run.
     """
     if device.type == PRETEND:
-        function()
+        pool.make_room(function)
         with PretendGraph() as pretend_graph:
             return function(), pretend_graph
     stream = torch.cuda.Stream(device)
@@ -42,7 +47,7 @@ def capture_graph(device: torch.device, function: Callable[[], R]) -> tuple[R, D
         function()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         results = function()
     return results, graph
 
@@ -59,9 +64,3 @@ def open_device(name: str) -> torch.device:
         fix = "install the torch build for this machine's accelerator, or remove `device` from the placement"
         raise LoadError(f"{problem}\n  fix: {fix}") from error
     return device
-
-
-def move_network(network: Any, device: torch.device | None) -> Any:
-    """A network on the device of its component, for inference; without a device where it was loaded."""
-    network = network.eval().requires_grad_(requires_grad=False)
-    return network if device is None else network.to(device)

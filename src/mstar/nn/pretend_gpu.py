@@ -16,7 +16,7 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +82,8 @@ class Traffic:
     to_host: Counter[str] = field(default_factory=Counter[str])
     kernels: Counter[str] = field(default_factory=Counter[str])
     """Operations on the device."""
+    events: Counter[str] = field(default_factory=Counter[str])
+    """Events that were recorded."""
 
 
 _counting: list[Traffic] = []
@@ -147,6 +149,30 @@ class PretendGraph:
 _capturing: list[PretendGraph] = []
 
 
+class PretendPool:
+    """Memory of what graphs compute, which all graphs of a pool share: as much as the largest of them needs.
+
+    As with CUDA, the memory is not given back between replays.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def make_room(self, function: Callable[[], object]) -> None:
+        """Run a function, and make the pool large enough for what it computes."""
+        if not _memories:
+            function()
+            return
+        memory = _memories[-1]
+        peak, memory.peak = memory.peak, memory.used
+        function()
+        needed = memory.peak - memory.used  # what stays is not in the pool
+        memory.peak = max(peak, memory.peak)
+        if needed > self._size:
+            memory.take(self, needed - self._size)
+            self._size = needed
+
+
 def memory_id(tensor: Tensor) -> int:
     """Identity of the memory of a tensor, which views share, and which stays if the memory is resized."""
     held = tensor.held if isinstance(tensor, PretendTensor) else tensor
@@ -204,16 +230,20 @@ class _Memory:
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
             return
+        self.take(storage, size)
+        self._storages.add(key)
+        weakref.finalize(storage, self._storages.discard, key).atexit = False
+
+    def take(self, owner: Any, size: int) -> None:
+        """Count bytes until their owner is collected. Raises OutOfMemoryError if they do not fit."""
         if self.used + size > self.size:
             free = self.size - self.used
             raise torch.OutOfMemoryError(f"pretend:0 out of memory: {size} bytes requested, {free} free")
-        self._storages.add(key)
         self.used += size
         self.peak = max(self.peak, self.used)
-        weakref.finalize(storage, self._free, key, size).atexit = False
+        weakref.finalize(owner, self._free, size).atexit = False
 
-    def _free(self, key: int, size: int) -> None:
-        self._storages.discard(key)
+    def _free(self, size: int) -> None:
         self.used -= size
 
 
@@ -263,7 +293,7 @@ class PretendTensor(Tensor):
 
     def __init__(self, held: Tensor) -> None:
         self.held = held
-        if _memories:
+        if _memories and not _capturing:  # what a graph makes is in its pool
             _memories[-1].track(held)
 
     def __repr__(self, **_: Any) -> str:
@@ -415,6 +445,11 @@ def _count(kind: str) -> None:
         line = _source_line()
         for traffic in _counting:
             getattr(traffic, kind)[line] += 1
+
+
+def count_event() -> None:
+    """Count an event that is recorded. A graph being captured refuses it."""
+    _count("events")
 
 
 def _source_line() -> str:

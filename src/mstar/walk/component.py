@@ -370,8 +370,11 @@ class Component:
         """Import libraries and map files for a later `prepare`. A hot standby calls it, for every component."""
 
     def on_device(self, loaded: T) -> T:
-        """A network or tensor on `device`; without one it is returned as it is."""
-        return loaded if self.device is None else cast("Any", loaded).to(self.device)
+        """A tensor, or a network for inference, on `device`; without one where it is."""
+        moved: Any = loaded
+        if hasattr(moved, "eval"):
+            moved = moved.eval().requires_grad_(requires_grad=False)
+        return moved if self.device is None else moved.to(self.device)
 
     def memory_stats(self) -> dict[str, int]:
         """Memory usage counters, such as used pages. Override it when memory is limited."""

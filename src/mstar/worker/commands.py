@@ -47,6 +47,9 @@ class BatchFinished:
     results: list[Result]
     seconds: float
     evicted: tuple[int, ...] = ()
+    costs: tuple[tuple[int, float], ...] | None = None
+    """On a device with events: numbers and seconds of the batches, of this one and earlier ones, that the device has
+    finished since the last report. None: the cost of the batch is its duration."""
 
 
 @dataclass(frozen=True, slots=True)

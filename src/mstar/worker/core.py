@@ -18,7 +18,7 @@ conductor can have declared it dead and restarted its requests elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from mstar.failpoints import hit
@@ -28,7 +28,7 @@ from mstar.wire.active_clock import ActiveClock
 from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.commands import Action, BatchFinished, Event, ExportFinished, MessageReceived, Tick
 from mstar.worker.early_messages import EarlyMessages
-from mstar.worker.inflight_batches import InflightBatches
+from mstar.worker.inflight_batches import InflightBatch, InflightBatches
 from mstar.worker.outbox import Outbox
 from mstar.worker.request_table import RequestTable
 from mstar.worker.route_states import RouteStates
@@ -76,6 +76,8 @@ class WorkerCore:
         )
         self._route_states = RouteStates(peer, self._requests, self._states, self._sender, self._outbox)
         self._batches = InflightBatches(plans, self._outbox)
+        self._unmeasured: dict[int, InflightBatch] = {}
+        """Finished batches whose cost a device does not tell yet, by number."""
         self._clock = ActiveClock()
         self._active_now = 0.0
         """Time without pauses, for the age of batches. The lease expires in real time."""
@@ -164,10 +166,20 @@ class WorkerCore:
         hit("worker.on_batch_finished")
         batch = self._batches.finish(self._active_now, event.number)
         self.op_stats.on_batch(batch.key, batch.calls, event.results, event.seconds)
-        self.scheduler.learn(batch.key, batch.calls, event.seconds)
+        if event.costs is None:
+            self.scheduler.learn(batch.key, batch.calls, event.seconds)
+        else:
+            self._learn_device_costs(event.number, batch, event.costs)
         self._states.preempt_owners(event.evicted)
         for call, result in zip(batch.calls, event.results, strict=True):
             self._walks.on_result(now, batch.key, call, result)
+
+    def _learn_device_costs(self, number: int, batch: InflightBatch, costs: Iterable[tuple[int, float]]) -> None:
+        """Learn the costs of batches that a device has finished; those of others come with later reports."""
+        self._unmeasured[number] = batch
+        for finished, seconds in costs:
+            measured = self._unmeasured.pop(finished)
+            self.scheduler.learn(measured.key, measured.calls, seconds)
 
     def _tick(self, now: float) -> None:
         for rid, attempt, _ in self._requests.expire_early(now):

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mstar.engine.engine import Engine
 from mstar.engine.jobs import JobFailed, Result
@@ -35,6 +35,9 @@ from mstar.worker.commands import (
     LoadState,
     StateRef,
 )
+
+if TYPE_CHECKING:
+    from mstar.nn.device_timer import DeviceTimer
 
 Report = BatchFinished | ExportFinished
 INLINE_BATCH_LIMIT_S = 0.001
@@ -67,6 +70,8 @@ class EngineThread:
         self._black_box = black_box
         self._end_process = end_process
         """Called after a failure of the device: a new process can use it, this one cannot."""
+        self._timers: dict[int, DeviceTimer] = {}
+        """Timers of the batches that a device has not finished, by number of the batch."""
         self.loaded: frozenset[str] | None = None
         """Components that this worker holds, each as "model.component"; None if it holds all."""
         self._states: dict[int, State | Exception] = {}
@@ -209,10 +214,13 @@ class EngineThread:
         op = self._ops[batch.model][batch.key.component][batch.key.op]
         if self._black_box is not None:
             self._black_box.write(batch.suspects)
+        if component.device is not None:
+            self._start_timer(component, batch.number)
         start = time.perf_counter()
         try:
             results = self._run_jobs(component, op, batch)
         except DeviceFailed as error:
+            self._timers.clear()
             if self._end_process is not None:
                 self._end_process(error)
             results: list[Result] = [JobFailed(strip_traceback(error))] * len(batch.jobs)
@@ -220,7 +228,25 @@ class EngineThread:
         if self._black_box is not None:
             self._black_box.clear()
         evicted = [self._state_numbers.get(id(state), 0) for state in self._engine.take_evicted()]
-        return BatchFinished(batch.number, results, seconds, tuple(evicted))
+        costs = None
+        if batch.number in self._timers:
+            self._timers[batch.number].stop()
+            finished = self._take_costs()
+            seconds, costs = finished.get(batch.number, seconds), tuple(finished.items())
+        return BatchFinished(batch.number, results, seconds, tuple(evicted), costs)
+
+    def _start_timer(self, component: Component, number: int) -> None:
+        from mstar.nn.device_timer import start_timer  # imports torch
+
+        if (timer := start_timer(component.device)) is not None:
+            self._timers[number] = timer
+
+    def _take_costs(self) -> dict[int, float]:
+        """Seconds of the batches that the device has finished since the last call."""
+        costs = {number: seconds for number, timer in self._timers.items() if (seconds := timer.seconds()) is not None}
+        for number in costs:
+            del self._timers[number]
+        return costs
 
     def _run_jobs(self, component: Component, op: Op, batch: Batch) -> list[Result]:
         """Run jobs with the states themselves in place of their references, which are restored afterwards."""

@@ -36,8 +36,6 @@ class Vae(Component):
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-        from mstar.nn.devices import move_network
-
         tensors = self._checkpoint.tensors(VAE_FILE)
         widths = []
         while (name := f"encoder.down.{len(widths)}.block.0.conv2.weight") in tensors:
@@ -54,7 +52,7 @@ class Vae(Component):
         }
         with torch.device("meta"):
             network = AutoencoderKL(**config)
-        return move_network(load_tensors(network, convert_ldm_vae_checkpoint(tensors, config)), self.device)
+        return self.on_device(load_tensors(network, convert_ldm_vae_checkpoint(tensors, config)))
 
     @op
     def encode(

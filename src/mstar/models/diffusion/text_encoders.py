@@ -34,9 +34,7 @@ class TextEncoder(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The transformers encoder, loaded on first use on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._checkpoint.encoder(f"text_encoder{self._suffix}"), self.device)
+        return self.on_device(self._checkpoint.encoder(f"text_encoder{self._suffix}"))
 
     @functools.cached_property
     def tokenizer(self) -> Any:

@@ -25,9 +25,7 @@ class Vae(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The diffusers network, loaded on first use on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._checkpoint.network("vae"), self.device)
+        return self.on_device(self._checkpoint.network("vae"))
 
     def prepare(self) -> None:
         """Load the network."""

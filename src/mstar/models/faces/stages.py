@@ -27,7 +27,7 @@ class StyleMapper(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The mapping network, loaded on first use on the device of the component."""
-        return _load_part(self._weights, "mapping", self.device)
+        return self.on_device(_load_part(self._weights, "mapping"))
 
     def prepare(self) -> None:
         """Load the network."""
@@ -56,7 +56,7 @@ class BandSynthesizer(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The synthesis network, loaded on first use on the device of the component."""
-        return _load_part(self._weights, "synthesis", self.device)
+        return self.on_device(_load_part(self._weights, "synthesis"))
 
     def prepare(self) -> None:
         """Load the network."""
@@ -90,11 +90,10 @@ class WaveletUpsampler(Component):
         return ((image[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous()
 
 
-def _load_part(weights: str, part: str, device: Any) -> Any:
+def _load_part(weights: str, part: str) -> Any:
     try:
         from mstar.models.faces.network import load_part
-        from mstar.nn.devices import move_network
     except ImportError as error:
         what = f"Faces needs torch and safetensors: {error}"
         raise LoadError(f"{what}\n  fix: install torch for this machine, and safetensors") from error
-    return move_network(load_part(weights, part), device)
+    return load_part(weights, part)

@@ -50,9 +50,7 @@ class Policy(Component):
     @functools.cached_property
     def language_model(self) -> Any:
         """The Gemma of the prefix, loaded on first use on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._checkpoint.load_language_model(), self.device)
+        return self.on_device(self._checkpoint.load_language_model())
 
     @functools.cached_property
     def expert(self) -> ActionExpert:

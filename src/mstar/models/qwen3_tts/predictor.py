@@ -40,8 +40,13 @@ class Predictor(Component):
         return CodePredictor(self._checkpoint.talker_config["code_predictor_config"], own)
 
     def prepare(self) -> None:
-        """Load the network."""
-        _ = self.network
+        """Load the network. With `memory`, capture its largest graph, which needs memory beside the weights."""
+        network = self.network
+        if self.memory is not None:
+            from mstar.nn.audio.code_sampling import capture_largest
+
+            with self.memory.loading(self.name):
+                capture_largest(network, self.memory)
 
     @op(batch=stacked)
     def predict_frame(

@@ -28,9 +28,7 @@ class Predictor(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The predictor network, loaded on first use on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._checkpoint.network("predictor"), self.device)
+        return self.on_device(self._checkpoint.network("predictor"))
 
     def prepare(self) -> None:
         """Load the network."""

@@ -72,9 +72,7 @@ class MaskedPredictor(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The predictor, loaded on first use on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._weights.network(parts={"predictor": "predictor."}), self.device)
+        return self.on_device(self._weights.network(parts={"predictor": "predictor."}))
 
     def prepare(self) -> None:
         """Load the network."""

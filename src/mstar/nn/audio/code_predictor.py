@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from mstar.nn import native
+from mstar.nn.device_graphs import DeviceGraphs
+from mstar.nn.devices import can_capture
 from mstar.nn.native import networks
 
 
@@ -46,10 +48,18 @@ class CodePredictor:
             shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size),
         ).repeat(1, 2)
         self._cos, self._sin = angles.cos().to(self._norm), angles.sin().to(self._norm)
+        self.graphs: DeviceGraphs[tuple[int, int]] | None = None
+        """Graphs of a batch of frames, by number of rows and `CapturedSampling.entries`, if the device has graphs."""
+        if can_capture(self.device):
+            self.graphs = DeviceGraphs(self.device, "audio frames")
         self._native = None
         if native.is_native(self._norm.dtype, self._norm.device):
             self._native = (networks.Layer * len(self._layers))(*(layer.packed() for layer in self._layers))
             self._outputs = [native.to_tiles(output) for output in self._outputs]
+
+    def new_hidden_states(self, rows: int) -> Tensor:
+        """Zeros like the hidden states of this number of frames."""
+        return self._first.new_zeros((rows, self._first.shape[1]))
 
     @torch.inference_mode()
     def predict_frames(

@@ -2,18 +2,24 @@
 
 On a CPU each code is sampled by `mstar.nn.lm.sampler`. On a device the parameters of all codes of a frame are copied to
 it together, the codes stay there while the frame is predicted, and they come back with what tells whether a row failed.
-So a frame waits for its device once, not once per code.
+So a frame waits for its device once, not once per code. All steps of a frame are one captured graph, unless a row has
+parameters that a graph cannot hold (`mstar.nn.lm.captured_sampling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.audio.code_predictor import CodePredictor
+from mstar.nn.device_graphs import MAX_ROWS, CapturedGraph, padded_size
+from mstar.nn.device_memory import DeviceMemory
+from mstar.nn.lm.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
 from mstar.nn.lm.logits_processors import LogitsProcessors
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
@@ -32,11 +38,72 @@ def sample_frames(
     samplers = [SamplerState() for _ in samplings]
     if network.device.type == "cpu":
         return network.predict_frames(first, hidden_state, lambda scores: sample_tokens(scores, samplings, samplers))
+    if (replayed := _replay(network, first, hidden_state, samplings, samplers)) is not None:
+        return replayed
     frame = _FrameOnDevice(network, first, samplings, samplers)
     codes, embedding = network.predict_frames(frame.first, hidden_state, frame.sample)
-    return frame.read(codes), embedding
+    return _read(frame.table(codes).cpu(), network.groups), embedding
 
 
+# ---------------------------------------------------------------- as a graph
+@torch.inference_mode()
+def capture_largest(network: CodePredictor, memory: DeviceMemory) -> None:
+    """Capture the largest batch of frames when the network is loaded, and reserve what graphs need."""
+    if network.graphs is not None:
+        rows = min(padded_size(memory.max_batch_size), MAX_ROWS)
+        sampling = CapturedSampling(network.codebook_size, [Sampling(temperature=1.0)] * rows, [])
+        sampling.entries = ENTRY_COUNTS[0]
+        memory.reserve_peak(lambda: _capture(network, rows, sampling))
+
+
+@torch.inference_mode()
+def _replay(
+    network: CodePredictor,
+    first: Tensor,
+    hidden_state: Tensor,
+    samplings: Sequence[Sampling],
+    samplers: Sequence[SamplerState],
+) -> tuple[Tensor, Tensor] | None:
+    """Sample frames by a graph; None if no graph can do it."""
+    count, rows = len(first), padded_size(len(first))
+    if network.graphs is None or rows > MAX_ROWS:
+        return None
+    sampling = CapturedSampling.create(network.codebook_size, samplings, samplers)
+    if sampling is None:
+        return None
+    graph = network.graphs.find((rows, sampling.entries)) or _capture(network, rows, sampling)
+    if graph is None:
+        return None
+    hidden, table, embedding = graph.results
+    hidden[:count].copy_(hidden_state)
+    first = torch.nn.functional.pad(first, (0, 0, 0, rows - count))
+    graph.run([first, *sampling.arrays(rows, sampling.next_draws(network.groups - 1))])
+    return _read(table.cpu()[:count], network.groups), embedding[:count].clone()
+
+
+def _capture(network: CodePredictor, rows: int, sampling: CapturedSampling) -> CapturedGraph | None:
+    """Capture batches of this number of frames."""
+    graphs: Any = network.graphs
+    hidden = network.new_hidden_states(rows)
+
+    def run(arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        sampler, columns = GraphSampler(arrays[1:], network.codebook_size, network.device), list[list[Tensor]]()
+
+        def sample(logits: Tensor) -> Tensor:
+            columns.append(sampler.sample(logits))
+            return columns[-1][2 if arrays[1:] else 0][:, None]
+
+        codes, embedding = network.predict_frames(arrays[0], hidden, sample)
+        _, largest_logits, *others = zip(*columns, strict=True)
+        largest = [*largest_logits, *(others[1] if others else ())]
+        return hidden, _join([codes, *(column[:, None] for column in largest)]), embedding
+
+    keys = np.zeros((network.groups - 1, 1), np.int64)
+    arrays = [torch.zeros((rows, 1), dtype=torch.int64), *sampling.arrays(rows, keys)]
+    return graphs.capture((rows, sampling.entries), arrays, run)
+
+
+# ---------------------------------------------------------------- without a graph
 class _FrameOnDevice:
     """Sampling parameters of all codes of a batch of frames on the device of their network."""
 
@@ -75,18 +142,27 @@ class _FrameOnDevice:
         self._largest_scores.append(scores.amax(-1, keepdim=True))
         return draw_batch(scores, self._samplings, next(self._draws))[:, None]
 
-    def read(self, codes: Tensor) -> Tensor:
-        """The codes on the host, in one copy with the largest logits, in float64, which represents both exactly."""
-        parts = [codes, *self._largest_logits, *self._largest_scores]
-        widths = [codes.shape[1], len(self._largest_logits), len(self._largest_scores)]
-        chosen, logits, scores = torch.cat([part.double() for part in parts], 1).cpu().split(widths, 1)
-        if not logits.isfinite().all():
-            problem, fix = "a largest logit is not finite", "look for an overflow, and for damaged weights"
-            raise RowsFailed({row: NotFinite(f"{problem}\n  fix: {fix}") for row in _not_finite_rows(logits)})
-        if not scores.isfinite().all():
-            problem, fix = "the sampling parameters exclude every code", "use smaller penalties and biases"
-            raise RowsFailed({row: BadSampling(f"{problem}\n  fix: {fix}") for row in _not_finite_rows(scores)})
-        return chosen.long()
+    def table(self, codes: Tensor) -> Tensor:
+        """What `_read` reads."""
+        return _join([codes, *self._largest_logits, *self._largest_scores])
+
+
+# ---------------------------------------------------------------- both
+def _join(columns: Sequence[Tensor]) -> Tensor:
+    """Columns in one table, in float64, which represents codes and logits exactly."""
+    return torch.cat([column.double() for column in columns], 1)
+
+
+def _read(table: Tensor, groups: int) -> Tensor:
+    """Codes from a table on the host: codes, largest logits and largest scores of each frame. Raises RowsFailed."""
+    chosen, logits, scores = table.split([groups, groups - 1, table.shape[1] - 2 * groups + 1], 1)
+    if not logits.isfinite().all():
+        problem, fix = "a largest logit is not finite", "look for an overflow, and for damaged weights"
+        raise RowsFailed({row: NotFinite(f"{problem}\n  fix: {fix}") for row in _not_finite_rows(logits)})
+    if not scores.isfinite().all():
+        problem, fix = "the sampling parameters exclude every code", "use smaller penalties and biases"
+        raise RowsFailed({row: BadSampling(f"{problem}\n  fix: {fix}") for row in _not_finite_rows(scores)})
+    return chosen.long()
 
 
 def _not_finite_rows(values: Tensor) -> list[int]:

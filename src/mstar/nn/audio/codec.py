@@ -64,9 +64,7 @@ class Codec(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The loaded model, on the device of the component."""
-        from mstar.nn.devices import move_network
-
-        return move_network(self._load(), self.device)
+        return self.on_device(self._load())
 
     def prepare(self) -> None:
         """Load the network."""

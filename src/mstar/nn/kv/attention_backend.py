@@ -29,6 +29,10 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """Writes keys and values to their pages, and attends over the pages."""
 
+    split_positions: int = 0
+    """Number of positions of a request from which on decode runs another kernel, which is compiled when it first runs;
+    0 if there is no such kernel."""
+
     def plan(self, view: View) -> Sequence[AttentionPlan]:
         """Plans of a forward. `view.plan` has them."""
         ...

@@ -1,109 +1,155 @@
 """Captured decode steps: on a device, a step of a fixed size is captured as a graph once, and then replayed.
 
-A decode step has hundreds of short kernels; launching them one by one takes the host longer than running them takes a
-GPU. A graph is launched at once, and repeats its operations on the same memory, so everything that differs from step to
-step is in one buffer of a fixed size: tokens, positions, slots and the plan of the attention. A batch is padded to the
-next size. Rows of padding read and write a scratch page, which no request has.
+A step is one graph from the tokens to the next tokens: embedding, layers, logits and sampling
+(`mstar.nn.lm.captured_sampling` lists what is sampled outside). Tokens, positions, slots, the plan of the attention and
+the sampling parameters are in its buffer. A batch is padded to the next size. Rows of padding read and write a scratch
+page, which no request has.
 """
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mstar.nn.devices import DeviceGraph, can_capture, capture_graph
+from mstar.nn.device_graphs import MAX_BUFFER_BYTES, MAX_ROWS, CapturedGraph, DeviceGraphs, padded_size
+from mstar.nn.devices import can_capture
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.paged_attention import DecodeBatch, extend_caches, running
+from mstar.nn.kv.torch_attention import TORCH_ATTENTION
+from mstar.nn.lm.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
+from mstar.nn.lm.sampler import read_tokens
 from mstar.nn.lm.sampler_state import SamplerState
-from mstar.nn.staging import join, split
-
-log = logging.getLogger("mstar.worker")
-
-BATCH_SIZES = (1, 2, 4, 8, *range(16, 257, 8))
-"""Numbers of rows of the graphs. A larger batch runs without a graph."""
+from mstar.requests import Sampling
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Embeddings, positions and indices of logits to logits and hidden states."""
+Step = tuple[Tensor | None, Tensor, Tensor]
+"""Tokens on the host, or None if they are to be sampled from the logits; logits and hidden states."""
+
+_NO_DRAWS = np.zeros((1, 1), np.int64)
 
 
 class CapturedSteps:
-    """Graphs of the decode steps of one decoder, by number of rows and of pages of the longest request."""
+    """Graphs of the decode steps of one decoder, whose logits have `size` elements.
 
-    def __init__(self, store: KVStore, embed: Callable[[Tensor], Tensor], forward: Forward) -> None:
-        self._store, self._embed, self._forward = store, embed, forward
+    A shape is a number of rows, the number of pages of the longest request, and what is sampled. Rows and pages are
+    powers of two.
+    """
+
+    def __init__(
+        self,
+        store: KVStore,
+        embed: Callable[[Tensor], Tensor],
+        forward: Forward,
+        size: int,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+    ) -> None:
+        self._store, self._embed, self._forward, self._size = store, embed, forward, size
         self._scratch = PagedKV(store, SamplerState())
         extend_caches(store, [self._scratch], [1])
-        self.graphs: dict[tuple[int, int], StepGraph] = {}
-        """By number of rows and of pages."""
-        self._is_refused = False
-        """Whether a capture failed. It would fail again."""
+        self.max_rows = min(padded_size(max_rows), MAX_ROWS)
+        self.graphs = DeviceGraphs[tuple[int, int, int]](
+            store.device, "decode steps", max_buffer_bytes=max_buffer_bytes
+        )
+        """By number of rows, number of pages, and `CapturedSampling.entries`."""
+        self.outputs: dict[int, tuple[Tensor, Tensor]] = {}
+        """Logits and hidden states, by number of rows. All graphs with these rows write to them."""
 
     @classmethod
-    def create(cls, store: KVStore, embed: Callable[[Tensor], Tensor], forward: Forward) -> Self | None:
+    def create(
+        cls, store: KVStore, embed: Callable[[Tensor], Tensor], forward: Forward, size: int, **limits: int
+    ) -> Self | None:
         """Graphs for a decoder, none of them captured; None if its device has no graphs."""
-        return cls(store, embed, forward) if can_capture(store.device) else None
-
-    def run(self, tokens: Tensor, caches: Sequence[PagedKV]) -> tuple[Tensor, Tensor] | None:
-        """Logits and hidden states of one token per request, whose slot is allocated; None if no graph can do it."""
-        if self._is_refused or len(caches) > BATCH_SIZES[-1]:
+        if not can_capture(store.device):
             return None
-        rows = BATCH_SIZES[bisect_left(BATCH_SIZES, len(caches))]
-        longest = max(len(cache.table.pages) for cache in caches)
-        pages = 1 << (longest - 1).bit_length()
-        padding = rows - len(caches)
-        padded = [*caches, *[self._scratch] * padding]
-        arrays = [torch.nn.functional.pad(tokens, (0, padding)), *self._batch(padded, pages).arrays]
-        if (rows, pages) not in self.graphs:
-            try:
-                self.graphs[rows, pages] = self._capture(lambda: self._batch(padded, pages), arrays)
-            except RuntimeError as error:  # a layer waits for the device, or a library does not support capture
-                log.warning("decode steps run without graphs, which is slower: %s", str(error).splitlines()[0])
-                self._is_refused = True
-                return None
-        logits, hidden = self.graphs[rows, pages].run(arrays)
-        return logits[: len(caches)], hidden[: len(caches)]
+        steps = cls(store, embed, forward, size, **limits)
+        if store.backend.split_positions:
+            steps._run_scratch(store.backend.split_positions)
+        return steps
+
+    def run(
+        self, tokens: Tensor, caches: Sequence[PagedKV], params: Sequence[Sampling], *, is_copied: bool
+    ) -> Step | None:
+        """A step of one token per request, whose slot is allocated; None if no graph can do it. Raises RowsFailed.
+
+        Unless they are copied, the next step overwrites logits and hidden states.
+        """
+        count, rows = len(caches), padded_size(len(caches))
+        pages = padded_size(max(len(cache.table.pages) for cache in caches))
+        if rows > self.max_rows or not self._has_room(rows, pages):
+            return None
+        sampling = CapturedSampling.create(self._size, params, [cache.sampler for cache in caches])
+        is_sampled = sampling is not None
+        if sampling is None:
+            sampling = CapturedSampling(self._size, [Sampling()] * count, [])
+        graph = self.graphs.find((rows, pages, sampling.entries))
+        padded = [*caches, *[self._scratch] * (rows - count)]
+        if graph is None:
+            graph = self._capture(padded, pages, sampling)
+        if graph is None:
+            return None
+        keys = sampling.next_draws() if sampling.rows else _NO_DRAWS  # after this, the step must not be repeated
+        tokens = torch.nn.functional.pad(tokens, (0, rows - count))
+        table = graph.run([tokens, *self._batch(padded, pages).arrays, *sampling.arrays(rows, keys)])
+        sampled = None
+        if is_sampled:
+            chosen, largest, *others = table.cpu()[:, :count]
+            sampled = read_tokens([chosen, largest, *(other[sampling.rows] for other in others)], sampling.rows)
+        logits, hidden = (output[:count] for output in self.outputs[rows])
+        return (sampled, logits.clone(), hidden.clone()) if is_copied else (sampled, logits, hidden)
+
+    def free(self) -> None:
+        """Release the scratch page."""
+        self._scratch.free()
+
+    def capture_largest(self, pages: int) -> None:
+        """Capture a sampled step with the most rows, all of them padding. It shows how much memory graphs need."""
+        rows = self.max_rows
+        sampling = CapturedSampling(self._size, [Sampling(temperature=1.0)] * rows, [])
+        sampling.entries = ENTRY_COUNTS[0]
+        self._capture([self._scratch] * rows, pages, sampling)
+
+    @torch.inference_mode()
+    def _run_scratch(self, positions: int) -> None:
+        """Run a step of a row of padding as one of a request with this number of positions, without a graph."""
+        batch = self._batch([self._scratch], padded_size(-(-positions // self._store.pool.page_size)))
+        tokens, last = batch.move(self._store.device, *torch.zeros((2, 1), dtype=torch.int64))
+        with running(batch):
+            self._forward(self._embed(tokens)[None], batch.positions[None], last)
+
+    def _has_room(self, rows: int, pages: int) -> bool:
+        """Whether gathered pages, if the attention gathers them, are not more than those of the KV cache."""
+        return self._store.backend is not TORCH_ATTENTION or rows * pages <= self._store.pool.count
 
     def _batch(self, caches: Sequence[PagedKV], pages: int) -> DecodeBatch:
         batch = DecodeBatch(self._store, caches)
         batch.min_positions = pages * self._store.pool.page_size
         return batch
 
-    def _capture(self, make_batch: Callable[[], DecodeBatch], arrays: list[Tensor]) -> StepGraph:
-        """Capture the step of batches like this one, which are described by `arrays`."""
-        device = self._store.device
-        buffer = join(arrays, device).to(device)
-        tokens, *others = split(buffer, arrays)
-        last = torch.arange(len(tokens), device=device)
+    def _capture(self, caches: Sequence[PagedKV], pages: int, sampling: CapturedSampling) -> CapturedGraph | None:
+        """Capture the step of batches like this one."""
+        rows, device = len(caches), self._store.device
+        batch_arrays = self._batch(caches, pages).arrays
 
-        def step() -> tuple[Tensor, Tensor]:
-            batch = make_batch()  # a new one: an earlier one can have computed masks that are not in the graph
-            batch.arrays = others
+        def step(arrays: Sequence[Tensor]) -> Tensor:
+            tokens, others, params = arrays[0], arrays[1 : 1 + len(batch_arrays)], arrays[1 + len(batch_arrays) :]
+            batch = self._batch(caches, pages)  # a new one: an earlier one can have computed masks not in the graph
+            batch.arrays = [*others]
             with running(batch):
-                return self._forward(self._embed(tokens)[None], batch.positions[None], last)
+                last = torch.arange(rows, device=device)
+                results = self._forward(self._embed(tokens)[None], batch.positions[None], last)
+            if rows not in self.outputs:  # in the first run, which is not captured
+                self.outputs[rows] = torch.empty_like(results[0]), torch.empty_like(results[1])
+            for output, result in zip(self.outputs[rows], results, strict=True):
+                output.copy_(result)
+            parts = GraphSampler(params, self._size, device).sample(results[0])
+            return torch.stack([part.double() for part in parts])
 
-        results, graph = capture_graph(device, step)
-        return StepGraph(graph, buffer, last, results)
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """Graph of a step with one number of rows and pages."""
-
-    graph: DeviceGraph
-    buffer: Tensor
-    """All that differs from step to step."""
-    last: Tensor
-    results: tuple[Tensor, Tensor]
-
-    def run(self, arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states of the batch that these arrays describe."""
-        self.buffer.copy_(join(arrays, self.buffer.device), non_blocking=True)
-        self.graph.replay()
-        logits, hidden = self.results
-        return logits.clone(), hidden.clone()  # the next step writes to the same memory
+        arrays = [torch.zeros(rows, dtype=torch.int64), *batch_arrays, *sampling.arrays(rows, _NO_DRAWS)]
+        return self.graphs.capture((rows, pages, sampling.entries), arrays, step)

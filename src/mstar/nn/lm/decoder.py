@@ -167,8 +167,9 @@ class Decoder:
         """Append the inputs, a ragged batch of tokens or embeddings, to the caches; return next tokens and logits.
 
         Unfinished rows (chunked prefill) get token 0. Embeddings with `content_ids` use the prefix cache like tokens.
+        The logits are valid until the next step.
         """
-        return self.next_token_with_hidden(inputs, caches, params, layout, content_ids)[:2]
+        return self.next_token_with_hidden(inputs, caches, params, layout, content_ids, is_copied=False)[:2]
 
     @torch.inference_mode()
     def next_token_with_hidden(
@@ -178,8 +179,13 @@ class Decoder:
         params: Sequence[Sampling],
         layout: Layout,
         content_ids: Tensor | None = None,
+        *,
+        is_copied: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do the same, and return the hidden state of each position that was not in the prefix cache."""
+        """Do the same, and return the hidden state of each position that was not in the prefix cache.
+
+        Unless they are copied, the next step can overwrite logits and hidden states.
+        """
         self._reject_too_long(caches, params, layout.lengths)
         self._record_inputs(inputs if content_ids is None else content_ids, caches, layout.lengths)
         if content_ids is not None:
@@ -190,12 +196,17 @@ class Decoder:
         last = torch.tensor([end - 1 for end in accumulate(counts)])
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]
         is_decode = inputs.ndim == 1 and isinstance(batch, DecodeBatch) and not layout.unfinished
-        step = self.steps.run(inputs, caches) if self.steps is not None and is_decode else None
+        step, sampled = None, None
+        if self.steps is not None and is_decode:
+            step = self.steps.run(inputs, caches, params, is_copied=is_copied)
         if step is None:
             inputs, last = batch.move(self.device, inputs, last[finished] if layout.unfinished else last)
-            step = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
-        logits, hidden = step
+            logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
+        else:
+            sampled, logits, hidden = step
         self._share_full_pages(caches, counts)
+        if sampled is not None:
+            return sampled, logits, hidden
         if not layout.unfinished:
             return sample_tokens(logits, params, [cache.sampler for cache in caches]), logits, hidden
         sampled = torch.zeros((len(caches), 1), dtype=torch.int64)
@@ -365,49 +376,91 @@ def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
         check_attention_backend(family, decoder._embed.weight, run, *caches)
 
 
-def allocate_pages(decoder: Decoder, count: int) -> None:
-    """Allocate the KV cache, with this number of pages, at load time instead of in the first request."""
+def allocate_pages(decoder: Decoder, count: int, **graph_limits: int) -> None:
+    """Allocate the KV cache, with this number of pages, at load time instead of in the first request.
+
+    `graph_limits` are those of `CapturedSteps`.
+    """
     store = decoder.store
     if store.pool.count != count:
         store.pool = PagePool(count, store.pool.page_size)
     cache = decoder._trial_cache(store)
-    _run_tokens(decoder, cache, 1)
+    size = _run_tokens(decoder, cache, 1).shape[1]
     cache.free()
     if store.states is not None and not any(keys.numel() for keys in store.keys):
         store.window = 1  # without attention no position is needed again, so pages are released
-    if decoder.device.type != "cpu" and decoder.captures_steps and store.states is None:
-        from mstar.nn.lm.captured_steps import CapturedSteps  # imports what only devices need
+    decoder.steps = _new_steps(decoder, store, size, **graph_limits)
 
-        decoder.steps = CapturedSteps.create(store, decoder.embed, decoder._forward)
+
+def _new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) -> CapturedSteps | None:
+    """Graphs of the decode steps with a KV cache, and logits of this size; None if there are none."""
+    if decoder.device.type == "cpu" or not decoder.captures_steps or store.states is not None:
+        return None
+    from mstar.nn.lm.captured_steps import CapturedSteps  # imports what only devices need
+
+    return CapturedSteps.create(store, decoder.embed, decoder._forward, size, **graph_limits)
 
 
 def request_pages(decoder: Decoder, memory: DeviceMemory, name: str, pages: int | None) -> None:
     """Request pages for the decoder of a component, the number that its author fixed, or as many as fit.
 
     The profile run has three equal chunks of a prompt, each as large as a batch can be and with the most sampled rows,
-    in a temporary KV cache. From the second to the third, the activations grow with the context.
+    in a temporary KV cache. From the second to the third, the activations grow with the context. Graphs of decode steps
+    have memory of their own, which is measured by capturing some with the same cache.
     """
     page_size, tokens = decoder.store.pool.page_size, memory.max_batched_tokens
-    store = KVStore(PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys), swap_bytes=0)
+    pool, layers = PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys)
+    store = KVStore(pool, layers, swap_bytes=0, backend=decoder.store.backend)
     cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)
-    _run_tokens(decoder, cache, tokens)  # allocates the temporary cache
+    size = _run_tokens(decoder, cache, tokens).shape[1]  # allocates the temporary cache
     run_chunk = functools.partial(_run_tokens, decoder, cache, tokens, rows)
     second, third = memory.measure_peak(run_chunk), memory.measure_peak(run_chunk)
     growth = max(0, third - second) * page_size // tokens
     cache.free()
-    profile = MemoryProfile(store.position_bytes * page_size, page_size, max(second, third), growth)
-    memory.add(name, profile, pages, functools.partial(allocate_pages, decoder))
+    limits = {"max_rows": memory.max_batch_size, "max_buffer_bytes": memory.graph_buffer_bytes}
+    graph_bytes, graph_growth = _measure_graphs(decoder, memory, store, size, **limits)
+    profile = MemoryProfile(
+        page_bytes=store.position_bytes * page_size,
+        page_size=page_size,
+        activation_bytes=max(second, third),
+        context_bytes=growth + graph_growth,
+        graph_bytes=graph_bytes,
+    )
+    memory.add(name, profile, pages, functools.partial(allocate_pages, decoder, **limits))
 
 
 @torch.inference_mode()
-def _run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> None:
-    """Append this number of tokens to a cache, and sample what follows the first rows of them."""
+def _measure_graphs(
+    decoder: Decoder, memory: DeviceMemory, store: KVStore, size: int, **limits: int
+) -> tuple[int, int]:
+    """Bytes of the graphs of decode steps, and by how much they grow with each page of the KV cache.
+
+    All graphs share memory for what they compute, so that of the largest counts, and all their buffers. It is measured
+    for two numbers of pages, because attention that gathers pages needs more for more of them.
+    """
+    sizes, rows = [], 1
+    for pages in (4, 8):
+        steps = _new_steps(decoder, store, size, **limits)
+        if steps is None:
+            return 0, 0
+        sizes.append(memory.measure_peak(functools.partial(steps.capture_largest, pages)))
+        steps.free()
+        rows = steps.max_rows
+        del steps  # its graphs keep their memory
+    growth = max(0, sizes[1] - sizes[0]) // 4
+    return sizes[0] - 4 * growth + memory.graph_buffer_bytes, -(-growth // rows)
+
+
+@torch.inference_mode()
+def _run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> Tensor:
+    """Append this number of tokens to a cache, and sample what follows the first rows of them. Returns logits."""
     batch = extend_caches(cache.store, [cache], [count])
     tokens, last = torch.zeros(count, dtype=torch.int64), torch.arange(max(1, rows))
     tokens, last = batch.move(decoder.device, tokens, last)
     logits, _ = decoder._run(decoder._embed_inputs(tokens, [cache], [count]), batch, last)
     if rows:
         sample_tokens(logits, [_PROFILE_SAMPLING] * rows, [SamplerState() for _ in range(rows)])
+    return logits
 
 
 def _pad_to_fixed(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from mstar.requests import Sampling
 
 log = logging.getLogger(__name__)
 
-DrawBatch = Callable[[Tensor, Sequence[Sampling], Sequence[Tensor]], Tensor]
+DrawBatch = Callable[[Tensor, Sequence[Sampling] | None, Sequence[Tensor]], Tensor]
 """Draws one token for each row of scores; `mstar.nn.lm.token_draws.draw_batch` is one."""
 _CHECK_PARAMS = (
     Sampling(),

@@ -91,7 +91,15 @@ def _sample_on_device(
         processors.apply(scores, arrays[: -len(draws)])
         tokens = choose_draws(logits.device)(scores, params, arrays[-len(draws) :])
         parts += [tokens.double(), scores.amax(-1).double()]
-    chosen, largest_logits, *others = torch.cat(parts).cpu().split([len(part) for part in parts])
+    return read_tokens(torch.cat(parts).cpu().split([len(part) for part in parts]), rows)
+
+
+def read_tokens(parts: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+    """Tokens as [rows, 1]: the argmax of the logits, and for `rows` the third part. Raises RowsFailed.
+
+    The parts are on the host: argmax and maximum of the logits of all rows, tokens and largest scores of `rows`.
+    """
+    chosen, largest_logits, *others = parts
     if not largest_logits.isfinite().all():
         raise _not_finite(largest_logits.tolist())
     sampled = chosen.long()[:, None]

@@ -45,25 +45,29 @@ def draw_arrays(size: int, params: Sequence[Sampling], keys: Sequence[int]) -> l
     return [np.array([keys, top_k], np.int64), np.array(columns, np.float64)]
 
 
-def draw_batch(scores: Tensor, params: Sequence[Sampling], arrays: Sequence[Tensor]) -> Tensor:
-    """Draw one token for each row, as [rows], without waiting for the device; with temperature 0 the argmax."""
+def draw_batch(scores: Tensor, params: Sequence[Sampling] | None, arrays: Sequence[Tensor]) -> Tensor:
+    """Draw one token for each row, as [rows], without waiting for the device; with temperature 0 the argmax.
+
+    `params` tell what no row needs. Without them all of it is computed, whatever the arrays have.
+    """
     size = scores.shape[1]
     (key, top_k), (temperature, top_p, min_p) = (array[..., None] for array in arrays)
     is_greedy = temperature == 0
     probs = scores / torch.where(is_greedy, 1.0, temperature).to(scores.dtype)
-    if most := max((row.top_k for row in params if row.top_k < size), default=0):
+    most = size if params is None else max((row.top_k for row in params if row.top_k < size), default=0)
+    if most:
         largest = probs.topk(most).values
         least = largest.gather(1, (top_k - 1).clamp(max=most - 1))
         probs = probs.masked_fill((probs < least) & (top_k < size), -math.inf)
     probs = probs.softmax(-1)
-    if any(row.top_p < 1 for row in params):
+    if params is None or any(row.top_p < 1 for row in params):
         ordered, order = probs.sort(descending=True, stable=True)
         is_beyond = ordered.cumsum(-1) >= top_p.to(probs.dtype)
         is_beyond = is_beyond.roll(1, -1)
         is_beyond[:, 0] = False  # the token that crosses the bound is kept
         is_beyond &= top_p < 1
         probs = probs.masked_fill(is_beyond.scatter(1, order, is_beyond), 0.0)
-    if any(row.min_p for row in params):
+    if params is None or any(row.min_p for row in params):
         probs = probs.masked_fill(probs < min_p.to(probs.dtype) * probs.amax(-1, keepdim=True), 0.0)
     drawn = _first_to_arrive(probs, arrival_times(key, torch.arange(size, device=scores.device)))
     return torch.where(is_greedy, scores, drawn).argmax(-1)

@@ -177,7 +177,7 @@ def draw(
     tl.store(drawn + row, token)
 
 
-def draw_batch(scores: Tensor, params: Sequence[Sampling], arrays: Sequence[Tensor]) -> Tensor:  # noqa: ARG001
+def draw_batch(scores: Tensor, params: Sequence[Sampling] | None, arrays: Sequence[Tensor]) -> Tensor:  # noqa: ARG001
     """Draw one token for each row, as [rows]: the function of this name of `mstar.nn.lm.token_draws`."""
     (keys, top_ks), (temperatures, top_ps, min_ps) = arrays
     drawn = torch.empty(len(scores), dtype=torch.int64, device=scores.device)

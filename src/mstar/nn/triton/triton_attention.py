@@ -69,6 +69,7 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, min_split_positions: int = _MIN_SPLIT_POSITIONS) -> None:
         self._min_split_positions = min_split_positions
+        self.split_positions = 2 * min_split_positions
 
     def plan(self, view: View) -> Sequence[TritonPlan]:
         """The plan of a forward."""
