@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 INTERPRETED = ["test_triton_attention.py", "test_interpreted_decoders.py", "test_token_draws.py"]
 COMPILED = ["test_interpreter.py", "test_cubins.py", "test_plan.py"]
@@ -33,3 +34,26 @@ def bfloat16_products(monkeypatch):
         "create_dot",
         lambda builder, a, b, *others: create_dot(builder, as_float32(a), as_float32(b), *others),
     )
+
+
+@pytest.fixture(autouse=True)
+def fp8_conversions(monkeypatch):
+    """Triton's interpreter rounds to fp8 without carries, and does not know its subnormal numbers."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
+
+    convert = InterpreterBuilder.create_fp_to_fp
+
+    def create_fp_to_fp(builder, source, target, rounding):
+        target = target.scalar
+        if target == tl.float8e4nv and source.dtype.scalar == tl.float32:
+            rounded = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn)
+            return TensorHandle(rounded.view(torch.uint8).numpy(), target)
+        if source.dtype.scalar == tl.float8e4nv and target == tl.float32:
+            return TensorHandle(torch.from_numpy(source.data.copy()).view(torch.float8_e4m3fn).float().numpy(), target)
+        if source.dtype.scalar == tl.float8e4nv:
+            return builder.create_fp_trunc(create_fp_to_fp(builder, source, tl.float32, None), target)
+        return convert(builder, source, target, rounding)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_fp_to_fp", create_fp_to_fp)

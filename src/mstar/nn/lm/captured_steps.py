@@ -58,7 +58,8 @@ class CapturedSteps:
         pages = 1 << (longest - 1).bit_length()
         padding = rows - len(caches)
         padded = [*caches, *[self._scratch] * padding]
-        arrays = [torch.nn.functional.pad(tokens, (0, padding)), *self._batch(padded, pages).arrays]
+        batch = self._batch(padded, pages)
+        arrays = [torch.nn.functional.pad(tokens, (0, padding)), *batch.arrays]
         if (rows, pages) not in self.graphs:
             try:
                 self.graphs[rows, pages] = self._capture(lambda: self._batch(padded, pages), arrays)
@@ -66,7 +67,7 @@ class CapturedSteps:
                 log.warning("decode steps run without graphs, which is slower: %s", str(error).splitlines()[0])
                 self._is_refused = True
                 return None
-        logits, hidden = self.graphs[rows, pages].run(arrays)
+        logits, hidden = self.graphs[rows, pages].run(batch, arrays)
         return logits[: len(caches)], hidden[: len(caches)]
 
     def _batch(self, caches: Sequence[PagedKV], pages: int) -> DecodeBatch:
@@ -80,6 +81,7 @@ class CapturedSteps:
         buffer = join(arrays, device).to(device)
         tokens, *others = split(buffer, arrays)
         last = torch.arange(len(tokens), device=device)
+        _prepare(make_batch(), others)
 
         def step() -> tuple[Tensor, Tensor]:
             batch = make_batch()  # a new one: an earlier one can have computed masks that are not in the graph
@@ -88,7 +90,7 @@ class CapturedSteps:
                 return self._forward(self._embed(tokens)[None], batch.positions[None], last)
 
         results, graph = capture_graph(device, step)
-        return StepGraph(graph, buffer, last, results)
+        return StepGraph(graph, buffer, others, last, results)
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,21 @@ class StepGraph:
     graph: DeviceGraph
     buffer: Tensor
     """All that differs from step to step."""
+    arrays: list[Tensor]
+    """Its parts that describe the batch."""
     last: Tensor
     results: tuple[Tensor, Tensor]
 
-    def run(self, arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states of the batch that these arrays describe."""
+    def run(self, batch: DecodeBatch, arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits and hidden states of a batch, whose tokens and description are these arrays."""
         self.buffer.copy_(join(arrays, self.buffer.device), non_blocking=True)
+        _prepare(batch, self.arrays)
         self.graph.replay()
         logits, hidden = self.results
         return logits.clone(), hidden.clone()  # the next step writes to the same memory
+
+
+def _prepare(batch: DecodeBatch, arrays: Sequence[Tensor]) -> None:
+    """Let the attention backend plan a batch, which these arrays describe on the device, outside of the graph."""
+    batch.arrays = arrays
+    batch.store.backend.prepare_graph(batch)
