@@ -37,23 +37,31 @@ def bfloat16_products(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def fp8_conversions(monkeypatch):
-    """Triton's interpreter rounds to fp8 without carries, and does not know its subnormal numbers."""
+def rounding(monkeypatch):
+    """Triton's interpreter cuts float32 to bfloat16, and rounds to fp8 without carries and subnormal numbers."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
-    convert = InterpreterBuilder.create_fp_to_fp
+    convert, cast = InterpreterBuilder.create_fp_to_fp, InterpreterBuilder.cast_impl
+
+    def cast_impl(builder, source, target):
+        target = target.scalar
+        if source.dtype.scalar == tl.float32 and target == tl.bfloat16:
+            rounded = torch.from_numpy(source.data.copy()).to(torch.bfloat16)
+            return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), target)
+        return cast(builder, source, target)
 
     def create_fp_to_fp(builder, source, target, rounding):
         target = target.scalar
         if target == tl.float8e4nv and source.dtype.scalar == tl.float32:
             rounded = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn)
             return TensorHandle(rounded.view(torch.uint8).numpy(), target)
-        if source.dtype.scalar == tl.float8e4nv and target == tl.float32:
-            return TensorHandle(torch.from_numpy(source.data.copy()).view(torch.float8_e4m3fn).float().numpy(), target)
-        if source.dtype.scalar == tl.float8e4nv:
-            return builder.create_fp_trunc(create_fp_to_fp(builder, source, tl.float32, None), target)
-        return convert(builder, source, target, rounding)
+        if source.dtype.scalar != tl.float8e4nv:
+            return convert(builder, source, target, rounding)
+        exact = torch.from_numpy(source.data.copy()).view(torch.float8_e4m3fn).float().numpy()
+        handle = TensorHandle(exact, tl.float32)
+        return handle if target == tl.float32 else builder.cast_impl(handle, target)
 
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
     monkeypatch.setattr(InterpreterBuilder, "create_fp_to_fp", create_fp_to_fp)

@@ -79,7 +79,8 @@ class PagedRequests:
         slots = torch.ones(self.store.pool.count, dtype=torch.bool)
         slots[used] = False
         for memory in (*self.store.keys, *self.store.values):
-            memory[slots.repeat_interleave(self.store.pool.page_size)] = math.nan
+            unused = slots.repeat_interleave(self.store.pool.page_size).nonzero().flatten()
+            memory[unused] = torch.tensor(math.nan).to(memory.dtype)  # fp8 has no masked_fill
 
     def check(self, caches, counts, **rule):
         tolerance = TOLERANCES[self.dtype]

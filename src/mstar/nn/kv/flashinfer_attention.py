@@ -189,7 +189,8 @@ class FlashInferAttention(AttentionBackend):
         if problem := self.unsupported([LayerNeeds(keys.shape[2], values.shape[2], sinks is not None)]):
             raise NotImplementedError(f"the attention backend flashinfer does not support {problem}")
         query = _dense_rows(query[0].transpose(0, 1))
-        rule = Rule(query.shape[1], *keys.shape[1:], scaling, window, softcap, query.dtype, keys.dtype)
+        _, heads, size = keys.shape
+        rule = Rule(query.shape[1], heads, size, scaling, window, softcap, query.dtype, keys.dtype)
         self._rules[rule] = None
         return self._wrapper(plan, rule).run(query, _pages(memory, plan.page_size))[None]
 

@@ -98,7 +98,7 @@ class TorchAttention(AttentionBackend):
         """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
         key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
         memory = batch.store.layer(layer, key, value)
-        if _is_native(memory):
+        if _is_native(memory, key.dtype):
             native.write(memory, key, value, batch.places)
         else:
             for part, new in zip(memory, (key, value), strict=True):
@@ -122,7 +122,7 @@ class TorchAttention(AttentionBackend):
             _require_groups(view)
             for group in view.plan:
                 group.attend_general(out, query[0], memory, scaling, window, softcap, sinks)
-        elif _is_native(memory):
+        elif _is_native(memory, query.dtype):
             for group in view.long:
                 group.attend(out, query[0], memory, scaling, window)
             native.attend(out, query, memory, view.pages, scaling, window)
@@ -136,9 +136,10 @@ TORCH_ATTENTION = TorchAttention()
 """The one instance: it has no state."""
 
 
-def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
+def _is_native(memory: tuple[Tensor, Tensor], dtype: torch.dtype) -> bool:
+    """Whether the fused kernels read this memory for a network with this dtype."""
     keys, values = memory
-    return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
+    return keys.dtype is dtype and native.is_native(dtype, keys.device) and keys.shape == values.shape
 
 
 def _require_groups(view: View) -> None:
