@@ -22,6 +22,8 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Shared memory of one program, by architecture: A100, H100, B200."""
 _EM_CUDA = 190
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_FP8_ARCHITECTURE = 89
+"""First architecture with float8_e4m3fn."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Variant:
     has_sinks: bool = False
     has_window_1: bool = False
     """Whether its sliding window is 1: a launch makes such an integer a constant."""
+    cache_dtype: str = ""
+    """Dtype of the KV cache; empty for that of the network."""
+
+    def runs_on(self, architecture: int) -> bool:
+        """Whether an architecture has its dtypes."""
+        return self.cache_dtype != "fp8e4nv" or architecture >= _FP8_ARCHITECTURE
 
 
 VARIANTS = (
@@ -50,6 +58,8 @@ VARIANTS = (
     Variant("gpt_oss_decode_split", "bf16", 8, 64, is_split=True, has_sinks=True),
     Variant("phi3_prefill_float16", "fp16", 1, 96, tokens=PREFILL_TOKENS),
     Variant("window_of_1_decode", "bf16", 2, 128, has_window_1=True),
+    Variant("llama3_decode_fp8_cache", "bf16", 4, 128, cache_dtype="fp8e4nv"),
+    Variant("llama3_prefill_fp8_cache", "bf16", 4, 128, tokens=PREFILL_TOKENS, cache_dtype="fp8e4nv"),
 )
 _PAGE_SIZE = 16
 
@@ -77,12 +87,13 @@ def compile_variant(variant: Variant, architecture: int) -> Iterator[Cubin]:
     ones = {"window": 1} if variant.has_window_1 else {}
     pointer, block = f"*{variant.dtype}", max(16, triton.next_power_of_2(variant.size))
     sizes = {"KEY_SIZE": variant.size, "KEY_BLOCK": block, "VALUE_SIZE": variant.size, "VALUE_BLOCK": block}
-    write = {"keys": pointer, "values": pointer, "key": pointer, "value": pointer, "places": "*i64"}
+    caches = dict.fromkeys(("keys", "values"), f"*{variant.cache_dtype or variant.dtype}")
+    write = {**caches, "key": pointer, "value": pointer, "places": "*i64"}
     write_constants = {"HEADS": 2, **sizes, "TOKENS": 16}
     yield _compile(paged_attention.write_pages, variant.name, write, write_constants, architecture)
     members, rows = block_shape(variant.group, variant.tokens)
     partial = "*fp32" if variant.is_split else pointer
-    attend = dict.fromkeys(("query", "keys", "values", "sinks"), pointer)
+    attend = caches | dict.fromkeys(("query", "sinks"), pointer)
     attend |= {"out": partial, "logsumexps": partial, "scaling": "fp32", "softcap": "fp32"}
     attend |= dict.fromkeys(("page_table", "seen", "blocks"), "*i64")
     constants = {"HEADS": 2, "GROUP": variant.group, "MEMBERS": members, "ROWS": rows, **sizes, "PAGE_SIZE": _PAGE_SIZE}
@@ -122,7 +133,8 @@ def _compile(function: Any, name: str, types: dict[str, str], constants: dict[st
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for architecture in SHARED_BYTES:
-        layers = [cubin for variant in VARIANTS for cubin in compile_variant(variant, architecture)]
+        variants = [variant for variant in VARIANTS if variant.runs_on(architecture)]
+        layers = [cubin for variant in variants for cubin in compile_variant(variant, architecture)]
         for cubin in (*layers, compile_draws(architecture)):
             (directory / f"{cubin.name}.cubin").write_bytes(cubin.code)
             print(f"{cubin.name}: {len(cubin.code)} bytes of ELF, {cubin.shared_bytes} bytes of shared memory")

@@ -131,6 +131,18 @@ def test_a_placement_that_does_not_fit_is_refused(tmp_path, capsys):
     assert err.startswith("gpu0 on cuda:0: 61.1 GB are needed for thinker (weights 61.1 GB), and 40.0 GB can be used\n")
 
 
+def test_the_dtypes_of_a_placement_are_planned(tmp_path, capsys):
+    file = tmp_path / "place.toml"
+    file.write_text(
+        '[place]\nlm = "gpu0"\n[workers.gpu0]\ndevice = "cuda:0"\n[components.lm]\nkv_cache_dtype = "fp8"\n'
+    )
+    out = plan(capsys, "llama-3.1-8b", "--device-memory", "80GB", "--placement", file)[1]
+    assert "8.03 B      bfloat16  16.1 GB  65.54 kB      49,533  792,528    193" in out
+    file.write_text(file.read_text() + 'dtype = "float32"\n')
+    out = plan(capsys, "llama-3.1-8b", "--device-memory", "80GB", "--placement", file)[1]
+    assert "8.03 B      float32  32.1 GB  65.54 kB" in out
+
+
 def test_every_component_with_weights_must_be_placed():
     placement = parse_placement({"place": {"thinker": "a"}})
     with pytest.raises(LoadError, match="no rule for `audio_encoder`, `vision_encoder`, `talker`"):

@@ -113,6 +113,19 @@ def test_graphs_leave_fewer_pages(monkeypatch):
     assert counts[0] < counts[1]
 
 
+def test_a_cache_in_fewer_bits_has_more_pages():
+    counts = {}
+    for dtype in ("float32", "bfloat16", "fp8"):
+        with with_memory(16 * MB):
+            memory = open_small(share=0.5)
+            lm = make_lm(memory, kv_cache_dtype=dtype)
+            load(memory, lm)
+            counts[dtype] = pages(lm), page_bytes(lm)
+            assert memory.used <= memory.limit
+    assert counts["float32"][1] == 2 * counts["bfloat16"][1] == 4 * counts["fp8"][1]
+    assert counts["float32"][0] < counts["bfloat16"][0] < counts["fp8"][0]
+
+
 def test_larger_batches_leave_fewer_pages():
     counts = []
     for tokens in (16, 256):

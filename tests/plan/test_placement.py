@@ -105,9 +105,16 @@ def test_a_file_is_read_in_all_its_forms(tmp_path):
 
 
 def test_components_have_settings():
-    placement = parsed('[components.lm]\ndtype = "bfloat16"\nquantization = "int8"\nattention_backend = "torch"')
+    lines = (
+        'dtype = "bfloat16"',
+        'quantization = "int8"',
+        'attention_backend = "flashinfer"',
+        'kv_cache_dtype = "fp8"',
+    )
+    placement = parsed("\n".join(["[components.lm]", *lines]))
     placement.check(GRAPHS)
-    settings = {"dtype": "bfloat16", "quantization": "int8", "attention_backend": "torch"}
+    settings = {"dtype": "bfloat16", "quantization": "int8"}
+    settings |= {"attention_backend": "flashinfer", "kv_cache_dtype": "fp8"}
     assert placement.component_settings == {"lm": settings}
     assert placement.workers() == (LOCAL_WORKER,)
 

@@ -100,6 +100,8 @@ def plan_devices(
         return (_plan_device(LOCAL_WORKER, Resources(device="device"), sizes, device_bytes),)
     if unplaced := [name for name in sizes if not _workers(placement, name)]:
         raise LoadError(f'the placement has no rule for {format_names(unplaced)}\n  fix: {unplaced[0]} = "a worker"')
+    settings = placement.component_settings
+    sizes = {name: size.with_settings(settings.get(name, {})) for name, size in sizes.items()}
     plans: list[DevicePlan] = []
     for worker in placement.workers():
         resources = placement.worker_resources.get(worker, Resources())

@@ -31,6 +31,7 @@ MAX_BUFFER_BYTES = 64_000_000
 """Maximum bytes of the buffers of all graphs of a network."""
 
 K = TypeVar("K", bound=Hashable)
+Prepare = Callable[[Sequence[Tensor]], None]
 
 
 def padded_size(count: int) -> int:
@@ -45,11 +46,18 @@ class CapturedGraph:
     graph: DeviceGraph
     buffer: Tensor
     """All integers that differ from batch to batch."""
+    parts: Sequence[Tensor]
+    """The arrays in the buffer."""
     results: Any
 
-    def run(self, arrays: Sequence[Tensor]) -> Any:
-        """Results for the batch that these arrays describe. The next replay of any graph overwrites them."""
+    def run(self, arrays: Sequence[Tensor], prepare: Prepare | None = None) -> Any:
+        """Results for the batch that these arrays describe. The next replay of any graph overwrites them.
+
+        `prepare` does what is needed outside of the graph; it gets the arrays on the device.
+        """
         self.buffer.copy_(join(arrays, self.buffer.device), non_blocking=True)
+        if prepare is not None:
+            prepare(self.parts)
         self.graph.replay()
         return self.results
 
@@ -73,9 +81,16 @@ class DeviceGraphs(Generic[K]):
         return graph
 
     def capture(
-        self, shape: K, arrays: Sequence[Tensor], run: Callable[[Sequence[Tensor]], Any]
+        self,
+        shape: K,
+        arrays: Sequence[Tensor],
+        run: Callable[[Sequence[Tensor]], Any],
+        prepare: Prepare | None = None,
     ) -> CapturedGraph | None:
-        """Capture what a function does with arrays like these, which it gets on the device; None if that fails."""
+        """Capture what a function does with arrays like these, which it gets on the device; None if that fails.
+
+        `prepare` runs before it, outside of the graph.
+        """
         size = sum(array.nbytes for array in arrays)
         if self._is_refused or size > self._max_buffer_bytes:
             return None
@@ -85,12 +100,14 @@ class DeviceGraphs(Generic[K]):
         buffer = join(arrays, self._device).to(self._device)
         parts = split(buffer, arrays)
         try:
+            if prepare is not None:
+                prepare(parts)
             results, graph = capture_graph(self._device, lambda: run(parts), self._pool)
         except RuntimeError as error:  # a layer waits for the device, or a library does not support capture
             log.warning("%s run without graphs, which is slower: %s", self._what, str(error).splitlines()[0])
             self._is_refused = True
             return None
-        self.graphs[shape] = CapturedGraph(graph, buffer, results)
+        self.graphs[shape] = CapturedGraph(graph, buffer, parts, results)
         return self.graphs[shape]
 
     def _drop(self, max_bytes: int) -> None:

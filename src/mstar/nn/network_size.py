@@ -6,11 +6,12 @@ published models with several components are in `mstar.nn.published_sizes`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 _ATTENTION_LAYERS = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -41,6 +42,14 @@ class NetworkSize:
     dtype: str
     kv: KVSize | None = None
     """None if it has no KV cache."""
+
+    def with_settings(self, settings: Mapping[str, str]) -> NetworkSize:
+        """The size with the settings of a component in a placement: `dtype` and `kv_cache_dtype`."""
+        dtype = settings.get("dtype", self.dtype)
+        if self.kv is None:
+            return replace(self, dtype=dtype)
+        kv_dtype = settings.get("kv_cache_dtype", settings.get("dtype", self.kv.dtype))
+        return replace(self, dtype=dtype, kv=replace(self.kv, dtype=kv_dtype))
 
     @property
     def weight_bytes(self) -> int:

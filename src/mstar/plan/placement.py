@@ -18,9 +18,10 @@
     host = "10.0.0.2"                 # pin to this host
 
     [components.lm]
-    dtype = "bfloat16"                # dtype of the weights and the KV cache
+    dtype = "bfloat16"                # dtype of the weights, and of the KV cache without kv_cache_dtype
     quantization = "int8"             # of the weights, on CPUs
-    attention_backend = "torch"       # torch or triton; by default the device decides
+    attention_backend = "torch"       # torch, triton or flashinfer; by default the device decides
+    kv_cache_dtype = "fp8"            # fp8, bfloat16, float16 or float32; by default that of the weights
 
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
@@ -41,7 +42,8 @@ from mstar.graph import ir
 COMPONENT_SETTINGS = {
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "quantization": ("int8",),
-    "attention_backend": ("torch", "triton"),
+    "attention_backend": ("torch", "triton", "flashinfer"),
+    "kv_cache_dtype": ("fp8", "bfloat16", "float16", "float32"),
 }
 """Settings of a component and their values. Which of them a component supports is checked when it is loaded."""
 LOCAL_WORKER = "local"

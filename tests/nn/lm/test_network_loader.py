@@ -81,5 +81,8 @@ def test_a_network_that_transformers_runs_has_no_int8_and_no_attention_backend()
     with pytest.raises(LoadError, match="BloomForCausalLM is run by transformers, which has no int8 mode"):
         lm.prepare()
     lm.operator_settings = {"attention_backend": "torch"}
-    with pytest.raises(LoadError, match="BloomForCausalLM is run by transformers, which does not use the attention"):
+    with pytest.raises(LoadError, match="BloomForCausalLM is run by transformers, which does not use `attention_back"):
+        lm.prepare()
+    lm.operator_settings = {"kv_cache_dtype": "fp8"}
+    with pytest.raises(LoadError, match=r"does not use `kv_cache_dtype`\n  fix: remove `kv_cache_dtype` from the pl"):
         lm.prepare()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mstar.errors import LoadError
+from mstar.nn.kv.backend_choice import BackendChoice
 from mstar.nn.lm import decoder
 from mstar.nn.triton.triton_attention import TritonAttention
 from mstar.walk.states import KV
@@ -47,7 +48,7 @@ def test_every_family(name):
 
 @pytest.mark.slow
 def test_cross_attention_of_an_encoder_decoder(monkeypatch):
-    monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonAttention())
+    monkeypatch.setattr(decoder, "choose_backend", lambda *_: BackendChoice(TritonAttention()))
     lm = test_seq2seq.component()
     requests = [
         (sound, start, dataclasses.replace(params, max_tokens=4)) for sound, start, params in test_seq2seq.given(5)
@@ -55,6 +56,14 @@ def test_cross_attention_of_an_encoder_decoder(monkeypatch):
     right = [test_seq2seq.generated(*request) for request in requests]
     assert test_seq2seq.serve(lm, requests, 2, forks=1, leaves=0.1) == right
     assert isinstance(lm.decoder.store.backend, TritonAttention)
+
+
+@pytest.mark.parametrize("name", ["fp8", "bfloat16"])
+def test_a_cache_of_another_dtype_gives_the_tokens_of_any_schedule(name):
+    requests = requests_of(4, 4)
+    lm = triton_component("llama", kv_cache_dtype=name)
+    alone = [ConcurrentRequests(lm, 1, largest=1).serve([request])[0] for request in requests]
+    assert ConcurrentRequests(lm, 2, token_budget=30).serve(requests, forks=2, evictions=0.2) == alone
 
 
 def test_attend_only_sees_all_positions():

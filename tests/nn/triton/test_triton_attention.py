@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mstar.nn.kv.cache_dtype import FP8, to_cache_dtype
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import attend_general, extend_caches, running
@@ -24,10 +25,21 @@ class PagedRequests:
     """Caches of one layer whose pages Triton reads, with the complete keys and values of each of them."""
 
     def __init__(  # heads are (of queries, of keys), sizes (of a key, of a value)
-        self, heads=(4, 2), sizes=(16, 16), *, page_size=4, window=0, dtype=torch.float32, splits_at=512, released=False
+        self,
+        heads=(4, 2),
+        sizes=(16, 16),
+        *,
+        page_size=4,
+        window=0,
+        dtype=torch.float32,
+        splits_at=512,
+        released=False,
+        cache_dtype=None,
     ):
         self.heads, self.sizes, self.window, self.dtype = heads, sizes, window, dtype
-        self.store = KVStore(PagePool(2048, page_size), 1, swap_bytes=1 << 20, backend=TritonAttention(splits_at))
+        self.cache_dtype = cache_dtype or dtype
+        backend = TritonAttention(splits_at)
+        self.store = KVStore(PagePool(2048, page_size), 1, swap_bytes=1 << 20, backend=backend, dtype=cache_dtype)
         self.store.window = window if released else None
         for memory in self.store.layer(0, *(torch.zeros(1, heads[1], size, dtype=dtype) for size in sizes)):
             memory.fill_(math.nan)
@@ -67,14 +79,16 @@ class PagedRequests:
         slots = torch.ones(self.store.pool.count, dtype=torch.bool)
         slots[used] = False
         for memory in (*self.store.keys, *self.store.values):
-            memory[slots.repeat_interleave(self.store.pool.page_size)] = math.nan
+            unused = slots.repeat_interleave(self.store.pool.page_size).nonzero().flatten()
+            memory[unused] = torch.tensor(math.nan).to(memory.dtype)  # fp8 has no masked_fill
 
     def check(self, caches, counts, **rule):
         tolerance = TOLERANCES[self.dtype]
         torch.testing.assert_close(*self.append(caches, counts, **rule), rtol=tolerance, atol=tolerance)
 
     def _expected(self, cache, query, key, value, is_causal, softcap, sinks):  # noqa: PLR0917
-        keys, values = (torch.cat(pair, 1) for pair in zip(self.history[cache], (key, value), strict=True))
+        rounded = (to_cache_dtype(part, self.cache_dtype).to(self.dtype) for part in (key, value))
+        keys, values = (torch.cat(pair, 1) for pair in zip(self.history[cache], rounded, strict=True))
         self.history[cache] = keys, values
         group, length, new = query.shape[0] // keys.shape[0], keys.shape[1], query.shape[1]
         keys, values = (each.double().repeat_interleave(group, 0) for each in (keys, values))
@@ -136,6 +150,17 @@ def test_random_batches(seed):
 @pytest.mark.parametrize("seed", range(4, 30))
 def test_more_random_batches(seed):
     check_random_batches(seed, steps=10)
+
+
+@pytest.mark.parametrize("cache_dtype", [FP8, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_cache_of_another_dtype_has_rounded_values(dtype, cache_dtype):
+    torch.manual_seed(0)
+    requests = PagedRequests(dtype=dtype, cache_dtype=cache_dtype, splits_at=8, window=16)
+    caches = [requests.new(), requests.new()]
+    for counts in ([33, 7], [1, 1], [3, 9]):
+        requests.check(caches, counts)
+    assert requests.store.keys[0].dtype == cache_dtype
 
 
 def test_tokens_that_see_all_positions():

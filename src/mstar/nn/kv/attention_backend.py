@@ -4,19 +4,28 @@
 |---|---|---|
 | `torch` | CPUs, other devices | fused kernels on a CPU, otherwise torch's attention over gathered pages |
 | `triton` | GPUs, or a CPU in Triton's interpreter | `mstar.nn.triton`, one kernel for prefill and decode |
+| `flashinfer` | GPUs where it is installed | `mstar.nn.kv.flashinfer_attention`, the kernels of FlashInfer |
 
 `mstar.nn.kv.backend_choice` chooses one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 View = Any
 """An `AttentionView` or `AttentionBatch` of `mstar.nn.kv.paged_attention`, which imports this module."""
+
+
+class LayerNeeds(NamedTuple):
+    """Attention of a layer, as far as a backend can lack it."""
+
+    key_size: int
+    value_size: int
+    has_sinks: bool
 
 
 class AttentionPlan(Protocol):
@@ -29,6 +38,9 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """Writes keys and values to their pages, and attends over the pages."""
 
+    name: ClassVar[str]
+    is_partial: ClassVar[bool] = False
+    """Whether it cannot run the layers of some networks (`unsupported`)."""
     split_positions: int = 0
     """Number of positions of a request from which on decode runs another kernel, which is compiled when it first runs;
     0 if there is no such kernel."""
@@ -57,3 +69,10 @@ class AttentionBackend(Protocol):
         size by tanh, 0 does not. `sinks`, [heads], are scores that take part in the softmax and have no value.
         """
         ...
+
+    def prepare_graph(self, view: View) -> None:
+        """Do what a captured step needs on the host before it is captured and before each replay."""
+
+    def unsupported(self, needs: Collection[LayerNeeds]) -> str:  # noqa: ARG002 - most have no limits
+        """What a network with these layers needs and the backend does not have; empty if it can run it."""
+        return ""

@@ -28,14 +28,14 @@ from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
 from mstar.walk.states import KV
 
 
-def _zeros_like_rows(row: Tensor, positions: int) -> Tensor:
+def _zeros_like_rows(row: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
     """Zeros for this number of rows. On a CPU the kernel provides the memory when it is first written."""
     shape = (positions, *row.shape[1:])
-    size = prod(shape) * row.element_size()
+    size = prod(shape) * dtype.itemsize
     if row.device.type != "cpu" or not size:
-        return row.new_zeros(shape)
+        return row.new_zeros(shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=row.dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class KVStore:
@@ -49,8 +49,11 @@ class KVStore:
         swap_bytes: int,
         states: RecurrentStates | None = None,
         backend: AttentionBackend = TORCH_ATTENTION,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.pool = pool
+        self.dtype = dtype
+        """Dtype of the keys and values; None for that of the network."""
         self.backend = backend
         """What reads and writes the pages."""
         self.states = states
@@ -91,8 +94,8 @@ class KVStore:
         """Keys and values of a layer as [positions, heads, size], allocated with the shape of the first ones."""
         if not self.keys[index].numel():
             positions = self.pool.count * self.pool.page_size
-            self.keys[index] = _zeros_like_rows(key, positions)
-            self.values[index] = _zeros_like_rows(value, positions)
+            self.keys[index] = _zeros_like_rows(key, positions, self.dtype or key.dtype)
+            self.values[index] = _zeros_like_rows(value, positions, self.dtype or value.dtype)
         return self.keys[index], self.values[index]
 
     # ---------------------------------------------------------------- page table

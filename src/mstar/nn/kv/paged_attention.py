@@ -60,6 +60,8 @@ class AttentionView:
         single, others = (self.counts == 1).nonzero()[0].tolist(), (self.counts != 1).nonzero()[0].tolist()
         return [Group(self, rows) for rows in (single, *([row] for row in others)) if rows]
 
+    is_causal: bool = False
+    """Whether a token sees the positions up to its own; otherwise all of its request."""
     min_positions: int = 0
     """Number of positions that the plan has room for at least, so that its shape does not depend on the requests."""
 
@@ -133,6 +135,7 @@ class AttentionBatch(AttentionView):
             store.page_table_array[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
         )
         self.positions, self.places = torch.from_numpy(positions), torch.from_numpy(places)
+        self.is_causal = is_causal
         if is_causal:
             self.seen = self.positions + 1
 
@@ -189,6 +192,7 @@ class DecodeBatch(AttentionBatch):
         columns = np.array([[cache.row for cache in caches], lengths, positions, places, range(len(caches))])
         self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(columns).unbind()
         self.long = []
+        self.is_causal = True
 
     @functools.cached_property
     def counts(self) -> np.ndarray:

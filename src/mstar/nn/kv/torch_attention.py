@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mstar.errors import LoadError
 from mstar.nn import native
 from mstar.nn.kv.attention_backend import AttentionBackend, View
+from mstar.nn.kv.cache_dtype import to_cache_dtype
 
 
 class Group:
@@ -50,8 +52,8 @@ class Group:
         is_plain = self._is_beginning and not 0 < window < places.shape[1]
         out[tokens] = scaled_dot_product_attention(
             query[:, tokens].transpose(0, 1),
-            keys[places].transpose(1, 2),
-            values[places].transpose(1, 2),
+            keys[places].to(query.dtype).transpose(1, 2),
+            values[places].to(query.dtype).transpose(1, 2),
             attn_mask=None if is_plain else self.mask(window),
             is_causal=is_plain,
             scale=scaling,
@@ -72,7 +74,7 @@ class Group:
         tokens, places, _ = self.arrays
         queries = query[:, tokens].transpose(0, 1)
         group = len(query) // memory[0].shape[1]
-        keys, values = (part[places].transpose(1, 2).repeat_interleave(group, 1) for part in memory)
+        keys, values = (part[places].to(query.dtype).transpose(1, 2).repeat_interleave(group, 1) for part in memory)
         scores = (queries @ keys.mT).float() * scaling
         if softcap:
             scores = (scores / softcap).tanh() * softcap
@@ -86,6 +88,8 @@ class Group:
 class TorchAttention(AttentionBackend):
     """The backend of CPUs, and of devices without another one."""
 
+    name: ClassVar[str] = "torch"
+
     def plan(self, view: View) -> Sequence[Group]:
         """All requests in groups."""
         return view.groups
@@ -94,10 +98,11 @@ class TorchAttention(AttentionBackend):
         """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
         key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
         memory = batch.store.layer(layer, key, value)
-        if _is_native(memory):
+        if _is_native(memory, key.dtype):
             native.write(memory, key, value, batch.places)
         else:
-            memory[0][batch.places], memory[1][batch.places] = key, value
+            for part, new in zip(memory, (key, value), strict=True):
+                part[batch.places] = to_cache_dtype(new, part.dtype)
 
     def attend(  # noqa: PLR0913, PLR0917 - the interface
         self,
@@ -117,7 +122,7 @@ class TorchAttention(AttentionBackend):
             _require_groups(view)
             for group in view.plan:
                 group.attend_general(out, query[0], memory, scaling, window, softcap, sinks)
-        elif _is_native(memory):
+        elif _is_native(memory, query.dtype):
             for group in view.long:
                 group.attend(out, query[0], memory, scaling, window)
             native.attend(out, query, memory, view.pages, scaling, window)
@@ -131,9 +136,10 @@ TORCH_ATTENTION = TorchAttention()
 """The one instance: it has no state."""
 
 
-def _is_native(memory: tuple[Tensor, Tensor]) -> bool:
+def _is_native(memory: tuple[Tensor, Tensor], dtype: torch.dtype) -> bool:
+    """Whether the fused kernels read this memory for a network with this dtype."""
     keys, values = memory
-    return native.is_native(keys.dtype, keys.device) and keys.shape == values.shape
+    return keys.dtype is dtype and native.is_native(dtype, keys.device) and keys.shape == values.shape
 
 
 def _require_groups(view: View) -> None:

@@ -8,6 +8,7 @@ page, which no request has.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -96,7 +97,9 @@ class CapturedSteps:
             return None
         keys = sampling.next_draws() if sampling.rows else _NO_DRAWS  # after this, the step must not be repeated
         tokens = torch.nn.functional.pad(tokens, (0, rows - count))
-        table = graph.run([tokens, *self._batch(padded, pages).arrays, *sampling.arrays(rows, keys)])
+        batch = self._batch(padded, pages)
+        arrays = [tokens, *batch.arrays, *sampling.arrays(rows, keys)]
+        table = graph.run(arrays, functools.partial(self._prepare, batch))
         sampled = None
         if is_sampled:
             chosen, largest, *others = table.cpu()[:, :count]
@@ -132,10 +135,16 @@ class CapturedSteps:
         batch.min_positions = pages * self._store.pool.page_size
         return batch
 
+    def _prepare(self, batch: DecodeBatch, arrays: Sequence[Tensor]) -> None:
+        """Let the attention backend plan a batch outside of the graph. Its arrays on the device follow the tokens."""
+        batch.arrays = arrays[1 : 1 + len(batch.arrays)]
+        self._store.backend.prepare_graph(batch)
+
     def _capture(self, caches: Sequence[PagedKV], pages: int, sampling: CapturedSampling) -> CapturedGraph | None:
         """Capture the step of batches like this one."""
         rows, device = len(caches), self._store.device
-        batch_arrays = self._batch(caches, pages).arrays
+        described = self._batch(caches, pages)
+        batch_arrays = described.arrays
 
         def step(arrays: Sequence[Tensor]) -> Tensor:
             tokens, others, params = arrays[0], arrays[1 : 1 + len(batch_arrays)], arrays[1 + len(batch_arrays) :]
@@ -152,4 +161,5 @@ class CapturedSteps:
             return torch.stack([part.double() for part in parts])
 
         arrays = [torch.zeros(rows, dtype=torch.int64), *batch_arrays, *sampling.arrays(rows, _NO_DRAWS)]
-        return self.graphs.capture((rows, pages, sampling.entries), arrays, step)
+        prepare = functools.partial(self._prepare, described)
+        return self.graphs.capture((rows, pages, sampling.entries), arrays, step, prepare)

@@ -16,6 +16,7 @@ The network is loaded by `prepare` or by the first op. Which requests share a ba
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from mstar.nn.lm.decoder import Decoder
     from mstar.nn.lm.grammar import Vocabulary
     from mstar.nn.lm.tensor_parallel import TensorParallel
+
+log = logging.getLogger("mstar.worker")
 
 DEFAULT_PAGES = 1024
 """Pages of a KV cache that is not sized from the memory of a device."""
@@ -54,11 +57,17 @@ class CausalLM(Component):
     `weights_checksum` identifies the weights, or is a function that does, and enables the graph cache: the captured
     network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`). It must change with
     everything that determines what `network` returns, such as the files, the dtype and the code of `network`.
-    `attention_backend` is `torch` or `triton` (`mstar.nn.kv.attention_backend`); by default the device decides.
+    `attention_backend` is `torch`, `triton` or `flashinfer` (`mstar.nn.kv.attention_backend`); by default the device
+    decides. `kv_cache_dtype` is the dtype of the KV cache (`mstar.nn.kv.cache_dtype`); by default that of the network.
     """
 
     runs_on_device: ClassVar[bool] = True
-    supported_settings: ClassVar[tuple[str, ...]] = ("dtype", "quantization", "attention_backend")
+    supported_settings: ClassVar[tuple[str, ...]] = (
+        "dtype",
+        "quantization",
+        "attention_backend",
+        "kv_cache_dtype",
+    )
     parallel: TensorParallel | None = None
     """The tensor-parallel group of its weights, set by the worker before the first op."""
 
@@ -76,14 +85,15 @@ class CausalLM(Component):
         int8: bool = False,
         weights_checksum: WeightsChecksum = None,
         attention_backend: str | None = None,
+        kv_cache_dtype: str | None = None,
     ) -> None:
         self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
         self._sizes: tuple[int | None, int, int] = (pages, page_size, swap_bytes)
         self._load_vocabulary = vocabulary
         self._decoder_options: dict[str, Any] = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
-        if attention_backend is not None:
-            self._decoder_options["attention_backend"] = attention_backend
+        named = {"attention_backend": attention_backend, "kv_cache_dtype": kv_cache_dtype}
+        self._decoder_options |= {name: value for name, value in named.items() if value is not None}
 
     @functools.cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -101,8 +111,7 @@ class CausalLM(Component):
             is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
             loader = loader.with_options(settings.get("dtype"), is_int8=bool(is_int8))
             options["is_int8"] = is_int8
-            if "attention_backend" in settings:
-                options["attention_backend"] = settings["attention_backend"]
+            options |= {name: settings[name] for name in ("attention_backend", "kv_cache_dtype") if name in settings}
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
         if is_on_cpu:
             start_compiling()
@@ -149,7 +158,8 @@ class CausalLM(Component):
 
     def prepare(self) -> None:
         """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
-        _ = self.decoder
+        if attention := self.decoder.describe_attention():
+            log.info("%s: %s", self.name, attention)
         if self._vocabulary is not None:
             self._vocabulary.prepare()
 

@@ -19,7 +19,10 @@ from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
 from mstar.nn.compile.graph_cache import FlatNetwork
 from mstar.nn.device_memory import DeviceMemory, MemoryProfile
+from mstar.nn.kv.attention_backend import AttentionBackend, LayerNeeds
+from mstar.nn.kv.attention_probe import AttentionProbe
 from mstar.nn.kv.backend_choice import choose_backend
+from mstar.nn.kv.cache_dtype import parse_cache_dtype
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, DecodeBatch, extend_caches, running
@@ -70,6 +73,7 @@ class Decoder:
         slots: int = 256,
         has_pages: bool = True,
         attention_backend: str | None = None,
+        kv_cache_dtype: str | None = None,
     ) -> None:
         """With `has_pages=False`, `allocate_pages` must be called before the first request."""
         recurrent_layers: Mapping[int, Any] = {}
@@ -85,26 +89,20 @@ class Decoder:
         self.device: torch.device = self._embed.weight.device
         """Device of the network and its KV cache. Tokens, and all that describes a batch, are on the host before."""
         states = RecurrentStates(recurrent_layers, slots) if recurrent_layers else None
-        backend = choose_backend(attention_backend, self._embed.weight.dtype, self.device)
-        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend)
+        dtype = self._embed.weight.dtype
+        kv_dtype = None if kv_cache_dtype is None else parse_cache_dtype(kv_cache_dtype)
+        choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
+        backend = choice.backend
+        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend, dtype=kv_dtype)
         self._is_deterministic = is_deterministic
-        modes = {"deterministic": is_deterministic, "int8": is_int8}
-        if states is not None and is_deterministic:
-            problem = f"{type(network).__name__} has recurrent layers, which do not run in deterministic mode"
-            raise LoadError(f"{problem}\n  fix: set deterministic=False")
-        native_modes = " and ".join(name for name, is_on in modes.items() if is_on)
-        if native_modes and backend is not TORCH_ATTENTION:
-            problem = f"{native_modes} mode does not run with the attention backend {attention_backend}"
-            raise LoadError(f"{problem}\n  fix: set attention_backend='torch'")
-        if native_modes and not native.is_native(self._embed.weight.dtype, self.device):
-            fix = "install g++, and use float32 or bfloat16 on a CPU"
-            raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
-        if is_int8 and not native.supports_int8_matmul():
-            problem = "int8 is slower than bfloat16 on this CPU, which has neither AMX nor AVX-512 VNNI"
-            raise LoadError(f"{problem}\n  fix: set int8=False, or remove `quantization` from the placement")
+        _check_modes(self, type(network).__name__, is_int8=is_int8)
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
-            _check_batching(self, type(network).__name__, layers)
+            if backend.is_partial:
+                choice = choice.for_layers(_layer_needs(self))
+                self.store.backend = choice.backend
+            _check_batching(self, type(network).__name__)
+        self._backend_reason = choice.reason
         self.steps: CapturedSteps | None = None
         """Graphs of decode steps, if the device has graphs."""
         if has_pages:
@@ -132,6 +130,11 @@ class Decoder:
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             self.captures_steps = False  # the code of the library waits for the device
             return eager_forward(network), None
+
+    def describe_attention(self) -> str:
+        """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
+        reason = f", because {self._backend_reason}" if self._backend_reason else ""
+        return "" if self.device.type == "cpu" else f"attention backend {self.store.backend.name}{reason}"
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
@@ -356,12 +359,45 @@ class Decoder:
         return torch.cat(logits), torch.cat(hidden)
 
 
-@torch.inference_mode()
-def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
-    """Reject a network that chunked prefill or batching would change. The KV cache of the check is temporary."""
-    recurrent, backend = decoder.store.states, decoder.store.backend
+def _check_modes(decoder: Decoder, family: str, *, is_int8: bool) -> None:
+    """Raise LoadError for a mode that the network, its attention backend or its device does not have."""
+    dtype, backend = decoder._embed.weight.dtype, decoder.store.backend
+    if decoder.store.states is not None and decoder._is_deterministic:
+        problem = f"{family} has recurrent layers, which do not run in deterministic mode"
+        raise LoadError(f"{problem}\n  fix: set deterministic=False")
+    modes = {"deterministic": decoder._is_deterministic, "int8": is_int8}
+    native_modes = " and ".join(name for name, is_on in modes.items() if is_on)
+    if native_modes and backend is not TORCH_ATTENTION:
+        problem = f"{native_modes} mode does not run with the attention backend {backend.name}"
+        raise LoadError(f"{problem}\n  fix: set attention_backend='torch'")
+    if native_modes and not native.is_native(dtype, decoder.device):
+        fix = "install g++, and use float32 or bfloat16 on a CPU"
+        raise LoadError(f"{native_modes} mode needs the fused kernels, which are not available\n  fix: {fix}")
+    if is_int8 and not native.supports_int8_matmul():
+        problem = "int8 is slower than bfloat16 on this CPU, which has neither AMX nor AVX-512 VNNI"
+        raise LoadError(f"{problem}\n  fix: set int8=False, or remove `quantization` from the placement")
+
+
+def _temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool) -> KVStore:
+    """A KV cache for trial runs."""
+    recurrent, layers = decoder.store.states, len(decoder.store.keys)
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
-    store = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states, backend=backend)
+    return KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=decoder.store.dtype)
+
+
+def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:
+    """What the layers of a network need of an attention backend, from a run of one token."""
+    probe = AttentionProbe()
+    cache = decoder._trial_cache(_temporary_store(decoder, probe, PagePool(16, 4)))
+    _run_tokens(decoder, cache, 1)
+    return probe.needs
+
+
+@torch.inference_mode()
+def _check_batching(decoder: Decoder, family: str) -> None:
+    """Reject a network that chunked prefill or batching would change. The KV cache of the check is temporary."""
+    backend = decoder.store.backend
+    store = _temporary_store(decoder, backend, PagePool(16, 4))
 
     def run(parts: Sequence[Tensor], caches: Sequence[PagedKV]) -> Sequence[Tensor]:
         counts = [len(part) for part in parts]
@@ -371,7 +407,7 @@ def _check_batching(decoder: Decoder, family: str, layers: int) -> None:
 
     check_decoder(family, decoder._embed.weight, run, lambda: decoder._trial_cache(store))
     if backend is not TORCH_ATTENTION:
-        reference = KVStore(PagePool(16, 4), layers, swap_bytes=0, states=states)
+        reference = _temporary_store(decoder, TORCH_ATTENTION, PagePool(16, 4))
         caches = decoder._trial_cache(store), decoder._trial_cache(reference)
         check_attention_backend(family, decoder._embed.weight, run, *caches)
 
@@ -409,8 +445,7 @@ def request_pages(decoder: Decoder, memory: DeviceMemory, name: str, pages: int 
     have memory of their own, which is measured by capturing some with the same cache.
     """
     page_size, tokens = decoder.store.pool.page_size, memory.max_batched_tokens
-    pool, layers = PagePool(-(-3 * tokens // page_size), page_size), len(decoder.store.keys)
-    store = KVStore(pool, layers, swap_bytes=0, backend=decoder.store.backend)
+    store = _temporary_store(decoder, decoder.store.backend, PagePool(-(-3 * tokens // page_size), page_size))
     cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)
     size = _run_tokens(decoder, cache, tokens).shape[1]  # allocates the temporary cache
     run_chunk = functools.partial(_run_tokens, decoder, cache, tokens, rows)

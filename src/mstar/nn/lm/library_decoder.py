@@ -81,12 +81,14 @@ class LibraryDecoder:
         *,
         is_int8: bool = False,
         attention_backend: str | None = None,
+        kv_cache_dtype: str | None = None,
         **_options: Any,
     ) -> None:
         """Takes the arguments of `Decoder`. It has no pages."""
-        if attention_backend is not None:
-            problem = f"{type(network).__name__} is run by transformers, which does not use the attention backends"
-            raise LoadError(f"{problem}\n  fix: remove `attention_backend` from the placement")
+        for setting, value in (("attention_backend", attention_backend), ("kv_cache_dtype", kv_cache_dtype)):
+            if value is not None:
+                problem = f"{type(network).__name__} is run by transformers, which does not use `{setting}`"
+                raise LoadError(f"{problem}\n  fix: remove `{setting}` from the placement")
         if is_int8:
             problem = f"{type(network).__name__} is run by transformers, which has no int8 mode"
             raise LoadError(f"{problem}\n  fix: remove `quantization` from the placement")
@@ -107,6 +109,10 @@ class LibraryDecoder:
 
         family, embedding = type(self._network).__name__, self._network.get_input_embeddings().weight
         check_decoder(family, embedding, run, lambda: self.new_cache(None), chunks=_CHECK_CHUNKS, fix=_CHECK_FIX)
+
+    def describe_attention(self) -> str:
+        """Empty: the attention is that of transformers."""
+        return ""
 
     def new_cache(self, vocabulary: Vocabulary | None) -> LibraryKV:
         """Create an empty cache."""

@@ -24,6 +24,15 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def to_cache_dtype(x, memory):
+    """Values in the dtype of a KV cache. Those beyond the range of fp8 become its largest one."""
+    if memory.dtype.element_ty == tl.float8e4nv:
+        x = x.to(tl.float32)
+        x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    return x.to(memory.dtype.element_ty)
+
+
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["places"])
 def write_pages(
     keys,
@@ -52,12 +61,14 @@ def write_pages(
     column = tl.arange(0, KEY_BLOCK)
     mask = is_token[:, None] & (column < KEY_SIZE)[None, :]
     source = token[:, None] * key_token_stride + head * key_head_stride + column[None, :]
-    tl.store(keys + slot[:, None] * KEY_SIZE + column[None, :], tl.load(key + source, mask=mask), mask=mask)
+    new = to_cache_dtype(tl.load(key + source, mask=mask), keys)
+    tl.store(keys + slot[:, None] * KEY_SIZE + column[None, :], new, mask=mask)
 
     column = tl.arange(0, VALUE_BLOCK)
     mask = is_token[:, None] & (column < VALUE_SIZE)[None, :]
     source = token[:, None] * value_token_stride + head * value_head_stride + column[None, :]
-    tl.store(values + slot[:, None] * VALUE_SIZE + column[None, :], tl.load(value + source, mask=mask), mask=mask)
+    new = to_cache_dtype(tl.load(value + source, mask=mask), values)
+    tl.store(values + slot[:, None] * VALUE_SIZE + column[None, :], new, mask=mask)
 
 
 @triton.jit(
@@ -142,7 +153,7 @@ def attend(
             keys + slot[None, :] * KEY_SIZE + key_column[:, None],
             mask=is_read[None, :] & (key_column < KEY_SIZE)[:, None],
             other=0.0,
-        )
+        ).to(queries.dtype)
         # In float32 as the CPU computes it, and not in tf32.
         scores = tl.dot(queries, key, input_precision="ieee") * scaling
         if HAS_SOFTCAP:
@@ -159,7 +170,7 @@ def attend(
             values + slot[:, None] * VALUE_SIZE + value_column[None, :],
             mask=is_read[:, None] & (value_column < VALUE_SIZE)[None, :],
             other=0.0,
-        )
+        ).to(queries.dtype)
         sums = sums * factor[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         largest = larger
 

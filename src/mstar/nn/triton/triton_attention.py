@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,11 +17,14 @@ import triton
 from torch import Tensor
 
 from mstar.nn.kv.attention_backend import AttentionBackend, View
+from mstar.nn.kv.cache_dtype import FP8
 from mstar.nn.triton import LAUNCH_OPTIONS, paged_attention
 
 _kernels: Any = paged_attention
 """Type checkers see functions instead of kernels."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of networks."""
+CACHE_DTYPES = (*DTYPES, FP8)
 """Types of keys and values that the kernels read."""
 PREFILL_TOKENS = 32
 """Maximum number of tokens of a block if a request has several new tokens."""
@@ -66,6 +69,8 @@ def token_blocks(counts: np.ndarray, size: int) -> np.ndarray:
 
 class TritonAttention(AttentionBackend):
     """Paged attention by our own kernels. `min_split_positions` is smaller in tests."""
+
+    name: ClassVar[str] = "triton"
 
     def __init__(self, min_split_positions: int = _MIN_SPLIT_POSITIONS) -> None:
         self._min_split_positions = min_split_positions
@@ -126,7 +131,7 @@ class TritonAttention(AttentionBackend):
                 ROWS=rows,
                 **_sizes(memory),
                 PAGE_SIZE=view.store.pool.page_size,
-                POSITIONS=tile_positions(keys.shape[2], keys.element_size()),
+                POSITIONS=tile_positions(keys.shape[2], query.element_size()),
                 IS_SPLIT=splits > 1,
                 HAS_SOFTCAP=bool(softcap),
                 HAS_SINKS=sinks is not None,
