@@ -78,13 +78,16 @@ class StubStarter:
 
 class StubActorLoop:
     def __init__(self):
-        self.sent = []
+        self.sent, self.next_ticks = [], []
 
     def send(self, sender, peer, message):
         self.sent.append((peer, message))
 
     def forget(self, peer):
         pass
+
+    def tick_within(self, peer, seconds):
+        self.next_ticks.append(seconds)
 
     def call_soon(self, callback):
         callback()
@@ -95,7 +98,7 @@ class SupervisorHarness:
 
     def __init__(self, **workers):
         self.now = 100.0
-        self._loop = StubActorLoop()
+        self.loop = StubActorLoop()
         deployment = Deployment(
             directory=Path(),
             key=b"",
@@ -106,7 +109,7 @@ class SupervisorHarness:
             has_standby=False,
             has_successors=True,
         )
-        self.supervisor = Supervisor(self._loop, deployment, AddressBook(Path()), lambda _: StubStarter())
+        self.supervisor = Supervisor(self.loop, deployment, AddressBook(Path()), lambda _: StubStarter())
         self.children = self.supervisor.children
         self.tick()
         for name, names in workers.items():
@@ -141,8 +144,8 @@ class SupervisorHarness:
 
     def sent(self, kind):
         """Return the messages of a kind that were sent since the last call, with their recipients, and remove them."""
-        messages = [(peer, message) for peer, message in self._loop.sent if isinstance(message, kind)]
-        self._loop.sent = [sent for sent in self._loop.sent if sent not in messages]
+        messages = [(peer, message) for peer, message in self.loop.sent if isinstance(message, kind)]
+        self.loop.sent = [sent for sent in self.loop.sent if sent not in messages]
         return messages
 
     def sent_to(self, name, kind):

@@ -4,6 +4,7 @@ from signal import SIGTERM
 
 from mstar.launch.deployment_status import DeploymentStatus
 from mstar.wire.messages import Peer, ProcessExited, Register, RolloutFailed, RollWeights, StartWorker, StopWorker
+from mstar.wire.transport.actor_loop import TICK_INTERVAL_S
 from tests.launch.supervisor_harness import ExitingChild, SupervisorHarness
 
 
@@ -99,3 +100,13 @@ def test_a_new_conductor_gets_every_exit_that_it_has_not_seen():
     harness.up("conductor")
     reports = [(exited.peer, exited.failed_starts) for exited in harness.sent_to("conductor", ProcessExited)]
     assert reports == [(Peer("a+", 0), 0), (Peer("a", 3), 3)], "the one in a crash loop comes last"
+
+
+def test_the_supervisor_ticks_more_often_only_until_the_next_start():
+    harness = SupervisorHarness(c=["w"])
+    harness.loop.next_ticks.clear()
+    harness.tick(1.0)
+    assert harness.loop.next_ticks == [], "all run: nothing is due before the next regular tick"
+    for _ in range(3):
+        harness.exit("w")
+    assert harness.loop.next_ticks[-1] == harness.children["w"].start_at - harness.now > TICK_INTERVAL_S

@@ -16,8 +16,10 @@ import pytest
 
 from mstar.errors import MstarError
 from mstar.wire.frame import Frame, FrameSigner, MessageCodec, encode_peers, pack_payloads
-from mstar.wire.messages import Cancel, Peer, Submit, Value
-from mstar.wire.transport.actor_loop import TICK_INTERVAL_S, ActorLoop
+from mstar.wire.link import ACK_DELAY_S
+from mstar.wire.messages import Cancel, Credit, Heartbeat, Peer, Submit, Value
+from mstar.wire.transport import actor_loop as actor_loop_module
+from mstar.wire.transport.actor_loop import SLOW_TICKS, TICK_INTERVAL_S, ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 from tests.wire import actors
 from tests.wire.actors import KEY, EchoActor, MsgpackCodec, RecordingActor, run_loop, send_cancels, wait_until
@@ -92,6 +94,76 @@ def test_chatty_actors_do_not_starve_ticks():
     )
 
 
+class SlowActor(RecordingActor):
+    tick_interval = SLOW_TICKS
+
+
+class ManualClock:
+    """The time module of an actor loop that a test runs turn by turn."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class TimeoutRecorder:
+    """An epoll without events: its timeouts pass at once on the clock, and are recorded."""
+
+    def __init__(self, clock):
+        self.timeouts = []
+        self._clock = clock
+
+    def poll(self, timeout_s):
+        self.timeouts.append(round(timeout_s, 3))
+        self._clock.now += timeout_s
+        return []
+
+
+@pytest.fixture
+def manual_loop(monkeypatch):
+    """An actor loop with a slow actor, a clock and an epoll that the test controls. It has ticked once."""
+    clock = ManualClock()
+    monkeypatch.setattr(actor_loop_module, "time", clock)
+    actor_loop = ActorLoop(None, b"", None)
+    actor_loop._epoll.close()
+    actor_loop._epoll = TimeoutRecorder(clock)
+    actor_loop.add(b := SlowActor("b"))
+    actor_loop._run_once()
+    actor_loop._epoll.timeouts.clear()
+    yield actor_loop, b, clock
+    os.close(actor_loop._wakeup_fd)
+
+
+def test_an_actor_ticks_when_it_is_awake_for_a_message(manual_loop):
+    actor_loop, b, clock = manual_loop
+    for seconds in (0.1, 0.11, 0.1, 0.11, 0.1, 0.11):
+        clock.now += seconds
+        actor_loop.send(A, B, Cancel("x"))
+        actor_loop._run_once()
+    assert [tick - 100.0 for tick in b.ticks] == pytest.approx([0.0, 0.21, 0.42, 0.63])
+    assert set(actor_loop._epoll.timeouts) == {0.0}, "no turn was for a tick only"
+
+
+def test_an_idle_actor_waits_for_its_next_tick(manual_loop):
+    actor_loop, b, _ = manual_loop
+    for _ in range(3):
+        actor_loop._run_once()
+    assert actor_loop._epoll.timeouts == [0.24, 0.24, 0.24]
+    assert len(b.ticks) == 4
+
+
+def test_an_actor_can_ask_for_an_earlier_tick(manual_loop):
+    actor_loop, b, _ = manual_loop
+    actor_loop.tick_within(B, 0.03)
+    actor_loop.tick_within(B, 0.05)
+    actor_loop._run_once()
+    actor_loop._run_once()
+    assert actor_loop._epoll.timeouts == [0.03, 0.24]
+    assert [tick - 100.0 for tick in b.ticks] == pytest.approx([0.0, 0.03, 0.27])
+
+
 class RaisingActor(RecordingActor):
     """Actor that raises the exception that a message names."""
 
@@ -125,6 +197,21 @@ def test_an_actor_can_end_the_process(tmp_path, rid, error):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_many_calls_wake_the_loop_once(monkeypatch):
+    writes, write, called = [], os.eventfd_write, []
+    monkeypatch.setattr(os, "eventfd_write", lambda fd, value: (writes.append(fd), write(fd, value)))
+    actor_loop = ActorLoop(None, b"", None)
+    actor_loop.add(b := RecordingActor("b"))
+    for n in range(100):
+        actor_loop.call_soon(lambda n=n: called.append(n))
+    assert len(writes) == 1
+    with run_loop(actor_loop):
+        b.wait(lambda: b.ticks)
+        actor_loop.call_soon(lambda: actor_loop.send(A, B, Cancel("x")))
+        b.wait(lambda: b.received)
+    assert called == list(range(100))
+
+
 def test_calls_after_the_stop_are_ignored():
     with run_actor_loop(None) as actor_loop:
         pass
@@ -151,6 +238,47 @@ def test_a_frame_holds_all_messages_of_a_turn(tmp_path):
         send_cancels(left, A, B, *map(str, range(1000)))
         b.wait(lambda: len(b.received) == 1000)
         wait_until(lambda: left.counters["sent"] == 1)  # counted after the peer could have received it
+
+
+def test_a_heartbeat_is_one_frame_without_an_acknowledgement(tmp_path):
+    with (
+        run_actor_loop(tmp_path, RecordingActor("a")) as left,
+        run_actor_loop(tmp_path, b := RecordingActor("b")) as right,
+    ):
+        for n in range(5):
+            left.call_soon(lambda: left.send(A, B, Heartbeat()))
+            b.wait(lambda n=n: len(b.received) == n + 1)
+        assert left.stats()["unacked"] == 0
+        time.sleep(3 * ACK_DELAY_S)
+        assert (left.counters["sent"], right.counters["sent"]) == (5, 0)
+        left.call_soon(lambda: [left.send(A, B, Heartbeat()), left.send(A, B, Cancel("x"))])
+        wait_until(lambda: right.counters["sent"] == 1)  # a frame with another message is acknowledged
+        wait_until(lambda: left.stats()["unacked"] == 0)
+    assert len(b.received) == 7
+
+
+def test_credits_of_many_streams_are_one_frame(tmp_path):
+    with run_actor_loop(tmp_path, RecordingActor("a")) as left, run_actor_loop(tmp_path, b := RecordingActor("b")):
+        left.call_soon(
+            lambda: [left.call_soon(lambda n=n: left.send(A, B, Credit(str(n), 0, "Text", 16))) for n in range(64)]
+        )
+        b.wait(lambda: len(b.received) == 64)
+        wait_until(lambda: left.counters["sent"])
+        assert left.counters["sent"] <= 3, "one; more if this machine stalls for 20 ms between two turns"
+        left.call_soon(lambda: [left.send(A, B, Credit("x", 0, "Text", 32)), left.send(A, B, Cancel("y"))])
+        b.wait(lambda: len(b.received) == 66)
+    assert b.received_rids == [*map(str, range(64)), "x", "y"]
+
+
+def test_a_heartbeat_carries_the_acknowledgement_that_is_due(tmp_path):
+    a, b = RecordingActor("a"), EchoActor(None, "b", 0)
+    with run_actor_loop(tmp_path, a) as left, run_actor_loop(tmp_path, b) as right:
+        b.receive = lambda now, sender, message: right.send(B, A, Heartbeat())
+        send_cancels(left, A, B, "x")
+        a.wait(lambda: a.received)
+        wait_until(lambda: left.stats()["unacked"] == 0)
+        time.sleep(3 * ACK_DELAY_S)
+        assert right.counters["sent"] == 1
 
 
 def test_a_peer_that_starts_later_gets_all_messages(tmp_path):

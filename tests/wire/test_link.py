@@ -205,3 +205,23 @@ def test_frames_beyond_the_window_are_dropped():
     for number in (WINDOW_FRAMES, WINDOW_FRAMES + 1):
         link.receive(0.0, number, 0, number)
     assert list(link._out_of_order) == [WINDOW_FRAMES]
+
+
+def test_an_unreliable_payload_is_delivered_without_a_number_and_carries_the_ack():
+    left, right = Link(), Link()
+    right.receive(0.0, *left.send(0.0, "a"))
+    frame = right.send_unreliable("beat")
+    assert frame == (0, 1, "beat")
+    assert right.due == inf
+    assert left.receive(0.0, *frame) == ("beat",)
+    assert (left.unacked, right.unacked, left.due) == (0, 0, inf)
+
+
+def test_an_unreliable_payload_does_not_delay_queued_ones():
+    link = Link()
+    for n in range(WINDOW_FRAMES + 1):
+        link.send(0.0, n)
+    link.receive(0.0, 0, WINDOW_FRAMES, None)
+    link.send_unreliable("beat")
+    assert link.due == 0.0
+    assert [number for number, _, _ in link.tick(0.0)] == [WINDOW_FRAMES + 1]

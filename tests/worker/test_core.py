@@ -1,10 +1,13 @@
 """The worker core: dispatch of events, lease and heartbeat, state commands of the conductor, batches in flight."""
 
+import sys
+
 import pytest
 
+from mstar.engine.jobs import JobDone
 from mstar.wire import messages as m
 from mstar.wire.active_clock import MAX_STEP_S
-from mstar.worker.commands import Batch, Export, ExportedState, ExportFinished, Fork, Free
+from mstar.worker.commands import Batch, BatchFinished, Export, ExportedState, ExportFinished, Fork, Free
 from mstar.worker.core import CONDUCTOR_LEASE_S, HEARTBEAT_INTERVAL_S
 from mstar.worker.early_messages import EARLY_MESSAGE_TTL_S
 from mstar.worker.inflight_batches import MAX_INFLIGHT_BATCHES
@@ -187,3 +190,28 @@ def test_a_state_command_of_an_unknown_request_or_earlier_attempt_is_ignored():
     worker = WorkerHarness().start(attempt=2)
     worker.receive(m.ForkState("other", 0, 5, -1), m.ForkState("r", 1, 5, -1))
     assert worker.take_sent(m.RetryNeeded) == []
+
+
+MAX_CALLS_PER_RESULT = 62
+"""Function calls of the core for one result of a large batch, up to the emission and the next batch (measured: 56)."""
+
+
+def test_a_result_of_a_large_batch_costs_few_calls():
+    worker, count, calls = WorkerHarness(), 64, [0]
+    for n in range(count):
+        worker.start("counted", rid=f"r{n}")
+    worker.finish_batch(0)  # the first request was alone
+    batch = worker.take_command(Batch)
+    assert len(batch.jobs) == count
+    event = BatchFinished(batch.number, [JobDone((1,))] * count, 0.01)
+
+    def on_call(_frame, kind, _argument):
+        calls[0] += kind in ("call", "c_call")
+
+    sys.setprofile(on_call)
+    try:
+        worker.step(event)
+    finally:
+        sys.setprofile(None)
+    assert len(worker.take_sent(m.Emit)) >= count
+    assert calls[0] / count <= MAX_CALLS_PER_RESULT, calls

@@ -77,6 +77,13 @@ class Walks(Model):
             yield Audio(self.b.decode(window), rate=AUDIO_RATE)
 
     @walk
+    def counted(self, x: int) -> Iterator[Latents]:
+        s = loop(steps=1000, x=x)
+        for _ in s:
+            s.x = self.a.inc(s.x)
+            yield Latents(s.x)
+
+    @walk
     def stateful(self, x: int) -> int:
         memory = self.a.state(Memory)
         s = loop(steps=2, x=x)

@@ -10,11 +10,13 @@ from mstar.conductor.status import build_activity
 from mstar.wire import messages as m
 from mstar.wire.message import MessageReceived, Tick
 from mstar.wire.span_buffer import reply_to_query
-from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.actor_loop import SLOW_TICKS, ActorLoop
 
 
 class ConductorActor:
     """A conductor on an actor loop. It answers introspection queries itself; the core gets everything else."""
+
+    tick_interval = SLOW_TICKS
 
     def __init__(self, actor_loop: ActorLoop, core: ConductorCore, process_stats: Callable[[], dict[str, int]]) -> None:
         self.peer = core.peer

@@ -111,6 +111,8 @@ class Engine:
         started_at = time.perf_counter()
         if component.threads is not None:
             use_threads(component.threads)
+        if jobs and not op.chunked and (len(jobs) == 1 or op.is_uniform):
+            return self._run_group(component, op, list(jobs))
         results: list[Result] = [UNFINISHED] * len(jobs)
         groups: dict[Hashable, list[int]] = {}
         valid: list[Job] = []
@@ -138,6 +140,14 @@ class Engine:
             else:
                 self._learn_device_cost(name, count, timer)
         return results
+
+    def _run_group(self, component: Component, op: Op, jobs: list[Job]) -> list[Result]:
+        """Run one call, or calls of an op without tensors. They need not be grouped."""
+        key = () if op.batch is alone else _batch_key(op, jobs[0])
+        if isinstance(key, Exception):
+            return [JobFailed(strip_traceback(key))]
+        with inference_mode():
+            return self._run_batch(component, op, jobs)
 
     def _token_budget(self, component: Component, op: Op, time_limit_s: float) -> int | None:
         """Maximum positions for a batch of this duration; None for no limit."""
@@ -172,10 +182,12 @@ class Engine:
         """Run jobs that can share a batch. On failure, isolate the rows that the op named, or bisect."""
         if not jobs:
             return []
-        states = _distinct_states(jobs, op.states)
-        extended = [name for name, is_extended in op.states.items() if is_extended]
-        changing = states if len(extended) == len(op.states) else _distinct_states(jobs, extended)
-        self._eviction.touch(component, states)
+        states = changing = list[State]()
+        if op.states:
+            states = _distinct_states(jobs, op.states)
+            extended = [name for name, is_extended in op.states.items() if is_extended]
+            changing = states if len(extended) == len(op.states) else _distinct_states(jobs, extended)
+            self._eviction.touch(component, states)
         is_checked = self._is_checked(op)
         outcome = _try_batch(component, op, jobs, states, changing, is_checked=is_checked)
         while isinstance(outcome, OutOfPages) and self._eviction.evict_one(component, states):

@@ -35,7 +35,7 @@ from mstar.frontend.core import (
 from mstar.transfer import values
 from mstar.walk.emissions import KINDS, Emission
 from mstar.wire import messages as m
-from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.actor_loop import SLOW_TICKS, ActorLoop
 
 T = TypeVar("T")
 
@@ -67,6 +67,8 @@ def digest(value: Any) -> bytes:
 
 class FrontendActor:
     """The front end as an actor. It gets the conductor of each model, and detects restarts of conductors itself."""
+
+    tick_interval = SLOW_TICKS
 
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer

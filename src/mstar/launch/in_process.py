@@ -20,7 +20,7 @@ from mstar.config import RuntimeConfig, disable_telemetry
 from mstar.engine.engine import Engine
 from mstar.plan.planned_model import PlannedModel
 from mstar.wire import messages as m
-from mstar.wire.transport.actor_loop import Actor, ActorLoop
+from mstar.wire.transport.actor_loop import SLOW_TICKS, Actor, ActorLoop
 from mstar.worker.actor import WorkerActor
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
@@ -142,6 +142,7 @@ class _LauncherActor:
     """Receives Ready and Drained from the conductor."""
 
     peer = LAUNCHER
+    tick_interval = SLOW_TICKS
 
     def __init__(self, ready: threading.Event, drained: threading.Event) -> None:
         self._ready = ready

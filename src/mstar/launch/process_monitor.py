@@ -13,8 +13,8 @@ from mstar.launch.child import Child
 from mstar.launch.conductor_links import ConductorLinks
 from mstar.wire.messages import Kill, Peer, StillComputing
 
-SAMPLE_INTERVAL_S = 0.2
-"""Seconds between two samples of the CPU time of processes."""
+SAMPLE_INTERVAL_S = 0.4
+"""Seconds between two samples of the CPU time of processes. A conductor counts a worker as unresponsive after 1.1 s."""
 BUSY_FRACTION = 0.1
 """Minimum CPU share of an interval for a process to count as computing."""
 

@@ -50,7 +50,7 @@ from mstar.wire.messages import (
     StopWorker,
     WeightsRolled,
 )
-from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.actor_loop import SLOW_TICKS, TICK_INTERVAL_S, ActorLoop
 from mstar.wire.transport.address_book import AddressBook
 
 STOP_TIMEOUT_S = 2.0
@@ -73,6 +73,7 @@ class Supervisor:
     """Supervisor of one deployment. During the start, `start_events` reports progress; None means all are up."""
 
     peer = LAUNCHER
+    tick_interval = SLOW_TICKS
 
     def __init__(
         self,
@@ -212,6 +213,12 @@ class Supervisor:
             self._on_worker_command(now, kill)
         if self._deployment.has_standby and not self.is_starting and not self.is_standby_held:
             self.standby.tick(now)
+        self._tick_at_next_start(now)
+
+    def _tick_at_next_start(self, now: float) -> None:
+        """Do not start a child late because regular ticks are far apart."""
+        if starts := [child.start_at for child in self.children.values() if child.is_needed and child.process is None]:
+            self._actor_loop.tick_within(self.peer, max(TICK_INTERVAL_S, min(starts) - now))
 
     def _skip_failing_conductors(self) -> None:
         """End the drain of conductors that fail to start: they cannot finish any request."""

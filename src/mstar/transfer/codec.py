@@ -38,8 +38,13 @@ SEGMENT_BYTES = 8 << 20
 forwarded, and the arena stays free for the values of other requests."""
 
 _encode = msgspec.msgpack.Encoder().encode
+_NO_ARRAYS = _encode(([], msgspec.Raw(b"")))
+"""Start of an encoded value without large arrays."""
 _decode = msgspec.msgpack.Decoder(_Packed).decode
 _decode_segment_ref = msgspec.msgpack.Decoder(SegmentRef).decode
+
+
+_WITHOUT_ARRAYS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class ArenaCodec:
@@ -66,6 +71,8 @@ class ArenaCodec:
 
     def pack(self, value: Any, to: Hashable) -> bytes:
         """Encode a value for a peer. Raises NotSerializable."""
+        if type(value) in _WITHOUT_ARRAYS:
+            return _NO_ARRAYS + values.pack(value)
         if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
             return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
@@ -115,6 +122,8 @@ class ArenaCodec:
         Raises WouldBlock, without side effects, if the arrays are on another host and `may_wait` is False. Any number
         of threads can wait at the same time.
         """
+        if data[: len(_NO_ARRAYS)] == _NO_ARRAYS:
+            return values.unpack(data[len(_NO_ARRAYS) :], numpy_only=self._numpy_only)
         try:
             packed = _decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

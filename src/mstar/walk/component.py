@@ -115,6 +115,11 @@ class Op:
         return [(name, t, self.batch.axis(t)) for name, t in self._types.items() if isinstance(t, TensorType)]
 
     @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Whether all calls with equal static arguments can share a batch."""
+        return self.batch is not alone and not self._tensors
+
+    @functools.cached_property
     def _floats(self) -> list[int]:
         types = enumerate(hint.type for hint in self.signature.outs)
         return [number for number, t in types if isinstance(t, TensorType) and t.dtype in FLOATS]
@@ -126,7 +131,7 @@ class Op:
 
     def batch_key(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
         """Key of calls that can share a batch: their dtypes, and their sizes except along the batch's dimension."""
-        if self.batch is alone:
+        if self.batch is alone or not self._tensors:
             return ()
         key: list[Any] = []
         for name, type_, axis in self._tensors:

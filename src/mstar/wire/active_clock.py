@@ -3,7 +3,7 @@
 A process that watches others cannot tell their silence from its own: after a pause of the process, of its container or
 of the machine, every peer looks silent for as long as the pause took. The clock advances by at most `MAX_STEP_S`
 between two looks at it, so a pause shifts all deadlines that were computed from it. An observer looks at every event
-and every tick, at least 10 times per second; a longer interval is a pause, or a step that took too long.
+and every tick, at least 4 times per second; a longer interval is a pause, or a step that took too long.
 
 It does not tell real time: do not compare its values with those of another process.
 """

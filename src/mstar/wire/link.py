@@ -6,6 +6,7 @@ The channel below can lose, duplicate and reorder frames. As in TCP:
 2. Every frame carries a cumulative acknowledgement of all payloads received without a gap.
 3. Unacknowledged frames are resent after a timeout with exponential backoff (no jitter: each link has one peer).
 4. A send window limits the frames in flight; the receiver drops duplicates and reorders within the window.
+5. An unreliable payload, such as a heartbeat, has number 0: it is sent once, is not acknowledged and keeps no order.
 
 A link never times out: its owner drops it when the peer is dead. It has no clock and no socket (sans-IO), and does not
 interpret payloads.
@@ -35,7 +36,7 @@ REFUSED_RETRY_S = 0.02
 """Seconds before a frame is resent that the transport refused to send."""
 
 OutgoingFrame = tuple[int, int, Any]
-"""Sequence number, acknowledgement and payload of a frame. Number 0 has no payload: a pure acknowledgement."""
+"""Sequence number, acknowledgement and payload of a frame. Number 0: unreliable, or an acknowledgement only."""
 
 
 class Link:
@@ -92,6 +93,12 @@ class Link:
         self._acks_owed, self._ack_at = 0, inf
         return number, self._last_received, payload
 
+    def send_unreliable(self, payload: Any) -> OutgoingFrame:
+        """The frame for a payload that can be lost: the next one of its kind replaces it."""
+        if self._acked + len(self._send_buffer) == self._last_sent:  # otherwise the next `tick` sends queued payloads
+            self._acks_owed, self._ack_at = 0, inf
+        return 0, self._last_received, payload
+
     def on_refused(self, now: float) -> None:
         """Schedule an early resend: the transport refused a frame, so that no acknowledgement will arrive."""
         if self._send_buffer:
@@ -102,7 +109,7 @@ class Link:
         if self._acked < ack <= self._last_sent:
             self._on_ack(now, ack)
         if not number:
-            return ()
+            return (payload,) if payload else ()
         if number <= self._last_received:  # a duplicate: our ack was late or lost
             self._ack_at = now
             return ()

@@ -5,7 +5,6 @@ The messages themselves are in `messages` and `queries`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -59,21 +58,18 @@ class Message(msgspec.Struct, tag=True, array_like=True):
     """Base class of all messages between processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(msgspec.Struct, frozen=True):
     """Event for a core: a message arrived."""
 
     sender: Peer
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Event for a core: time has passed. The time itself is an argument of the core's `step`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendMessage:
+class SendMessage(msgspec.Struct, frozen=True):
     """Action of a core: send a message to another process."""
 
     to: Peer

@@ -8,18 +8,23 @@ from collections.abc import Callable
 
 from mstar.wire import messages as m
 from mstar.wire.span_buffer import reply_to_query
-from mstar.wire.transport.actor_loop import ActorLoop
+from mstar.wire.transport.actor_loop import ActorLoop, TickInterval
 from mstar.worker.batch_watchdog import BatchWatchdog
 from mstar.worker.commands import Command, Event, MessageReceived, SendMessage, Tick
-from mstar.worker.core import WorkerCore
+from mstar.worker.core import HEARTBEAT_INTERVAL_S, WorkerCore
 from mstar.worker.engine_thread import EngineThread
 
 INLINE_BUDGET_S = 0.002
 """Seconds for which the actor runs short batches inline before it reads messages again."""
 
+_ACTOR_MESSAGES = (m.StatsQuery, m.SpansQuery, m.ActivityQuery, m.PeerDead)
+"""Messages that the actor answers, or handles before the core does."""
+
 
 class WorkerActor:
     """Connects a core to an actor loop and an engine thread."""
+
+    tick_interval = TickInterval(HEARTBEAT_INTERVAL_S, 1.1 * HEARTBEAT_INTERVAL_S)
 
     def __init__(self, actor_loop: ActorLoop, core: WorkerCore, process_stats: Callable[[], dict[str, int]]) -> None:
         self.peer = core.peer
@@ -39,7 +44,9 @@ class WorkerActor:
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Answer a query, or pass the message to the core."""
-        if isinstance(message, m.StatsQuery):
+        if not isinstance(message, _ACTOR_MESSAGES):
+            self._step(now, MessageReceived(sender, message))
+        elif isinstance(message, m.StatsQuery):
             counts = self._core.stats() | self._engine_stats() | self._actor_loop.stats() | self._process_stats()
             deadlines = self._core.load_estimator.deadline_stats()
             ops = self._core.op_stats.ops(self._core.running_batch())
@@ -53,8 +60,7 @@ class WorkerActor:
             activity.counts |= self._engine_stats()
             self._actor_loop.send(self.peer, sender, activity)
         else:
-            if isinstance(message, m.PeerDead):
-                self._actor_loop.forget(message.peer)
+            self._actor_loop.forget(message.peer)
             self._step(now, MessageReceived(sender, message))
 
     def tick(self, now: float) -> None:
@@ -83,3 +89,5 @@ class WorkerActor:
             for action in actions:
                 if isinstance(action, SendMessage):
                     self._actor_loop.send(self.peer, action.to, action.message)
+        if (wait_s := self._core.scheduler.fill_wait_s) is not None:
+            self._actor_loop.tick_within(self.peer, wait_s)

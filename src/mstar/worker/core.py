@@ -193,14 +193,18 @@ class WorkerCore:
             self._outbox.send_to_conductor(m.Heartbeat(running_s, load, expected_s))
 
     # ---------------------------------------------------------------- batches
+    def _count_remote(self) -> int:
+        return self._requests.count_remote(self.peer)
+
     def _schedule(self, now: float) -> None:
         """Submit batches while the engine has capacity and the conductor's lease is valid."""
         hit("worker.schedule")
         self.scheduler.add(now, self._walks.take_ready())
+        if not self.scheduler:
+            return
         has_lease = now - self._last_conductor_message_at <= CONDUCTOR_LEASE_S
         while has_lease and self.scheduler and self._batches.has_capacity:
-            running, remote = self._batches.running_key, self._requests.count_remote(self.peer)
-            chosen = self.scheduler.choose(now, running, remote)
+            chosen = self.scheduler.choose(now, self._batches.running_key, self._count_remote)
             if chosen is None:
                 break
             key, calls = chosen

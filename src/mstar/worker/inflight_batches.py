@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from mstar.engine.jobs import Job
 from mstar.failpoints import hit
@@ -13,6 +12,7 @@ from mstar.wire.messages import Suspect
 from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.commands import Batch
 from mstar.worker.outbox import Outbox
+from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 from mstar.worker.scheduling.ready_call import ReadyCall
 
@@ -53,7 +53,9 @@ class InflightBatches:
     @property
     def running_key(self) -> ModelBatchKey | None:
         """Batch key of the batch that runs."""
-        return next((batch.key for batch in self._batches.values()), None)
+        for batch in self._batches.values():
+            return batch.key
+        return None
 
     def running(self, now: float) -> RunningBatch | None:
         """The batch that runs."""
@@ -81,16 +83,19 @@ class InflightBatches:
     ) -> None:
         """Submit calls as one batch. A chunked op stops after `time_limit_s` seconds."""
         hit("worker.submit_batch")
-        for call in calls:
-            call.walk_run.in_flight += 1
-            if call.job is None:
-                call.job = Job(call.frame.arguments(call.instruction))
-        jobs = [cast("Job", call.job) for call in calls]
         model, key_number = key
-        walk_runs = {call.walk_run.number: call.walk_run for call in calls}.values()
+        jobs: list[Job] = []
+        walk_runs: dict[int, WalkRun] = {}
+        for call in calls:
+            walk_run = call.walk_run
+            walk_run.in_flight += 1
+            walk_runs[walk_run.number] = walk_run
+            if (job := call.job) is None:
+                job = call.job = Job(call.frame.arguments(call.instruction))
+            jobs.append(job)
         suspects = [
             Suspect(walk_run.request.rid, walk_run.request.attempt, walk_run.completed_calls[key_number])
-            for walk_run in walk_runs
+            for walk_run in walk_runs.values()
         ]
         if not self._batches:
             self._running_since = now

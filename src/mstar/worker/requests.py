@@ -56,6 +56,7 @@ class WalkRun:
         "emission_counts",
         "first_due",
         "has_deadlines",
+        "has_text_deadlines",
         "in_flight",
         "is_over",
         "is_preempted",
@@ -102,6 +103,8 @@ class WalkRun:
         self.first_due = inf
         """Deadline of the first emission of every kind that has not started."""
         self.has_deadlines = not start.slo.best_effort
+        self.has_text_deadlines = has_deadline("Text", start.slo)
+        """Whether emissions that are not real-time have deadlines."""
         self.is_started = False
         self.is_over = False
         self.is_preempted = False

@@ -15,10 +15,11 @@ from mstar.engine.jobs import JobDone, JobFailed, Result
 from mstar.failpoints import hit
 from mstar.plan.runtime.frame import ReadyInstruction
 from mstar.plan.runtime.messages import MessageKind, PartitionMessage
-from mstar.plan.runtime.run import PartitionRun, complete
+from mstar.plan.runtime.run import PartitionRun, complete_call
 from mstar.wire import messages as m
 from mstar.wire.failure import Failure, error_text
 from mstar.wire.frame import UnreadableValue
+from mstar.wire.slo import REALTIME_KINDS
 from mstar.wire.stats import Span
 from mstar.worker.commands import ExportedState, StateRef
 from mstar.worker.outbox import Outbox
@@ -135,7 +136,7 @@ class WalkExecution:
             walk_run.completed_calls[key[1]] += 1
             self._load_estimator.on_call(walk_run, key[1])
             try:
-                complete([(call.frame, call.instruction)], [result.values])
+                complete_call(call.frame, call.instruction, result.values)
             except Exception as error:  # noqa: BLE001 - the author's program failed for this request
                 self._fail(walk_run, error)
                 return
@@ -148,26 +149,37 @@ class WalkExecution:
     def _flush_outputs(self, now: float, walk_run: WalkRun) -> None:
         """Route messages between partitions until none is left, then send emissions and report finished partitions."""
         hit("worker.flush_outputs")
-        runs = walk_run.runs
-        if not [run for run in runs.values() if run.outbox or run.emissions or run.is_done]:
-            return
+        has_messages, changed = False, list[tuple[int, PartitionRun]]()
+        for seat, run in walk_run.runs.items():
+            if run.outbox:
+                has_messages = True
+            if run.emissions or run.is_done:
+                changed.append((seat, run))
+        if has_messages:
+            if not self._route_messages(walk_run):
+                return
+            changed = list(walk_run.runs.items())  # a message can have continued any of them
+        for seat, run in changed:
+            if run.emissions:
+                self._emit(now, walk_run, run)
+            if run.is_done:
+                self._finish_partition(now, walk_run, seat, run)
+
+    def _route_messages(self, walk_run: WalkRun) -> bool:
+        """Route the messages of all partitions of a walk run. Returns False if that made it fail."""
         outgoing: dict[int, list[PartitionMessage]] = {}
         try:
-            while pending := [run for run in runs.values() if run.outbox]:
+            while pending := [run for run in walk_run.runs.values() if run.outbox]:
                 for run in pending:
                     messages, run.outbox = run.outbox, []
                     for message in messages:
                         self._route(walk_run, message, outgoing)
         except Exception as error:  # noqa: BLE001 - the author's program failed for this request
             self._fail(walk_run, error)
-            return
+            return False
         for seat, messages in outgoing.items():
             self._sender.send(walk_run, seat, messages)
-        for seat, run in tuple(runs.items()):
-            if run.emissions:
-                self._emit(now, walk_run, run)
-            if run.is_done:
-                self._finish_partition(now, walk_run, seat, run)
+        return True
 
     def _route(self, walk_run: WalkRun, message: PartitionMessage, outgoing: dict[int, list[PartitionMessage]]) -> None:
         """Deliver a message to a partition here, export the state it carries, or add it to `outgoing`."""
@@ -187,12 +199,15 @@ class WalkExecution:
 
     def _emit(self, now: float, walk_run: WalkRun, run: PartitionRun) -> None:
         hit("worker.emit")
-        start = walk_run.start
+        start, counts = walk_run.start, walk_run.emission_counts
         for table, value in run.emissions:
-            self._load_estimator.on_emission(now, walk_run, table, value)
-            index = start.emitted_counts.get(table.kind, 0) + walk_run.emission_counts[table.kind]
-            walk_run.emission_counts[table.kind] += 1
-            emission = m.Emit(start.rid, start.attempt, table.kind, index, m.Value(value), table.clock)
+            kind = table.kind
+            if walk_run.has_text_deadlines or kind in REALTIME_KINDS:
+                self._load_estimator.on_emission(now, walk_run, table, value)
+            count = counts[kind]
+            counts[kind] = count + 1
+            index = start.emitted_counts.get(kind, 0) + count
+            emission = m.Emit(start.rid, start.attempt, kind, index, m.Value(value), table.clock)
             self._outbox.send(start.frontend, emission)
         run.emissions.clear()
 

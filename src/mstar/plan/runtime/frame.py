@@ -131,7 +131,10 @@ class Frame:
         """Arguments of a ready call, by parameter name."""
         call: Call = instruction.detail
         slots = self.slots
-        return dict(zip(call.names, [slots[arg] for arg in instruction.args], strict=True)) | dict(call.constants)
+        arguments = dict(zip(call.names, [slots[arg] for arg in instruction.args], strict=True))
+        if call.constants:
+            arguments.update(call.constants)
+        return arguments
 
 
 ReadyInstruction = tuple[Frame, Instruction]

@@ -235,6 +235,23 @@ def complete(calls: Sequence[ReadyInstruction], results: Sequence[tuple[Any, ...
             run.drain()
 
 
+def complete_call(frame: Frame, instruction: Instruction, values: tuple[Any, ...]) -> None:
+    """Store the results of one ready call and continue its run. An exception is that of its request alone."""
+    outs, run = instruction.outs, frame.run
+    if len(outs) == 1:
+        frame.slots[outs[0]] = values[0]
+    else:
+        for slot, value in zip(outs, values, strict=True):
+            frame.slots[slot] = value
+    segment = instruction.next_segment
+    if segment is None or frame.pending:
+        run.finish(frame, instruction)
+    else:
+        run.run_segments(frame, segment)
+    if run.todo:
+        run.drain()
+
+
 def columns(calls: Sequence[ReadyInstruction]) -> dict[str, list[Any]]:
     """Arguments of ready calls of one op as columns: parameter name to one value per call."""
     first = calls[0][1]

@@ -13,6 +13,8 @@ import select
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 from threading import Lock
 
 from mstar.wire.frame import FrameSigner, ValueCodec
@@ -22,11 +24,37 @@ from mstar.wire.transport.channels import Actor, Channels, IncomingMessage
 from mstar.wire.transport.transport import Transport
 
 TICK_INTERVAL_S = 0.05
-"""Seconds between two ticks of the actors."""
+"""Seconds between two ticks of an actor that sets no interval."""
 MAX_MESSAGES_PER_TURN = 4096
 """Maximum number of messages per turn, so that chatty actors do not starve ticks."""
 
 log = logging.getLogger("mstar.wire")
+
+
+@dataclass(frozen=True, slots=True)
+class TickInterval:
+    """Seconds between two ticks of an actor. From `min_s` on it ticks when the process is awake for something else.
+
+    With min_s=0.2 and max_s=0.24 an actor that gets a message every 0.21 s wakes up for its messages only.
+    """
+
+    min_s: float = TICK_INTERVAL_S
+    max_s: float = TICK_INTERVAL_S
+
+
+SLOW_TICKS = TickInterval(0.2, 0.24)
+"""Ticks of an actor that works on messages and has timeouts of a second or more. An `ActiveClock` allows no fewer."""
+
+
+class _Ticker:
+    """When an actor ticks next: from `early_at` on if the process is awake, at `due_at` otherwise."""
+
+    __slots__ = ("actor", "due_at", "early_at", "interval")
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.interval: TickInterval = getattr(actor, "tick_interval", TickInterval())
+        self.early_at = self.due_at = 0.0
 
 
 class ActorLoop:
@@ -45,12 +73,14 @@ class ActorLoop:
             transport = Transport(address_book, self._epoll, key, self.counters)
             self._channels = Channels(transport, signer, codec, self.counters, self._wake_up)
         self._actors: dict[Peer, Actor] = {}
+        self._tickers: dict[Peer, _Ticker] = {}
         self._inbox: deque[IncomingMessage] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
-        self._next_tick = 0.0
+        self._next_tick = self._next_early_tick = 0.0  # the earliest ones of all actors
         self._is_stopping = False
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = Lock()
+        self._is_woken = False  # whether a wake-up was written that the loop has not read
         self._epoll.register(self._wakeup_fd, select.EPOLLIN)
 
     def add(self, actor: Actor) -> None:
@@ -58,6 +88,18 @@ class ActorLoop:
         if self._channels:
             self._channels.listen(actor)
         self._actors[actor.peer] = actor
+        self._tickers[actor.peer] = _Ticker(actor)
+        self._next_tick = self._next_early_tick = 0.0
+
+    def tick_within(self, peer: Peer, seconds: float) -> None:
+        """Set the maximum seconds until the next tick of an actor of this loop."""
+        ticker = self._tickers[peer]
+        due_at = time.monotonic() + seconds
+        if due_at < ticker.due_at:
+            ticker.due_at = due_at
+            ticker.early_at = min(ticker.early_at, due_at)
+            self._next_tick = min(self._next_tick, due_at)
+            self._next_early_tick = min(self._next_early_tick, ticker.early_at)
 
     def send(self, sender: Peer, to: Peer, message: Message) -> None:
         """Send a message to an actor of this or another process. Messages to dead incarnations are dropped."""
@@ -71,7 +113,8 @@ class ActorLoop:
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run a function on the loop. Thread-safe."""
         self._callbacks.append(function)
-        self._wake_up()
+        if not self._is_woken:  # reset before callbacks are taken, so that none is missed
+            self._wake_up()
 
     def stop(self) -> None:
         """Stop after this turn. Unacknowledged messages can be lost. Thread-safe."""
@@ -115,6 +158,7 @@ class ActorLoop:
     def _wake_up(self) -> None:
         with self._wakeup_lock:  # once closed, the descriptor number can be reused
             if self._wakeup_fd >= 0:
+                self._is_woken = True
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def _run_once(self) -> None:
@@ -132,23 +176,33 @@ class ActorLoop:
                 self.set_address(message.peer, message.address)
             # Not `now`: earlier messages of this turn took time.
             self._call_safely(actor.peer, actor.receive, time.monotonic(), sender, message)
-        if now >= self._next_tick:
-            self._next_tick = now + TICK_INTERVAL_S
-            for actor in list(self._actors.values()):
-                self._call_safely(actor.peer, actor.tick, now)
+        if now >= self._next_early_tick:  # also after a wake-up for something else
+            self._tick(now)
         if self._channels:
             self._channels.flush(now)
+
+    def _tick(self, now: float) -> None:
+        """Tick the actors that can tick now."""
+        for peer, ticker in list(self._tickers.items()):
+            if now >= ticker.early_at:
+                ticker.early_at, ticker.due_at = now + ticker.interval.min_s, now + ticker.interval.max_s
+                self._call_safely(peer, ticker.actor.tick, now)
+        self._next_tick = min([ticker.due_at for ticker in self._tickers.values()], default=inf)
+        self._next_early_tick = min([ticker.early_at for ticker in self._tickers.values()], default=inf)
 
     def _poll(self) -> list[int]:
         """Wait for I/O, a wake-up or the next deadline. Returns the ready descriptors."""
         timeout_s = 0.0
         if not (self._inbox or (self._channels and self._channels.has_more)):
-            due = min(self._next_tick, self._channels.due) if self._channels else self._next_tick
-            timeout_s = max(0.0, due - time.monotonic())
+            due = self._next_tick
+            if self._channels:
+                due = min(due, self._channels.due(until=due))
+            timeout_s = max(0.0, due - time.monotonic()) if due < inf else -1.0
         fds: list[int] = []
         for fd, _ in self._epoll.poll(timeout_s):
             if fd == self._wakeup_fd:
                 os.eventfd_read(self._wakeup_fd)
+                self._is_woken = False
             else:
                 fds.append(fd)
         return fds

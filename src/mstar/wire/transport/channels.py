@@ -1,8 +1,11 @@
 """Reliable channels between actors of this process and remote actors, of this host and of others.
 
-A channel is a `Link` (sequence numbers, acks, resends) plus the messages queued since the last frame. Frames with a
-wrong MAC, for an unknown actor, or from a dead incarnation are rejected. Messages are delivered by the actor loop. Once
-a channel has received a value whose bytes are on another host, a `DecodeThread` decodes its payloads.
+A channel is a `Link` (sequence numbers, acks, resends) plus the messages queued since the last frame. A frame with
+heartbeats only is unreliable: each of them would cost an acknowledgement, and with it a wake-up of both processes, and
+the next one replaces it. Credits wait for other messages to the same peer, or `LAZY_DELAY_S`: those of many streams
+become one frame. Frames with a wrong MAC, for an unknown actor, or from a dead incarnation are rejected.
+Messages are delivered by the actor loop. Once a channel has received a value whose bytes are on another host, a
+`DecodeThread` decodes its payloads.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from mstar.wire.frame import (
 )
 from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
-from mstar.wire.messages import AnyMessage, Message, Peer
+from mstar.wire.messages import AnyMessage, Credit, Heartbeat, Message, Peer, StillComputing
 from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
@@ -35,11 +38,19 @@ LARGE_FRAME_BYTES = 1024 * 1024
 MIN_BYTES_PER_S = 16 * 1024 * 1024
 """Lowest assumed bandwidth. A large frame is not resent before it would have arrived at this speed."""
 
+LAZY_DELAY_S = 0.02
+"""Maximum seconds that a credit waits for other messages. A worker computes ahead of the client by far more."""
+_UNRELIABLE = (Heartbeat, StillComputing)
+"""Signs of life. A lost one is replaced by the next one."""
+
 log = logging.getLogger("mstar.wire")
 
 
 class Actor(Protocol):
-    """A state machine hosted by an actor loop. Both methods run on the loop and must not block."""
+    """A state machine hosted by an actor loop. Both methods run on the loop and must not block.
+
+    An attribute `tick_interval` of type `actor_loop.TickInterval` sets how often it ticks.
+    """
 
     peer: Peer
 
@@ -57,7 +68,17 @@ IncomingMessage = tuple[Actor, Peer, Message]
 
 
 class _Channel:
-    __slots__ = ("actor", "decode_thread", "large_frames", "link", "outgoing", "peers", "remote")
+    __slots__ = (
+        "actor",
+        "decode_thread",
+        "flush_at",
+        "is_reliable",
+        "large_frames",
+        "link",
+        "outgoing",
+        "peers",
+        "remote",
+    )
 
     def __init__(self, actor: Actor, remote: Peer) -> None:
         self.actor = actor
@@ -65,6 +86,8 @@ class _Channel:
         self.peers = encode_peers(actor.peer, remote)
         self.link = Link()
         self.outgoing: list[bytes] = []
+        self.is_reliable = False  # whether one of the queued messages must arrive
+        self.flush_at = 0.0  # when to send the queued messages
         self.decode_thread: DecodeThread | None = None
         self.large_frames: dict[int, float] = {}  # latest arrival time of large frames, by number
 
@@ -80,8 +103,7 @@ class Channels:
         counters: Counter[str],
         wake_up: Callable[[], None],
     ) -> None:
-        self.due = inf
-        """Earliest time at which a link has to resend or acknowledge."""
+        self._due = inf  # a lower bound of the earliest time at which a link has to resend or acknowledge
         self._transport = transport
         self._signer = signer
         self._codec = codec
@@ -115,6 +137,13 @@ class Channels:
             return
         if not channel.outgoing:
             self._unflushed.append(channel)
+            channel.flush_at = inf
+        if isinstance(message, Credit):
+            channel.is_reliable = True
+        else:
+            channel.flush_at = 0.0
+            if not isinstance(message, _UNRELIABLE):
+                channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
@@ -141,18 +170,39 @@ class Channels:
         for channel in channels:
             if not channel.outgoing:  # its peer died meanwhile
                 continue
+            if now < channel.flush_at:  # credits only
+                channel.flush_at = min(channel.flush_at, now + LAZY_DELAY_S)
+                self._unflushed.append(channel)
+                self._due = min(self._due, channel.flush_at)
+                continue
             messages, channel.outgoing = channel.outgoing, []
+            is_reliable, channel.is_reliable = channel.is_reliable, False
+            link = channel.link
             for payload in pack_payloads(messages):
-                if outgoing := channel.link.send(now, payload):
+                if outgoing := link.send(now, payload) if is_reliable else link.send_unreliable(payload):
                     self._send_frame(now, channel, outgoing)
-            self.due = min(self.due, channel.link.due)
-        if now >= self.due:
+            if (due := link.due) < self._due:
+                self._due = due
+        if now >= self._due:
             for channel in self._channels.values():
                 before = channel.link.resent
                 for outgoing in channel.link.tick(now):
                     self._send_frame(now, channel, outgoing)
                 self._counters["resent"] += channel.link.resent - before
-            self.due = min((channel.link.due for channel in self._channels.values()), default=inf)
+            self._due = self._earliest_due()
+
+    def due(self, until: float) -> float:
+        """Earliest time at which a link has to resend or acknowledge; exact if it is before `until`.
+
+        A frame that was sent meanwhile can have carried the acknowledgement that was due first.
+        """
+        if self._due < until:
+            self._due = self._earliest_due()
+        return self._due
+
+    def _earliest_due(self) -> float:
+        due = min([channel.link.due for channel in self._channels.values()], default=inf)
+        return min([due, *(channel.flush_at for channel in self._unflushed)])
 
     def set_address(self, peer: Peer, address: str) -> None:
         """Record the address of a live peer."""
@@ -197,7 +247,8 @@ class Channels:
             except BadFrame:
                 self._counters["undecoded"] += 1
                 log.exception("dropped an invalid payload from %s", channel.remote)
-        self.due = min(self.due, channel.link.due)
+        if (due := channel.link.due) < self._due:
+            self._due = due
         return arrivals
 
     def _start_decode_thread(self, channel: _Channel) -> DecodeThread:
@@ -267,6 +318,7 @@ class Channels:
             channel = self._channels.pop((local, remote))
             del self._channels_by_peers[encode_peers(remote, local)]
             channel.outgoing.clear()
+            channel.is_reliable = False
             if channel.decode_thread:
                 channel.decode_thread.close()
                 channel.decode_thread = None

@@ -20,6 +20,11 @@ class FairShare:
         self._virtual_now = 0.0
         """Virtual time of the tenant that was served last."""
 
+    @property
+    def has_usage(self) -> bool:
+        """Whether there were two tenants."""
+        return bool(self._used_s)
+
     def record_batch(self, calls: Sequence[ReadyCall], seconds: float) -> None:
         """Charge the tenants of a batch, each for its share."""
         if self._used_s:

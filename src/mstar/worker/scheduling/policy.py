@@ -94,6 +94,9 @@ class LeastSlackFirst:
         timed = [(key, call) for key, calls in runnable.items() for call in calls if call.walk_run.has_deadlines]
         for _, call in timed:
             call.update_slack(now, cost_model, tuning.delivery_margin_s)
+        if self._is_single_call(runnable):  # all steps lead to it
+            ((key, calls),) = runnable.items()
+            return key, calls
         if not timed:  # step 1
             return self.choose_for_throughput(now, runnable, cost_model, max_batch_size)
         starved = self._starved_key(now, runnable)
@@ -135,10 +138,16 @@ class LeastSlackFirst:
         key = oldest if has_waited else min(runnable, key=rank)
         return key, self._fair_share.order_by_usage(runnable[key])[: max_batch_size(key)]
 
+    def _is_single_call(self, runnable: RunnableCalls) -> bool:
+        """Whether there is nothing to choose, and no share of tenants to account for."""
+        return len(runnable) == 1 and not self._fair_share.has_usage and len(next(iter(runnable.values()))) == 1
+
     def _ranks(
         self, timed: Iterable[tuple[ModelBatchKey, ReadyCall]], runnable: RunnableCalls, cost_model: CostModel
     ) -> dict[int, Rank]:
         """Ranks by identity of the call; relaxed calls are missing."""
+        if _have_no_deadline(timed):
+            return {}
         longest_s = max(cost_model.predict_s(key, len(calls)) for key, calls in runnable.items())
         urgent_slack_s = self._tuning.urgent_factor * longest_s
         ranked = ((id(call), self._rank(key, call, urgent_slack_s, cost_model)) for key, call in timed)
@@ -203,6 +212,8 @@ def _batches_without_overdue(
     max_batch_size: MaxBatchSize,
 ) -> RunnableCalls:
     """Batch keys whose batch makes no call of another key overdue; at least the one with the least slack."""
+    if _have_no_deadline(timed):
+        return runnable
     least_slack = dict[ModelBatchKey, float]()
     for key, call in timed:
         least_slack[key] = min(least_slack.get(key, inf), call.slack)
@@ -213,6 +224,11 @@ def _batches_without_overdue(
             fitting[key] = calls
     first = min(least_slack, key=lambda key: least_slack[key])
     return fitting or {first: runnable[first]}
+
+
+def _have_no_deadline(timed: Iterable[tuple[ModelBatchKey, ReadyCall]]) -> bool:
+    """Whether no call has a deadline: text without a reading rate, the most frequent case."""
+    return all(call.slack == inf for _, call in timed)
 
 
 def _is_in_loop(frame: Frame) -> bool:

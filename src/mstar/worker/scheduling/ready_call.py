@@ -8,6 +8,7 @@ from math import inf
 from mstar.engine.jobs import Job
 from mstar.plan.runtime.frame import Frame
 from mstar.plan.tables import Instruction
+from mstar.wire.slo import REALTIME_KINDS
 from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import CostModel
 from mstar.worker.scheduling.tuning import DEFAULT_TUNING
@@ -36,7 +37,10 @@ class ReadyCall:
         """Recompute the slack: the minimum over all emissions that this call leads to."""
         self.slack, self.is_unstarted = inf, False
         walk_run, call = self.walk_run, self.instruction.detail
+        is_untimed = not (walk_run.playback_clocks or walk_run.has_text_deadlines)
         for path in call.paths:
+            if is_untimed and path.kind not in REALTIME_KINDS:
+                continue
             due, is_started = walk_run.next_due(path.kind)
             if due == inf:
                 continue

@@ -17,10 +17,10 @@ The scheduler decides which calls can run and how large a batch can be; a `Sched
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import cast
+from typing import Any
 
 from mstar.plan.runtime.frame import ReadyInstruction
 from mstar.plan.tables import Call
@@ -58,6 +58,8 @@ class Scheduler:
         self._policy = limits.policy or LeastSlackFirst(self._fair_share, limits.tuning)
         self._by_key: dict[ModelBatchKey, list[ReadyCall]] = {}
         self._choice_count = 0
+        self.fill_wait_s: float | None = None
+        """Seconds after which to choose again, because the last choice was to wait for a fuller batch; else None."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_key.values()))
@@ -71,11 +73,14 @@ class Scheduler:
     # ---------------------------------------------------------------- ready calls
     def add(self, now: float, ready: Iterable[ReadyInstruction]) -> None:
         """Add calls that became ready. Calls of walk runs that have ended are ignored."""
+        by_key = self._by_key
         for frame, instruction in ready:
-            walk_run, call = cast("WalkRun", frame.run.host), instruction.detail
-            assert isinstance(call, Call)
+            walk_run: Any = frame.run.host
             if not walk_run.is_over:
-                calls = self._by_key.setdefault((walk_run.start.model, call.key), [])
+                call: Call = instruction.detail
+                key = (walk_run.start.model, call.key)
+                if (calls := by_key.get(key)) is None:
+                    calls = by_key[key] = []
                 calls.append(ReadyCall(walk_run, frame, instruction, now))
 
     def requeue(self, key: ModelBatchKey, call: ReadyCall) -> None:
@@ -99,12 +104,15 @@ class Scheduler:
             del self._by_key[key]
 
     # ---------------------------------------------------------------- the next batch
-    def choose(self, now: float, running: ModelBatchKey | None, remote_requests: int = 0) -> ChosenBatch | None:
+    def choose(
+        self, now: float, running: ModelBatchKey | None, count_remote: Callable[[], int] = lambda: 0
+    ) -> ChosenBatch | None:
         """Choose and remove the next batch; None if it is better to wait.
 
-        `running` is the batch key that the engine runs. `remote_requests` is the number of requests of this worker
-        that also run at other workers.
+        `running` is the batch key that the engine runs. `count_remote` counts the requests of this worker that also run
+        at other workers; it is called only if the batch could wait for them.
         """
+        self.fill_wait_s = None
         runnable, preempted = self._runnable(running)
         if running is None and not runnable and preempted:
             _, key, call = min(preempted, key=lambda item: item[0])
@@ -117,7 +125,8 @@ class Scheduler:
         typical_s = self.cost_model.typical_s
         if running is not None and (typical_s(key) or 0.0) > (typical_s(running) or 0.0):
             return None  # a more urgent call can arrive while the other batch runs
-        if running is None and remote_requests > len(chosen) and self._should_wait_to_fill(now, key, chosen):
+        if running is None and self._should_wait_to_fill(now, key, chosen) and count_remote() > len(chosen):
+            self.fill_wait_s = self._tuning.batch_fill_wait_s
             return None
         return key, self._dequeue(key, chosen)
 
@@ -131,6 +140,7 @@ class Scheduler:
         """
         runnable: dict[ModelBatchKey, list[ReadyCall]] = {}
         preempted: list[tuple[int, ModelBatchKey, ReadyCall]] = []
+        max_undelivered = self._limits.max_undelivered_outputs
         for key, calls in self._by_key.items():
             if key == running:
                 continue
@@ -139,7 +149,7 @@ class Scheduler:
                 walk_run = call.walk_run
                 if walk_run.is_preempted:
                     preempted.append((walk_run.number, key, call))
-                elif not self._is_backpressured(walk_run):
+                elif not (walk_run.emission_counts and walk_run.is_backpressured(max_undelivered)):
                     free.append(call)
             if free:
                 runnable[key] = free
@@ -149,23 +159,28 @@ class Scheduler:
         return bool(walk_run.emission_counts) and walk_run.is_backpressured(self._limits.max_undelivered_outputs)
 
     def _dequeue(self, key: ModelBatchKey, chosen: list[ReadyCall]) -> list[ReadyCall]:
-        for call in chosen:
+        for call in [call for call in chosen if call.walk_run.isolate_at_call]:
             if call.walk_run.is_suspect(key[1]):  # alone: if it crashes the worker, no other request is suspected
                 chosen = [call]
                 break
-        removed = set(map(id, chosen))
-        self._set_calls(key, [call for call in self._by_key[key] if id(call) not in removed])
+        if len(chosen) == len(self._by_key[key]):
+            del self._by_key[key]
+        else:
+            removed = set(map(id, chosen))
+            self._by_key[key] = [call for call in self._by_key[key] if id(call) not in removed]
         return chosen
 
     def _should_wait_to_fill(self, now: float, key: ModelBatchKey, chosen: list[ReadyCall]) -> bool:
         """Whether waiting for more calls saves engine time and makes none of these late."""
         tuning, count = self._tuning, len(chosen)
         cost_s = self.cost_model.predict_s(key, count)
+        if cost_s <= tuning.batch_fill_wait_s / 2:
+            return False
         is_cheaper = 0 < self.cost_model.predict_s(key, 2 * count) < tuning.fill_max_cost_ratio * cost_s
         is_early = now - min(call.ready_since for call in chosen) < tuning.batch_fill_wait_s
         min_slack_s = tuning.fill_min_slack_factor * cost_s
         has_slack = all(not call.is_unstarted and min_slack_s < call.slack < inf for call in chosen)
-        return cost_s > tuning.batch_fill_wait_s / 2 and is_cheaper and is_early and has_slack
+        return is_cheaper and is_early and has_slack
 
     # ---------------------------------------------------------------- estimates
     def count_pending_batches(self) -> int:
@@ -190,6 +205,8 @@ class Scheduler:
 
     def least_slack(self) -> float:
         """Least slack of all waiting calls in seconds, as of the last choice; 0 if one is overdue."""
+        if not self._by_key:
+            return inf
         slacks = (call.slack for call in self if call.walk_run.has_deadlines)
         return max(0.0, min(slacks, default=inf))
 
