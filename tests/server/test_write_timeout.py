@@ -11,7 +11,7 @@ import pytest
 
 from mstar.config import HttpLimits
 from mstar.server import http_server
-from mstar.server.http_exchange import StreamResponse
+from mstar.server.stream_response import StreamResponse
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
 from tests.server import toy_server
 from tests.server.test_protocols import frame, open_socket, open_websocket, read_response

@@ -256,7 +256,7 @@ class RequestMiddleware:
         connection_state: dict[str, Any] = scope.get("state") or {}
         context.slot = connection_state.pop("slot", None)
         is_started = False
-        traffic = ByteCounter(receive, send)
+        traffic = ByteCounter(context, receive, send)
         record = self._state.recent_requests.begin(context, headers.get("traceparent", ""))
 
         async def send_with_request_id(message: Message) -> None:
@@ -288,7 +288,7 @@ class RequestMiddleware:
         finally:
             context.release_memory()
             context.release_slot()
-            self._state.record_request_end(record, traffic.bytes_in, traffic.bytes_out)
+            self._state.record_request_end(record)
 
     async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         context: RequestContext = scope["request_context"]

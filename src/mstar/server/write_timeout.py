@@ -81,6 +81,7 @@ class CancellableFlowControl(FlowControl):
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
+        self.transport = transport
         self._error: ClientStalled | None = None
 
     def cancel(self, error: ClientStalled) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Send
 
     from mstar.server.admin.recent_requests import RequestRecord
+    from mstar.server.request_context import RequestContext
     from mstar.wire.failure import Failure
     from mstar.wire.messages import RequestFinished
 
@@ -46,30 +47,30 @@ QUIET_PATHS = frozenset({"/health", "/healthz", "/ready", "/metrics", "/studio"}
 
 
 class ByteCounter:
-    """Counts body and message bytes in both directions of an ASGI connection."""
+    """Counts body and message bytes in both directions of an ASGI connection, in the context of its request."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self.bytes_in = self.bytes_out = 0
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self._context = context
         self._receive = receive
         self._send = send
 
     async def receive(self) -> Message:
         """Receive and count a message."""
         message = await self._receive()
-        self.bytes_in += _size(message)
+        self._context.bytes_in += _size(message)
         return message
 
     async def send(self, message: Message) -> None:
         """Send and count a message."""
-        self.bytes_out += _size(message)
+        self._context.bytes_out += _size(message)
         await self._send(message)
 
 
 def _size(message: Message) -> int:
-    return sum(len(message.get(part) or "") for part in ("body", "bytes", "text"))
+    return len(message.get("body") or message.get("bytes") or message.get("text") or "")
 
 
-def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
+def log_request(record: RequestRecord) -> None:
     """Write the access log line of a request."""
     context = record.context
     fields: dict[str, Any] = {
@@ -80,8 +81,8 @@ def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
         "status": context.status,
         "code": context.code,
         "seconds": round(record.seconds, 6),
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
+        "bytes_in": context.bytes_in,
+        "bytes_out": context.bytes_out,
     }
     if record.rids:
         fields["rids"] = list(record.rids)
