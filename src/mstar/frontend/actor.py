@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 QUERY_TIMEOUT_S = 5.0
 """Seconds to wait for the reply to a query."""
+MAX_PLAIN_CHARS = 32
+"""Maximum characters of a text that is stored itself instead of its hash, which takes about as much memory."""
 Listener = Callable[[Deliver | AwaitingInput | RequestEnded], None]
 """Called for every event of a request, in the thread of the actor loop."""
 
@@ -65,13 +67,18 @@ def digest(value: Any) -> bytes:
     return hashlib.blake2b(values.pack(value), digest_size=8).digest()
 
 
+def short_digest(value: Any) -> Any:
+    """The value itself if it is a short text or an integer, as tokens are, else its hash."""
+    return value if type(value) is int or (type(value) is str and len(value) <= MAX_PLAIN_CHARS) else digest(value)
+
+
 class FrontendActor:
     """The front end as an actor. It gets the conductor of each model, and detects restarts of conductors itself."""
 
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer
         self._actor_loop = actor_loop
-        self._core = FrontendCore(peer, conductors, digest)
+        self._core = FrontendCore(peer, conductors, short_digest)
         self._listeners: dict[str, Listener] = {}
         self._pending_queries: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
         """Unanswered queries by correlation id: timeout, future, and the function that reads the reply."""
@@ -194,12 +201,12 @@ class FrontendActor:
             self._execute(action)
 
     def _execute(self, action: Action) -> None:
-        if isinstance(action, SendMessage):
-            self._actor_loop.send(self.peer, action.to, action.message)
-        elif isinstance(action, RequestEnded):
-            if (listener := self._listeners.pop(action.rid, None)) is not None:
+        if isinstance(action, Deliver | AwaitingInput):
+            if (listener := self._listeners.get(action.rid)) is not None:
                 listener(action)
-        elif (listener := self._listeners.get(action.rid)) is not None:
+        elif isinstance(action, SendMessage):
+            self._actor_loop.send(self.peer, action.to, action.message)
+        elif (listener := self._listeners.pop(action.rid, None)) is not None:
             listener(action)
 
 
