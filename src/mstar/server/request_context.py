@@ -33,8 +33,8 @@ class RequestContext:
     """What is known of a request before its body is read, and how the request ended."""
 
     __slots__ = (
-        *("bytes_in", "bytes_out", "code", "endpoint", "error_message", "error_type", "failure", "id", "memory"),
-        *("slo", "slot", "status", "tenant"),
+        *("bytes_in", "bytes_out", "code", "endpoint", "error_message", "error_type", "failure", "id"),
+        *("is_started", "memory", "slo", "slot", "status", "tenant"),
     )
 
     def __init__(self, request_id: str) -> None:
@@ -49,6 +49,8 @@ class RequestContext:
         """Bytes of bodies and WebSocket messages so far."""
         self.endpoint = "none"
         """Path of the endpoint; the `endpoint` label of request metrics."""
+        self.is_started = False
+        """Whether the head of the response was sent."""
         self.status = CLIENT_CLOSED_REQUEST
         self.code = ""
         """Error code, empty unless the request failed."""
