@@ -140,8 +140,8 @@ class RecordingFrontend:
     def submit(self, submit, listener):
         pass
 
-    def report_consumed(self, rid, kind, count):
-        self.consumed.append((rid, kind, count))
+    def report_consumed(self, consumed):
+        self.consumed.append(consumed)
 
     def close(self, rid):
         pass
@@ -161,17 +161,35 @@ def read_stream(scenario):
 
 def test_all_events_that_have_arrived_are_read_without_waiting():
     async def scenario(stream, frontend):
-        for index in range(20):
+        for index in range(40):
             stream.push(Deliver("one", "Text", index, "x", ()))
-        indexes = [(await anext(stream)).index]
+        assert await stream.wait_ready()
+        indexes = []
         while (event := stream.poll()) is not None:
             indexes.append(event.index)
+        await asyncio.sleep(0)
         before = list(frontend.consumed)  # the connection has not taken them yet
-        stream.push(Deliver("one", "Text", 20, "x", ()))
-        await anext(stream)
+        stream.push(Deliver("one", "Text", 40, "x", ()))
+        await stream.wait_ready()
+        await asyncio.sleep(0)
         return indexes, before, frontend.consumed
 
-    assert read_stream(scenario) == ([*range(20)], [], [("one", "Text", 16)])
+    assert read_stream(scenario) == ([*range(40)], [], [{("one", "Text"): 32}])
+
+
+def test_one_report_carries_what_all_streams_have_consumed():
+    async def run():
+        frontend = RecordingFrontend()
+        bridge = LoopBridge(frontend, asyncio.get_running_loop(), api_error_from)
+        for rid in ("one", "two"):
+            stream = ResponseStream(bridge, [Submit(rid, "parrot", Value(None))])
+            for index in range(17):
+                stream.push(Deliver(rid, "Text", index, "x", ()))
+                await anext(stream)
+        await asyncio.sleep(0)
+        return frontend.consumed
+
+    assert asyncio.run(run()) == [{("one", "Text"): 16, ("two", "Text"): 16}]
 
 
 def test_a_cancelled_request_has_no_events_that_have_arrived():

@@ -33,7 +33,7 @@ class Exchange:
 
     def __init__(self, **scope):
         self.transport = Transport()
-        self.flow = CancellableFlowControl(self.transport)
+        self.flow = CancellableFlowControl(self.transport, self.transport)
         self.context = RequestContext("one")
         self.scope = {"type": "http", "http_version": "1.1", "method": "POST", "request_context": self.context}
         self.scope |= {"state": {FLOW_CONTROL: self.flow}} | scope

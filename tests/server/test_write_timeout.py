@@ -111,7 +111,7 @@ class Transport:
 
 def test_a_client_that_reads_again_gets_its_next_response():
     async def scenario():
-        flow = CancellableFlowControl(Transport())
+        flow = CancellableFlowControl(Transport(), Transport())
         flow.pause_writing()
         flow.cancel(ClientStalled(1.0))  # while the handler waits for the model, not for the client
         flow.resume_writing()

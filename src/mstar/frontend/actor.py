@@ -109,9 +109,14 @@ class FrontendActor:
         """Send more input to a running request; None ends the input."""
         self._actor_loop.call_soon(lambda: self._step(time.monotonic(), InputSent(rid, value)))
 
-    def report_consumed(self, rid: str, kind: str, count: int) -> None:
-        """Report the total number of emissions of a kind that the client has consumed (backpressure)."""
-        self._actor_loop.call_soon(lambda: self._step(time.monotonic(), OutputsConsumed(rid, kind, count)))
+    def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
+        """Report how many emissions the client has consumed so far, by request and kind (backpressure)."""
+
+        def step_each() -> None:
+            for (rid, kind), count in consumed.items():
+                self._step(time.monotonic(), OutputsConsumed(rid, kind, count))
+
+        self._actor_loop.call_soon(step_each)
 
     def close(self, rid: str) -> None:
         """Cancel a request whose client has disconnected; its listener gets no more events."""
@@ -242,7 +247,7 @@ class RequestStream:
                 return
             self._consumed[event.kind] += 1
             if self._consumed[event.kind] % (CREDIT_INTERVAL // 2) == 0:
-                self._frontend.report_consumed(self.rid, event.kind, self._consumed[event.kind])
+                self._frontend.report_consumed({(self.rid, event.kind): self._consumed[event.kind]})
             yield event
 
     def events(self, timeout: float | None = None) -> Iterator[Deliver]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +50,7 @@ class LoopBridge:
         """Streams that are not closed."""
         self._pending: deque[ResponseStream] = deque()
         self._is_scheduled = False
+        self._consumed: dict[tuple[str, str], int] = {}
 
     def notify(self, stream: ResponseStream) -> None:
         """Schedule a wake-up of this stream. Called in the thread of the actor loop."""
@@ -57,6 +58,16 @@ class LoopBridge:
         if not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon_threadsafe(self._flush)
+
+    def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
+        """Report consumed outputs, by request and kind. One message carries those of all streams in a turn."""
+        if not self._consumed:
+            self.loop.call_soon(self._report)
+        self._consumed |= consumed
+
+    def _report(self) -> None:
+        consumed, self._consumed = self._consumed, {}
+        self.frontend.report_consumed(consumed)
 
     def _flush(self) -> None:
         self._is_scheduled = False  # first: a stream added from now on is popped below or schedules a flush
@@ -182,8 +193,19 @@ class ResponseStream:
         self._report_consumed()
         raise StopAsyncIteration
 
+    async def wait_ready(self) -> bool:
+        """Wait for an event that `poll` returns; what it has returned before is consumed. False after the end.
+
+        Raises the error of a failed request.
+        """
+        self._report_consumed()
+        if not self._open:
+            return False
+        await self.wait_first()
+        return True
+
     def poll(self) -> Deliver | RequestEnded | None:
-        """The next event, if it has arrived. It counts as consumed with the next `anext`, which also raises errors."""
+        """The next event, if it has arrived. None for that of a failed request, whose error the next wait raises."""
         while self._events and self._failure is None:
             event = self._events[0]
             if event.rid not in self._open:
@@ -239,8 +261,7 @@ class ResponseStream:
     def _report_consumed(self) -> None:
         """Report consumed outputs, every CREDIT_INTERVAL of them."""
         if self._credits:
-            for (rid, kind), count in self._credits.items():
-                self._bridge.frontend.report_consumed(rid, kind, count)
+            self._bridge.report_consumed(self._credits)
             self._credits.clear()
 
     def cancel(self, rid: str) -> None:

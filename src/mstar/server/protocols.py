@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +21,7 @@ from mstar.config import HttpLimits
 from mstar.server.access.fast_reject import FastReject
 from mstar.server.access.load_shedding import Slot
 from mstar.server.errors import ApiError
+from mstar.server.response_transport import ResponseTransport
 from mstar.server.stream_response import FLOW_CONTROL
 from mstar.server.strict_h11 import StrictConnection
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, WriteTimer
@@ -65,7 +66,8 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the header timer and handle the first bytes, or reject the connection."""
         super().connection_made(transport)
-        self.flow = CancellableFlowControl(transport)
+        self._responses = ResponseTransport(transport, self.loop)
+        self.flow = CancellableFlowControl(transport, self._responses)
         self.app_state = self.app_state | {FLOW_CONTROL: self.flow}
         if len(self.connections) > self._max_connections:
             transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
@@ -121,6 +123,7 @@ class HttpProtocol(H11Protocol):
         super().handle_events()
         if self.cycle and not self.cycle.response_complete:
             self._cancel_header_timer()
+            self.cycle.transport = cast("asyncio.Transport", self._responses)  # uses no other methods
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Stop the header timer and hand over to the WebSocket protocol."""
@@ -130,6 +133,7 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Start the header timer for the next request of the connection."""
         self._start_header_timer()
+        self._responses.end_response()
         super().on_response_complete()
 
     def pause_writing(self) -> None:

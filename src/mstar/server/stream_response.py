@@ -106,10 +106,10 @@ class _Body:
             return
         if flow.write_paused:
             await flow.drain()
-        if data and not flow.transport.is_closing():  # else the client has left
+        if data and not flow.responses.is_closing():  # else the client has left
             assert self._context is not None, "set by the middleware before any response"
             self._context.bytes_out += len(data)
-            flow.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            flow.responses.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def end(self, last: bytes = b"") -> None:
         """End the body."""

@@ -229,16 +229,15 @@ class CompletionReader:
             return deltas
         if self._error is not None:
             raise self._error
-        event = await anext(self._stream, None)
-        while event is not None:
-            try:
-                deltas.append(self._to_delta(event))
-            except Exception as error:
-                if not deltas:
-                    raise
-                self._error = error
-                break
-            event = self._stream.poll()
+        while not deltas and await self._stream.wait_ready():
+            while (event := self._stream.poll()) is not None:
+                try:
+                    deltas.append(self._to_delta(event))
+                except Exception as error:
+                    if not deltas:
+                        raise
+                    self._error = error
+                    break
         return deltas
 
     def _to_delta(self, event: Deliver | RequestEnded) -> Delta:

@@ -7,6 +7,7 @@ logged with its message: only its author knows what went wrong, and only the aut
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -94,7 +95,9 @@ def log_request(record: RequestRecord) -> None:
         )
         fields["emissions"] = {kind: times.count for kind, times in record.deliveries.items()}
     level = logging.DEBUG if context.endpoint in QUIET_PATHS else logging.INFO
-    log.log(level, "request", extra={"fields": fields})
+    if log.isEnabledFor(level):
+        # Not `log.log`: it walks the stack to find its caller, which no line of ours shows.
+        log.handle(log.makeRecord(log.name, level, __file__, 0, "request", (), None, extra={"fields": fields}))
 
 
 def log_failure(end: RequestFinished, model: str, request_id: str = "") -> None:
@@ -292,12 +295,18 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one line."""
-        timestamp = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        timestamp = _time_of_day(int(record.created))
         values = _fields(record)
         frames = "".join(f"\n    {line}" for line in values.pop("traceback", "").splitlines())
         fields = " ".join(f"{name}={_format_value(value)}" for name, value in values.items() if value != "")
         head = f"{timestamp} {record.levelname.lower()} {self._process}{record.name}"
         return f"{head}: {record.getMessage()} {fields}".rstrip() + frames
+
+
+@functools.lru_cache(4)
+def _time_of_day(seconds: int) -> str:
+    """The local time of a Unix time. Many lines of a busy server have the same."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%H:%M:%S")
 
 
 def _formatter(log_format: str, process: str) -> logging.Formatter:
