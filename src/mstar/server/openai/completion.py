@@ -57,7 +57,7 @@ class Choice:
         tool_call_start = served.optional_method("tool_call_start") if chat.tools and not is_tool_call else None
         self._tool_calls_text = ToolCallsText(tool_call_start()) if tool_call_start is not None else None
         self._audio_encoder = audio_encoder
-        self._audio_id = f"audio_{secrets.token_hex(8)}"
+        self._audio_id = f"audio_{secrets.token_hex(8)}" if audio_encoder is not None else ""
         self._text = ""
         self._audio = bytearray()
 
