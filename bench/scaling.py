@@ -95,7 +95,7 @@ def _open_stream(front_end: FrontendActor, number: int) -> StreamListener:
     def on_event(event: Any) -> None:
         one.on_event(time.monotonic(), event)
         if isinstance(event, Deliver):
-            front_end.report_consumed(rid, event.kind, len(one.late))
+            front_end.report_consumed({(rid, event.kind): len(one.late)})
 
     front_end.submit(Submit(rid, "hum", Value((number, TONES))), on_event)
     return one

@@ -84,7 +84,7 @@ def _run(front_end: FrontendActor, requests: Sequence[Any]) -> Run:
                 first.setdefault(rid, time.perf_counter() - begun)
                 samples[rid] += len(event.value)
             taken[event.kind] += 1
-            front_end.report_consumed(rid, event.kind, taken[event.kind])
+            front_end.report_consumed({(rid, event.kind): taken[event.kind]})
 
         return on_event
 

@@ -6,9 +6,11 @@ import json
 import time
 from concurrent.futures import Future
 
-from mstar.frontend.response_stream import LoopBridge, RequestEnded, ResponseStream, wait_reply
+import pytest
+
+from mstar.frontend.response_stream import Deliver, LoopBridge, RequestEnded, ResponseStream, wait_reply
 from mstar.requests import ChatRequest, Message
-from mstar.server.errors import api_error_from
+from mstar.server.errors import ApiError, api_error_from
 from mstar.wire.messages import RequestFinished, Submit, Value
 from tests.server.toy_server import chat_body
 
@@ -127,3 +129,87 @@ def test_a_reply_that_fails_too_late_is_not_reported_as_unretrieved():
 
     asyncio.run(wait())
     assert problems == []
+
+
+class RecordingFrontend:
+    """A front end that submits nothing and records what is consumed."""
+
+    def __init__(self):
+        self.consumed = []
+
+    def submit(self, submit, listener):
+        pass
+
+    def report_consumed(self, consumed):
+        self.consumed.append(consumed)
+
+    def close(self, rid):
+        pass
+
+
+def read_stream(scenario):
+    """Run a scenario with a stream of two requests whose events the scenario pushes."""
+
+    async def run():
+        frontend = RecordingFrontend()
+        bridge = LoopBridge(frontend, asyncio.get_running_loop(), api_error_from)
+        stream = ResponseStream(bridge, [Submit(rid, "parrot", Value(None)) for rid in ("one", "two")])
+        return await scenario(stream, frontend)
+
+    return asyncio.run(run())
+
+
+def test_all_events_that_have_arrived_are_read_without_waiting():
+    async def scenario(stream, frontend):
+        for index in range(40):
+            stream.push(Deliver("one", "Text", index, "x", ()))
+        assert await stream.wait_ready()
+        indexes = []
+        while (event := stream.poll()) is not None:
+            indexes.append(event.index)
+        await asyncio.sleep(0)
+        before = list(frontend.consumed)  # the connection has not taken them yet
+        stream.push(Deliver("one", "Text", 40, "x", ()))
+        await stream.wait_ready()
+        await asyncio.sleep(0)
+        return indexes, before, frontend.consumed
+
+    assert read_stream(scenario) == ([*range(40)], [], [{("one", "Text"): 32}])
+
+
+def test_one_report_carries_what_all_streams_have_consumed():
+    async def run():
+        frontend = RecordingFrontend()
+        bridge = LoopBridge(frontend, asyncio.get_running_loop(), api_error_from)
+        for rid in ("one", "two"):
+            stream = ResponseStream(bridge, [Submit(rid, "parrot", Value(None))])
+            for index in range(17):
+                stream.push(Deliver(rid, "Text", index, "x", ()))
+                await anext(stream)
+        await asyncio.sleep(0)
+        return frontend.consumed
+
+    assert asyncio.run(run()) == [{("one", "Text"): 16, ("two", "Text"): 16}]
+
+
+def test_a_cancelled_request_has_no_events_that_have_arrived():
+    async def scenario(stream, _):
+        for rid in ("one", "one", "two"):
+            stream.push(Deliver(rid, "Text", 0, "x", ()))
+        await anext(stream)
+        stream.cancel("one")
+        return stream.poll().rid, stream.poll()
+
+    assert read_stream(scenario) == ("two", None)
+
+
+def test_a_failed_request_is_raised_after_the_events_before_it():
+    async def scenario(stream, _):
+        stream.push(Deliver("one", "Text", 0, "x", ()))
+        stream.push(RequestEnded("one", RequestFinished("one", "failed", {}, Value(None), "ValueError", "no")))
+        await anext(stream)
+        assert stream.poll() is None
+        with pytest.raises(ApiError, match="ValueError"):
+            await anext(stream)
+
+    read_stream(scenario)

@@ -86,13 +86,13 @@ class Client:
         else:
             self._counts[event.kind] += 1
             if not self.is_idle:
-                self._front_end.report_consumed(self.rid, event.kind, self._counts[event.kind])
+                self._front_end.report_consumed({(self.rid, event.kind): self._counts[event.kind]})
 
     def resume_reading(self):
         """Consume all outputs so far, and all further ones at once."""
         self.is_idle = False
         for kind, count in self._counts.items():
-            self._front_end.report_consumed(self.rid, kind, count)
+            self._front_end.report_consumed({(self.rid, kind): count})
 
     def wait(self, seconds=30.0):
         """Wait for the end of the request."""

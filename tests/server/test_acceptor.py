@@ -145,3 +145,11 @@ def test_requests_that_wait_get_a_503_at_shutdown():
         statuses = {status_of(read_all(connection)) for connection in connections}
     assert 503 in statuses
     assert statuses <= {200, 503}
+
+
+def test_a_request_larger_than_the_first_read_keeps_its_order(server):
+    """The event loop can read the rest of the request as soon as there is a transport."""
+    text = "x" * (4 * acceptor.FIRST_READ_BYTES)
+    with blocked_loop(server):
+        connections = [send(server, raw_chat(text, max_tokens=1)) for _ in range(8)]
+    assert [status_of(read_all(connection)) for connection in connections] == [200] * 8

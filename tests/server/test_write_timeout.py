@@ -11,7 +11,7 @@ import pytest
 
 from mstar.config import HttpLimits
 from mstar.server import http_server
-from mstar.server.http_exchange import StreamResponse
+from mstar.server.stream_response import StreamResponse
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
 from tests.server import toy_server
 from tests.server.test_protocols import frame, open_socket, open_websocket, read_response
@@ -111,7 +111,7 @@ class Transport:
 
 def test_a_client_that_reads_again_gets_its_next_response():
     async def scenario():
-        flow = CancellableFlowControl(Transport())
+        flow = CancellableFlowControl(Transport(), Transport())
         flow.pause_writing()
         flow.cancel(ClientStalled(1.0))  # while the handler waits for the model, not for the client
         flow.resume_writing()

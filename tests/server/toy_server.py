@@ -12,6 +12,7 @@ from mstar.frontend.response_stream import FrontendActor
 from mstar.launch.in_process import InProcessLauncher
 from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
+from mstar.server import event_loop
 from mstar.server.app import build_app
 from mstar.server.http_server import HttpServer, bind_socket
 from mstar.server.state import ServerState, WorkerProcessStatus
@@ -72,7 +73,7 @@ def run_toy_server(*, keys=None, limits=None, options=None, pages=(), drain_time
     with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
         frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
         launcher.add_frontend(frontend)
-        loop = asyncio.new_event_loop()
+        loop = event_loop.new_event_loop()
 
         async def run():
             state.start_accepting(frontend, lambda: (launcher.conductor, Peer("local", 0)), loop)

@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 QUERY_TIMEOUT_S = 5.0
 """Seconds to wait for the reply to a query."""
+MAX_PLAIN_CHARS = 32
+"""Maximum characters of a text that is stored itself instead of its hash, which takes about as much memory."""
 Listener = Callable[[Deliver | AwaitingInput | RequestEnded], None]
 """Called for every event of a request, in the thread of the actor loop."""
 
@@ -65,6 +67,11 @@ def digest(value: Any) -> bytes:
     return hashlib.blake2b(values.pack(value), digest_size=8).digest()
 
 
+def short_digest(value: Any) -> Any:
+    """The value itself if it is a short text or an integer, as tokens are, else its hash."""
+    return value if type(value) is int or (type(value) is str and len(value) <= MAX_PLAIN_CHARS) else digest(value)
+
+
 class FrontendActor:
     """The front end as an actor. It gets the conductor of each model, and detects restarts of conductors itself."""
 
@@ -73,7 +80,7 @@ class FrontendActor:
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer
         self._actor_loop = actor_loop
-        self._core = FrontendCore(peer, conductors, digest)
+        self._core = FrontendCore(peer, conductors, short_digest)
         self._listeners: dict[str, Listener] = {}
         self._pending_queries: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
         """Unanswered queries by correlation id: timeout, future, and the function that reads the reply."""
@@ -104,9 +111,14 @@ class FrontendActor:
         """Send more input to a running request; None ends the input."""
         self._actor_loop.call_soon(lambda: self._step(time.monotonic(), InputSent(rid, value)))
 
-    def report_consumed(self, rid: str, kind: str, count: int) -> None:
-        """Report the total number of emissions of a kind that the client has consumed (backpressure)."""
-        self._actor_loop.call_soon(lambda: self._step(time.monotonic(), OutputsConsumed(rid, kind, count)))
+    def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
+        """Report how many emissions the client has consumed so far, by request and kind (backpressure)."""
+
+        def step_each() -> None:
+            for (rid, kind), count in consumed.items():
+                self._step(time.monotonic(), OutputsConsumed(rid, kind, count))
+
+        self._actor_loop.call_soon(step_each)
 
     def close(self, rid: str) -> None:
         """Cancel a request whose client has disconnected; its listener gets no more events."""
@@ -196,12 +208,12 @@ class FrontendActor:
             self._execute(action)
 
     def _execute(self, action: Action) -> None:
-        if isinstance(action, SendMessage):
-            self._actor_loop.send(self.peer, action.to, action.message)
-        elif isinstance(action, RequestEnded):
-            if (listener := self._listeners.pop(action.rid, None)) is not None:
+        if isinstance(action, Deliver | AwaitingInput):
+            if (listener := self._listeners.get(action.rid)) is not None:
                 listener(action)
-        elif (listener := self._listeners.get(action.rid)) is not None:
+        elif isinstance(action, SendMessage):
+            self._actor_loop.send(self.peer, action.to, action.message)
+        elif (listener := self._listeners.pop(action.rid, None)) is not None:
             listener(action)
 
 
@@ -237,7 +249,7 @@ class RequestStream:
                 return
             self._consumed[event.kind] += 1
             if self._consumed[event.kind] % (CREDIT_INTERVAL // 2) == 0:
-                self._frontend.report_consumed(self.rid, event.kind, self._consumed[event.kind])
+                self._frontend.report_consumed({(self.rid, event.kind): self._consumed[event.kind]})
             yield event
 
     def events(self, timeout: float | None = None) -> Iterator[Deliver]:

@@ -99,8 +99,7 @@ Event = MessageReceived | RequestOpened | InputSent | OutputsConsumed | ClientLe
 
 
 # ---------------------------------------------------------------- actions
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):  # cheaper to create than a dataclass: there is one per token
     """Deliver the next emission of a kind to the client."""
 
     rid: str
@@ -139,7 +138,7 @@ class _RequestState:
     submit: m.Submit
     deadline: float
     attempt: int = -1
-    digests: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict[str, list[bytes]](list))
+    digests: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict[str, list[Any]](list))
     """Digests of the delivered emissions, by kind. Their number is the next index."""
     out_of_order: dict[tuple[str, int], m.Emit] = field(default_factory=dict[tuple[str, int], m.Emit])
     """Emissions that wait for earlier ones: walks of one request can run on different workers."""
@@ -172,6 +171,8 @@ class _RequestState:
 
     def accepts(self, emit: m.Emit) -> bool:
         """Whether an emission is valid: below every fence of a later attempt or, without one, of the newest attempt."""
+        if not self.fences:
+            return emit.attempt >= self.attempt
         later_fences = [totals for attempt, totals in self.fences.items() if attempt > emit.attempt]
         if later_fences:
             return all(emit.index < totals.get(emit.kind, 0) for totals in later_fences)
@@ -179,9 +180,9 @@ class _RequestState:
 
 
 class FrontendCore:
-    """State of one front end. `digest` hashes the value of an emission."""
+    """State of one front end. `digest` makes what two emissions with the same value have in common, such as a hash."""
 
-    def __init__(self, me: m.Peer, conductors: Mapping[str, m.Peer], digest: Callable[[Any], bytes]) -> None:
+    def __init__(self, me: m.Peer, conductors: Mapping[str, m.Peer], digest: Callable[[Any], Any]) -> None:
         self.me = me
         self.conductors = conductors
         """Conductor of each model, in its newest incarnation."""
@@ -298,22 +299,27 @@ class FrontendCore:
             if sender != source:
                 self._send_credit(emit.rid, stream, emit.kind)
         delivered = stream.digests[emit.kind]
-        if emit.index >= len(delivered):
+        if emit.index == len(delivered):
+            self._deliver(stream, delivered, emit)
+        elif emit.index > len(delivered):
             stream.out_of_order[emit.kind, emit.index] = emit
-            self._deliver(emit.rid, stream, emit.kind)
+            self._finish_if_complete(emit.rid, stream)
         elif self._digest(emit.value.content) != delivered[emit.index]:
             self._fail(emit.rid, "failed", "Diverged", "a worker was lost, and the retry computed other values")
 
-    def _deliver(self, rid: str, stream: _RequestState, kind: str) -> None:
-        """Deliver all emissions of a kind that are next in order."""
-        delivered = stream.digests[kind]
-        while (emit := stream.out_of_order.pop((kind, len(delivered)), None)) is not None:
-            if isinstance(emit.value.content, UnreadableValue):
-                self._on_unreadable(rid, stream, emit.value.content.text)
+    def _deliver(self, stream: _RequestState, delivered: list[Any], emit: m.Emit) -> None:
+        """Deliver an emission that is next in order, and those of its kind that wait behind it."""
+        next_emit: m.Emit | None = emit
+        while next_emit is not None:
+            emit = next_emit
+            content = emit.value.content
+            if isinstance(content, UnreadableValue):
+                self._on_unreadable(emit.rid, stream, content.text)
                 return
-            delivered.append(self._digest(emit.value.content))
-            self._out.append(Deliver(rid, emit.kind, emit.index, emit.value.content, emit.clock))
-        self._finish_if_complete(rid, stream)
+            delivered.append(self._digest(content))
+            self._out.append(Deliver(emit.rid, emit.kind, emit.index, emit.value.content, emit.clock))
+            next_emit = stream.out_of_order.pop((emit.kind, len(delivered)), None) if stream.out_of_order else None
+        self._finish_if_complete(emit.rid, stream)
 
     def _release(self, rid: str, stream: _RequestState) -> None:
         """Handle deferred emissions, now that the fence is known."""

@@ -8,8 +8,8 @@ number of outputs ahead (`max_undelivered_outputs`). Nothing here knows HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +50,7 @@ class LoopBridge:
         """Streams that are not closed."""
         self._pending: deque[ResponseStream] = deque()
         self._is_scheduled = False
+        self._consumed: dict[tuple[str, str], int] = {}
 
     def notify(self, stream: ResponseStream) -> None:
         """Schedule a wake-up of this stream. Called in the thread of the actor loop."""
@@ -57,6 +58,16 @@ class LoopBridge:
         if not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon_threadsafe(self._flush)
+
+    def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
+        """Report consumed outputs, by request and kind. One message carries those of all streams in a turn."""
+        if not self._consumed:
+            self.loop.call_soon(self._report)
+        self._consumed |= consumed
+
+    def _report(self) -> None:
+        consumed, self._consumed = self._consumed, {}
+        self.frontend.report_consumed(consumed)
 
     def _flush(self) -> None:
         self._is_scheduled = False  # first: a stream added from now on is popped below or schedules a flush
@@ -88,7 +99,7 @@ class ResponseStream:
     """
 
     __slots__ = (
-        *("_bridge", "_consumed", "_events", "_inputs_sent", "_last_delivered", "_multi_turn", "_open", "_waiter"),
+        *("_bridge", "_credits", "_delivered", "_events", "_inputs_sent", "_multi_turn", "_open", "_waiter"),
         *("_failure", "_preparation", "observer", "result", "rids", "to_error"),
     )
 
@@ -111,8 +122,10 @@ class ResponseStream:
         self._multi_turn = multi_turn
         self._open = set(self.rids)
         self._events: deque[Deliver | AwaitingInput | RequestEnded] = deque()
-        self._consumed: Counter[tuple[str, str]] = Counter()
-        self._last_delivered: Deliver | None = None
+        self._delivered: dict[tuple[str, str], int] = {}
+        """Outputs that were read, by request and kind."""
+        self._credits: dict[tuple[str, str], int] = {}
+        """Outputs to report as consumed with the next read: the connection has not taken them before."""
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         """Error of `prepare`, or with which the server ends it."""
@@ -164,7 +177,7 @@ class ResponseStream:
             self._waiter = self._bridge.loop.create_future()
             await self._waiter
         event = self._events[0]
-        if isinstance(event, RequestEnded) and (isinstance(event.end, m.RequestRejected) or event.end.status != "ok"):
+        if isinstance(event, RequestEnded) and _has_failed(event):
             if self.observer is not None:
                 self.observer.on_end(event)
             raise self.to_error(event.end)
@@ -177,8 +190,31 @@ class ResponseStream:
             event = await self._next_event()
             if not isinstance(event, AwaitingInput):
                 return event
-        self._acknowledge_last()
+        self._report_consumed()
         raise StopAsyncIteration
+
+    async def wait_ready(self) -> bool:
+        """Wait for an event that `poll` returns; what it has returned before is consumed. False after the end.
+
+        Raises the error of a failed request.
+        """
+        self._report_consumed()
+        if not self._open:
+            return False
+        await self.wait_first()
+        return True
+
+    def poll(self) -> Deliver | RequestEnded | None:
+        """The next event, if it has arrived. None for that of a failed request, whose error the next wait raises."""
+        while self._events and self._failure is None:
+            event = self._events[0]
+            if event.rid not in self._open:
+                self._events.popleft()  # of a cancelled request
+            elif isinstance(event, RequestEnded) and _has_failed(event):
+                return None
+            elif not isinstance(taken := self._take(), AwaitingInput):
+                return taken
+        return None
 
     async def turn(self) -> AsyncGenerator[Deliver]:
         """Deliveries until the request has answered all inputs or has ended."""
@@ -190,20 +226,26 @@ class ResponseStream:
                 return
 
     async def _next_event(self) -> Deliver | AwaitingInput | RequestEnded:
-        self._acknowledge_last()
+        self._report_consumed()
         await self.wait_first()
+        return self._take()
+
+    def _take(self) -> Deliver | AwaitingInput | RequestEnded:
         event = self._events.popleft()
-        if isinstance(event, RequestEnded):
+        if isinstance(event, Deliver):
+            key = event.rid, event.kind
+            self._delivered[key] = count = self._delivered.get(key, 0) + 1
+            if not count % CREDIT_INTERVAL:
+                self._credits[key] = count
+            if self.observer is not None:
+                self.observer.on_output(event)
+        elif isinstance(event, RequestEnded):
             self._open.discard(event.rid)
             self.result = event.end.result.content if isinstance(event.end, m.RequestFinished) else None
             if self.observer is not None:
                 self.observer.on_end(event)
-        elif isinstance(event, AwaitingInput):
-            self.result = event.answer
         else:
-            self._last_delivered = event
-            if self.observer is not None:
-                self.observer.on_output(event)
+            self.result = event.answer
         return event
 
     def send_input(self, value: Any) -> None:
@@ -216,14 +258,11 @@ class ResponseStream:
         """Whether all requests have ended, or will have once the queued events are read."""
         return not self._open or any(isinstance(event, RequestEnded) for event in self._events)
 
-    def _acknowledge_last(self) -> None:
-        """Count the last delivery as consumed; report it every CREDIT_INTERVAL deliveries."""
-        if (event := self._last_delivered) is not None:
-            self._last_delivered = None
-            self._consumed[event.rid, event.kind] += 1
-            count = self._consumed[event.rid, event.kind]
-            if count % CREDIT_INTERVAL == 0:
-                self._bridge.frontend.report_consumed(event.rid, event.kind, count)
+    def _report_consumed(self) -> None:
+        """Report consumed outputs, every CREDIT_INTERVAL of them."""
+        if self._credits:
+            self._bridge.report_consumed(self._credits)
+            self._credits.clear()
 
     def cancel(self, rid: str) -> None:
         """Cancel one of the requests."""
@@ -245,3 +284,7 @@ class ResponseStream:
             self._preparation.cancel()
         for rid in self.rids:
             self.cancel(rid)
+
+
+def _has_failed(event: RequestEnded) -> bool:
+    return isinstance(event.end, m.RequestRejected) or event.end.status != "ok"

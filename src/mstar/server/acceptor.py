@@ -209,16 +209,14 @@ class Acceptor:
         task.add_done_callback(self._starting.discard)
 
     async def _connect(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
+        protocol = self._make_protocol()
+        protocol.begin_with(data, slot)
         try:
-            transport, protocol = await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            await self._loop.connect_accepted_socket(lambda: protocol, connection)
         except OSError:
             connection.close()
-        else:
-            if data and not transport.is_closing():
-                protocol.begin(data, slot)
-                return
-        if slot is not None:
-            slot.release()
+            if slot is not None:
+                slot.release()
 
     # ---------------------------------------------------------------- rejection
     def _respond(self, connection: socket.socket, response: bytes) -> None:

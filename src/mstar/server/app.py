@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from starlette.applications import Starlette
@@ -245,6 +244,12 @@ class RequestMiddleware:
         self._app = app
         self._state = state
         self._pages = pages
+        self._handlers = {
+            (endpoint.method, endpoint.path): HttpHandler(state, endpoint)
+            for endpoint in state.endpoints
+            if endpoint.method != WEBSOCKET_METHOD and "{" not in endpoint.path
+        }
+        """Handlers of the endpoints with a fixed path. They are called without Starlette's router and its layers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or send an error."""
@@ -255,14 +260,12 @@ class RequestMiddleware:
         context = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
         connection_state: dict[str, Any] = scope.get("state") or {}
         context.slot = connection_state.pop("slot", None)
-        is_started = False
-        traffic = ByteCounter(receive, send)
+        traffic = ByteCounter(context, receive, send)
         record = self._state.recent_requests.begin(context, headers.get("traceparent", ""))
 
         async def send_with_request_id(message: Message) -> None:
-            nonlocal is_started
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-                is_started = True
+                context.is_started = True
                 context.status = message.get("status", 101)
                 MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = context.id
             await traffic.send(message)
@@ -275,20 +278,20 @@ class RequestMiddleware:
             if error is None:
                 raise
             context.record_error(error)
-            if not is_started:
+            if not context.is_started:
                 await _send_error(error, scope, receive, send_with_request_id)
         except Exception as error:  # noqa: BLE001 - any other exception is reported
             api_error = INTERNAL_ERROR
             if not context.code:  # else it is known: a stream without error events failed
                 api_error = report_exception(error, self._state, context)
                 context.record_error(api_error)
-            if is_started:
+            if context.is_started:
                 return  # closing the connection before the body is complete tells the client
             await _send_error(api_error, scope, receive, send_with_request_id)
         finally:
             context.release_memory()
             context.release_slot()
-            self._state.record_request_end(record, traffic.bytes_in, traffic.bytes_out)
+            self._state.record_request_end(record)
 
     async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         context: RequestContext = scope["request_context"]
@@ -298,7 +301,7 @@ class RequestMiddleware:
         is_page = scope["path"] in self._pages and scope["type"] == "http" and scope["method"] in _READ_METHODS
         if is_page or scope["path"] in PUBLIC_PATHS:
             context.endpoint = PAGES_LABEL if is_page else context.endpoint
-            await self._app(scope, receive, send)
+            await self._handle(scope, receive, send)
             return
         authorization = authorization_from(headers, scope.get("subprotocols", ()))
         context.tenant = tenant = self._state.keys.authenticate(authorization)
@@ -315,7 +318,10 @@ class RequestMiddleware:
             return
         bucket.active_requests += 1
         try:
-            await (self._app(scope, receive, send) if is_read else self._forward_counted(tenant, scope, receive, send))
+            if is_read:
+                await self._handle(scope, receive, send)
+            else:
+                await self._forward_counted(tenant, scope, receive, send)
         finally:
             bucket.active_requests -= 1
 
@@ -337,14 +343,28 @@ class RequestMiddleware:
             return
         self._state.active_requests += 1
         try:
-            with (
-                self._state.metrics.websockets_open.labels(scope["path"]).track_inprogress()
-                if is_websocket
-                else nullcontext()
-            ):
-                await self._app(scope, _until_withdrawn(tenant, receive) if is_websocket else receive, send)
+            if is_websocket:
+                with self._state.metrics.websockets_open.labels(scope["path"]).track_inprogress():
+                    await self._app(scope, _until_withdrawn(tenant, receive), send)
+            else:
+                await self._handle(scope, receive, send)
         finally:
             self._state.active_requests -= 1
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the handler of the endpoint, or the router if the path is not fixed."""
+        handler = self._handlers.get((scope.get("method", ""), scope["path"]))
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            await handler(scope, receive, send)
+        except (ApiError, HTTPException) as error:
+            if scope["request_context"].is_started:
+                raise
+            to_response = _on_api_error if isinstance(error, ApiError) else _on_http_exception
+            response = await to_response(Request(scope), error)
+            await response(scope, receive, send)
 
     def _take_slot(self, context: RequestContext, tenant: Tenant) -> bool:
         """Whether a request has a place in the limit of requests: that of the acceptor, or a new one."""

@@ -7,15 +7,15 @@ closed. Authentication happens before (`app`); what the body means is up to the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mstar.frontend.response_stream import ResponseStream
@@ -26,6 +26,7 @@ from mstar.server.inputs.media_inputs import MediaInputs
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import CLIENT_CLOSED_REQUEST, RequestContext
 from mstar.server.state import ServedModel, ServerState
+from mstar.server.stream_response import EventStreamResponse
 from mstar.server.unexpected_errors import report_exception
 from mstar.server.write_timeout import ClientStalled
 
@@ -114,56 +115,26 @@ class HttpExchange:
         self, chunks: AsyncGenerator[bytes], to_event: Callable[[ApiError], bytes] | None = None
     ) -> Response:
         """A server-sent events (SSE) response. An error in the middle becomes its last event, made by `to_event`."""
-        events = self._with_error_event(chunks, to_event or _error_event)
-        return StreamResponse(events, "text/event-stream", {"Cache-Control": "no-store"})
+        return EventStreamResponse(chunks, functools.partial(self._last_event, to_event or _error_event))
 
-    async def _with_error_event(
-        self, chunks: AsyncGenerator[bytes], to_event: Callable[[ApiError], bytes]
-    ) -> AsyncGenerator[bytes]:
-        try:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        except ApiError as error:
-            self.context.record_error(error)
-            yield to_event(error)
-        except asyncio.CancelledError:
-            error = self.state.shutdown.take_cancellation()
-            if error is None:
-                raise
-            self.context.record_error(error)
-            yield to_event(error)
-        except Exception as error:  # noqa: BLE001 - any other exception is reported
+    def _last_event(self, to_event: Callable[[ApiError], bytes], error: BaseException) -> bytes | None:
+        """Record an error in the middle of a stream, and make its event. None if the client has left."""
+        if isinstance(error, asyncio.CancelledError):
+            api_error = self.state.shutdown.take_cancellation()
+        elif isinstance(error, ApiError):
+            api_error = error
+        else:
+            assert isinstance(error, Exception), "no other exception becomes an event"
             api_error = report_exception(error, self.state, self.context)
-            self.context.record_error(api_error)
-            yield to_event(api_error)
+        if api_error is None:
+            return None
+        self.context.record_error(api_error)
+        return to_event(api_error)
 
     def close(self) -> None:
         """Cancel every request that was started and has not ended."""
         for stream in self._streams:
             stream.close()
-
-
-class StreamResponse(StreamingResponse):
-    """A response whose body is sent as it is produced."""
-
-    def __init__(self, chunks: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str]) -> None:
-        super().__init__(chunks, media_type=media_type, headers=headers)
-        self._chunks = chunks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
-        """Send the body. `cancel_on_disconnect` watches for a disconnect, so this does not.
-
-        If the client does not read, an event stream ends with an error event. It waits in the buffer of the connection.
-        """
-        async with aclosing(self._chunks):
-            try:
-                await self.stream_response(send)
-            except ClientStalled as error:
-                last = cast("bytes | None", await self._chunks.athrow(error))
-                if last is None:  # all chunks were produced before
-                    raise
-                await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 class HttpHandler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +21,8 @@ from mstar.config import HttpLimits
 from mstar.server.access.fast_reject import FastReject
 from mstar.server.access.load_shedding import Slot
 from mstar.server.errors import ApiError
+from mstar.server.response_transport import ResponseTransport
+from mstar.server.stream_response import FLOW_CONTROL
 from mstar.server.strict_h11 import StrictConnection
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, WriteTimer
 
@@ -58,16 +60,21 @@ class HttpProtocol(H11Protocol):
         self._fast_reject = fast_reject
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: WriteTimer | None = None
+        self._first_data = b""
+        self._first_slot: Slot | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the header timer, or reject the connection."""
+        """Start the header timer and handle the first bytes, or reject the connection."""
         super().connection_made(transport)
-        self.flow = CancellableFlowControl(transport)
+        self._responses = ResponseTransport(transport, self.loop)
+        self.flow = CancellableFlowControl(transport, self._responses)
+        self.app_state = self.app_state | {FLOW_CONTROL: self.flow}
         if len(self.connections) > self._max_connections:
             transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
             transport.close()
         else:
             self._start_header_timer()
+        self._begin()
 
     def _start_header_timer(self) -> None:
         self._cancel_header_timer()
@@ -78,15 +85,21 @@ class HttpProtocol(H11Protocol):
             self._header_timer.cancel()
             self._header_timer = None
 
-    def begin(self, data: bytes, slot: Slot | None) -> None:
-        """Handle the first bytes of a connection. The middleware gets the slot that their request has, if any."""
-        if slot is None:
-            self.data_received(data)
-            return
-        app_state, self.app_state = self.app_state, self.app_state | {"slot": slot}
-        self._receive(data, has_slot=True)
-        self.app_state = app_state
-        if not self.cycle:  # rejected, or not valid HTTP
+    def begin_with(self, data: bytes, slot: Slot | None) -> None:
+        """Handle these bytes first once the connection is made. Their request has this slot, if any."""
+        self._first_data, self._first_slot = data, slot
+
+    def _begin(self) -> None:
+        """Handle the first bytes of the connection. The middleware gets the slot of their request."""
+        data, slot = self._first_data, self._first_slot
+        self._first_data, self._first_slot = b"", None
+        if data and not self.transport.is_closing():
+            app_state = self.app_state
+            if slot is not None:
+                self.app_state = app_state | {"slot": slot}
+            self._receive(data, has_slot=slot is not None)
+            self.app_state = app_state
+        if slot is not None and not self.cycle:  # closed or rejected, or not valid HTTP
             slot.release()
 
     def data_received(self, data: bytes) -> None:
@@ -110,6 +123,7 @@ class HttpProtocol(H11Protocol):
         super().handle_events()
         if self.cycle and not self.cycle.response_complete:
             self._cancel_header_timer()
+            self.cycle.transport = cast("asyncio.Transport", self._responses)  # uses no other methods
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Stop the header timer and hand over to the WebSocket protocol."""
@@ -119,6 +133,7 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Start the header timer for the next request of the connection."""
         self._start_header_timer()
+        self._responses.end_response()
         super().on_response_complete()
 
     def pause_writing(self) -> None:

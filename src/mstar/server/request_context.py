@@ -33,8 +33,8 @@ class RequestContext:
     """What is known of a request before its body is read, and how the request ended."""
 
     __slots__ = (
-        *("code", "endpoint", "error_message", "error_type", "failure", "id", "memory", "slo", "slot", "status"),
-        "tenant",
+        *("bytes_in", "bytes_out", "code", "endpoint", "error_message", "error_type", "failure", "id"),
+        *("is_started", "memory", "slo", "slot", "status", "tenant"),
     )
 
     def __init__(self, request_id: str) -> None:
@@ -45,8 +45,12 @@ class RequestContext:
         self.slot: Slot | None = None
         """Its place in the limit of requests; None if it does not count."""
         self.slo = Slo()
+        self.bytes_in = self.bytes_out = 0
+        """Bytes of bodies and WebSocket messages so far."""
         self.endpoint = "none"
         """Path of the endpoint; the `endpoint` label of request metrics."""
+        self.is_started = False
+        """Whether the head of the response was sent."""
         self.status = CLIENT_CLOSED_REQUEST
         self.code = ""
         """Error code, empty unless the request failed."""

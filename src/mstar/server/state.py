@@ -225,11 +225,11 @@ class ServerState:
         ]
         return rejections[0] if rejections and all(rejections) else None
 
-    def record_request_end(self, record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
+    def record_request_end(self, record: RequestRecord) -> None:
         """Log and count a request that has ended."""
         context = record.context
         self.recent_requests.end(record)
-        log_request(record, bytes_in, bytes_out)
+        log_request(record)
         self.metrics.requests.labels(context.endpoint, str(context.status)).inc()
         if context.code:
             self.metrics.request_errors.labels(context.code).inc()

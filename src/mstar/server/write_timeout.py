@@ -15,6 +15,7 @@ from collections.abc import Callable
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from mstar.server.errors import ApiError
+from mstar.server.response_transport import ResponseTransport
 
 CHECKS_PER_TIMEOUT = 4
 """Checks for progress within one timeout."""
@@ -79,8 +80,10 @@ class WriteTimer:
 class CancellableFlowControl(FlowControl):
     """Flow control of a connection. `cancel` makes the response that waits for its client raise ClientStalled."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, responses: ResponseTransport) -> None:
         super().__init__(transport)
+        self.responses = responses
+        """Where the responses of the connection are written to."""
         self._error: ClientStalled | None = None
 
     def cancel(self, error: ClientStalled) -> None:

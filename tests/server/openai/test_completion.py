@@ -5,20 +5,28 @@ Toy models emit known values; SmolLM2 (slow) is compared with its reference impl
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from mstar import Component, Float32, Model, Tensor, Text, loop, op, walk
 from mstar.errors import MissingExtra
+from mstar.frontend.response_stream import Deliver, RequestEnded
 from mstar.models.smollm2.smollm2 import SmolLm2
 from mstar.nn.weights.sources import SMOLLM2_135M
 from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Logprobs, Message, Sampling, ScoredToken, ToolCall
+from mstar.server.errors import ApiError
+from mstar.server.openai.completion import ChatCompletion, Choice
+from mstar.server.state import ServedModel
+from mstar.wire.messages import RequestFinished, Value
 from tests.cli.test_serve import start_server, wait_ready
 from tests.models.transcripts import one_thread
 from tests.server.model_server import serve_models
@@ -133,6 +141,67 @@ def test_logprobs_of_each_token(openai):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "aé"
     assert not complete(openai, "a", logprobs=True).choices[0].logprobs.content[0].top_logprobs
     assert complete(openai, "a").choices[0].logprobs is None
+
+
+class ReadyStream:
+    """A stream of one request whose events have all arrived."""
+
+    def __init__(self, *events):
+        self._events = deque(events)
+
+    async def wait_ready(self):
+        return bool(self._events)
+
+    def poll(self):
+        return self._events.popleft() if self._events else None
+
+    def index_of(self, _):
+        return 0
+
+
+def pieces_of(model, *values, logprobs=None):
+    """What the events of a streamed completion are written as, one piece for each write."""
+    served = ServedModel.from_model('a "model"', model)
+    chat = ChatRequest((), Sampling(logprobs=logprobs))
+    choice = Choice(served, chat, audio_encoder=None, is_tool_call=False, max_tool_calls=None)
+    events = [Deliver("one", "Text", index, value, ()) for index, value in enumerate(values)]
+    end = RequestEnded("one", RequestFinished("one", "ok", {}, Value(Finish("stop", {"text": 1}))))
+    completion = ChatCompletion({"id": "1", "model": served.name}, ReadyStream(*events, end), [choice])
+
+    async def read():
+        await completion.wait_first()
+        chunks, pieces = completion.chunks(include_usage=False), []
+        while True:
+            try:
+                pieces.append(await anext(chunks))
+            except StopAsyncIteration:
+                return pieces, None
+            except ApiError as error:
+                return pieces, error
+
+    return asyncio.run(read())
+
+
+def test_events_that_are_ready_are_one_write():
+    texts = ["plain", 'a "quoted" \\ \n line', "\N{BLACK HEART SUIT}", '"content":""']
+    pieces, _ = pieces_of(PlainTextModel(), *texts)
+    assert len(pieces) == 2  # all that is ready, then the end of the stream
+    *events, done, empty = b"".join(pieces).split(b"\n\n")
+    assert (done, empty) == (b"data: [DONE]", b"")
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    expected = {"index": 0, "logprobs": None, "finish_reason": None}
+    assert [chunk["choices"] for chunk in chunks[1:-1]] == [[expected | {"delta": {"content": text}}] for text in texts]
+    heads = [chunk | {"choices": []} for chunk in chunks]
+    assert heads == [heads[0]] * len(heads)
+    for event, chunk in zip(events, chunks, strict=True):
+        assert event == b"data: " + msgspec.json.encode(chunk), "text is not encoded otherwise than the whole"
+
+
+def test_outputs_before_an_invalid_one_are_sent():
+    pieces, error = pieces_of(ScoringModel(), ScoredToken(97, Logprobs(0.0, ())), 98, logprobs=0)
+    assert error.code == "unsupported_parameter"
+    assert b'"content":"a"' in pieces[0]
+    assert len(pieces) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

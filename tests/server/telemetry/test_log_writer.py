@@ -24,6 +24,23 @@ def test_lines_are_written_in_order():
     assert stream.getvalue().splitlines() == [str(number) for number in range(1000)]
 
 
+def test_lines_that_follow_closely_share_a_write(monkeypatch):
+    monkeypatch.setattr(log_writer, "MIN_INTERVAL_S", 30.0)
+    writes = []
+    stream = io.StringIO()
+    stream.flush = lambda: writes.append(stream.getvalue())
+    writer = LogWriter(stream, describe)
+    writer.write("first")
+    while not writes:  # the first line does not wait
+        time.sleep(0.001)
+    for number in range(100):
+        writer.write(str(number))
+        time.sleep(0.0005)
+    assert writer.flush(5), "a flush does not wait for the interval"
+    writer.close()
+    assert len(writes) == 2
+
+
 @pytest.mark.parametrize("is_blocking", [True, False])
 def test_a_full_queue_drops_lines_and_says_so_later(is_blocking):
     reading, writing = os.pipe()

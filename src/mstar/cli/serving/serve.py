@@ -153,7 +153,7 @@ def _serve_config(
             state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
         )
         with _probes(state, server_config, progress):
-            asyncio.run(server.run(launcher, listening, server_config.drain_timeout_s, sighup_received))
+            server.run(launcher, listening, server_config.drain_timeout_s, sighup_received)
         progress.log_event("stopped")
 
 
@@ -247,7 +247,7 @@ class ModelServer:
         self._is_update_due = False
         """Whether SIGHUP arrived before the server was ready."""
 
-    async def run(
+    def run(
         self,
         launcher: Launcher | InProcessLauncher,
         listening: socket.socket,
@@ -255,6 +255,17 @@ class ModelServer:
         sighup_received: threading.Event,
     ) -> None:
         """Serve until SIGTERM or SIGINT. `sighup_received` is set if SIGHUP arrived before."""
+        from mstar.server import event_loop
+
+        event_loop.run(self._serve(launcher, listening, drain_s, sighup_received))
+
+    async def _serve(
+        self,
+        launcher: Launcher | InProcessLauncher,
+        listening: socket.socket,
+        drain_s: float,
+        sighup_received: threading.Event,
+    ) -> None:
         with self._handle_sighup(launcher):
             if sighup_received.is_set():
                 self._on_sighup(launcher)

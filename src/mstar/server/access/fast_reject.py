@@ -92,5 +92,6 @@ class FastReject:
         context.record_error(error)
         closes = "close" in headers.get("connection", "").lower()
         extra = {"Date": formatdate(usegmt=True), "X-Request-Id": context.id}
-        self._state.record_request_end(record, body_bytes, len(error.body))
+        context.bytes_in, context.bytes_out = body_bytes, len(error.body)
+        self._state.record_request_end(record)
         return RejectResponse(error.http_response(extra | {"Connection": "close"} if closes else extra), closes)

@@ -5,6 +5,7 @@ What happened inside the runtime is not stored here: `traces` queries the other 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -141,8 +142,8 @@ class RecentRequests:
         """Drop the oldest ended requests. A request in progress stays: its client can list and cancel it."""
         surplus = len(records) - MAX_REQUESTS
         if surplus > 0:
-            ended = [request_id for request_id, record in records.items() if record.ended_at is not None]
-            for request_id in ended[:surplus]:
+            ended = (request_id for request_id, record in records.items() if record.ended_at is not None)
+            for request_id in list(itertools.islice(ended, surplus)):
                 del records[request_id]
 
     def end(self, record: RequestRecord) -> None:

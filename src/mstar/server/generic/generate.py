@@ -19,10 +19,11 @@ from mstar.requests import ChatRequest
 from mstar.server import arrays
 from mstar.server.errors import ApiError
 from mstar.server.generic.request_parsing import FormText, parse_request
-from mstar.server.http_exchange import HttpExchange, StreamResponse, check_value_count, sse_event
+from mstar.server.http_exchange import HttpExchange, check_value_count, sse_event
 from mstar.server.inputs.msgpack_scan import check_msgpack_value_count
 from mstar.server.openai.schema import MAX_NAME_CHARS, GenerateBody
 from mstar.server.openai.schema_limits import check_grammar
+from mstar.server.stream_response import StreamResponse
 from mstar.wire import messages as m
 
 MSGPACK = "application/msgpack"

@@ -80,7 +80,7 @@ async def prepare_chat(exchange: HttpExchange, body: ChatBody) -> PreparedChat:
     max_tool_calls = 1 if body.parallel_tool_calls is False else None
     is_tool_call = bool(forced_tools(body))
     seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
-    requests = [replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds]
+    requests = [chat, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds[1:])]
     choices = [
         Choice(
             served,

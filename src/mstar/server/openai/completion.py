@@ -7,12 +7,13 @@ and `Choice` also serve `/v1/completions` and `/v1/responses`, which have other 
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,7 @@ from mstar.server.state import ServedModel
 
 _MIN_LOGPROB = -9999.0
 """Logprob reported for -inf, which JSON cannot express; the value OpenAI uses."""
+_encode_json = msgspec.json.Encoder().encode
 
 
 class Choice:
@@ -55,7 +57,7 @@ class Choice:
         tool_call_start = served.optional_method("tool_call_start") if chat.tools and not is_tool_call else None
         self._tool_calls_text = ToolCallsText(tool_call_start()) if tool_call_start is not None else None
         self._audio_encoder = audio_encoder
-        self._audio_id = f"audio_{secrets.token_hex(8)}"
+        self._audio_id = f"audio_{secrets.token_hex(8)}" if audio_encoder is not None else ""
         self._text = ""
         self._audio = bytearray()
 
@@ -77,7 +79,9 @@ class Choice:
 
     def pop_new_logprobs(self) -> list[dict[str, Any]]:
         """Logprob entries added since the last call."""
-        entries = (self.logprobs or [])[self._logprobs_sent :]
+        if not self.logprobs:
+            return []
+        entries = self.logprobs[self._logprobs_sent :]
         self._logprobs_sent += len(entries)
         return entries
 
@@ -183,6 +187,19 @@ def _parse_tool_call(text: str) -> ToolCall:
     return ToolCall(f"call_{secrets.token_hex(8)}", name, arguments)
 
 
+class Delta(NamedTuple):
+    """What one output adds to a choice."""
+
+    choice: int
+    """Index of the choice."""
+    content: dict[str, Any]
+    """Delta in the form of a chat chunk; empty if the client gets nothing for the output."""
+    logprobs: list[dict[str, Any]]
+    """Logprob entries of its tokens; empty unless the request set `logprobs`."""
+    is_end: bool = False
+    """Whether the choice is finished."""
+
+
 class CompletionReader:
     """Reads the outputs of the requests of one completion, one request per choice, as deltas."""
 
@@ -191,32 +208,47 @@ class CompletionReader:
         """By prompt, then by seed."""
         self._choices_per_prompt = choices_per_prompt
         self._stream = stream
-        self._deltas = self._read_deltas()
-        self._prefetched: list[tuple[int, dict[str, Any], bool]] = []
+        self._prefetched: list[Delta] = []
+        self._error: Exception | None = None
+        """Error of an output that arrived together with others, which are read first."""
 
     async def wait_first(self) -> None:
         """Wait for the first delta, so that an early error still sets the HTTP status."""
-        self._prefetched.append(await anext(self._deltas))
+        self._prefetched = await self.read_ready()
 
-    async def read(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
-        """Yield (choice index, delta, whether the choice is finished)."""
-        while self._prefetched:
-            yield self._prefetched.pop(0)
-        async for delta in self._deltas:
-            yield delta
+    async def read(self) -> AsyncGenerator[Delta]:
+        """Yield all deltas."""
+        while deltas := await self.read_ready():
+            for delta in deltas:
+                yield delta
 
-    async def _read_deltas(self) -> AsyncGenerator[tuple[int, dict[str, Any], bool]]:
-        async for event in self._stream:
-            index = self._stream.index_of(event)
-            choice = self.choices[index]
-            if isinstance(event, RequestEnded):
-                yield index, choice.finalize(_finish_from(event)), True
-                continue
-            if choice.detokenizer.is_stopped and event.kind == "Text":  # the model does not stop at stop strings itself
-                self._stream.cancel(event.rid)
-                yield index, {}, True
-                continue
-            yield index, choice.add_output(event), False
+    async def read_ready(self) -> list[Delta]:
+        """Deltas of all outputs that have arrived; waits for one if there is none. Empty at the end."""
+        deltas, self._prefetched = self._prefetched, []
+        if deltas:
+            return deltas
+        if self._error is not None:
+            raise self._error
+        while not deltas and await self._stream.wait_ready():
+            while (event := self._stream.poll()) is not None:
+                try:
+                    deltas.append(self._to_delta(event))
+                except Exception as error:
+                    if not deltas:
+                        raise
+                    self._error = error
+                    break
+        return deltas
+
+    def _to_delta(self, event: Deliver | RequestEnded) -> Delta:
+        index = self._stream.index_of(event)
+        choice = self.choices[index]
+        if isinstance(event, RequestEnded):
+            return Delta(index, choice.finalize(_finish_from(event)), choice.pop_new_logprobs(), is_end=True)
+        if choice.detokenizer.is_stopped and event.kind == "Text":  # the model does not stop at stop strings itself
+            self._stream.cancel(event.rid)
+            return Delta(index, {}, choice.pop_new_logprobs(), is_end=True)
+        return Delta(index, choice.add_output(event), choice.pop_new_logprobs())
 
     def usage(self) -> dict[str, Any] | None:
         """Token usage, or None if the model does not report it. A prompt counts once for all its choices."""
@@ -265,28 +297,43 @@ class ChatCompletion(CompletionReader):
         return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self.usage()}
 
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes]:
-        """Yield `chat.completion.chunk` events, then `[DONE]`."""
-        for index in range(len(self.choices)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for index, delta, is_end in self.read():
-            for chunk in self._delta_chunks(index, delta, is_end=is_end):
-                yield chunk
+        """Yield `chat.completion.chunk` events, those that are ready in one piece, then `[DONE]`."""
+        events = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self.choices))]
+        while deltas := await self.read_ready():
+            try:
+                for delta in deltas:
+                    self._append_chunks(events, delta)
+            except Exception:
+                yield b"".join(events)  # those before the error
+                raise
+            if events:
+                yield b"".join(events)
+                events = []
         if include_usage:
-            yield sse_event(
-                self._common_fields | {"object": "chat.completion.chunk", "choices": [], "usage": self.usage()}
-            )
-        yield b"data: [DONE]\n\n"
+            events.append(self._event([], {"usage": self.usage()}))
+        events.append(b"data: [DONE]\n\n")
+        yield b"".join(events)
 
-    def _delta_chunks(self, index: int, delta: dict[str, Any], *, is_end: bool) -> Iterator[bytes]:
-        choice = self.choices[index]
-        logprobs = choice.pop_new_logprobs()
-        if delta or logprobs:
-            yield self._chunk(index, delta or {"content": ""}, logprobs=logprobs)
+    def _append_chunks(self, events: list[bytes], delta: Delta) -> None:
+        index, content, logprobs, is_end = delta
+        if logprobs or (content and "content" not in content):
+            events.append(self._chunk(index, content or {"content": ""}, logprobs=logprobs))
+        elif content:
+            before, after = self._text_frames[index]
+            events += (before, _encode_json(content["content"]), after)
         if is_end:
+            choice = self.choices[index]
             if choice.finish_reason == "tool_calls":
                 calls = [{"index": number} | call for number, call in enumerate(choice.tool_calls)]
-                yield self._chunk(index, {"tool_calls": calls})
-            yield self._chunk(index, {}, finish_reason=choice.finish_reason)
+                events.append(self._chunk(index, {"tool_calls": calls}))
+            events.append(self._chunk(index, {}, finish_reason=choice.finish_reason))
+
+    @functools.cached_property
+    def _text_frames(self) -> list[tuple[bytes, bytes]]:
+        """What is before and after the text in a chunk with text only, by choice. The text alone differs by token."""
+        text = b'"content":'  # no string contains this: its quotes would be escaped
+        chunks = [self._chunk(index, {"content": ""}).partition(text + b'""') for index in range(len(self.choices))]
+        return [(before + text, after) for before, _, after in chunks]
 
     def _chunk(
         self,
@@ -302,7 +349,10 @@ class ChatCompletion(CompletionReader):
             "logprobs": _logprobs_field(logprobs or None),
             "finish_reason": finish_reason,
         }
-        return sse_event(self._common_fields | {"object": "chat.completion.chunk", "choices": [choice]})
+        return self._event([choice], {})
+
+    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        return sse_event(self._common_fields | {"object": "chat.completion.chunk", "choices": choices} | more)
 
 
 def _logprobs_field(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:

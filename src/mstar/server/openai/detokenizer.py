@@ -64,6 +64,8 @@ class IncrementalDetokenizer:
 
     def _release(self, text: str) -> str:
         """Text up to the first stop string, without a tail that can be the start of one."""
+        if not self._stop_strings:
+            return text
         if self.is_stopped:
             return ""
         text = self._pending_text + text

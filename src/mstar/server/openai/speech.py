@@ -21,9 +21,10 @@ from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
 from mstar.requests import Finish, SpeechRequest
 from mstar.server.errors import ApiError, missing_extra_error
-from mstar.server.http_exchange import HttpExchange, StreamResponse, sse_event
+from mstar.server.http_exchange import HttpExchange, sse_event
 from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.state import ServedModel
+from mstar.server.stream_response import StreamResponse
 
 MAX_INPUT_CHARS = 4096
 """Maximum characters of `input`, and of `instructions`."""

@@ -110,7 +110,7 @@ class TextCompletion(CompletionReader):
         async for _ in self.read():
             pass
         choices = [
-            self._choice(index, self._echoes[index] + choice.text, choice.finish_reason)
+            self._choice(index, self._echoes[index] + choice.text, choice.finish_reason, choice.logprobs or ())
             for index, choice in enumerate(self.choices)
         ]
         return self._common_fields | {"choices": choices, "usage": self.usage()}
@@ -120,8 +120,8 @@ class TextCompletion(CompletionReader):
         for index, echo in enumerate(self._echoes):
             if echo:
                 yield sse_event(self._common_fields | {"choices": [self._choice(index, echo, None)]})
-        async for index, delta, is_end in self.read():
-            choice = self._choice(index, delta.get("content", ""), None)
+        async for index, delta, logprobs, is_end in self.read():
+            choice = self._choice(index, delta.get("content", ""), None, logprobs)
             if choice["text"] or choice["logprobs"]:
                 yield sse_event(self._common_fields | {"choices": [choice]})
             if is_end:
@@ -131,9 +131,10 @@ class TextCompletion(CompletionReader):
             yield sse_event(self._common_fields | {"choices": [], "usage": self.usage()})
         yield b"data: [DONE]\n\n"
 
-    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """One choice, with the logprobs since the last call."""
-        entries = self.choices[index].pop_new_logprobs()
+    def _choice(
+        self, index: int, text: str, finish_reason: str | None, entries: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """One choice; `entries` are the logprobs of its tokens."""
         logprobs = self._logprobs[index].write(entries) if entries else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 

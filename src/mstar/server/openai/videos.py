@@ -27,12 +27,13 @@ from mstar.frontend.response_stream import Deliver
 from mstar.media.mp4 import Mp4Writer, require_mp4
 from mstar.requests import ImageInput, VideoRequest
 from mstar.server.errors import ApiError, missing_extra_error
-from mstar.server.http_exchange import HttpExchange, RequestContext, StreamResponse, json_response
+from mstar.server.http_exchange import HttpExchange, RequestContext, json_response
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.inputs.multipart import read_form
 from mstar.server.openai.schema import Name, Seed, StrictModel
 from mstar.server.robotics.ttl_store import TtlStore, tenant_name
 from mstar.server.state import ServedModel, ServerState
+from mstar.server.stream_response import StreamResponse
 from mstar.server.unexpected_errors import report_exception
 
 MAX_JOBS_PER_TENANT = 64

@@ -71,8 +71,7 @@ class ResponseBuilder:
         yield self._event("response.created", response=self.content)
         yield self._event("response.in_progress", response=self.content)
         (choice,) = reader.choices
-        async for _, delta, _ in reader.read():
-            logprobs = choice.pop_new_logprobs()
+        async for _, delta, logprobs, _ in reader.read():
             if delta or logprobs:
                 for event in self._add_text(delta.get("content", ""), logprobs):
                     yield event

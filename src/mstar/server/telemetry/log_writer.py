@@ -19,6 +19,8 @@ MAX_QUEUED_BYTES = 1 << 20
 """Maximum size of lines that wait to be written, in bytes."""
 MAX_WRITE_BYTES = 64 << 10
 """Maximum size of the lines in one write."""
+MIN_INTERVAL_S = 0.02
+"""Minimum seconds between two writes, unless the queue is flushed."""
 FLUSH_TIMEOUT_S = 1.0
 """Seconds to wait for the queued lines at the end."""
 
@@ -39,6 +41,7 @@ class LogWriter:
         self._is_writing = False
         self._is_closed = False
         self._changed = threading.Condition()
+        self._is_flushing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mstar-log", daemon=True)
         self._thread.start()
 
@@ -58,8 +61,11 @@ class LogWriter:
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until all queued lines are written. Returns whether they are."""
+        self._is_flushing.set()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
+            is_written = self._changed.wait_for(lambda: not self._lines and not self._is_writing, timeout_s)
+        self._is_flushing.clear()
+        return is_written
 
     def close(self) -> None:
         """Write the queued lines and stop. The thread is left behind if the stream is blocked."""
@@ -79,6 +85,8 @@ class LogWriter:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
+            # Every wake-up of this thread interrupts the event loop, so lines that follow closely share one.
+            self._is_flushing.wait(MIN_INTERVAL_S)
 
     def _take(self) -> bytes | None:
         """Wait for lines; returns some of them, or None after the end."""

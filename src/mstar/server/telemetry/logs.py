@@ -7,6 +7,7 @@ logged with its message: only its author knows what went wrong, and only the aut
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Send
 
     from mstar.server.admin.recent_requests import RequestRecord
+    from mstar.server.request_context import RequestContext
     from mstar.wire.failure import Failure
     from mstar.wire.messages import RequestFinished
 
@@ -46,30 +48,30 @@ QUIET_PATHS = frozenset({"/health", "/healthz", "/ready", "/metrics", "/studio"}
 
 
 class ByteCounter:
-    """Counts body and message bytes in both directions of an ASGI connection."""
+    """Counts body and message bytes in both directions of an ASGI connection, in the context of its request."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self.bytes_in = self.bytes_out = 0
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self._context = context
         self._receive = receive
         self._send = send
 
     async def receive(self) -> Message:
         """Receive and count a message."""
         message = await self._receive()
-        self.bytes_in += _size(message)
+        self._context.bytes_in += _size(message)
         return message
 
     async def send(self, message: Message) -> None:
         """Send and count a message."""
-        self.bytes_out += _size(message)
+        self._context.bytes_out += _size(message)
         await self._send(message)
 
 
 def _size(message: Message) -> int:
-    return sum(len(message.get(part) or "") for part in ("body", "bytes", "text"))
+    return len(message.get("body") or message.get("bytes") or message.get("text") or "")
 
 
-def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
+def log_request(record: RequestRecord) -> None:
     """Write the access log line of a request."""
     context = record.context
     fields: dict[str, Any] = {
@@ -80,8 +82,8 @@ def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
         "status": context.status,
         "code": context.code,
         "seconds": round(record.seconds, 6),
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
+        "bytes_in": context.bytes_in,
+        "bytes_out": context.bytes_out,
     }
     if record.rids:
         fields["rids"] = list(record.rids)
@@ -93,7 +95,9 @@ def log_request(record: RequestRecord, bytes_in: int, bytes_out: int) -> None:
         )
         fields["emissions"] = {kind: times.count for kind, times in record.deliveries.items()}
     level = logging.DEBUG if context.endpoint in QUIET_PATHS else logging.INFO
-    log.log(level, "request", extra={"fields": fields})
+    if log.isEnabledFor(level):
+        # Not `log.log`: it walks the stack to find its caller, which no line of ours shows.
+        log.handle(log.makeRecord(log.name, level, __file__, 0, "request", (), None, extra={"fields": fields}))
 
 
 def log_failure(end: RequestFinished, model: str, request_id: str = "") -> None:
@@ -291,12 +295,18 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one line."""
-        timestamp = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        timestamp = _time_of_day(int(record.created))
         values = _fields(record)
         frames = "".join(f"\n    {line}" for line in values.pop("traceback", "").splitlines())
         fields = " ".join(f"{name}={_format_value(value)}" for name, value in values.items() if value != "")
         head = f"{timestamp} {record.levelname.lower()} {self._process}{record.name}"
         return f"{head}: {record.getMessage()} {fields}".rstrip() + frames
+
+
+@functools.lru_cache(4)
+def _time_of_day(seconds: int) -> str:
+    """The local time of a Unix time. Many lines of a busy server have the same."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%H:%M:%S")
 
 
 def _formatter(log_format: str, process: str) -> logging.Formatter:
