@@ -107,12 +107,16 @@ class Engine:
 
         A chunked op is limited to about `time_limit_s` seconds. Raises DeviceFailed if no op can run any more.
         """
-        timer = self._start_timer(component) if op.chunked and component.device is not None else None
-        started_at = time.perf_counter()
         if component.threads is not None:
             use_threads(component.threads)
         if jobs and not op.chunked and (len(jobs) == 1 or op.is_uniform):
             return self._run_group(component, op, list(jobs))
+        return self._run_groups(component, op, jobs, time_limit_s)
+
+    def _run_groups(self, component: Component, op: Op, jobs: Sequence[Job], time_limit_s: float) -> list[Result]:
+        """Run calls in batches of those that can share one."""
+        timer = self._start_timer(component) if op.chunked and component.device is not None else None
+        started_at = time.perf_counter()
         results: list[Result] = [UNFINISHED] * len(jobs)
         groups: dict[Hashable, list[int]] = {}
         valid: list[Job] = []
