@@ -14,6 +14,7 @@ BENCHES: dict[str, Bench] = {
         "Seconds from an empty environment to the first spoken answer, by phase, and the word error rate of "
         "that answer.",
         "First spoken answer within 60 s, understood by another recognizer.",
+        "The first load compiles the kernels and captures three networks; later starts have them in a cache.",
     ),
     "first-hour": Bench(
         "Does the first hour of a new user go well?",
