@@ -14,7 +14,8 @@ BENCHES: dict[str, Bench] = {
         "Seconds from an empty environment to the first spoken answer, by phase, and the word error rate of "
         "that answer.",
         "First spoken answer within 60 s, understood by another recognizer.",
-        "The first load compiles the kernels and captures three networks; later starts have them in a cache.",
+        "Installing torch and the other packages takes about half of the time; the first load captures three networks, "
+        "which later starts have in a cache.",
     ),
     "first-hour": Bench(
         "Does the first hour of a new user go well?",
