@@ -318,6 +318,7 @@ BENCHES: dict[str, Bench] = {
         "bench.evidence:evidence",
         "Runs that count for each claim, their commit, how many met the target, and the verdict.",
         "Every other claim has five or more runs of one clean commit.",
+        "Five runs of every benchmark take many hours on a quiet machine; those without them are listed.",
         is_speed=False,
     ),
 }
