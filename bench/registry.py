@@ -14,7 +14,7 @@ BENCHES: dict[str, Bench] = {
         "Seconds from an empty environment to the first spoken answer, by phase, and the word error rate of "
         "that answer.",
         "First spoken answer within 60 s, understood by another recognizer.",
-        "Installing torch and the other packages takes about half of the time; the first load captures three networks, "
+        "Installing torch and the other packages takes up to half of the time; the first load captures the networks, "
         "which later starts have in a cache.",
     ),
     "first-hour": Bench(
