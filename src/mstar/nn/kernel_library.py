@@ -44,13 +44,13 @@ def find_compiler() -> str | None:
 
 
 def start_compiling() -> None:
-    """Compile the library in the background if the cache does not have it. Whoever needs it waits until it is there."""
+    """Compile the library in the background if the cache does not have it. A caller that needs it waits until it is there."""
     compiler = find_compiler()
     if compiler is None:
         return
 
     def run() -> None:
-        with suppress(OSError, RuntimeError, subprocess.CalledProcessError):  # whoever needs the library reports it
+        with suppress(OSError, RuntimeError, subprocess.CalledProcessError):  # `native` tries again and reports it
             path = cache_directory() / library_name(compiler)
             if not path.exists():
                 compile_library(compiler, path)
