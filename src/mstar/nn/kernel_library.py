@@ -44,7 +44,7 @@ def find_compiler() -> str | None:
 
 
 def start_compiling() -> None:
-    """Compile the library in the background if the cache does not have it. A caller that needs it waits until it is there."""
+    """Compile the library in the background if the cache does not have it. A caller that needs it waits for it."""
     compiler = find_compiler()
     if compiler is None:
         return
