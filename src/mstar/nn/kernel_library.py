@@ -33,7 +33,7 @@ _FLAGS = (
 _VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 """Use full-width vectors; by default g++ uses half the width."""
 _ELEMENTS = ("bf16", "float")
-"""Types of C++ for which the kernels are compiled."""
+"""C++ types of the tensor elements for which the kernels are compiled."""
 
 log = logging.getLogger("mstar.nn")
 
@@ -44,13 +44,13 @@ def find_compiler() -> str | None:
 
 
 def start_compiling() -> None:
-    """Compile the library in the background if the cache does not have it. Who needs it waits for the same file."""
+    """Compile the library in the background if the cache does not have it. A caller that needs it waits for it."""
     compiler = find_compiler()
     if compiler is None:
         return
 
     def run() -> None:
-        with suppress(OSError, RuntimeError, subprocess.CalledProcessError):  # reported to who needs the library
+        with suppress(OSError, RuntimeError, subprocess.CalledProcessError):  # `native` tries again and reports it
             path = cache_directory() / library_name(compiler)
             if not path.exists():
                 compile_library(compiler, path)
@@ -69,12 +69,12 @@ def library_name(compiler: str) -> str:
 
 
 def compile_library(compiler: str, path: Path) -> None:
-    """Compile the kernels, for both dtypes at once. Another process that compiles them is waited for."""
+    """Compile the kernels, for both dtypes in parallel. If another process compiles them, wait for its file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         if path.exists():
             return
-        log.info("compiling the native kernels for this CPU, once: about 6 s")
+        log.info("compiling the native kernels for this CPU, once: about 10 s")
 
         def run(*arguments: str | Path) -> None:
             command = [compiler, *_FLAGS, *_VECTOR_FLAGS, *arguments]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mstar.errors import LoadError, NotFinite
-from mstar.nn import native
+from mstar.nn import kernel_library, native
 from mstar.nn.compile.int8 import pack
 from mstar.nn.kv.paged_attention import extend_caches
 from mstar.nn.lm.causal_lm import CausalLM
@@ -192,7 +192,7 @@ def test_without_int8_instructions_the_sums_are_the_same(monkeypatch, tmp_path, 
     tiles, scales = pack(torch.randn(50, 130))
     x, bias = torch.randn(37, 130), torch.randn(50)
     right = native.linear_int8(x, tiles, scales, bias)
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, *flags))
+    monkeypatch.setattr(kernel_library, "_FLAGS", (*kernel_library._FLAGS, *flags))
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     for name in ("_library", "kernel"):
         monkeypatch.setattr(native, name, functools.cache(getattr(native, name).__wrapped__))

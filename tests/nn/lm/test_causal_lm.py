@@ -226,3 +226,17 @@ def test_without_transformers_it_says_what_to_install(checksum, monkeypatch):
     lm = CausalLM(load, eos_token_id=2, weights_checksum=checksum)
     with pytest.raises(LoadError, match=r"needs torch and transformers[\s\S]*fix: install torch"):
         lm.kv()
+
+
+def test_the_kernels_are_compiled_while_torch_is_imported(monkeypatch):
+    events = []
+
+    def import_torch(_):
+        events.append("import")
+        raise ImportError("torch")
+
+    monkeypatch.setattr("mstar.nn.lm.causal_lm.start_compiling", lambda: events.append("compile"))
+    monkeypatch.setattr(CausalLM, "_decoder_class", import_torch)
+    with pytest.raises(LoadError, match="needs torch"):
+        CausalLM(lambda: None, eos_token_id=0).prepare()
+    assert events == ["compile", "import"]

@@ -1,4 +1,5 @@
-"""Native fused CPU kernels for decoders, compiled from `kernels.cpp` at first use for the CPU of this machine.
+"""Native fused CPU kernels for decoders, compiled from `kernels.cpp` at first use for the CPU of this machine
+(`mstar.nn.kernel_library`).
 
 The functions take torch tensors in the memory layout of their docstrings. They check nothing, because they are the
 innermost calls of the engine. Without a C++ compiler, or without a directory for the compiled library, there are no
