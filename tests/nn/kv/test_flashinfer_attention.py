@@ -70,7 +70,7 @@ def test_a_decoder_writes_what_generate_writes(name, any_size, flashinfer):
     lm = make_component(name)
     assert isinstance(lm.decoder.store.backend, flashinfer.FlashInferAttention)
     assert ConcurrentRequests(lm, 2, token_budget=30).serve(requests, forks=3, evictions=0.1) == right
-    assert lm.decoder.steps.graphs
+    assert lm.decoder.steps.graphs.graphs
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -93,8 +93,8 @@ def test_a_captured_step_plans_before_it_replays(any_size):
     lm = make_component("gemma3")
     caches, tokens = start(lm, 3)
     step(lm, tokens, caches)
-    backend, graphs = lm.decoder.store.backend, lm.decoder.steps.graphs
-    (rows, pages), graph = next(iter(graphs.items()))
+    backend, graphs = lm.decoder.store.backend, lm.decoder.steps.graphs.graphs
+    (rows, pages, _), graph = next(iter(graphs.items()))
     wrappers = [one._wrapper for key, one in backend._graph_wrappers.items() if key[:2] == (rows, rows * pages)]
     assert len(wrappers) == len(backend._rules) == 2, "with and without a window"
     inputs = {memory_id(tensor) for tensor in graph.graph.inputs}

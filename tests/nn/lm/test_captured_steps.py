@@ -7,6 +7,7 @@ import torch
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.device_graphs import MAX_ROWS
+from mstar.nn.kv.backend_choice import BackendChoice
 from mstar.nn.kv.torch_attention import TorchAttention
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.pretend_gpu import count_traffic, memory_id, pretend_gpu
@@ -241,7 +242,7 @@ def test_a_kernel_for_long_requests_is_compiled_before_the_first_request():
 
     backend = Splitting()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mstar.nn.lm.decoder.choose_backend", lambda *_: backend)
+        patch.setattr("mstar.nn.lm.decoder.choose_backend", lambda *_: BackendChoice(backend))
         made = CausalLM(lambda: new_network("llama").to(pretend_gpu()), eos_token_id=2, pages=PAGES, page_size=4)
         made.name = "lm"
         made.prepare()
