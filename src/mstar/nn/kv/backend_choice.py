@@ -31,6 +31,10 @@ class BackendChoice:
     fallback: AttentionBackend | None = None
     """The next one, if the layers of the network turn out to need it. None if the operator named the backend."""
 
+    def describe(self) -> str:
+        """The backend in words, with the reason."""
+        return f"attention backend {self.backend.name}" + (f", because {self.reason}" if self.reason else "")
+
     def for_layers(self, needs: Collection[LayerNeeds]) -> BackendChoice:
         """The choice for a network with these layers. Raises LoadError if the operator chose another one."""
         problem = self.backend.unsupported(needs)

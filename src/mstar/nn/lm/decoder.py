@@ -6,7 +6,6 @@ Which requests share a batch, and when, is decided by the scheduler.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -18,7 +17,6 @@ from torch import Tensor
 from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
 from mstar.nn.compile.graph_cache import FlatNetwork
-from mstar.nn.device_memory import DeviceMemory, MemoryProfile
 from mstar.nn.kv.attention_backend import AttentionBackend, LayerNeeds
 from mstar.nn.kv.attention_probe import AttentionProbe
 from mstar.nn.kv.backend_choice import choose_backend
@@ -102,7 +100,8 @@ class Decoder:
                 choice = choice.for_layers(_layer_needs(self))
                 self.store.backend = choice.backend
             _check_batching(self, type(network).__name__)
-        self._backend_reason = choice.reason
+        self.attention_description = "" if self.device.type == "cpu" else choice.describe()
+        """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
         self.steps: CapturedSteps | None = None
         """Graphs of decode steps, if the device has graphs."""
         if has_pages:
@@ -130,11 +129,6 @@ class Decoder:
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             self.captures_steps = False  # the code of the library waits for the device
             return eager_forward(network), None
-
-    def describe_attention(self) -> str:
-        """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
-        reason = f", because {self._backend_reason}" if self._backend_reason else ""
-        return "" if self.device.type == "cpu" else f"attention backend {self.store.backend.name}{reason}"
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
@@ -378,7 +372,7 @@ def _check_modes(decoder: Decoder, family: str, *, is_int8: bool) -> None:
         raise LoadError(f"{problem}\n  fix: set int8=False, or remove `quantization` from the placement")
 
 
-def _temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool) -> KVStore:
+def temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool) -> KVStore:
     """A KV cache for trial runs."""
     recurrent, layers = decoder.store.states, len(decoder.store.keys)
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
@@ -388,8 +382,8 @@ def _temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool
 def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:
     """What the layers of a network need of an attention backend, from a run of one token."""
     probe = AttentionProbe()
-    cache = decoder._trial_cache(_temporary_store(decoder, probe, PagePool(16, 4)))
-    _run_tokens(decoder, cache, 1)
+    cache = decoder._trial_cache(temporary_store(decoder, probe, PagePool(16, 4)))
+    run_tokens(decoder, cache, 1)
     return probe.needs
 
 
@@ -397,7 +391,7 @@ def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:
 def _check_batching(decoder: Decoder, family: str) -> None:
     """Reject a network that chunked prefill or batching would change. The KV cache of the check is temporary."""
     backend = decoder.store.backend
-    store = _temporary_store(decoder, backend, PagePool(16, 4))
+    store = temporary_store(decoder, backend, PagePool(16, 4))
 
     def run(parts: Sequence[Tensor], caches: Sequence[PagedKV]) -> Sequence[Tensor]:
         counts = [len(part) for part in parts]
@@ -407,7 +401,7 @@ def _check_batching(decoder: Decoder, family: str) -> None:
 
     check_decoder(family, decoder._embed.weight, run, lambda: decoder._trial_cache(store))
     if backend is not TORCH_ATTENTION:
-        reference = _temporary_store(decoder, TORCH_ATTENTION, PagePool(16, 4))
+        reference = temporary_store(decoder, TORCH_ATTENTION, PagePool(16, 4))
         caches = decoder._trial_cache(store), decoder._trial_cache(reference)
         check_attention_backend(family, decoder._embed.weight, run, *caches)
 
@@ -421,14 +415,14 @@ def allocate_pages(decoder: Decoder, count: int, **graph_limits: int) -> None:
     if store.pool.count != count:
         store.pool = PagePool(count, store.pool.page_size)
     cache = decoder._trial_cache(store)
-    size = _run_tokens(decoder, cache, 1).shape[1]
+    size = run_tokens(decoder, cache, 1).shape[1]
     cache.free()
     if store.states is not None and not any(keys.numel() for keys in store.keys):
         store.window = 1  # without attention no position is needed again, so pages are released
-    decoder.steps = _new_steps(decoder, store, size, **graph_limits)
+    decoder.steps = new_steps(decoder, store, size, **graph_limits)
 
 
-def _new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) -> CapturedSteps | None:
+def new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) -> CapturedSteps | None:
     """Graphs of the decode steps with a KV cache, and logits of this size; None if there are none."""
     if decoder.device.type == "cpu" or not decoder.captures_steps or store.states is not None:
         return None
@@ -437,57 +431,8 @@ def _new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int)
     return CapturedSteps.create(store, decoder.embed, decoder._forward, size, **graph_limits)
 
 
-def request_pages(decoder: Decoder, memory: DeviceMemory, name: str, pages: int | None) -> None:
-    """Request pages for the decoder of a component, the number that its author fixed, or as many as fit.
-
-    The profile run has three equal chunks of a prompt, each as large as a batch can be and with the most sampled rows,
-    in a temporary KV cache. From the second to the third, the activations grow with the context. Graphs of decode steps
-    have memory of their own, which is measured by capturing some with the same cache.
-    """
-    page_size, tokens = decoder.store.pool.page_size, memory.max_batched_tokens
-    store = _temporary_store(decoder, decoder.store.backend, PagePool(-(-3 * tokens // page_size), page_size))
-    cache, rows = decoder._trial_cache(store), min(tokens, memory.max_batch_size)
-    size = _run_tokens(decoder, cache, tokens).shape[1]  # allocates the temporary cache
-    run_chunk = functools.partial(_run_tokens, decoder, cache, tokens, rows)
-    second, third = memory.measure_peak(run_chunk), memory.measure_peak(run_chunk)
-    growth = max(0, third - second) * page_size // tokens
-    cache.free()
-    limits = {"max_rows": memory.max_batch_size, "max_buffer_bytes": memory.graph_buffer_bytes}
-    graph_bytes, graph_growth = _measure_graphs(decoder, memory, store, size, **limits)
-    profile = MemoryProfile(
-        page_bytes=store.position_bytes * page_size,
-        page_size=page_size,
-        activation_bytes=max(second, third),
-        context_bytes=growth + graph_growth,
-        graph_bytes=graph_bytes,
-    )
-    memory.add(name, profile, pages, functools.partial(allocate_pages, decoder, **limits))
-
-
 @torch.inference_mode()
-def _measure_graphs(
-    decoder: Decoder, memory: DeviceMemory, store: KVStore, size: int, **limits: int
-) -> tuple[int, int]:
-    """Bytes of the graphs of decode steps, and by how much they grow with each page of the KV cache.
-
-    All graphs share memory for what they compute, so that of the largest counts, and all their buffers. It is measured
-    for two numbers of pages, because attention that gathers pages needs more for more of them.
-    """
-    sizes, rows = [], 1
-    for pages in (4, 8):
-        steps = _new_steps(decoder, store, size, **limits)
-        if steps is None:
-            return 0, 0
-        sizes.append(memory.measure_peak(functools.partial(steps.capture_largest, pages)))
-        steps.free()
-        rows = steps.max_rows
-        del steps  # its graphs keep their memory
-    growth = max(0, sizes[1] - sizes[0]) // 4
-    return sizes[0] - 4 * growth + memory.graph_buffer_bytes, -(-growth // rows)
-
-
-@torch.inference_mode()
-def _run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> Tensor:
+def run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> Tensor:
     """Append this number of tokens to a cache, and sample what follows the first rows of them. Returns logits."""
     batch = extend_caches(cache.store, [cache], [count])
     tokens, last = torch.zeros(count, dtype=torch.int64), torch.arange(max(1, rows))

@@ -73,6 +73,8 @@ class LibraryDecoder:
     """A transformers decoder with its own cache."""
 
     sizes_pages: ClassVar[bool] = False
+    attention_description: ClassVar[str] = ""
+    """Empty: the attention is that of transformers."""
 
     def __init__(
         self,
@@ -109,10 +111,6 @@ class LibraryDecoder:
 
         family, embedding = type(self._network).__name__, self._network.get_input_embeddings().weight
         check_decoder(family, embedding, run, lambda: self.new_cache(None), chunks=_CHECK_CHUNKS, fix=_CHECK_FIX)
-
-    def describe_attention(self) -> str:
-        """Empty: the attention is that of transformers."""
-        return ""
 
     def new_cache(self, vocabulary: Vocabulary | None) -> LibraryKV:
         """Create an empty cache."""
