@@ -29,7 +29,7 @@ from mstar.wire.frame import (
 )
 from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
-from mstar.wire.messages import AnyMessage, Credit, Heartbeat, Message, Peer, StillComputing
+from mstar.wire.messages import SIGNS_OF_LIFE, AnyMessage, Credit, Message, Peer
 from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
@@ -40,8 +40,6 @@ MIN_BYTES_PER_S = 16 * 1024 * 1024
 
 LAZY_DELAY_S = 0.02
 """Maximum seconds that a credit waits for other messages. A worker computes ahead of the client by far more."""
-_UNRELIABLE = (Heartbeat, StillComputing)
-"""Signs of life. A lost one is replaced by the next one."""
 
 log = logging.getLogger("mstar.wire")
 
@@ -142,7 +140,7 @@ class Channels:
             channel.is_reliable = True
         else:
             channel.flush_at = 0.0
-            if not isinstance(message, _UNRELIABLE):
+            if not isinstance(message, SIGNS_OF_LIFE):
                 channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
