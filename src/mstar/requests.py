@@ -206,6 +206,7 @@ class ToolCall:
     """A function call that the model emits. `arguments` is JSON."""
 
     id: str
+    """Empty in the result of a model: the server assigns it, so that a replayed request computes equal values."""
     name: str
     arguments: str
 

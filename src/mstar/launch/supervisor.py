@@ -252,8 +252,8 @@ class Supervisor:
 
     def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
-        if child is None or child.peer != sender:
-            return  # a front end
+        if child is None or child.peer != sender or child.stopping_since is not None:
+            return  # a front end, or a worker that was stopped while it started
         if self.is_starting and not child.is_up:
             self.start_events.put(f"{sender.name} is up")
         is_new = not child.is_up

@@ -26,6 +26,9 @@ from mstar.server.state import ServerState
 
 DRAIN_POLL_S = 0.05
 """Seconds between two checks for running requests during a drain."""
+KEEP_ALIVE_TIMEOUT_S = 75
+"""Seconds after which an idle connection is closed. Longer than clients and load balancers keep one (httpx 5 s, aiohttp
+15 s, nginx and AWS 60 s): a request that is sent while the server closes ends with a reset connection."""
 MAX_HEADER_BYTES = 64 << 10
 """Maximum size of a request line with headers."""
 MAX_UNSENT_BYTES = 32 << 10
@@ -68,6 +71,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,  # a client could forge its address
             server_header=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=1,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             ws_ping_timeout=None,  # a robot can stall for longer than a ping timeout
