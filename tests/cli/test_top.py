@@ -104,11 +104,11 @@ def test_the_cpu_cost_of_tokens_and_requests(capsys):
     watch._samples.append(sample(0.0, 50.0, 5.0, {"front": 1.0, "w0": 2.0}, {"w0": 1.0}))
     Console(width=120).print(watch.table())
     assert "CPU cost" not in capsys.readouterr().out
-    watch._samples.append(sample(10.0, 1050.0, 25.0, {"front": 1.05, "w0": 4.0}, {"w0": 2.5}))
+    watch._samples.append(sample(10.0, 1050.0, 25.0, {"front": 1.05, "w0": 42.0}, {"w0": 31.0}))
     Console(width=120).print(watch.table())
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["front", "frontend", "0.01", "–", "50", "µs", "2.5", "ms"] in rows
-    assert ["w0", "worker", "0.20", "75%", "2", "ms", "100", "ms"] in rows
+    assert ["w0", "worker", "4.00", "75%", "40", "ms", "2.00", "s"] in rows
 
 
 def test_a_long_batch_is_shown_with_its_op(capsys):

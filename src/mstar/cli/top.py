@@ -329,4 +329,6 @@ def _format_seconds(value: float | None) -> str:
 
 
 def _format_cpu_s(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1e6:.0f} µs" if value < 0.001 else f"{value * 1e3:.3g} ms"
+    if value is None or value >= 1:
+        return _format_seconds(value)
+    return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.0f} µs"
