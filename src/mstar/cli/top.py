@@ -173,7 +173,7 @@ class MetricsHistory:
         )
         head.append(f"  {running:.0f} running requests  last {seconds:.0f} s")
         tables = [_models_table(self), _down_workers_table(self), _long_batches_table(self)]
-        tables += [_processes_table(self), _ops_table(self)]
+        tables += [_processes_table(self), _cpu_costs_table(self), _ops_table(self)]
         return Group(head, "", *(table for table in tables if table.row_count))
 
 
@@ -281,6 +281,19 @@ def _processes_table(watch: MetricsHistory) -> Table:
     return table
 
 
+def _cpu_costs_table(history: MetricsHistory) -> Table:
+    """CPU time of each process for a generated token and for a request, as on the overview page of the studio."""
+    table = _table("CPU cost", 2, "process", "role", "cores", "in ops", "per token", "per request")
+    tokens, requests = (history.rates(name)[()] for name in ("mstar_generation_tokens_total", "mstar_responses_total"))
+    in_ops = history.rates("mstar_process_op_cpu_seconds_total", "process")
+    for (process, role), cores in sorted(history.rates("mstar_process_cpu_seconds_total", "process", "role").items()):
+        if requests or tokens:
+            share = f"{min(1.0, in_ops[process,] / cores):.0%}" if (process,) in in_ops and cores else "–"
+            costs = (_format_cpu_s(cores / count if count else None) for count in (tokens, requests))
+            table.add_row(process, role, f"{cores:.2f}", share, *costs)
+    return table
+
+
 def _devices_by_worker(watch: MetricsHistory) -> dict[str, str]:
     """Devices that each worker has loaded components on, without repetitions."""
     devices = defaultdict[str, set[str]](set)
@@ -313,3 +326,9 @@ def _format_seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _format_cpu_s(value: float | None) -> str:
+    if value is None or value >= 1:
+        return _format_seconds(value)
+    return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.0f} µs"

@@ -205,5 +205,8 @@ async def _query_stats(state: ServerState, peer: m.Peer) -> None:
         return  # starting or dead: its last statistics stay
     state.op_stats[name] = stats.ops
     state.deadline_stats[name] = stats.deadlines
-    usage = process_usage() if peer == state.bridge.frontend.peer else {}
-    state.metrics.processes.update(name, stats.counts | usage)
+    frontend = state.bridge.frontend
+    usage = process_usage() if peer == frontend.peer else {}
+    conductors = {conductor.name for conductor in frontend.conductors.values()}
+    role = "frontend" if peer == frontend.peer else "conductor" if name in conductors else "worker"
+    state.metrics.processes.update(name, stats.counts | usage, role)

@@ -6,6 +6,7 @@ They are sums over all clients and models and name none of them, as /metrics doe
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 
 from starlette.responses import Response
 
@@ -16,8 +17,10 @@ from mstar.server.telemetry.history import SAMPLE_INTERVAL_S
 
 
 async def overview(exchange: HttpExchange) -> Response:
-    """GET /v1/overview: one list of samples for each figure, oldest first."""
-    return json_response({"interval_s": SAMPLE_INTERVAL_S, "samples": exchange.state.history.columns()})
+    """GET /v1/overview: one list of samples for each figure, oldest first, and the CPU costs of the processes."""
+    history = exchange.state.history
+    costs = [asdict(one) for one in history.process_costs.costs()]
+    return json_response({"interval_s": SAMPLE_INTERVAL_S, "samples": history.columns(), "processes": costs})
 
 
 async def sample_history(state: ServerState) -> None:

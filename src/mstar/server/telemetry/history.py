@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mstar.server.telemetry.metrics import Metrics
+from mstar.server.telemetry.process_costs import ProcessCosts
 from mstar.wire.stats import DeadlineStats, OpTotals
 
 SAMPLE_INTERVAL_S = 10.0
@@ -70,6 +71,7 @@ class History:
         self._metrics = metrics
         self._op_stats = op_stats
         self._deadline_stats = deadline_stats
+        self.process_costs = ProcessCosts(metrics)
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._last: tuple[float, Totals] | None = None
@@ -77,6 +79,7 @@ class History:
     def sample(self, running: int) -> None:
         """Add the interval since the last call. The first call only begins one."""
         now, totals = self._clock(), self._totals()
+        self.process_costs.sample(now)
         if self._last is not None and now > self._last[0]:
             self._samples.append(self._compare(now - self._last[0], self._last[1], totals, running))
         self._last = (now, totals)
@@ -110,7 +113,7 @@ class History:
             sum(one.misses for one in deadlines),
             sum(one.batches for one in ops),
             sum(one.batched_calls for one in ops),
-            metrics.processes.total("cpu_ms") / 1000,
+            metrics.processes.total("cpu_us") / 1e6,
         )
 
     def _compare(self, seconds: float, before: Totals, after: Totals, running: int) -> Sample:
