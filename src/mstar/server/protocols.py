@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from contextlib import suppress
 from typing import Any, cast
 
 import h11
@@ -88,8 +89,9 @@ class HttpProtocol(H11Protocol):
         if len(self.connections) > self._max_connections + MAX_LINGERING:
             self.transport.close()
         else:
-            self.transport.write_eof()
             self._header_timer = self.loop.call_later(LINGER_TIMEOUT_S, self.transport.close)
+            with suppress(OSError):  # the client can be gone
+                self.transport.write_eof()
 
     def _start_header_timer(self) -> None:
         self._cancel_header_timer()
