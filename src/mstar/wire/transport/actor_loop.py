@@ -35,7 +35,8 @@ log = logging.getLogger("mstar.wire")
 class TickInterval:
     """Seconds between two ticks of an actor. From `min_s` on it ticks when the process is awake for something else.
 
-    With min_s=0.2 and max_s=0.24 an actor that gets a message every 0.21 s wakes up for its messages only.
+    With min_s=0.2 and max_s=0.24 an actor that gets a message every 0.21 s wakes up for its messages only. When an
+    actor is due, the actors whose last tick is half of `min_s` ago tick too: from then on they share their wake-ups.
     """
 
     min_s: float = TICK_INTERVAL_S
@@ -183,8 +184,9 @@ class ActorLoop:
 
     def _tick(self, now: float) -> None:
         """Tick the actors that can tick now."""
+        is_due = now >= self._next_tick
         for peer, ticker in list(self._tickers.items()):
-            if now >= ticker.early_at:
+            if now >= ticker.early_at - (ticker.interval.min_s / 2 if is_due else 0.0):
                 ticker.early_at, ticker.due_at = now + ticker.interval.min_s, now + ticker.interval.max_s
                 self._call_safely(peer, ticker.actor.tick, now)
         self._next_tick = min([ticker.due_at for ticker in self._tickers.values()], default=inf)
