@@ -154,6 +154,17 @@ def test_an_idle_actor_waits_for_its_next_tick(manual_loop):
     assert len(b.ticks) == 4
 
 
+def test_a_function_runs_after_all_messages_of_a_turn(manual_loop):
+    actor_loop, b, _ = manual_loop
+    handled = []
+    for rid in ("x", "y"):
+        actor_loop.send(A, B, Cancel(rid))
+    actor_loop.call_after_turn(lambda: handled.append(len(b.received)))
+    actor_loop._run_once()
+    actor_loop._run_once()
+    assert handled == [2]
+
+
 def test_idle_actors_share_their_wake_ups(manual_loop):
     actor_loop, b, clock = manual_loop
     clock.now += 0.1

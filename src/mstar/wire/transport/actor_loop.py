@@ -77,6 +77,7 @@ class ActorLoop:
         self._tickers: dict[Peer, _Ticker] = {}
         self._inbox: deque[IncomingMessage] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
+        self._after_turn: list[Callable[[], None]] = []
         self._next_tick = self._next_early_tick = 0.0  # the earliest ones of all actors
         self._is_stopping = False
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -116,6 +117,10 @@ class ActorLoop:
         self._callbacks.append(function)
         if not self._is_woken:  # reset before callbacks are taken, so that none is missed
             self._wake_up()
+
+    def call_after_turn(self, function: Callable[[], None]) -> None:
+        """Run a function at the end of this turn: it gets what all messages of the turn have caused."""
+        self._after_turn.append(function)
 
     def stop(self) -> None:
         """Stop after this turn. Unacknowledged messages can be lost. Thread-safe."""
@@ -181,6 +186,10 @@ class ActorLoop:
             self._tick(now)
         if self._channels:
             self._channels.flush(now)
+        if self._after_turn:
+            functions, self._after_turn = self._after_turn, []
+            for function in functions:
+                self._call_safely("a callback", function)
 
     def _tick(self, now: float) -> None:
         """Tick the actors that can tick now."""
