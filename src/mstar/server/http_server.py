@@ -11,6 +11,7 @@ import functools
 import logging
 import socket
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ DRAIN_POLL_S = 0.05
 KEEP_ALIVE_TIMEOUT_S = 75
 """Seconds after which an idle connection is closed. Longer than clients and load balancers keep one (httpx 5 s, aiohttp
 15 s, nginx and AWS 60 s): a request that is sent while the server closes ends with a reset connection."""
+LOOP_TICK_S = 1.0
+"""Seconds between two ticks of the event loop: they update the Date header and tell the probe server that it runs."""
 MAX_HEADER_BYTES = 64 << 10
 """Maximum size of a request line with headers."""
 MAX_UNSENT_BYTES = 32 << 10
@@ -83,6 +86,7 @@ class HttpServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until shutdown."""
@@ -111,10 +115,17 @@ class HttpServer(uvicorn.Server):
         self.servers = acceptors  # typed as servers of asyncio, but only closed
         self.started = True
 
-    async def on_tick(self, counter: int) -> bool:
-        """Record that the event loop runs. uvicorn calls this every 0.1 s."""
-        self._state.loop_ticked_at = time.monotonic()
-        return await super().on_tick(counter)
+    async def main_loop(self) -> None:
+        """Tick until `stop`. uvicorn's own loop wakes up 10 times per second to look at `should_exit`."""
+        while not await self.on_tick(0):
+            self._state.loop_ticked_at = time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), LOOP_TICK_S)
+
+    def stop(self) -> None:
+        """Stop serving. Running requests are cut off."""
+        self.should_exit = True
+        self._stopped.set()
 
     def _is_logged(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - logging filter signature
         """Whether to log a line of uvicorn: not for responses that a shutdown cuts, which the access log has."""
@@ -133,7 +144,7 @@ class HttpServer(uvicorn.Server):
         elif self._end_task is None:
             self._end_task = asyncio.create_task(self._end())
         else:
-            self.should_exit = True
+            self.stop()
 
     async def _drain(self) -> None:
         polls = round(self._drain_timeout_s / DRAIN_POLL_S)
@@ -146,4 +157,4 @@ class HttpServer(uvicorn.Server):
 
     async def _end(self) -> None:
         await self._state.end_requests()
-        self.should_exit = True
+        self.stop()

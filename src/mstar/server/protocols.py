@@ -189,10 +189,13 @@ class HttpProtocol(H11Protocol):
             self._write_timer.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers and the handler of the request."""
         self._cancel_header_timer()
         if self._write_timer is not None:
             self._write_timer.stop()
+        if self.cycle and not self.cycle.response_complete:
+            assert isinstance(self.flow, CancellableFlowControl), "set in connection_made"
+            self.flow.disconnect()
         super().connection_lost(exc)
 
 

@@ -84,7 +84,17 @@ class CancellableFlowControl(FlowControl):
         super().__init__(transport)
         self.responses = responses
         """Where the responses of the connection are written to."""
+        self.is_disconnected = False
+        """Whether the client has left before its response was complete."""
+        self.on_disconnect: Callable[[], object] | None = None
+        """Called when it leaves."""
         self._error: ClientStalled | None = None
+
+    def disconnect(self) -> None:
+        """The client has left before its response was complete."""
+        self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def cancel(self, error: ClientStalled) -> None:
         """Stop waiting. What the response sends from now on, an error event for example, is buffered."""

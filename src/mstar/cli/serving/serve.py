@@ -290,7 +290,7 @@ class ModelServer:
             frontend = await self._start(launcher)
         except BaseException as error:
             self._progress.close()
-            http_server.should_exit = True
+            http_server.stop()
             await serving
             if isinstance(error, LaunchError) and state.phase.name == "draining":
                 return  # SIGTERM interrupted the start

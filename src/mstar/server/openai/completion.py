@@ -296,7 +296,7 @@ class ChatCompletion(CompletionReader):
 
     async def collect(self) -> dict[str, Any]:
         """Wait for all choices and return the `chat.completion` object."""
-        async for _ in self.read():
+        while await self.read_ready():
             pass
         choices = [
             {

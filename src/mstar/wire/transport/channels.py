@@ -146,9 +146,11 @@ class Channels:
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
         """Read frames from the ready descriptors. Returns the messages that are deliverable now."""
-        arrivals = self._take_decoded()
-        for address, data in self._transport.receive(fds):
-            self._counters["received"] += 1
+        arrivals = self._take_decoded() if self._decoded else []
+        frames = self._transport.receive(fds)
+        if frames:
+            self._counters["received"] += len(frames)
+        for address, data in frames:
             try:
                 frame = self._signer.verify(data)
                 channel = self._channels_by_peers.get(frame.peers) or self._accept_channel(frame.peers)
@@ -199,8 +201,13 @@ class Channels:
         return self._due
 
     def _earliest_due(self) -> float:
-        due = min([channel.link.due for channel in self._channels.values()], default=inf)
-        return min([due, *(channel.flush_at for channel in self._unflushed)])
+        due = inf
+        for channel in self._channels.values():
+            if (link_due := channel.link.due) < due:
+                due = link_due
+        for channel in self._unflushed:
+            due = min(due, channel.flush_at)
+        return due
 
     def set_address(self, peer: Peer, address: str) -> None:
         """Record the address of a live peer."""
