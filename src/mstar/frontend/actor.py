@@ -82,6 +82,8 @@ class FrontendActor:
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer
         self._actor_loop = actor_loop
+        self.call_after_turn = actor_loop.call_after_turn
+        """For the thread of the actor loop: run a function after the messages that have arrived are handled."""
         self._core = FrontendCore(peer, conductors, short_digest)
         self._listeners: dict[str, Listener] = {}
         self._pending_queries: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
@@ -183,10 +185,6 @@ class FrontendActor:
         return future
 
     # ---------------------------------------------------------------- in the thread of the actor loop
-    def call_after_turn(self, function: Callable[[], None]) -> None:
-        """Run a function after the messages that have arrived are handled."""
-        self._actor_loop.call_after_turn(function)
-
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message from another process."""
         if isinstance(message, _REPLIES):
