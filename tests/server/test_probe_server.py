@@ -8,8 +8,8 @@ import pytest
 
 from mstar.errors import LoadError
 from mstar.server import probe_server
-from mstar.server.http_server import LOOP_TICK_S
 from mstar.server.access.api_keys import ApiKeys
+from mstar.server.http_server import LOOP_TICK_S
 from mstar.server.probe_server import serve_probes
 from mstar.server.state import WorkerProcessStatus
 from tests.server.toy_server import run_toy_server
