@@ -39,7 +39,7 @@ from mstar.server.shutdown import Shutdown
 from mstar.server.status import ModelReadiness, Phase, RolloutStatus, WorkerProcessStatus, model_readiness
 from mstar.server.telemetry.history import History
 from mstar.server.telemetry.logs import log_request
-from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics, labelled
+from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics, labeled
 from mstar.walk.model import Model, expand_union
 from mstar.wire import messages as m
 from mstar.wire.stats import DeadlineStats, OpTotals
@@ -231,10 +231,10 @@ class ServerState:
         context = record.context
         self.recent_requests.end(record)
         log_request(record)
-        labelled(self.metrics.requests, context.endpoint, str(context.status)).inc()
+        labeled(self.metrics.requests, context.endpoint, str(context.status)).inc()
         if context.code:
             self.metrics.request_errors.labels(context.code).inc()
-        labelled(self.metrics.request_duration, context.endpoint).observe(record.seconds)
+        labeled(self.metrics.request_duration, context.endpoint).observe(record.seconds)
 
     @functools.cached_property
     def _models_by_path(self) -> dict[str, list[ServedModel]]:

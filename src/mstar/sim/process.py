@@ -100,7 +100,7 @@ class SimProcess:
                 link = links.get(to)
                 if link is None:
                     link = links[to] = Link()
-                is_reliable = not all(isinstance(message, m.SIGNS_OF_LIFE) for message in messages)
+                is_reliable = not all(isinstance(message, m.LIVENESS_MESSAGES) for message in messages)
                 frame = link.send(simulation.now, messages) if is_reliable else link.send_unreliable(messages)
                 if frame is not None:
                     simulation.network.transmit(self, to, frame)

@@ -420,5 +420,5 @@ AnyMessage = (
     | LauncherMessage
 )
 """The closed set of messages that a frame can carry."""
-SIGNS_OF_LIFE = (Heartbeat, StillComputing)
+LIVENESS_MESSAGES = (Heartbeat, StillComputing)
 """Messages that can be lost, because the next one replaces them. A frame of them only is not acknowledged."""

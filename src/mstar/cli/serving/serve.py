@@ -115,8 +115,8 @@ def _serve_config(
     from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
     from mstar.media.decoder_pool import DecoderPool, MediaLimits
     from mstar.plan.planned_model import load_planned_models
+    from mstar.server import event_loop, http_server
     from mstar.server.access.host_check import HostCheck
-    from mstar.server.http_server import bind_socket
     from mstar.server.inputs.media_fetcher import AllowedHost, MediaFetcher
     from mstar.server.state import ServerState
     from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES
@@ -141,7 +141,7 @@ def _serve_config(
     if server_config.otlp_endpoint:
         _start_otlp_export(state, server_config.otlp_endpoint)
     address = (server_config.host, server_config.port)
-    with bind_socket(*address) as listening:
+    with http_server.bind_socket(*address) as listening:
         host, port = listening.getsockname()[:2]
         if is_loopback(server_config.host):
             state.host_check = HostCheck(server_config.host, port, server_config.allow_host)
@@ -153,7 +153,7 @@ def _serve_config(
             state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
         )
         with _probes(state, server_config, progress):
-            server.run(launcher, listening, server_config.drain_timeout_s, sighup_received)
+            event_loop.run(server.run(launcher, listening, server_config.drain_timeout_s, sighup_received))
         progress.log_event("stopped")
 
 
@@ -247,7 +247,7 @@ class ModelServer:
         self._is_update_due = False
         """Whether SIGHUP arrived before the server was ready."""
 
-    def run(
+    async def run(
         self,
         launcher: Launcher | InProcessLauncher,
         listening: socket.socket,
@@ -255,17 +255,6 @@ class ModelServer:
         sighup_received: threading.Event,
     ) -> None:
         """Serve until SIGTERM or SIGINT. `sighup_received` is set if SIGHUP arrived before."""
-        from mstar.server import event_loop
-
-        event_loop.run(self._serve(launcher, listening, drain_s, sighup_received))
-
-    async def _serve(
-        self,
-        launcher: Launcher | InProcessLauncher,
-        listening: socket.socket,
-        drain_s: float,
-        sighup_received: threading.Event,
-    ) -> None:
         with self._handle_sighup(launcher):
             if sighup_received.is_set():
                 self._on_sighup(launcher)

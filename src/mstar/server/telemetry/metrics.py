@@ -66,7 +66,7 @@ class CachedPage:
 
 
 @functools.lru_cache(4096)
-def labelled(metric: Any, *values: str) -> Any:
+def labeled(metric: Any, *values: str) -> Any:
     """The child of a metric with these label values. `labels` itself takes a lock and checks them at each call."""
     return metric.labels(*values)
 
@@ -196,10 +196,10 @@ class OutputMetrics:
 
     def __init__(self, metrics: Metrics, model: str, kind: str, started_at: float) -> None:
         self.last_at = started_at
-        self.count_output = labelled(metrics.emissions, model, kind).inc
-        self.observe_first = labelled(metrics.time_to_first_output, model, kind).observe
-        self.observe_interval = labelled(metrics.inter_output, model, kind).observe
-        self.count_tokens = labelled(metrics.generation_tokens, model).inc if kind == "Text" else None
+        self.count_output = labeled(metrics.emissions, model, kind).inc
+        self.observe_first = labeled(metrics.time_to_first_output, model, kind).observe
+        self.observe_interval = labeled(metrics.inter_output, model, kind).observe
+        self.count_tokens = labeled(metrics.generation_tokens, model).inc if kind == "Text" else None
         self.has_output = False
 
 
@@ -217,7 +217,7 @@ class ResponseMetrics:
         self._last_output: Deliver | None = None
         """Last emission that is neither text nor audio."""
         self._is_open = True
-        labelled(metrics.responses_in_progress, model).inc()
+        labeled(metrics.responses_in_progress, model).inc()
         if isinstance(request, TranscriptionRequest):
             metrics.transcription_audio_seconds.labels(model).inc(len(request.audio.samples) / request.audio.rate)
 
@@ -246,7 +246,7 @@ class ResponseMetrics:
         if isinstance(end, m.RequestRejected) or end.status != "ok":
             self.close(api_error_from(end).code)
             return
-        labelled(metrics.response_duration, model).observe(self._clock() - self._started_at)
+        labeled(metrics.response_duration, model).observe(self._clock() - self._started_at)
         if isinstance(result, Finish):
             for modality, count in result.prompt_tokens.items():
                 metrics.prompt_tokens.labels(model, modality).inc(count)
@@ -262,8 +262,8 @@ class ResponseMetrics:
         """Count the response as finished, once."""
         if self._is_open:
             self._is_open = False
-            labelled(self._metrics.responses_in_progress, self.model).dec()
-            labelled(self._metrics.responses, self.model, reason).inc()
+            labeled(self._metrics.responses_in_progress, self.model).dec()
+            labeled(self._metrics.responses, self.model, reason).inc()
 
     def _count_audio(self) -> None:
         playback, metrics, model = self._playback, self._metrics, self.model

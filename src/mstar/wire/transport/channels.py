@@ -29,7 +29,7 @@ from mstar.wire.frame import (
 )
 from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
-from mstar.wire.messages import SIGNS_OF_LIFE, AnyMessage, Credit, Message, Peer
+from mstar.wire.messages import LIVENESS_MESSAGES, AnyMessage, Credit, Message, Peer
 from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
@@ -140,7 +140,7 @@ class Channels:
             channel.is_reliable = True
         else:
             channel.flush_at = 0.0
-            if not isinstance(message, SIGNS_OF_LIFE):
+            if not isinstance(message, LIVENESS_MESSAGES):
                 channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
