@@ -1,4 +1,4 @@
-"""A chat model like `timestamps` whose words can be long: after the time come as many letters as the prompt asks for."""
+"""A chat model like `timestamps` whose words can be long: after the time come as many letters as the prompt says."""
 
 from __future__ import annotations
 
