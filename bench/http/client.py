@@ -106,7 +106,7 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def raise_file_limit(files: int) -> None:
-    """Let this process and those it starts open so many files; needs root above the hard limit."""
+    """Set the number of files that this process and its children can open; above the hard limit it needs root."""
     hard = max(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
