@@ -154,7 +154,9 @@ class HttpProtocol(StrictHttpProtocol):
         """Start the header timer if the next request has begun to arrive. Else the keep-alive timer runs."""
         self._responses.end_response()
         super().on_response_complete()
-        if not self.is_idle:
+        if self.is_idle:
+            self._cancel_header_timer()
+        else:
             self._update_header_timer()
 
     def timeout_keep_alive_handler(self) -> None:
