@@ -1,7 +1,8 @@
 """Twenty thousand idle streams in one front end: the memory of each, and the delay of the active streams beside them.
 
 Workload: a toy model whose op sleeps 100 ms and computes nothing (bench/models/timestamps.py): 50 active streams with
-ten words/s each, the reading speed of a chat, and 20,000 that wait in the queue with their connections open, or as many as the limit of open files allows.
+ten words/s each, the reading speed of a chat, and 20,000 that wait in the queue with their connections open, or as many
+as the limit of open files allows.
 """
 
 from __future__ import annotations
