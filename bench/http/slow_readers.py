@@ -1,7 +1,7 @@
 """Five thousand clients that read slowly: the delay of the streams beside them.
 
 Workload: a toy model whose op sleeps 100 ms and computes nothing (bench/models/long_words.py): 50 streams of ten
-words/s, the reading speed of a chat, whose clients read at once, and 5,000 with words of 4 kB whose clients have a
+words/s, the reading speed of a chat, whose clients read at once, and 5,000 with words of 20 kB whose clients have a
 receive buffer of 4 kB and read 2 kB of it every 30 s, as a phone on a bad connection does.
 """
 
@@ -15,11 +15,13 @@ from bench.claims import Claim, Row, print_table
 from bench.http.client import ask, model_file, percentile, raise_file_limit, serve
 
 SLOW, ACTIVE, WORDS, PERIOD_S = 5_000, 50, 200, 0.1
-SLOW_WORDS, SLOW_LETTERS = 1_000, 4_000
+SLOW_WORDS, SLOW_LETTERS = 1_000, 20_000
+MAX_UNDELIVERED = 4
+"""Outputs that a worker computes ahead of a client. Their words are long, so that buffers are full after few of them."""
 READ_BYTES, READ_INTERVAL_S = 2_000, 30.0
 CONNECT_BATCH = 100
 """How many clients connect at the same time."""
-FULL_S = 20.0
+FULL_S = 30.0
 """Seconds until the buffers of all slow readers are full."""
 MAX_EXTRA_MS = 5.0
 
@@ -74,6 +76,7 @@ def slow_readers() -> Claim:
     """The headline."""
     raise_file_limit()
     flags = ("--max-running-requests", str(SLOW + ACTIVE), "--max-queued-requests", str(SLOW))
+    flags += ("--max-undelivered-outputs", str(MAX_UNDELIVERED))
     with serve(model_file("long_words"), *flags) as (port, _):
         alone, beside, read = asyncio.run(_measure(port))
     print_table(
